@@ -1,0 +1,49 @@
+"""dgl-heta: meta-partitioning and Relation-Aggregation-First training for heterogeneous GNNs.
+
+The names below are loaded when first used, so that planning does not wait for torch, and
+nothing but the adapters needs dgl.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dgl_heta._version import __version__
+from dgl_heta.hookspecs import hookimpl
+
+_LAZY = {
+    "Relation": "dgl_heta.schema",
+    "Schema": "dgl_heta.schema",
+    "Plan": "dgl_heta.plan",
+    "make_plan": "dgl_heta.plan",
+    "GraphSource": "dgl_heta.graph",
+    "EdgeArrays": "dgl_heta.graph",
+    "Task": "dgl_heta.graph",
+    "Store": "dgl_heta.store",
+    "write_store": "dgl_heta.store",
+    "MetatreeBackend": "dgl_heta.partition",
+    "PartitionRequest": "dgl_heta.partition",
+    "partition_graph": "dgl_heta.dgl_partition",
+    "load_model": "dgl_heta.training.checkpoint",
+    "HetaError": "dgl_heta.errors",
+    "InputError": "dgl_heta.errors",
+}
+
+__all__ = ["__version__", "hookimpl", *_LAZY]
+
+if TYPE_CHECKING:
+    from dgl_heta.dgl_partition import partition_graph
+    from dgl_heta.errors import HetaError, InputError
+    from dgl_heta.graph import EdgeArrays, GraphSource, Task
+    from dgl_heta.partition import MetatreeBackend, PartitionRequest
+    from dgl_heta.plan import Plan, make_plan
+    from dgl_heta.schema import Relation, Schema
+    from dgl_heta.store import Store, write_store
+    from dgl_heta.training.checkpoint import load_model
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'dgl_heta' has no attribute '{name}'")
