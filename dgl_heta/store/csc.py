@@ -1,0 +1,214 @@
+"""Compressed sparse columns of one relation, built from edge chunks in bounded memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numba
+import numpy as np
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph import EdgeSource
+from dgl_heta.schema import Relation
+
+
+class CSC(NamedTuple):
+    """In-edges: sources of destination v are `indices[indptr[v]:indptr[v + 1]]`.
+
+    `indptr` is int64 of length num_dst + 1; `indices` is int32, or int64 where the source
+    type has 2^31 nodes or more. Edges of one destination keep the order of the input.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+
+
+def index_dtype(num_src: int) -> np.dtype:
+    return np.dtype(np.int32 if num_src < 2**31 else np.int64)
+
+
+def count_in_degrees(
+    relation: Relation, edges: EdgeSource, num_src: int, num_dst: int, chunk: int,
+    advance: Callable[[int], None],
+) -> np.ndarray:
+    """First pass: `indptr`, with every id checked. Memory: destination nodes and a chunk.
+
+    Raises
+    ------
+    InputError
+        An id out of range, or chunks with unequal numbers of sources and destinations.
+    """
+    indptr = np.zeros(num_dst + 1, dtype=np.int64)
+    seen = 0
+    for src, dst in edges.chunks(chunk):
+        _check_chunk(relation, src, dst)
+        bad = _count(src, dst, num_src, indptr)
+        if bad >= 0:
+            out_of_range = not 0 <= src[bad] < num_src
+            side, ntype, value, limit = (
+                ("source", relation.src, src[bad], num_src) if out_of_range
+                else ("destination", relation.dst, dst[bad], num_dst)
+            )
+            raise InputError(
+                f"relation '{relation}': edge {seen + bad} has {side} id {value}, but node "
+                f"type '{ntype}' has {limit} nodes (ids 0 … {limit - 1})"
+            )
+        seen += len(src)
+        advance(len(src))
+    if seen != edges.num_edges:
+        raise InputError(f"relation '{relation}': {edges.num_edges} edges announced, {seen} read")
+    if seen == 0:
+        raise InputError(f"relation '{relation}' has 0 edges; it must have at least 1 "
+                         "(leave an empty relation out of the graph)")
+    np.cumsum(indptr, out=indptr)
+    return indptr
+
+
+def sorted_indices(
+    edges: EdgeSource, indptr: np.ndarray, num_src: int, chunk: int, want_ids: bool,
+    scratch: Path, advance: Callable[[int], None],
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Second pass: `(indices, edge ids)` in CSC order, piece by piece.
+
+    Up to `chunk` edges are sorted in memory. More are first dealt to files, one per range of
+    destinations that holds about a chunk of edges; then each file is sorted by itself. Edge
+    ids are empty unless `want_ids`.
+    """
+    dtype = index_dtype(num_src)
+    if edges.num_edges <= chunk:
+        cursor = indptr[:-1].copy()
+        indices = np.empty(edges.num_edges, dtype)
+        ids = np.empty(edges.num_edges if want_ids else 0, np.int64)
+        done = 0
+        for src, dst in edges.chunks(chunk):
+            _scatter(src, dst, 0, cursor, indices, ids, done)
+            done += len(src)
+            advance(len(src))
+        yield indices, ids
+        return
+    bounds = _ranges(indptr, chunk)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="buckets-") as name:
+        record = np.dtype([("src", dtype), ("dst", np.int64)]
+                          + ([("id", np.int64)] if want_ids else []))
+        buckets = _Buckets(Path(name), len(bounds) - 1, record)
+        done = 0
+        for src, dst in edges.chunks(chunk):
+            rows = np.empty(len(src), record)
+            rows["src"], rows["dst"] = src, dst
+            if want_ids:
+                rows["id"] = np.arange(done, done + len(src))
+            buckets.deal(rows, np.searchsorted(bounds, dst, side="right") - 1)
+            done += len(src)
+            advance(len(src) // 2)
+        for bucket in range(len(bounds) - 1):
+            low, high = int(bounds[bucket]), int(bounds[bucket + 1])
+            base = int(indptr[low])
+            if high - low == 1:  # one destination, perhaps larger than a chunk: already in order
+                for rows in buckets.read(bucket, chunk):
+                    yield (np.ascontiguousarray(rows["src"]),
+                           np.ascontiguousarray(rows["id"]) if want_ids else rows["dst"][:0])
+                    advance(len(rows) - len(rows) // 2)
+                continue
+            cursor = indptr[low:high] - base
+            size = int(indptr[high]) - base
+            indices = np.empty(size, dtype)
+            ids = np.empty(size if want_ids else 0, np.int64)
+            for rows in buckets.read(bucket, chunk):
+                places = np.empty(0 if not want_ids else len(rows), np.int64)
+                if want_ids:
+                    places[:] = rows["id"]
+                _scatter_rows(np.ascontiguousarray(rows["src"]), np.ascontiguousarray(rows["dst"]),
+                              low, cursor, indices, ids, places)
+                advance(len(rows) - len(rows) // 2)
+            yield indices, ids
+
+
+def _ranges(indptr: np.ndarray, chunk: int) -> np.ndarray:
+    """Destination ranges of at most `chunk` edges each, a larger destination by itself."""
+    bounds = [0]
+    last = len(indptr) - 1
+    while bounds[-1] < last:
+        low = bounds[-1]
+        high = int(np.searchsorted(indptr, indptr[low] + chunk, side="right")) - 1
+        bounds.append(min(max(high, low + 1), last))
+    return np.asarray(bounds, dtype=np.int64)
+
+
+class _Buckets:
+    """Append-only files of edge records; opened for each append, so their number is free."""
+
+    def __init__(self, directory: Path, count: int, record: np.dtype) -> None:
+        self._paths = [directory / f"{i}.bin" for i in range(count)]
+        self._record = record
+
+    def deal(self, rows: np.ndarray, bucket: np.ndarray) -> None:
+        order = np.argsort(bucket, kind="stable")
+        rows = rows[order]
+        ends = np.cumsum(np.bincount(bucket, minlength=len(self._paths)))
+        start = 0
+        for path, end in zip(self._paths, ends):
+            if end > start:
+                with path.open("ab") as file:
+                    file.write(rows[start:end].tobytes())
+            start = int(end)
+
+    def read(self, bucket: int, chunk: int) -> Iterator[np.ndarray]:
+        path = self._paths[bucket]
+        if not path.exists():
+            return
+        with path.open("rb") as file:
+            while True:
+                data = file.read(chunk * self._record.itemsize)
+                if not data:
+                    break
+                yield np.frombuffer(data, self._record)
+        path.unlink()
+
+
+def _check_chunk(relation: Relation, src: np.ndarray, dst: np.ndarray) -> None:
+    if len(src) != len(dst):
+        raise InputError(
+            f"relation '{relation}': {len(src)} source ids but {len(dst)} destination ids; "
+            "both lists must have the same length"
+        )
+    for side, ids in (("source", src), ("destination", dst)):
+        if ids.dtype.kind not in "iu":
+            raise InputError(
+                f"relation '{relation}': {side} ids are {ids.dtype}; they must be integers"
+            )
+
+
+@numba.njit(nogil=True, cache=True)
+def _count(src, dst, num_src, counts):  # type: ignore[no-untyped-def]
+    """Add in-degrees to counts[1:]; the index of the first edge out of range, or -1."""
+    num_dst = len(counts) - 1
+    for i in range(len(dst)):
+        if src[i] < 0 or src[i] >= num_src or dst[i] < 0 or dst[i] >= num_dst:
+            return i
+        counts[dst[i] + 1] += 1
+    return -1
+
+
+@numba.njit(nogil=True, cache=True)
+def _scatter(src, dst, low, cursor, indices, ids, first):  # type: ignore[no-untyped-def]
+    keep = len(ids) > 0
+    for i in range(len(src)):
+        place = cursor[dst[i] - low]
+        cursor[dst[i] - low] = place + 1
+        indices[place] = src[i]
+        if keep:
+            ids[place] = first + i
+
+
+@numba.njit(nogil=True, cache=True)
+def _scatter_rows(src, dst, low, cursor, indices, ids, places):  # type: ignore[no-untyped-def]
+    keep = len(ids) > 0
+    for i in range(len(src)):
+        place = cursor[dst[i] - low]
+        cursor[dst[i] - low] = place + 1
+        indices[place] = src[i]
+        if keep:
+            ids[place] = places[i]

@@ -1,0 +1,128 @@
+"""Open a relation store: memory-mapped, instant, checked."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import numpy as np
+
+from dgl_heta.errors import InputError, listing
+from dgl_heta.schema import Relation, Schema
+from dgl_heta.store.csc import CSC
+from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
+
+
+class Store:
+    """A relation store that is open for reading.
+
+    Opening reads the manifest and compares the size of every file with it; arrays are
+    memory-mapped when asked for. :meth:`verify` compares the checksums too.
+
+    Parameters
+    ----------
+    directory : the directory that `write_store` made.
+
+    Raises
+    ------
+    InputError
+        Not a store, another format version, a file missing or of another size.
+    """
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self.manifest = Manifest.load(self.directory)
+        self.schema: Schema = self.manifest.schema()
+        self._relations = {entry.relation: entry for entry in self.manifest.relations}
+        for entry in self.manifest.entries():
+            self._check_size(entry)
+
+    @staticmethod
+    def is_store(directory: str | Path) -> bool:
+        """Whether `directory` looks like a relation store."""
+        return (Path(directory) / FILE_NAME).is_file()
+
+    def relation(self, relation: Relation) -> CSC:
+        """The CSC of a relation, memory-mapped."""
+        entry = self._entry(relation)
+        return CSC(self._open(entry.indptr), self._open(entry.indices))
+
+    def edge_ids(self, relation: Relation) -> np.ndarray:
+        """For each CSC position the edge's position in the source, int64."""
+        entry = self._entry(relation)
+        if entry.edge_ids is None:
+            raise InputError(f"store {self.directory} keeps no edge ids; write it with edge_ids")
+        return self._open(entry.edge_ids)
+
+    def array(self, ntype: str, name: str) -> np.ndarray:
+        """A node array, one row per node of the type, memory-mapped."""
+        self.schema.check_node_type(ntype)
+        arrays = self.manifest.arrays[ntype]
+        if name not in arrays:
+            raise InputError(f"node type '{ntype}' has no array '{name}'; it has: "
+                             f"{listing(arrays)}")
+        return self._open(arrays[name])
+
+    def has_array(self, ntype: str, name: str) -> bool:
+        return name in self.manifest.arrays.get(ntype, {})
+
+    def verify(self, ntypes: Iterable[str] | None = None,
+               relations: Iterable[Relation] | None = None,
+               progress: Callable[[str, float], None] | None = None) -> None:
+        """Compare the checksums of all files, or of those of some node types and relations.
+
+        Raises
+        ------
+        InputError
+            A file that differs from what was written, by name.
+        """
+        entries = self.manifest.entries(
+            None if ntypes is None else set(ntypes),
+            None if relations is None else set(relations))
+        total = max(sum(entry.bytes for entry in entries), 1)
+        done = 0
+        for entry in entries:
+            digest = hashlib.sha256()
+            with (self.directory / entry.file).open("rb") as file:
+                while data := file.read(2**22):
+                    digest.update(data)
+                    done += len(data)
+                    if progress:
+                        progress(entry.file, done / total)
+            if digest.hexdigest() != entry.sha256:
+                raise InputError(
+                    f"store file {self.directory / entry.file} was edited or damaged: its "
+                    "checksum does not agree with the manifest; write the store again"
+                )
+
+    def _entry(self, relation: Relation) -> RelationEntry:
+        if relation not in self._relations:
+            raise InputError(f"relation '{relation}' is not in store {self.directory}; relations: "
+                             f"{listing(self._relations)}")
+        return self._relations[relation]
+
+    def _check_size(self, entry: ArrayEntry) -> None:
+        path = self.directory / entry.file
+        try:
+            size = path.stat().st_size
+        except OSError:
+            raise InputError(f"store file {path} is missing; write the store again") from None
+        if size != entry.bytes:
+            raise InputError(
+                f"store file {path} has {size} bytes, but the manifest says {entry.bytes}: it was "
+                "truncated or edited; write the store again"
+            )
+
+    def _open(self, entry: ArrayEntry) -> np.ndarray:
+        path = self.directory / entry.file
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as error:
+            raise InputError(f"store file {path} is damaged: {error}") from None
+        if array.dtype.str != entry.dtype or array.shape != entry.shape:
+            raise InputError(
+                f"store file {path} holds {array.dtype.str}{list(array.shape)}, but the manifest "
+                f"says {entry.dtype}{list(entry.shape)}; write the store again"
+            )
+        return array
