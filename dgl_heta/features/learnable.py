@@ -1,0 +1,214 @@
+"""Learnable features of node types without static ones, with their sparse optimizer.
+
+A type that one worker uses is that worker's alone: nothing moves. For a type that several
+use there are two modes (Heta §4 keeps learnable features as part of a worker's parameters):
+
+- `exact`: every row has one owner; rows and gradients move, and training equals that of one
+  process.
+- `replica`: every user keeps a copy and trains it on its own gradients; nothing moves.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.errors import InputError
+from dgl_heta.features.sparse_adam import AdamSettings, RowTable
+from dgl_heta.raf.comm import Comm
+from dgl_heta.sampling import hash_key
+
+MODES = ("exact", "replica")
+_CHUNK = 2**16
+
+
+def initial_rows(seed: int, ntype: str, low: int, high: int, width: int,
+                 dtype: torch.dtype) -> Tensor:
+    """Initial values of rows `low … high - 1`, uniform with variance 1 / width.
+
+    A row's value depends on the seed, the type and the row alone, so any worker can make any
+    part of a table.
+    """
+    pieces = []
+    bound = (3.0 / width) ** 0.5
+    for chunk in range(low // _CHUNK, -(-high // _CHUNK)):
+        key = hash_key(seed, zlib.crc32(ntype.encode()), chunk)
+        generator = torch.Generator().manual_seed(key % 2**63)
+        rows = torch.empty((_CHUNK, width), dtype=torch.float64 if dtype == torch.float64
+                           else torch.float32).uniform_(-bound, bound, generator=generator)
+        start = chunk * _CHUNK
+        pieces.append(rows[max(low - start, 0):high - start].to(dtype))
+    return torch.cat(pieces) if pieces else torch.empty((0, width), dtype=dtype)
+
+
+class LearnableFeatures:
+    """The learnable features that this worker uses or owns.
+
+    Parameters
+    ----------
+    counts : node type → number of nodes, for every type with learnable features that any
+        worker uses, the same on all workers.
+    users : node type → ranks that use it.
+    width, dtype : of a row. Tables live in the CPU's memory.
+    world : all workers.
+    mode : `exact` or `replica`.
+    """
+
+    def __init__(self, counts: Mapping[str, int], users: Mapping[str, Sequence[int]], width: int,
+                 dtype: torch.dtype, world: Comm, mode: str = "exact",
+                 adam: AdamSettings | None = None, seed: int = 0) -> None:
+        if mode not in MODES:
+            raise InputError(f"learnable mode '{mode}' is unknown; known are {', '.join(MODES)}")
+        self._world, self._adam = world, adam or AdamSettings()
+        self._width, self._dtype, self.mode = width, dtype, mode
+        self.counts = dict(counts)
+        self.local: dict[str, RowTable] = {}
+        self._shared: dict[str, _Shared] = {}
+        for ntype, count in counts.items():
+            ranks = tuple(users[ntype])
+            if mode == "exact" and len(ranks) > 1:
+                self._shared[ntype] = _Shared(count, ranks)
+            elif world.rank in ranks:
+                self.local[ntype] = RowTable(
+                    initial_rows(seed, ntype, 0, count, width, dtype))
+        offset = 0
+        owned = []
+        for ntype, shared in self._shared.items():
+            shared.offset, shared.base = offset, sum(len(rows) for rows in owned)
+            offset += shared.count
+            low, high = shared.range_of(world.rank)
+            owned.append(initial_rows(seed, ntype, low, high, width, dtype))
+        self.owned = RowTable(torch.cat(owned)) if owned else None
+        self._leaves: dict[str, Tensor] = {}
+        self._route: _Route | None = None
+
+    def fetch(self, nodes: Mapping[str, np.ndarray], device: torch.device,
+              train: bool = True) -> dict[str, Tensor]:
+        """Rows of the nodes of learnable types; with `train`, leaves that collect gradients.
+
+        In `exact` mode every worker must call it in every step, also without such nodes.
+        """
+        rows = {}
+        for ntype, table in self.local.items():
+            if ntype in nodes:
+                rows[ntype] = table.value[torch.from_numpy(nodes[ntype])]
+        if self._shared:
+            route = self._plan_route(nodes)
+            assert self.owned is not None
+            answered = self._world.all_to_all_rows(
+                self.owned.value[route.asked], route.receive, route.send, "learnable")
+            found = torch.empty_like(answered)
+            found[route.order] = answered
+            start = 0
+            for ntype, size in route.sizes.items():
+                rows[ntype] = found[start:start + size]
+                start += size
+            self._route = route if train else None
+        self._nodes = nodes
+        leaves = {t: x.to(device).requires_grad_(train) for t, x in rows.items()}
+        self._leaves = leaves if train else {}
+        return leaves
+
+    def update(self) -> None:
+        """One optimizer step from the gradients of the rows fetched last.
+
+        Gradients are averaged over all workers, like those of dense parameters.
+        """
+        scale = 1.0 / self._world.size
+        for ntype, table in self.local.items():
+            leaf = self._leaves.get(ntype)
+            if leaf is not None and leaf.grad is not None:
+                table.update(torch.from_numpy(self._nodes[ntype]), leaf.grad.cpu() * scale,
+                             self._adam)
+            else:
+                table.update(torch.empty(0, dtype=torch.int64),
+                             torch.empty((0, self._width), dtype=self._dtype), self._adam)
+        if self._route is not None and self.owned is not None:
+            route = self._route
+            grads = [self._grad(ntype) for ntype in route.sizes]
+            flat = (torch.cat(grads) if grads
+                    else torch.empty((0, self._width), dtype=self._dtype))
+            arrived = self._world.all_to_all_rows(flat[route.order], route.send, route.receive,
+                                                  "learnable")
+            unique, places = torch.unique(route.asked, return_inverse=True)
+            total = torch.zeros((len(unique), self._width), dtype=self._dtype)
+            total.index_add_(0, places, arrived)
+            self.owned.update(unique, total * scale, self._adam)
+        self._leaves, self._route = {}, None
+
+    def _grad(self, ntype: str) -> Tensor:
+        leaf = self._leaves[ntype]
+        return leaf.grad.cpu() if leaf.grad is not None else torch.zeros(leaf.shape,
+                                                                         dtype=leaf.dtype)
+
+    def _plan_route(self, nodes: Mapping[str, np.ndarray]) -> _Route:
+        """Ask the owners for rows: who gets which ids, and which of ours are asked for."""
+        world = self._world
+        owners, ids, sizes = [], [], {}
+        for ntype, shared in self._shared.items():
+            if ntype in nodes:
+                owners.append(shared.owner(nodes[ntype]))
+                ids.append(nodes[ntype] + shared.offset)
+                sizes[ntype] = len(nodes[ntype])
+        owner = np.concatenate(owners) if owners else np.empty(0, np.int64)
+        wanted = np.concatenate(ids) if ids else np.empty(0, np.int64)
+        order = np.argsort(owner, kind="stable")
+        send = np.bincount(owner, minlength=world.size).tolist()
+        ones = [1] * world.size
+        receive = world.all_to_all_rows(torch.tensor(send), ones, ones, "learnable").tolist()
+        asked = world.all_to_all_rows(torch.from_numpy(wanted[order]), send, receive,
+                                      "learnable").numpy()
+        places = np.empty(len(asked), np.int64)
+        for shared in self._shared.values():
+            mine = (asked >= shared.offset) & (asked < shared.offset + shared.count)
+            low, _ = shared.range_of(world.rank)
+            places[mine] = asked[mine] - shared.offset - low + shared.base
+        return _Route(torch.from_numpy(order), send, receive, torch.from_numpy(places), sizes)
+
+    def shards(self) -> dict[str, tuple[int, RowTable | Tensor]]:
+        """What this worker holds of each type: `(first row, values)`."""
+        held: dict[str, tuple[int, RowTable | Tensor]] = {
+            t: (0, table.value) for t, table in self.local.items()}
+        for ntype, shared in self._shared.items():
+            low, high = shared.range_of(self._world.rank)
+            if high > low and self.owned is not None:
+                held[ntype] = (low, self.owned.value[shared.base:shared.base + high - low])
+        return held
+
+    def tables(self) -> dict[str, RowTable]:
+        """The tables with optimizer state, by a name that is stable for a checkpoint."""
+        named = {f"local.{t}": table for t, table in self.local.items()}
+        return {**named, "owned": self.owned} if self.owned is not None else named
+
+    @property
+    def bytes(self) -> int:
+        return sum(3 * table.value.nbytes for table in self.tables().values())
+
+
+class _Shared:
+    """A type whose rows are spread over its users in even contiguous ranges."""
+
+    def __init__(self, count: int, ranks: tuple[int, ...]) -> None:
+        self.count, self._ranks = count, np.asarray(ranks)
+        self._bounds = np.asarray([count * i // len(ranks) for i in range(len(ranks) + 1)])
+        self.offset = self.base = 0
+
+    def owner(self, ids: np.ndarray) -> np.ndarray:
+        return self._ranks[np.searchsorted(self._bounds, ids, side="right") - 1]
+
+    def range_of(self, rank: int) -> tuple[int, int]:
+        found = np.flatnonzero(self._ranks == rank)
+        if not len(found):
+            return 0, 0
+        return int(self._bounds[found[0]]), int(self._bounds[found[0] + 1])
+
+
+class _Route:
+    def __init__(self, order: Tensor, send: list[int], receive: list[int], asked: Tensor,
+                 sizes: dict[str, int]) -> None:
+        self.order, self.send, self.receive = order, send, receive
+        self.asked, self.sizes = asked, sizes

@@ -1,0 +1,1 @@
+"""Relation-Aggregation-First execution (Heta §4): collectives, exchange, module wrappers."""

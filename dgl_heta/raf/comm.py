@@ -1,0 +1,142 @@
+"""Collectives over torch.distributed: counted in bytes, limited in time, clear when they fail."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dgl_heta.errors import HetaError
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class PeerLostError(HetaError):
+    """A collective failed because another worker is gone or did not answer in time."""
+
+
+class Traffic:
+    """Bytes that this worker has sent, by cause, and the seconds that it waited.
+
+    Counted are payloads as the algorithms send them: 2 (n - 1) / n of the tensor for an
+    all-reduce (ring), and what goes to other workers for an all-to-all.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: Counter[str] = Counter()
+        self.seconds = 0.0
+
+    def reset(self) -> None:
+        self.bytes.clear()
+        self.seconds = 0.0
+
+
+class Comm:
+    """One process group of workers.
+
+    A worker by itself (`size` 1) sends nothing, and needs no process group.
+    """
+
+    def __init__(self, traffic: Traffic, ranks: Sequence[int] | None = None,
+                 group: dist.ProcessGroup | None = None) -> None:
+        self.traffic = traffic
+        self.ranks = tuple(ranks) if ranks is not None else (0,)
+        self.group = group
+        self.size = len(self.ranks)
+        self.rank = self.ranks.index(dist.get_rank()) if dist.is_initialized() else 0
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
+        """Reduce over all workers; returns a new tensor."""
+        if self.size == 1:
+            return tensor
+        tensor = tensor.contiguous().clone()
+        with self._watched(cause, 2 * tensor.nbytes * (self.size - 1) // self.size):
+            dist.all_reduce(tensor, _OPS[op], group=self.group)
+        return tensor
+
+    def reduce_scatter_rows(self, rows: Tensor, bounds: Sequence[int], cause: str) -> Tensor:
+        """Sum `rows` over all workers; worker i gets rows bounds[i] … bounds[i + 1] - 1."""
+        if self.size == 1:
+            return rows
+        sizes = [high - low for low, high in itertools.pairwise(bounds)]
+        mine = sizes[self.rank]
+        received = self.all_to_all_rows(rows.contiguous(), sizes, [mine] * self.size, cause)
+        return received.view(self.size, mine, *rows.shape[1:]).sum(0)
+
+    def all_gather_rows(self, rows: Tensor, bounds: Sequence[int], cause: str) -> Tensor:
+        """Concatenate the workers' rows; worker i gives rows bounds[i] … bounds[i + 1] - 1."""
+        if self.size == 1:
+            return rows
+        sizes = [high - low for low, high in itertools.pairwise(bounds)]
+        copies = rows.repeat(self.size, *([1] * (rows.dim() - 1)))
+        return self.all_to_all_rows(copies, [len(rows)] * self.size, sizes, cause)
+
+    def all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
+                        cause: str) -> Tensor:
+        """Send `send[i]` rows to worker i, in order; returns the `receive[i]` rows from each."""
+        if self.size == 1:
+            return rows
+        rows = rows.contiguous()
+        out = rows.new_empty((sum(receive), *rows.shape[1:]))
+        width = rows.element_size() * (rows[:1].numel() if len(rows) else 0)
+        with self._watched(cause, (sum(send) - send[self.rank]) * width):
+            dist.all_to_all_single(out, rows, list(receive), list(send), group=self.group)
+        return out
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        self.all_reduce(torch.zeros(1, device=self.device()), cause="control")
+
+    def device(self) -> torch.device:
+        """The device that this group's collectives work on."""
+        if self.size > 1 and dist.get_backend(self.group) == "nccl":
+            return torch.device("cuda", torch.cuda.current_device())
+        return torch.device("cpu")
+
+    @contextmanager
+    def _watched(self, cause: str, size: int) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerLostError(
+                f"worker {dist.get_rank()} lost another worker of {list(self.ranks)} while "
+                f"exchanging {cause}: {error}"
+            ) from error
+        self.traffic.seconds += time.perf_counter() - start
+        self.traffic.bytes[cause] += size
+
+
+def init_workers(backend: str, timeout_s: float) -> None:
+    """Join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+        return
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    except (RuntimeError, ValueError) as error:
+        raise PeerLostError(f"worker {os.environ.get('RANK')} could not join the others: "
+                            f"{error}") from error
+
+
+def make_comms(groups: Sequence[Sequence[int]], traffic: Traffic) -> tuple[Comm, Comm]:
+    """`(all workers, this worker's model-parallel group)`; every worker must call it alike."""
+    if not dist.is_initialized():
+        return Comm(traffic), Comm(traffic)
+    world = Comm(traffic, range(dist.get_world_size()))
+    if len(groups) == 1:
+        return world, world
+    mine = None
+    for ranks in groups:
+        group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        if dist.get_rank() in ranks:
+            mine = Comm(traffic, ranks, group)
+    assert mine is not None
+    return world, mine

@@ -1,0 +1,193 @@
+"""Module wrappers: how a single-process model runs on several workers.
+
+`raf` exchanges partial aggregations inside a model-parallel group; `ddp` is plain data
+parallelism for comparison, where every worker holds the whole graph. Both average the
+gradients of dense parameters over all workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from dgl_heta.block import MiniBatch
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.nn.cross import CrossRelation
+from dgl_heta.plan import Plan, make_plan
+from dgl_heta.raf.comm import Comm
+
+
+class WrappedModule(Protocol):
+    """A model as the training loop sees it."""
+
+    module: nn.Module
+
+    def __call__(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Logits of the trainer's own seeds per target type."""
+
+    def synchronize_gradients(self) -> None:
+        """Called after backward and before the optimizer's step."""
+
+    def end_epoch(self, epoch: int) -> None:
+        """Called after the last step of an epoch (model averaging, for one)."""
+
+
+class ModuleWrapper(Protocol):
+    """A provider of hook `dgl_heta_module_wrappers`."""
+
+    name: str
+
+    def plan(self, plan: Plan) -> Plan:
+        """The plan that the workers follow, given the partition backend's."""
+
+    def wrap(self, module: nn.Module, world: Comm, group: Comm) -> WrappedModule:
+        """Wrap a model; `group` is this worker's model-parallel group."""
+
+
+class GroupExchange:
+    """Completes the seeds' rows over a model-parallel group (Heta Algorithm 1, lines 6-8).
+
+    Where all rows are wanted everywhere: all-reduce, in both directions. At the last layer a
+    worker wants its own rows: reduce-scatter forward, all-gather backward.
+    """
+
+    def __init__(self, group: Comm) -> None:
+        self._group = group
+        self.done: set[tuple[int, str]] = set()
+        self.bounds: dict[str, list[int]] = {}
+        self.token = torch.zeros(1)
+
+    def begin(self, batch: MiniBatch) -> None:
+        """Forget the last forward pass; learn whose seeds are whose."""
+        self.done.clear()
+        self.token = torch.zeros(1, requires_grad=torch.is_grad_enabled())
+        self.bounds = {t: split(len(ids), self._group.size) for t, ids in batch.seeds.items()}
+
+    def reduce(self, rows: Tensor, op: str, own: tuple[int, int] | None, layer: int,
+               ntype: str) -> Tensor:
+        self.done.add((layer, ntype))
+        if own is None:
+            return self._group.all_reduce(rows, op)
+        return self._group.reduce_scatter_rows(rows, self.bounds[ntype], "partials")
+
+    def adjoint(self, grad: Tensor, own: tuple[int, int] | None, rows: int) -> Tensor:
+        if own is None:
+            return self._group.all_reduce(grad)
+        return self._group.all_gather_rows(grad, split(rows, self._group.size), "partials")
+
+
+def split(total: int, workers: int) -> list[int]:
+    """Bounds of the workers' contiguous shares of `total` seeds, sizes differing by one."""
+    return [total * i // workers for i in range(workers + 1)]
+
+
+class RafModule(nn.Module):
+    """A model whose cross-relation reductions run over a model-parallel group."""
+
+    def __init__(self, module: nn.Module, world: Comm, group: Comm) -> None:
+        super().__init__()
+        self.module = module
+        self._world = world
+        self._exchange = GroupExchange(group)
+        found = [m for m in module.modules() if isinstance(m, CrossRelation)]
+        if not found and group.size > 1:
+            raise InputError(
+                f"{type(module).__name__} cannot run under RAF: it has no CrossRelation module, "
+                "so there is no cross-relation aggregation to reduce over the workers"
+            )
+        for reducer in found:
+            reducer.exchange = self._exchange
+
+    def forward(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        exchange = self._exchange
+        exchange.begin(batch)
+        outputs = self.module(batch, inputs)
+        expected = {(block.layer, t) for block in batch.blocks
+                    for t, rows in block.seed_rows.items() if rows}
+        if missing := expected - exchange.done:
+            layer, ntype = min(missing)
+            raise HetaError(
+                f"the aggregation of '{ntype}' at layer {layer} was not reduced over the workers: "
+                f"{type(self.module).__name__} does not use CrossRelation there, so its result "
+                "would be wrong"
+            )
+        for ntype, own in batch.own_seeds.items():
+            if len(outputs[ntype]) != len(own):
+                raise HetaError(
+                    f"the model returned {len(outputs[ntype])} rows for its {len(own)} seeds of "
+                    f"'{ntype}'; use Block.wanted or Block.destination for the last layer's rows"
+                )
+        return {t: _Anchor.apply(out, exchange.token) for t, out in outputs.items()}
+
+    def synchronize_gradients(self) -> None:
+        average_gradients(self.module.parameters(), self._world)
+
+    def end_epoch(self, epoch: int) -> None:
+        pass
+
+
+class _Anchor(torch.autograd.Function):
+    """Identity that makes the output depend on every exchange, whatever the model did."""
+
+    @staticmethod
+    def forward(ctx, out: Tensor, token: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
+        ctx.save_for_backward(token)
+        return out.view_as(out)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def, override]
+        return grad, torch.zeros_like(ctx.saved_tensors[0])
+
+
+def average_gradients(parameters: Sequence[nn.Parameter] | object, world: Comm) -> None:
+    """Average gradients over all workers in one all-reduce.
+
+    A parameter that no worker used keeps no gradient, as in a single process.
+    """
+    params = [p for p in parameters if p.requires_grad]  # type: ignore[attr-defined]
+    if world.size == 1 or not params:
+        return
+    used = torch.tensor([p.grad is not None for p in params], dtype=params[0].dtype,
+                        device=params[0].device)
+    flat = torch.cat([p.grad.reshape(-1) if p.grad is not None else p.new_zeros(p.numel())
+                      for p in params] + [used])
+    flat = world.all_reduce(flat, cause="gradients") / world.size
+    offset = 0
+    for p, count in zip(params, flat[-len(params):].tolist()):
+        grad = flat[offset:offset + p.numel()].view_as(p)
+        offset += p.numel()
+        p.grad = grad.clone() if count > 0 else None
+
+
+class Raf:
+    """The `raf` wrapper."""
+
+    name = "raf"
+
+    def plan(self, plan: Plan) -> Plan:
+        return plan
+
+    def wrap(self, module: nn.Module, world: Comm, group: Comm) -> RafModule:
+        return RafModule(module, world, group)
+
+
+class Ddp:
+    """The `ddp` wrapper: every worker holds the whole graph and is a group by itself."""
+
+    name = "ddp"
+
+    def plan(self, plan: Plan) -> Plan:
+        whole = make_plan(plan.schema, plan.targets, plan.hops, 1, plan.metapaths or None,
+                          method="ddp")
+        (one,) = whole.partitions
+        return replace(whole, partitions=tuple(
+            replace(one, index=i, group=i) for i in range(plan.num_parts)))
+
+    def wrap(self, module: nn.Module, world: Comm, group: Comm) -> RafModule:
+        return RafModule(module, world, group)
+
+

@@ -1,0 +1,269 @@
+"""Local neighbour sampling by plan (Heta §4): all edges that a worker samples are on its disk.
+
+Sampling is stateless: which neighbours a node draws is a hash of (seed, step, layer,
+relation, node). So P workers together draw exactly the edges that one worker would, and a
+partitioned run can be compared with an unpartitioned one edge by edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numba
+import numpy as np
+import torch
+
+from dgl_heta.block import Block, MiniBatch, RelationBlock
+from dgl_heta.errors import InputError
+from dgl_heta.plan import Plan, Share
+from dgl_heta.schema import Relation
+from dgl_heta.store import CSC, Store
+
+
+@dataclass(frozen=True)
+class SamplingScope:
+    """What one worker samples.
+
+    Attributes
+    ----------
+    roots : relations into the targets that it runs on seeds, with its share of the seeds.
+    inner : layer → relations that it runs on other rows.
+    seed_relations : target → number of relations on seeds over all workers of the group.
+    """
+
+    targets: tuple[str, ...]
+    hops: int
+    roots: dict[Relation, Share]
+    inner: dict[int, tuple[Relation, ...]]
+    seed_relations: dict[str, int]
+
+    @classmethod
+    def of(cls, plan: Plan, part: int) -> SamplingScope:
+        counts = {t: sum(tree.target == t for tree in plan.sub_metatrees) for t in plan.targets}
+        return cls(plan.targets, plan.hops, plan.roots(part), plan.partitions[part].inner, counts)
+
+
+class NeighborSampler:
+    """Samples blocks from a store's relations.
+
+    Parameters
+    ----------
+    store : the relation store; only the relations in scope are opened.
+    scope : what this worker samples.
+    fanouts : neighbours per node and relation for each layer, input layer first as in DGL;
+        -1 takes all.
+    seed : seed of the hash.
+    seed_states : also complete the seeds' states below the last layer, for models that read
+        the destination's state. Always right; without it one exchange per layer is saved.
+    """
+
+    def __init__(self, store: Store, scope: SamplingScope, fanouts: Sequence[int], seed: int = 0,
+                 seed_states: bool = True) -> None:
+        if len(fanouts) != scope.hops:
+            raise InputError(
+                f"{len(fanouts)} fanouts are given, but the plan has {scope.hops} hops; give one "
+                "fanout per layer, input layer first"
+            )
+        for fanout in fanouts:
+            if fanout < 1 and fanout != -1:
+                raise InputError(f"fanout {fanout} is wrong; it must be 1 or more, or -1 for all")
+        self._scope, self._fanouts, self._seed = scope, tuple(fanouts), seed
+        self._seed_states = seed_states
+        self._types = store.schema.node_types
+        self._counts = dict(store.schema.node_counts)
+        self._order = {r: i for i, r in enumerate(store.schema.relations)}
+        used = set(scope.roots).union(*scope.inner.values())
+        self._graph: dict[Relation, CSC] = {r: store.relation(r) for r in self._order if r in used}
+        self._place = {}
+        for ntype in {t for r in used for t in (r.src, r.dst)} | set(scope.targets):
+            self._place[ntype] = np.full(self._counts[ntype], -1, dtype=np.int32)
+
+    def sample(self, seeds: Mapping[str, np.ndarray], own: Mapping[str, tuple[int, int]],
+               step: int = 0) -> MiniBatch:
+        """Sample the blocks of one step.
+
+        Parameters
+        ----------
+        seeds : the group's seeds per target type, unique ids, the same on all its workers.
+        own : per target type the range of `seeds` that is this trainer's own.
+        step : any number that differs from step to step, the same on all workers.
+        """
+        rows = {t: _Rows(place) for t, place in self._place.items()}
+        try:
+            return self._sample(seeds, own, step, rows)
+        finally:
+            for ntype, table in rows.items():
+                self._place[ntype][table.ids()] = -1
+
+    def _sample(self, seeds: Mapping[str, np.ndarray], own: Mapping[str, tuple[int, int]],
+                step: int, rows: dict[str, _Rows]) -> MiniBatch:
+        scope, hops = self._scope, self._scope.hops
+        seeds = {t: np.ascontiguousarray(seeds[t], dtype=np.int64) for t in scope.targets}
+        blocks = []
+        if self._seed_states:
+            for ntype in scope.targets:
+                rows[ntype].add(seeds[ntype])
+        for layer in range(hops, 0, -1):
+            last = layer == hops
+            on_seeds = last or self._seed_states
+            if last and not self._seed_states:
+                destinations = dict(seeds)
+            else:
+                destinations = {t: table.ids() for t, table in rows.items() if len(table)}
+            destinations = {t: destinations[t] for t in self._types if t in destinations}
+            seed_rows = {t: len(seeds[t]) if on_seeds else 0 for t in scope.targets}
+            edges = []
+            for relation, csc in self._graph.items():
+                for low, high in self._ranges(layer, relation, destinations, seed_rows, on_seeds):
+                    indptr, indices = self._neighbours(
+                        csc, destinations[relation.dst][low:high], layer, relation, step,
+                        rows[relation.src])
+                    edges.append(RelationBlock(relation, low, torch.from_numpy(indptr),
+                                               torch.from_numpy(indices)))
+            inner: dict[str, int] = {}
+            for relation in scope.inner[layer]:
+                inner[relation.dst] = inner.get(relation.dst, 0) + 1
+            blocks.append(Block(
+                layer=layer,
+                num_src={t: len(rows[t]) for t in self._types if t in rows and len(rows[t])},
+                num_dst={t: len(ids) for t, ids in destinations.items()},
+                edges=edges,
+                seed_rows={t: seed_rows[t] for t in self._types if t in seed_rows},
+                own={t: own[t] for t in scope.targets} if last else None,
+                seed_relations=scope.seed_relations, inner_relations=inner,
+                has_destinations=self._seed_states or not last,
+            ))
+        return MiniBatch(
+            blocks=blocks[::-1],
+            input_nodes={t: rows[t].ids().copy() for t in self._types
+                         if t in rows and len(rows[t])},
+            seeds=seeds,
+            own_seeds={t: seeds[t][slice(*own[t])] for t in scope.targets},
+        )
+
+    def _ranges(self, layer: int, relation: Relation, destinations: Mapping[str, np.ndarray],
+                seed_rows: Mapping[str, int], on_seeds: bool) -> list[tuple[int, int]]:
+        """Destination rows that `relation` is run for at `layer`, as half-open ranges."""
+        if relation.dst not in destinations:
+            return []
+        seeds, rows = seed_rows.get(relation.dst, 0), len(destinations[relation.dst])
+        ranges = []
+        if on_seeds and relation in self._scope.roots:
+            ranges.append(self._scope.roots[relation].rows(seeds))
+        if relation in self._scope.inner[layer]:
+            if ranges and ranges[0][1] == seeds:
+                ranges[0] = (ranges[0][0], rows)
+            else:
+                ranges.append((seeds, rows))
+        return ranges
+
+    def _neighbours(self, csc: CSC, nodes: np.ndarray, layer: int, relation: Relation, step: int,
+                    sources: _Rows) -> tuple[np.ndarray, np.ndarray]:
+        key = np.uint64(hash_key(self._seed, step, layer, self._order[relation]))
+        fanout = self._fanouts[layer - 1]
+        indptr = np.empty(len(nodes) + 1, np.int64)
+        total = _count(csc.indptr, nodes, fanout, indptr)
+        sources.reserve(total)
+        indices = np.empty(total, np.int32)
+        sources.size = _draw(csc.indptr, csc.indices, nodes, fanout, key, indptr, indices,
+                             sources.place, sources.buffer, sources.size)
+        return indptr, indices
+
+
+class _Rows:
+    """Rows of one node type in order of first appearance; `place` maps node id to row."""
+
+    def __init__(self, place: np.ndarray) -> None:
+        self.place = place
+        self.buffer = np.empty(0, np.int64)
+        self.size = 0
+
+    def __len__(self) -> int:
+        return self.size
+
+    def ids(self) -> np.ndarray:
+        return self.buffer[:self.size]
+
+    def reserve(self, extra: int) -> None:
+        need = min(self.size + extra, len(self.place))
+        if need > len(self.buffer):
+            grown = np.empty(max(need, min(2 * len(self.buffer), len(self.place))), np.int64)
+            grown[:self.size] = self.ids()
+            self.buffer = grown
+
+    def add(self, ids: np.ndarray) -> None:
+        """Append ids that are not yet rows."""
+        self.reserve(len(ids))
+        start = self.size
+        self.buffer[start:start + len(ids)] = ids
+        self.place[ids] = np.arange(start, start + len(ids), dtype=np.int32)
+        self.size += len(ids)
+
+
+_MASK = (1 << 64) - 1
+
+
+def hash_key(*numbers: int) -> int:
+    """A 64-bit key of some numbers (SplitMix64 finaliser, chained)."""
+    key = 0x9E3779B97F4A7C15
+    for number in numbers:
+        key = (key ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
+        key = (key ^ (key >> 31)) * 0x94D049BB133111EB & _MASK
+        key ^= key >> 29
+    return key
+
+
+@numba.njit(nogil=True, cache=True)
+def _mix(value):  # type: ignore[no-untyped-def]
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@numba.njit(nogil=True, cache=True)
+def _count(indptr, nodes, fanout, out):  # type: ignore[no-untyped-def]
+    """Fill `out` with the CSC pointers of the sample; return the number of its edges."""
+    total = 0
+    out[0] = 0
+    for i in range(len(nodes)):
+        degree = indptr[nodes[i] + 1] - indptr[nodes[i]]
+        if fanout >= 0 and degree > fanout:
+            degree = fanout
+        total += degree
+        out[i + 1] = total
+    return total
+
+
+@numba.njit(nogil=True, cache=True)
+def _draw(indptr, indices, nodes, fanout, key, out_ptr, out, place, rows, size):  # type: ignore[no-untyped-def]
+    """Draw neighbours without replacement (Floyd's algorithm) and turn them into rows."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    positions = np.empty(max(fanout, 0), np.int64)
+    for i in range(len(nodes)):
+        node = nodes[i]
+        begin = indptr[node]
+        degree = indptr[node + 1] - begin
+        base = out_ptr[i]
+        drawn = out_ptr[i + 1] - base
+        if drawn < degree:
+            state = _mix(key ^ (np.uint64(node) * golden))
+            for k in range(drawn):
+                top = degree - drawn + k
+                state += golden
+                position = np.int64(_mix(state) % np.uint64(top + 1))
+                for j in range(k):
+                    if positions[j] == position:
+                        position = top
+                        break
+                positions[k] = position
+        for k in range(drawn):
+            source = indices[begin + (positions[k] if drawn < degree else k)]
+            row = place[source]
+            if row < 0:
+                row = size
+                place[source] = row
+                rows[size] = source
+                size += 1
+            out[base + k] = row
+    return size

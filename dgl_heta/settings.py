@@ -1,0 +1,212 @@
+"""Settings: one typed model, from a TOML file, the environment and the command line.
+
+Later sources win: defaults, then the file (`-c heta.toml` or `DGL_HETA_CONFIG`), then
+environment variables (`DGL_HETA_TRAIN__LR=0.01`), then `--set train.lr=0.01`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from dgl_heta.errors import InputError, listing, nearest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+ENV_PREFIX = "DGL_HETA_"
+PLAIN_VARIABLES = ("DGL_HETA_CONFIG", "DGL_HETA_TRACE")
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class PartitionSettings(_Section):
+    """Which worker gets what."""
+
+    method: str = Field("meta", description="partition backend (see `dgl-heta plugins`)")
+    parts: int = Field(2, ge=1, description="number of partitions, one worker each")
+    metapaths: str | None = Field(None, description="JSON file of metapaths; default: all hops")
+    seed: int = Field(0, ge=0, description="seed of backends that draw at random")
+
+
+class ModelSettings(_Section):
+    """The model."""
+
+    name: str = Field("rgcn", description="model provider")
+    layers: int = Field(2, ge=1, description="layers of the model, hops of the plan")
+    hidden: int = Field(64, ge=1, description="width of hidden states and learnable features")
+    bases: int = Field(0, ge=0, description="R-GCN bases; 0 gives every relation its own weight")
+    self_loop: bool = Field(True, description="add the destination's own state")
+    layer_norm: bool = Field(False, description="normalise hidden states")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of hidden states")
+    aggregate: Literal["sum", "mean", "max", "min"] = Field(
+        "mean", description="AGG_r, over the neighbours by one relation")
+    reduce: Literal["sum", "mean", "max", "min"] = Field(
+        "sum", description="AGG_all, over the relations")
+
+
+class TrainSettings(_Section):
+    """How to train."""
+
+    epochs: int = Field(10, ge=1, description="passes over the training nodes")
+    batch_size: int = Field(1024, ge=1, description="seeds per worker and step")
+    fanouts: list[int] = Field(
+        [25, 20], description="neighbours per relation and layer, input layer first; -1 for all")
+    eval_fanouts: list[int] | None = Field(None, description="the same for evaluation")
+    lr: float = Field(0.01, gt=0, description="learning rate of dense parameters (Adam)")
+    sparse_lr: float = Field(0.01, gt=0, description="learning rate of learnable features")
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of dense parameters")
+    seed: int = Field(0, ge=0, description="seed of initialisation, shuffling and sampling")
+    wrapper: str = Field("raf", description="module wrapper")
+    learnable: Literal["exact", "replica"] = Field(
+        "exact", description="learnable features of types that several workers use: one owner "
+        "per row (exact) or a copy per worker (replica)")
+    kernel: str = Field("fused", description="aggregation kernel")
+    seed_states: bool = Field(
+        True, description="complete the seeds' states below the last layer; false saves an "
+        "exchange per layer for models that do not read the destination's state")
+    dtype: Literal["float32", "float64"] = Field("float32", description="of states and parameters")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
+    threads: int = Field(0, ge=0, description="CPU threads per worker; 0 shares the cores evenly")
+    eval_every: int = Field(1, ge=1, description="epochs between validations")
+
+
+class RunSettings(_Section):
+    """Around the training."""
+
+    directory: str | None = Field(None, description="run directory; default: runs/NAME-TIME")
+    timeout_s: float = Field(300, gt=0, description="limit of every wait for another worker")
+    verify: bool = Field(True, description="compare the checksums of the store's files first")
+
+
+class Settings(_Section):
+    """All settings of dgl-heta."""
+
+    partition: PartitionSettings = PartitionSettings()
+    model: ModelSettings = ModelSettings()
+    train: TrainSettings = TrainSettings()
+    run: RunSettings = RunSettings()
+
+    @field_validator("train")
+    @classmethod
+    def _known_fanouts(cls, train: TrainSettings) -> TrainSettings:
+        for name in ("fanouts", "eval_fanouts"):
+            for fanout in getattr(train, name) or []:
+                if fanout < 1 and fanout != -1:
+                    raise ValueError(f"train.{name} has {fanout}; a fanout is 1 or more, or -1")
+        return train
+
+    def check(self) -> Settings:
+        """Check what concerns several sections.
+
+        Raises
+        ------
+        InputError
+            Not one fanout per layer.
+        """
+        for name in ("fanouts", "eval_fanouts"):
+            fanouts = getattr(self.train, name)
+            if fanouts is not None and len(fanouts) != self.model.layers:
+                raise InputError(
+                    f"train.{name} has {len(fanouts)} entries, but model.layers is "
+                    f"{self.model.layers}; give one fanout per layer, input layer first"
+                )
+        return self
+
+
+def load_settings(
+    file: str | Path | None = None,
+    overrides: Iterable[str] = (),
+    environ: Mapping[str, str] | None = None,
+    base: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Settings from all sources.
+
+    Parameters
+    ----------
+    file : TOML file; default: what DGL_HETA_CONFIG names, or none.
+    overrides : `section.key=value` strings, the value in TOML (a bare word is a string).
+    environ : environment to read, default `os.environ`.
+    base : nested values that are weaker than all of these.
+
+    Raises
+    ------
+    InputError
+        An unknown key (naming the nearest), a value of the wrong type, an unreadable file.
+    """
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for section, content in (base or {}).items():
+        values[section] = dict(content)
+    file = file or environ.get("DGL_HETA_CONFIG") or None
+    if file:
+        _merge(values, _read_toml(Path(file)), str(file))
+    for name, text in sorted(environ.items()):
+        if name.startswith(ENV_PREFIX) and name not in PLAIN_VARIABLES:
+            section, _, key = name[len(ENV_PREFIX):].lower().partition("__")
+            _merge(values, {section: {key: _value(text)} if key else text}, f"variable {name}")
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        section, dot, key = path.strip().partition(".")
+        if not equals or not dot:
+            raise InputError(f"--set {text}: write section.key=value, for example train.lr=0.01")
+        _merge(values, {section: {key: _value(value)}}, f"--set {text}")
+    try:
+        return Settings(**values).check()
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InputError(f"setting {where}: {first['msg']}; got {first['input']!r}") from None
+
+
+def keys() -> dict[str, Any]:
+    """All settings as `section.key` → pydantic field."""
+    return {f"{section}.{key}": field
+            for section, info in Settings.model_fields.items()
+            for key, field in info.default.__class__.model_fields.items()}
+
+
+def _merge(values: dict[str, Any], new: Mapping[str, Any], origin: str) -> None:
+    known = keys()
+    for section, content in new.items():
+        if section not in Settings.model_fields:
+            raise InputError(f"{origin}: unknown section '{section}'; sections: "
+                             f"{listing(Settings.model_fields)}"
+                             + nearest(section, Settings.model_fields))
+        if not isinstance(content, Mapping):
+            raise InputError(f"{origin}: '{section}' is a section; set its keys: "
+                             f"{listing(k for k in known if k.startswith(section + '.'))}")
+        for key in content:
+            name = f"{section}.{key}"
+            if name not in known:
+                raise InputError(f"{origin}: unknown setting '{name}'"
+                                 + (nearest(name, known) or f"; settings: {listing(known, 40)}"))
+        values.setdefault(section, {}).update(content)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read settings {path}: {error.strerror or error}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"settings {path} are not TOML: {error}") from None
+
+
+def _value(text: str) -> Any:
+    """A TOML value; what is not TOML is a string."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        if "," in text:
+            return [_value(part) for part in text.split(",")]
+        return text

@@ -1,0 +1,1 @@
+"""Training: engine (one step), loop (epochs), checkpoint, worker (a process), launch (all)."""

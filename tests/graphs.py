@@ -1,0 +1,43 @@
+"""Small graphs that tests train and partition."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dgl_heta.graph import EdgeArrays, GraphSource, Task
+from dgl_heta.schema import Relation
+
+RELATIONS = (
+    Relation("author", "writes", "paper"),
+    Relation("paper", "rev-writes", "author"),
+    Relation("field", "rev-topic", "paper"),
+    Relation("paper", "topic", "field"),
+    Relation("paper", "cites", "paper"),
+    Relation("paper", "rev-cites", "paper"),  # parallel to cites
+    Relation("institution", "rev-at", "author"),
+    Relation("author", "at", "institution"),
+)
+
+
+def academic(seed: int = 0, papers: int = 60, dense: int = 3) -> GraphSource:
+    """Papers (features, target), authors (learnable), fields (features), institutions."""
+    rng = np.random.default_rng(seed)
+    counts = {"author": papers * 2 // 3, "field": papers // 5, "institution": papers // 8,
+              "paper": papers}
+    edges = {}
+    for relation in RELATIONS:
+        size = dense * papers
+        # Squared uniforms: a skewed in-degree, with destinations that have no edge.
+        dst = (rng.random(size) ** 2 * counts[relation.dst]).astype(np.int64)
+        src = rng.integers(0, counts[relation.src], size)
+        edges[relation] = EdgeArrays(src, dst)
+    labels = rng.integers(0, 4, papers)
+    part = rng.permutation(papers)
+    masks = {name: np.isin(part, np.arange(low, high)) for name, low, high in (
+        ("train_mask", 0, papers * 6 // 10), ("val_mask", papers * 6 // 10, papers * 8 // 10),
+        ("test_mask", papers * 8 // 10, papers))}
+    return GraphSource(
+        "academic", counts, edges,
+        {"paper": {"feat": rng.standard_normal((papers, 7)), "label": labels, **masks},
+         "field": {"feat": rng.standard_normal((counts["field"], 3)).astype(np.float32)}},
+        Task("paper", 4), {"made": "for tests"})
