@@ -30,7 +30,25 @@ _LAZY = {
     "InputError": "dgl_heta.errors",
 }
 
-__all__ = ["__version__", "hookimpl", *_LAZY]
+__all__ = [
+    "EdgeArrays",
+    "GraphSource",
+    "HetaError",
+    "InputError",
+    "MetatreeBackend",
+    "PartitionRequest",
+    "Plan",
+    "Relation",
+    "Schema",
+    "Store",
+    "Task",
+    "__version__",
+    "hookimpl",
+    "load_model",
+    "make_plan",
+    "partition_graph",
+    "write_store",
+]
 
 if TYPE_CHECKING:
     from dgl_heta.dgl_partition import partition_graph

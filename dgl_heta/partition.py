@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,8 +36,8 @@ class PartitionRequest:
     hops: int | None = None
     metapaths: Sequence[Metapath] = ()
     seed: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-    """Arguments of `dgl.distributed.partition_graph` for the backends that call it."""
+    edge_ids: bool = False
+    """Whether a store that is written keeps the edges' positions in the source."""
 
 
 class PartitionBackend(Protocol):
@@ -80,7 +80,8 @@ class MetatreeBackend:
                   overwrite: bool = False, progress: Progress | None = None) -> Path:
         schema = source.schema if isinstance(source, Store) else source.schema()
         plan = self.plan(schema, request)
-        return write_partition(source, plan, out, overwrite=overwrite, progress=progress)
+        return write_partition(source, plan, out, overwrite=overwrite, progress=progress,
+                               edge_ids=request.edge_ids)
 
 
 class Meta(MetatreeBackend):

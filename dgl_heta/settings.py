@@ -22,7 +22,7 @@ else:
     import tomli as tomllib
 
 ENV_PREFIX = "DGL_HETA_"
-PLAIN_VARIABLES = ("DGL_HETA_CONFIG", "DGL_HETA_TRACE")
+PLAIN_VARIABLES = ("DGL_HETA_CONFIG", "DGL_HETA_TRACE", "DGL_HETA_LAUNCHER", "DGL_HETA_RENDEZVOUS")
 
 
 class _Section(BaseModel):

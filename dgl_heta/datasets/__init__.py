@@ -13,10 +13,15 @@ from dgl_heta.hookspecs import hookimpl
 class Dataset(Protocol):
     """A provider of hook `dgl_heta_datasets`."""
 
-    name: str
-    description: str
-    options: dict[str, float]
-    """Names and defaults of the options that `load` takes, all numbers."""
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def description(self) -> str: ...
+
+    @property
+    def options(self) -> dict[str, float]:
+        """Names and defaults of the options that `load` takes, all numbers."""
 
     def load(self, **options: float) -> GraphSource:
         """Make or read the graph."""
@@ -55,10 +60,10 @@ def dgl_heta_datasets() -> list[Dataset]:
     titles = {"mag": "ogbn-mag", "freebase": "Freebase", "donor": "Donor", "igb-het": "IGB-HET",
               "mag240m": "MAG240M"}
     small = {"mag": 0.05, "freebase": 0.01, "donor": 0.01, "igb-het": 0.001, "mag240m": 0.0005}
-    return [Debian(), *(
+    return [Debian(), *[
         Synthetic(f"synthetic-{shape}", f"synthetic graph with the shape of {title}", shape,
                   {"scale": small[shape], "seed": 0})
-        for shape, title in titles.items())]
+        for shape, title in titles.items()]]
 
 
 def parse_dataset(text: str) -> tuple[str, dict[str, str]]:

@@ -64,7 +64,7 @@ class LearnableFeatures:
         if mode not in MODES:
             raise InputError(f"learnable mode '{mode}' is unknown; known are {', '.join(MODES)}")
         self._world, self._adam = world, adam or AdamSettings()
-        self._width, self._dtype, self.mode = width, dtype, mode
+        self.width, self.dtype, self.mode = width, dtype, mode
         self.counts = dict(counts)
         self.local: dict[str, RowTable] = {}
         self._shared: dict[str, _Shared] = {}
@@ -75,15 +75,16 @@ class LearnableFeatures:
             elif world.rank in ranks:
                 self.local[ntype] = RowTable(
                     initial_rows(seed, ntype, 0, count, width, dtype))
-        offset = 0
-        owned = []
+        offset = base = 0
+        owned: list[Tensor] = []
         for ntype, shared in self._shared.items():
-            shared.offset, shared.base = offset, sum(len(rows) for rows in owned)
-            offset += shared.count
             low, high = shared.range_of(world.rank)
+            shared.offset, shared.base = offset, base
+            offset, base = offset + shared.count, base + high - low
             owned.append(initial_rows(seed, ntype, low, high, width, dtype))
         self.owned = RowTable(torch.cat(owned)) if owned else None
         self._leaves: dict[str, Tensor] = {}
+        self._nodes: Mapping[str, np.ndarray] = {}
         self._route: _Route | None = None
 
     def fetch(self, nodes: Mapping[str, np.ndarray], device: torch.device,
@@ -126,16 +127,16 @@ class LearnableFeatures:
                              self._adam)
             else:
                 table.update(torch.empty(0, dtype=torch.int64),
-                             torch.empty((0, self._width), dtype=self._dtype), self._adam)
+                             torch.empty((0, self.width), dtype=self.dtype), self._adam)
         if self._route is not None and self.owned is not None:
             route = self._route
             grads = [self._grad(ntype) for ntype in route.sizes]
             flat = (torch.cat(grads) if grads
-                    else torch.empty((0, self._width), dtype=self._dtype))
+                    else torch.empty((0, self.width), dtype=self.dtype))
             arrived = self._world.all_to_all_rows(flat[route.order], route.send, route.receive,
                                                   "learnable")
             unique, places = torch.unique(route.asked, return_inverse=True)
-            total = torch.zeros((len(unique), self._width), dtype=self._dtype)
+            total = torch.zeros((len(unique), self.width), dtype=self.dtype)
             total.index_add_(0, places, arrived)
             self.owned.update(unique, total * scale, self._adam)
         self._leaves, self._route = {}, None
@@ -169,10 +170,9 @@ class LearnableFeatures:
             places[mine] = asked[mine] - shared.offset - low + shared.base
         return _Route(torch.from_numpy(order), send, receive, torch.from_numpy(places), sizes)
 
-    def shards(self) -> dict[str, tuple[int, RowTable | Tensor]]:
+    def shards(self) -> dict[str, tuple[int, Tensor]]:
         """What this worker holds of each type: `(first row, values)`."""
-        held: dict[str, tuple[int, RowTable | Tensor]] = {
-            t: (0, table.value) for t, table in self.local.items()}
+        held = {t: (0, table.value) for t, table in self.local.items()}
         for ntype, shared in self._shared.items():
             low, high = shared.range_of(self._world.rank)
             if high > low and self.owned is not None:

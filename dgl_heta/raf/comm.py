@@ -116,11 +116,24 @@ class Comm:
 
 
 def init_workers(backend: str, timeout_s: float) -> None:
-    """Join the process group that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe."""
-    if int(os.environ.get("WORLD_SIZE", "1")) < 2 or dist.is_initialized():
+    """Join the process group that RANK and WORLD_SIZE describe.
+
+    The meeting point is DGL_HETA_RENDEZVOUS (host:port of the launcher's store), or else
+    MASTER_ADDR and MASTER_PORT as torchrun sets them.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size < 2 or dist.is_initialized():
         return
+    timeout = timedelta(seconds=timeout_s)
+    meeting = os.environ.get("DGL_HETA_RENDEZVOUS")
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+        if meeting:
+            host, _, port = meeting.rpartition(":")
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+            dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]),
+                                    world_size=size, timeout=timeout)
+        else:
+            dist.init_process_group(backend, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise PeerLostError(f"worker {os.environ.get('RANK')} could not join the others: "
                             f"{error}") from error

@@ -7,7 +7,7 @@ gradients of dense parameters over all workers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -143,12 +143,12 @@ class _Anchor(torch.autograd.Function):
         return grad, torch.zeros_like(ctx.saved_tensors[0])
 
 
-def average_gradients(parameters: Sequence[nn.Parameter] | object, world: Comm) -> None:
+def average_gradients(parameters: Iterable[nn.Parameter], world: Comm) -> None:
     """Average gradients over all workers in one all-reduce.
 
     A parameter that no worker used keeps no gradient, as in a single process.
     """
-    params = [p for p in parameters if p.requires_grad]  # type: ignore[attr-defined]
+    params = [p for p in parameters if p.requires_grad]
     if world.size == 1 or not params:
         return
     used = torch.tensor([p.grad is not None for p in params], dtype=params[0].dtype,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -99,12 +98,12 @@ class Engine:
         self.wrapped = wrapper.wrap(self.model, self.world, self.group)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=train.lr,
                                           weight_decay=train.weight_decay)
-        self.seconds: Counter[str] = Counter()
+        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
     def start_epoch(self, epoch: int) -> None:
         """Reset counters, and the generator of dropout, which each worker has its own of."""
         torch.manual_seed((self.settings.train.seed * 1_000_003 + epoch) * 4099 + self.rank)
-        self.seconds.clear()
+        self.seconds = dict.fromkeys(STAGES, 0.0)
         self.traffic.reset()
 
     def steps(self, split_name: str, epoch: int = 0) -> list[np.ndarray]:
@@ -163,6 +162,12 @@ class Engine:
         """Sums of a small vector over all workers."""
         return self.world.all_reduce(totals.to(self.world.device()), cause="control").tolist()
 
+    def own_count(self, total: int) -> int:
+        """How many of `total` seeds of a step are this worker's own."""
+        mine = self._group_range(total)
+        own = split(mine[1] - mine[0], self.group.size)
+        return own[self.group.rank + 1] - own[self.group.rank]
+
     def inputs(self, batch: MiniBatch, train: bool) -> dict[str, Tensor]:
         """Input features of a batch; learnable ones are leaves when training."""
         rows = self._static.fetch(batch.input_nodes)
@@ -177,12 +182,16 @@ class Engine:
     def _batch(self, sampler: NeighborSampler, seeds: np.ndarray, step: int) -> MiniBatch:
         """This group's part of the global batch, sampled."""
         with self.timed("sample"):
-            bounds = split(len(seeds), self.world.size)
-            ranks = self.group.ranks if self.world.size > 1 else (0,)
-            mine = seeds[bounds[ranks[0]]:bounds[ranks[-1] + 1]]
+            mine = seeds[slice(*self._group_range(len(seeds)))]
             own = split(len(mine), self.group.size)[self.group.rank:][:2]
             return sampler.sample({self.target: mine}, {self.target: (own[0], own[1])},
                                   step).to(self.device)
+
+    def _group_range(self, total: int) -> tuple[int, int]:
+        """The group's contiguous range of `total` seeds."""
+        bounds = split(total, self.world.size)
+        ranks = self.group.ranks if self.world.size > 1 else (0,)
+        return bounds[ranks[0]], bounds[ranks[-1] + 1]
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

@@ -1,0 +1,150 @@
+"""`dgl_heta.partition_graph`: the call of `dgl.distributed.partition_graph`, with more methods.
+
+This is an adapter: it imports dgl.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dgl_heta.errors import InputError, listing
+from dgl_heta.graph import GraphSource
+from dgl_heta.metatree import parse_metapaths
+from dgl_heta.partition import PartitionRequest
+from dgl_heta.plugins import plugins
+from dgl_heta.store import Store
+from dgl_heta.store.writer import new_directory
+
+DGL_METHODS = ("metis", "random")
+
+
+def partition_graph(
+    g: Any,
+    graph_name: str,
+    num_parts: int,
+    out_path: str,
+    num_hops: int | None = None,
+    part_method: str = "metis",
+    balance_ntypes: Any = None,
+    balance_edges: bool = False,
+    return_mapping: bool = False,
+    num_trainers_per_machine: int = 1,
+    objtype: str = "cut",
+    graph_formats: Any = None,
+    use_graphbolt: bool = False,
+    *,
+    target_ntype: str | Sequence[str] | None = None,
+    metapaths: Any = None,
+    seed: int = 0,
+    overwrite: bool = False,
+    **dgl_arguments: Any,
+) -> Any:
+    """Partition a DGLGraph as `dgl.distributed.partition_graph` does, or by meta-partitioning.
+
+    Methods of DGL go to DGL with all their arguments. The methods of dgl-heta (`meta`, and
+    those of plugins) write a relation store and a plan in `out_path`, with DistDGL's
+    part_config `<graph_name>.json` beside them.
+
+    Parameters
+    ----------
+    target_ntype : target node type or types; needed by the methods of dgl-heta. A graph with a
+        single node type needs none.
+    num_hops : depth of the metatree, the number of layers of the model (default 2). For DGL's
+        methods it is what DGL takes it for (default 1).
+    metapaths : a list of metapaths, each a list of relations in edge direction.
+    seed : for methods that draw at random.
+    overwrite : replace an earlier partition in `out_path` (methods of dgl-heta).
+    return_mapping : with the methods of dgl-heta ids do not change: the identity is returned.
+    balance_ntypes, balance_edges, num_trainers_per_machine, objtype, graph_formats,
+    use_graphbolt, **dgl_arguments : go to DGL; methods of dgl-heta have no use for them.
+
+    Returns
+    -------
+    What DGL returns; for methods of dgl-heta nothing, or with `return_mapping` the original
+    node and edge ids per type.
+
+    Raises
+    ------
+    InputError
+        Unknown method or target, a graph with bad features, an existing `out_path`.
+    """
+    import dgl
+
+    if part_method in DGL_METHODS:
+        for name, value in (("target_ntype", target_ntype), ("metapaths", metapaths)):
+            if value is not None:
+                raise InputError(f"{name} goes with the methods of dgl-heta (part_method='meta'), "
+                                 f"not with '{part_method}'")
+        return dgl.distributed.partition_graph(
+            g, graph_name, num_parts, out_path, 1 if num_hops is None else num_hops,
+            part_method, balance_ntypes, balance_edges, return_mapping, num_trainers_per_machine,
+            objtype, graph_formats, use_graphbolt, **dgl_arguments)
+    backend = plugins().get("partition backend", part_method)
+    if target_ntype is None:
+        if len(g.ntypes) > 1:
+            raise InputError(f"part_method='{part_method}' needs target_ntype, the node type to "
+                             f"train for; node types: {listing(g.ntypes)}")
+        target_ntype = g.ntypes[0]
+    target = (target_ntype,) if isinstance(target_ntype, str) else tuple(target_ntype)
+    from dgl_heta.readers import read_dgl_graph
+
+    source = read_dgl_graph(g, graph_name, target=target[0] if len(target) == 1 else None)
+    schema = source.schema()
+    paths = parse_metapaths(metapaths, schema) if metapaths is not None else ()
+    hops = num_hops if num_hops is not None or metapaths is not None else 2
+    request = PartitionRequest(num_parts, target, hops, paths, seed, edge_ids=True)
+    backend.partition(source, request, Path(out_path), overwrite=overwrite)
+    if return_mapping:
+        import torch
+
+        nodes = {t: torch.arange(g.num_nodes(t)) for t in g.ntypes}
+        edges = {e: torch.arange(g.num_edges(e)) for e in g.canonical_etypes}
+        return (nodes[g.ntypes[0]], edges[g.canonical_etypes[0]]) if len(nodes) == 1 == len(
+            edges) else (nodes, edges)
+    return None
+
+
+def partition_with_dgl(source: GraphSource | Store, method: str, request: PartitionRequest,
+                       out: Path, *, overwrite: bool = False) -> Path:
+    """Partition by DGL itself (METIS or random), for comparison: needs the graph in memory."""
+    import dgl
+
+    graph = to_dgl_graph(source)
+    name = source.manifest.name if isinstance(source, Store) else source.name
+    with new_directory(out, overwrite=overwrite, kind="*.json") as directory:
+        dgl.distributed.partition_graph(
+            graph, name, request.parts, str(directory), part_method=method)
+    return out / f"{name}.json"
+
+
+def to_dgl_graph(source: GraphSource | Store) -> Any:
+    """The whole graph as a DGLGraph in memory, node arrays as ndata."""
+    import dgl
+    import numpy as np
+    import torch
+
+    edges: dict[tuple[str, str, str], Any] = {}
+    if isinstance(source, Store):
+        counts = source.manifest.node_counts
+        arrays = {t: {k: source.array(t, k) for k in named}
+                  for t, named in source.manifest.arrays.items()}
+        for relation in source.schema.relations:
+            csc = source.relation(relation)
+            edges[relation.src, relation.etype, relation.dst] = ("csc", (torch.from_numpy(np.array(csc.indptr)),
+                                              torch.from_numpy(csc.indices.astype(np.int64)),
+                                              torch.empty(0, dtype=torch.int64)))
+    else:
+        counts, arrays = source.node_counts, source.node_arrays
+        for relation, stream in source.edges.items():
+            chunks = list(stream.chunks(2**24))
+            edges[relation.src, relation.etype, relation.dst] = tuple(
+                torch.from_numpy(np.concatenate([c[side] for c in chunks]).astype(np.int64))
+                for side in (0, 1))
+    graph = dgl.heterograph(edges, num_nodes_dict=dict(counts))
+    for ntype, named in arrays.items():
+        for key, array in named.items():
+            graph.nodes[ntype].data[key] = torch.from_numpy(np.array(array))
+    return graph
+

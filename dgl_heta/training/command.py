@@ -1,0 +1,211 @@
+"""`dgl-heta train`: from what the user names to a trained model and a report."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dgl_heta.cost import Workload, predict
+from dgl_heta.errors import InputError
+from dgl_heta.inputs import GraphInput, open_input
+from dgl_heta.metatree import load_metapaths
+from dgl_heta.partition import PartitionRequest
+from dgl_heta.plan import Plan
+from dgl_heta.plugins import Plugins
+from dgl_heta.settings import Settings, load_settings
+from dgl_heta.store import Store, write_store
+
+
+@dataclass(frozen=True)
+class TrainRequest:
+    """The arguments of `dgl-heta train`."""
+
+    graph: str
+    config: Path | None
+    overrides: list[str]
+    run_dir: Path | None = None
+    resume: bool = False
+    dry_run: bool = False
+    quiet: bool = False
+
+
+def train_command(request: TrainRequest, registry: Plugins, out: Console,
+                  err: Console) -> dict[str, Any] | None:
+    """Train as requested; returns the summary, or None where there is none to print."""
+    opened = open_input(request.graph, registry)
+    if opened.store is None and opened.source is None:
+        raise InputError(f"'{request.graph}' is a schema without edges; train on a store, a "
+                         "partition, a directory of edge files or a data set")
+    settings = _settings(request, opened)
+    for kind, name in (("model", settings.model.name), ("module wrapper", settings.train.wrapper),
+                       ("aggregation kernel", settings.train.kernel)):
+        registry.get(kind, name)
+    plan = _plan(opened, settings, registry)
+    if request.dry_run:
+        from dgl_heta.draw import terminal
+
+        work = Workload(settings.train.batch_size, settings.model.hidden,
+                        8 if settings.train.dtype == "float64" else 4,
+                        seed_states=settings.train.seed_states)
+        terminal(plan, predict(plan, work), out)
+        return None
+    under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    run_dir = _run_dir(request, settings, opened.name, under_torchrun)
+    store = _store(opened, run_dir, request, under_torchrun)
+    if settings.run.verify:
+        relations = {r for p in plan.partitions for r in p.relations}
+        ntypes = {t for p in plan.partitions for t in p.node_types}
+        store.verify(ntypes, relations)
+    job = {"settings": settings.model_dump(), "store": str(store.directory.resolve()),
+           "plan": plan.to_json(), "run_dir": str(run_dir.resolve()), "resume": request.resume}
+    if under_torchrun:
+        return _as_worker(job, plan, registry)
+    with _Monitor(err, not request.quiet, settings.train.epochs) as monitor:
+        from dgl_heta.training.launch import launch
+
+        summary = launch(job, plan.num_parts, run_dir, monitor.report)
+    from dgl_heta.draw import svg
+    from dgl_heta.report import summary_table, write_report
+
+    work = Workload(settings.train.batch_size, settings.model.hidden,
+                    parameters=summary["parameters"])
+    report = write_report(run_dir, svg(plan, predict(plan, work)))
+    if not request.quiet:
+        out.print(summary_table(summary))
+        out.print(f"Report: {escape(str(report))}\nModel: {escape(str(run_dir))}/model.safetensors",
+                  highlight=False)
+    return {**{k: v for k, v in summary.items() if k not in ("plan", "settings")},
+            "run_dir": str(run_dir)}
+
+
+def _settings(request: TrainRequest, opened: GraphInput) -> Settings:
+    base: dict[str, Any] = {}
+    if opened.plan is not None:
+        base = {"partition": {"parts": opened.plan.num_parts, "method": opened.plan.method},
+                "model": {"layers": opened.plan.hops}}
+    elif "WORLD_SIZE" in os.environ and "RANK" in os.environ:
+        base = {"partition": {"parts": int(os.environ["WORLD_SIZE"])}}
+    return load_settings(request.config, request.overrides, base=base)
+
+
+def _plan(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
+    if opened.plan is not None:
+        for what, wanted, made in (
+            ("parts", settings.partition.parts, opened.plan.num_parts),
+            ("layers", settings.model.layers, opened.plan.hops),
+            ("method", settings.partition.method, opened.plan.method),
+        ):
+            if wanted != made:
+                raise InputError(
+                    f"the partition was made for {what} {made}, but the settings ask for {wanted}; "
+                    f"leave the setting out, or make another partition from its store "
+                    f"({opened.store.directory if opened.store else ''})"
+                )
+        return opened.plan
+    if opened.target is None:
+        raise InputError(f"graph '{opened.name}' has no task (target, labels, masks), so there is "
+                         "nothing to train for")
+    metapaths = settings.partition.metapaths
+    request = PartitionRequest(
+        settings.partition.parts, (opened.target,), settings.model.layers,
+        load_metapaths(metapaths, opened.schema) if metapaths else (), settings.partition.seed)
+    plan: Plan = registry.get("partition backend", settings.partition.method).plan(
+        opened.schema, request)
+    return plan
+
+
+def _run_dir(request: TrainRequest, settings: Settings, name: str, under_torchrun: bool) -> Path:
+    given = request.run_dir or settings.run.directory
+    if given is None:
+        if request.resume:
+            raise InputError("--resume needs --run-dir, the directory of the run to continue")
+        if under_torchrun:
+            raise InputError("under torchrun give --run-dir: every rank must use the same one")
+        path = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    else:
+        path = Path(given)
+    if request.resume and not path.is_dir():
+        raise InputError(f"there is no run to resume in {path}")
+    started = (path / "metrics.jsonl").exists() or (path / "checkpoints").exists()
+    if started and not request.resume and not under_torchrun:
+        raise InputError(f"{path} holds a run already; continue it with --resume, or choose "
+                         "another directory")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make run directory {path}: {error.strerror}") from None
+    return path
+
+
+def _store(opened: GraphInput, run_dir: Path, request: TrainRequest,
+           under_torchrun: bool) -> Store:
+    if opened.store is not None:
+        return opened.store
+    if under_torchrun:
+        raise InputError(f"under torchrun train from a relation store or a partition; write one "
+                         f"with `dgl-heta partition {request.graph} --out DIR`")
+    assert opened.source is not None
+    path = run_dir / "store"
+    if not (request.resume and Store.is_store(path)):
+        write_store(opened.source, path, overwrite=True)
+    return Store(path)
+
+
+def _as_worker(job: dict[str, Any], plan: Plan, registry: Plugins) -> dict[str, Any] | None:
+    """Be one rank of torchrun; rank 0 returns the summary."""
+    from dgl_heta.training.worker import run
+
+    size = int(os.environ["WORLD_SIZE"])
+    if size != plan.num_parts:
+        raise InputError(f"torchrun started {size} workers for {plan.num_parts} partitions; the "
+                         "two must be equal")
+    summary = run(job, lambda event: None)
+    if int(os.environ["RANK"]):
+        return None
+    from dgl_heta.draw import svg
+    from dgl_heta.report import write_report
+
+    write_report(Path(job["run_dir"]), svg(plan, predict(plan, Workload())))
+    return {k: v for k, v in summary.items() if k not in ("plan", "settings")}
+
+
+class _Monitor:
+    """The progress of a run on standard error: a bar per epoch, a line when it is over."""
+
+    def __init__(self, console: Console, show: bool, epochs: int) -> None:
+        self._console, self._show, self._epochs = console, show, epochs
+        self._bar = Progress(TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+                             TimeRemainingColumn(), TextColumn("{task.fields[loss]}"),
+                             console=console, transient=True,
+                             disable=not (show and console.is_terminal))
+        self._task: Any = None
+
+    def __enter__(self) -> _Monitor:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def report(self, event: dict[str, Any]) -> None:
+        if event["event"] == "step":
+            title = f"epoch {event['epoch']}/{self._epochs}"
+            if self._task is None:
+                self._task = self._bar.add_task(title, total=event["steps"], loss="")
+            self._bar.update(self._task, description=title, completed=event["step"],
+                             total=event["steps"], loss=f"loss {event['loss']:.3f}")
+        elif event["event"] == "epoch" and self._show:
+            val = event["val_acc"]
+            self._console.print(
+                f"epoch {event['epoch']}/{self._epochs}: loss {event['loss']:.4f}, train "
+                f"{event['train_acc']:.4f}, val {'-' if val is None else f'{val:.4f}'}, "
+                f"{event['seconds']['total']:.1f} s, "
+                f"{event['bytes_sent']['total'] / 1e6:.1f} MB sent", highlight=False)
+

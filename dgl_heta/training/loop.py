@@ -1,0 +1,192 @@
+"""The training loop of one worker: epochs, validation, metrics, checkpoints, summary."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import platform
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dgl_heta._version import __version__
+from dgl_heta.errors import InputError
+from dgl_heta.plugins import Plugins
+from dgl_heta.settings import Settings
+from dgl_heta.training.checkpoint import (
+    consolidate,
+    latest_epoch,
+    load_checkpoint,
+    save_checkpoint,
+)
+from dgl_heta.training.engine import STAGES, Engine
+from dgl_heta.training.memory import peak_rss_mb
+
+Report = Callable[[dict[str, Any]], None]
+"""Receives progress events: {"event": "step" | "epoch" | "summary", …}."""
+
+
+def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, *,
+          resume: bool = False, report: Report = lambda event: None) -> dict[str, Any]:
+    """Train, keep the best epoch by validation accuracy, test it; returns the summary.
+
+    Worker 0 writes `metrics.jsonl` (a line per epoch) and `summary.json` in the run directory.
+
+    Raises
+    ------
+    InputError
+        Nothing to train on, or a checkpoint of another run to resume from.
+    """
+    first, rank = engine.rank == 0, engine.rank
+    if not engine.steps("train"):
+        raise InputError(f"no node of '{engine.target}' is in train_mask")
+    mark = fingerprint(engine, settings)
+    best: dict[str, Any] = {}
+    start = 0
+    if resume:
+        start = latest_epoch(run_dir, rank, engine.world, mark)
+        if start:
+            best = load_checkpoint(engine, run_dir, start)["best"]
+        elif first and (run_dir / "checkpoints").exists():
+            raise InputError(f"{run_dir} has no complete checkpoint to resume from")
+    log = run_dir / "metrics.jsonl"
+    history = _history(log, start)
+    if first:
+        log.write_text("".join(json.dumps(line) + "\n" for line in history), encoding="utf-8")
+    registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
+    for epoch in range(start + 1, settings.train.epochs + 1):
+        metrics = _epoch(engine, epoch, settings, report if first else lambda event: None)
+        if metrics["val_acc"] is None or metrics["val_acc"] > best.get("val_acc", -1.0):
+            best = {"epoch": epoch, "val_acc": metrics["val_acc"] or 0.0}
+        history.append(metrics)
+        engine.wrapped.end_epoch(epoch)
+        save_checkpoint(engine, run_dir, epoch, best, mark)
+        registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=metrics)
+        if first:
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(metrics) + "\n")
+            report(metrics)
+    if best and best["epoch"] != settings.train.epochs:
+        load_checkpoint(engine, run_dir, best["epoch"])
+    engine.traffic.reset()
+    val_acc, _ = engine.evaluate("val")
+    test_acc, test_loss = engine.evaluate("test")
+    consolidate(engine, run_dir)
+    summary = _summary(engine, settings, history, best,
+                       {"val_acc": val_acc, "test_acc": test_acc, "test_loss": test_loss})
+    if first:
+        (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n",
+                                              encoding="utf-8")
+        with log.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"event": "summary", **summary}) + "\n")
+        report({"event": "summary", **summary})
+    registry.hook.dgl_heta_run_ended(run_dir=run_dir, rank=rank, summary=summary)
+    return summary
+
+
+def fingerprint(engine: Engine, settings: Settings) -> str:
+    """What must be equal for a checkpoint to be continued."""
+    train = settings.train.model_dump(exclude={"epochs", "threads", "device", "eval_every"})
+    content = [engine.store.manifest.to_json()["sha256"], engine.plan.to_json(),
+               settings.model.model_dump(), train]
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _epoch(engine: Engine, epoch: int, settings: Settings, report: Report) -> dict[str, Any]:
+    engine.start_epoch(epoch)
+    started = time.perf_counter()
+    steps = engine.steps("train", epoch)
+    totals = torch.zeros(3, dtype=torch.float64)
+    for index, seeds in enumerate(steps):
+        loss, right = engine.train_step(seeds, (epoch << 20) + index)
+        own = engine.own_count(len(seeds))
+        totals += torch.tensor([loss, right, own], dtype=torch.float64)
+        report({"event": "step", "epoch": epoch, "step": index + 1, "steps": len(steps),
+                "loss": loss / max(own, 1)})
+    seconds = time.perf_counter() - started
+    sent = Counter(engine.traffic.bytes)
+    waited, stages = engine.traffic.seconds, dict(engine.seconds)
+    loss_sum, right_sum, count = engine.sum_over_workers(totals)
+    if not math.isfinite(loss_sum):
+        raise InputError(f"the loss of epoch {epoch} is {loss_sum}: training diverged; lower "
+                         "train.lr or train.sparse_lr, or check the features")
+    every = settings.train.eval_every
+    validate = epoch % every == 0 or epoch == settings.train.epochs
+    val_acc = engine.evaluate("val")[0] if validate else float("nan")
+    causes = {cause: int(total) for cause, total in zip(
+        ("partials", "gradients", "learnable"), engine.sum_over_workers(torch.tensor(
+            [float(sent[c]) for c in ("partials", "gradients", "learnable")],
+            dtype=torch.float64)))}
+    return {
+        "event": "epoch", "epoch": epoch, "loss": loss_sum / count, "train_acc": right_sum / count,
+        "val_acc": None if math.isnan(val_acc) else val_acc,
+        "seconds": {**{s: stages.get(s, 0.0) for s in STAGES}, "waiting": waited,
+                    "total": seconds},
+        "bytes_sent": {**causes, "total": sum(causes.values())},
+        "peak_rss_mb": peak_rss_mb(),
+    }
+
+
+def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
+             best: dict[str, Any], scores: dict[str, float]) -> dict[str, Any]:
+    """Means per epoch without the first one, which compiles and warms up."""
+    steady = history[1:] or history
+    world = engine.world
+
+    def mean(section: str, key: str) -> float:
+        return sum(line[section][key] for line in steady) / len(steady)
+
+    mine = torch.tensor([[peak_rss_mb(), float(sum(engine.traffic.bytes.values())),
+                          mean("seconds", "total"), mean("seconds", "waiting")]],
+                        dtype=torch.float64, device=world.device())
+    workers = world.all_gather_rows(mine, list(range(world.size + 1)), "control").tolist()
+    return {
+        "test_acc": scores["test_acc"], "val_acc": scores["val_acc"],
+        "test_loss": scores["test_loss"],
+        "best_epoch": best.get("epoch"), "epochs": len(history),
+        "epoch_seconds": mean("seconds", "total"),
+        "bytes_sent_per_epoch": int(mean("bytes_sent", "total")),
+        "peak_rss_mb": max(worker[0] for worker in workers),
+        "stages": {stage: mean("seconds", stage) for stage in STAGES},
+        "waiting_seconds": mean("seconds", "waiting"),
+        "bytes": {c: int(mean("bytes_sent", c)) for c in ("partials", "gradients", "learnable")},
+        "workers": [{"rank": rank, "peak_rss_mb": rss, "seconds": seconds, "waiting": waiting}
+                    for rank, (rss, _, seconds, waiting) in enumerate(workers)],
+        "dataset": engine.store.manifest.name, "model": settings.model.name,
+        "wrapper": settings.train.wrapper, "parts": engine.plan.num_parts,
+        "parameters": sum(p.numel() for p in engine.model.parameters()),
+        "settings": settings.model_dump(), "versions": versions(),
+        "plan": engine.plan.to_json(),
+    }
+
+
+def _history(log: Path, epochs: int) -> list[dict[str, Any]]:
+    """The metrics of the epochs that a resumed run has behind it."""
+    if not epochs or not log.exists():
+        return []
+    lines = []
+    for text in log.read_text(encoding="utf-8").splitlines():
+        try:
+            line = json.loads(text)
+        except ValueError:
+            continue  # cut off when the run was stopped
+        if line.get("event") == "epoch" and line["epoch"] <= epochs:
+            lines.append(line)
+    return lines
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the figures depend on."""
+    found = {"dgl-heta": __version__, "python": platform.python_version()}
+    for name in ("torch", "dgl", "numpy", "numba"):
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "not installed"
+    return found
