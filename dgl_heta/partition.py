@@ -20,8 +20,9 @@ from dgl_heta.hookspecs import hookimpl
 from dgl_heta.metatree import Metapath
 from dgl_heta.plan import Plan, longest_processing_time, make_plan
 from dgl_heta.schema import Schema
-from dgl_heta.store import Store, write_store
-from dgl_heta.store.writer import Progress, new_directory
+from dgl_heta.store import Store
+from dgl_heta.store.directory import new_directory
+from dgl_heta.store.writer import Progress, check_source, fill_store, safe_name
 
 PLAN_FILE = "plan.json"
 STORE_DIR = "store"
@@ -103,7 +104,7 @@ class DistDGL:
 
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
         raise InputError(f"method '{self.name}' assigns nodes and not relations, so there is no "
-                         "plan to show; use meta, or `dgl-heta partition`")
+                         "plan to show; use meta, or `dgl-heta partition` without --dry-run")
 
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
                   overwrite: bool = False, progress: Progress | None = None) -> Path:
@@ -117,28 +118,57 @@ def dgl_heta_partition_backends() -> list[PartitionBackend]:
     return [Meta(), DistDGL("metis"), DistDGL("random")]
 
 
-def write_partition(source: GraphSource | Store, plan: Plan, out: Path, *,
+def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
                     graph_name: str | None = None, overwrite: bool = False,
                     progress: Progress | None = None, memory_mb: int = 512,
                     edge_ids: bool = False) -> Path:
     """Write a partition directory for a plan; returns the path of its part_config JSON.
 
-    A source is written as a store inside the directory; an existing store is referred to.
+    A source is written as a store inside the directory; an existing store is referred to, by
+    its relative path, so that the two can be moved together.
+
+    Raises
+    ------
+    InputError
+        The plan is for another graph, a name that part_config cannot hold, or as
+        :func:`dgl_heta.store.write_store`.
     """
+    out = Path(out)
+    if isinstance(source, Store):
+        schema, name = source.schema, graph_name or source.manifest.name
+        store = source.directory.resolve()
+        place = Path(os.path.realpath(out))
+        if place in (store, *store.parents):
+            raise InputError(f"the store {source.directory} lies in {out}, which would be "
+                             "overwritten; choose another directory for the partition")
+        location = os.path.relpath(store, place)
+    else:
+        check_source(source)
+        schema, name, location = source.schema(), graph_name or source.name, STORE_DIR
+    if not _same(schema, plan.schema):
+        raise InputError("the plan was made for another graph: node types, relations, counts or "
+                         "feature sizes differ; make it again with `dgl-heta partition`")
+    config = part_config(plan, name, location)
+    file = config_name(name)
     with new_directory(out, overwrite=overwrite, kind=PLAN_FILE) as directory:
-        if isinstance(source, Store):
-            store_path = os.path.relpath(source.directory.resolve(), out.resolve())
-            name = graph_name or source.manifest.name
-        else:
-            store_path = STORE_DIR
-            name = graph_name or source.name
-            write_store(source, directory / STORE_DIR, memory_mb=memory_mb, edge_ids=edge_ids,
-                        progress=progress)
+        if not isinstance(source, Store):
+            (directory / STORE_DIR).mkdir()
+            fill_store(source, directory / STORE_DIR, memory_mb=memory_mb, edge_ids=edge_ids,
+                       progress=progress)
         plan.save(directory / PLAN_FILE)
-        config = part_config(plan, name, store_path)
-        (directory / f"{name}.json").write_text(json.dumps(config, indent=1) + "\n",
-                                                encoding="utf-8")
-    return out / f"{name}.json"
+        (directory / file).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    return out / file
+
+
+def config_name(graph_name: str) -> str:
+    """DistDGL's `<graph_name>.json`, made safe as a file name and different from the plan's."""
+    file = (safe_name(graph_name) or "graph") + ".json"
+    return f"graph-{file}" if file.lower() == PLAN_FILE else file
+
+
+def _same(one: Schema, other: Schema) -> bool:
+    """Equal, also in the order of types and relations, from which DistDGL's ids follow."""
+    return one == other and (one.node_types, one.relations) == (other.node_types, other.relations)
 
 
 def part_config(plan: Plan, graph_name: str, store: str) -> dict[str, Any]:
@@ -150,18 +180,16 @@ def part_config(plan: Plan, graph_name: str, store: str) -> dict[str, Any]:
     lacks edges.
     """
     schema, everyone = plan.schema, tuple(range(plan.num_parts))
-    node_map: dict[str, list[list[int]]] = {}
-    offset = 0
-    for ntype, count in schema.node_counts.items():
-        users = everyone if ntype in plan.targets else plan.users(ntype) or everyone
-        node_map[ntype] = _ranges(offset, count, users, plan.num_parts)
-        offset += count
-    edge_map: dict[str, list[list[int]]] = {}
-    offset = 0
-    for relation, count in schema.edge_counts.items():
-        users = tuple(p.index for p in plan.partitions if relation in p.relations) or everyone
-        edge_map[":".join(relation)] = _ranges(offset, count, users, plan.num_parts)
-        offset += count
+    for name in (*schema.node_types, *(r.etype for r in schema.relations)):
+        if ":" in name:
+            raise InputError(f"'{name}' has a colon, by which DistDGL's part_config separates "
+                             "names; rename the node type or edge type")
+    node_map = _tile(everyone, {
+        t: (n, everyone if t in plan.targets else plan.users(t) or everyone)
+        for t, n in schema.node_counts.items()})
+    edge_map = _tile(everyone, {
+        ":".join(r): (n, tuple(p.index for p in plan.partitions if r in p.relations) or everyone)
+        for r, n in schema.edge_counts.items()})
     return {
         "graph_name": graph_name,
         "num_nodes": sum(schema.node_counts.values()),
@@ -177,14 +205,23 @@ def part_config(plan: Plan, graph_name: str, store: str) -> dict[str, Any]:
     }
 
 
-def _ranges(offset: int, count: int, owners: Sequence[int], parts: int) -> list[list[int]]:
-    """Per partition the half-open range of ids that it owns, even among the owners."""
-    ranges = []
-    for part in range(parts):
-        before = sum(owner < part for owner in owners)
-        low = offset + count * before // len(owners)
-        high = offset + count * (before + 1) // len(owners) if part in owners else low
-        ranges.append([low, high])
+def _tile(parts: Sequence[int],
+          owned: dict[str, tuple[int, Sequence[int]]]) -> dict[str, list[list[int]]]:
+    """Per name and part the half-open range of ids, even among the name's owners.
+
+    `owned` is name → (count, owners). Ids go through the parts and in a part through the
+    names, as DistDGL numbers them.
+    """
+    ranges: dict[str, list[list[int]]] = {name: [] for name in owned}
+    offset = 0
+    for part in parts:
+        for name, (count, owners) in owned.items():
+            size = 0
+            if part in owners:
+                place = list(owners).index(part)
+                size = count * (place + 1) // len(owners) - count * place // len(owners)
+            ranges[name].append([offset, offset + size])
+            offset += size
     return ranges
 
 
@@ -193,7 +230,7 @@ def is_partition(path: Path) -> bool:
     return (path / PLAN_FILE).is_file()
 
 
-def open_partition(path: Path) -> tuple[Store, Plan]:
+def open_partition(path: str | Path) -> tuple[Store, Plan]:
     """The store and the plan of a partition directory.
 
     Raises
@@ -201,7 +238,11 @@ def open_partition(path: Path) -> tuple[Store, Plan]:
     InputError
         Not such a directory, or the plan is for a graph with another schema.
     """
-    plan = Plan.load(path / PLAN_FILE)
+    path = Path(path)
+    try:
+        plan = Plan.load(path / PLAN_FILE)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"plan {path / PLAN_FILE} is damaged: {error!r}") from None
     configs = [c for c in path.glob("*.json") if c.name != PLAN_FILE]
     if len(configs) != 1:
         raise InputError(f"{path} holds {len(configs)} part_config files beside {PLAN_FILE}; "
@@ -210,13 +251,16 @@ def open_partition(path: Path) -> tuple[Store, Plan]:
         config = json.loads(configs[0].read_text(encoding="utf-8"))
         location = config["part-0"]["dgl_heta_store"]
         name = config["graph_name"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if not isinstance(location, str) or not isinstance(name, str):
+            raise TypeError("dgl_heta_store and graph_name must be text")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(f"part_config {configs[0]} is damaged: {error!r}") from None
     if part_config(plan, name, location) != config:
         raise InputError(f"part_config {configs[0]} was edited: it does not follow from "
                          f"{PLAN_FILE}; make the partition again")
     store = Store(path / location)
-    if store.schema != plan.schema:
+    if not _same(store.schema, plan.schema):
         raise InputError(f"the plan in {path} was made for another graph than the store "
-                         f"{store.directory}: their node types or relations differ")
+                         f"{store.directory}: node types, relations, counts or feature sizes "
+                         "differ")
     return store, plan

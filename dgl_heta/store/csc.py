@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph import EdgeSource
 from dgl_heta.schema import Relation
 
@@ -44,8 +44,7 @@ def count_in_degrees(
     indptr = np.zeros(num_dst + 1, dtype=np.int64)
     seen = 0
     for src, dst in edges.chunks(chunk):
-        _check_chunk(relation, src, dst)
-        bad = _count(src, dst, num_src, indptr)
+        bad = _count(*_as_int64(relation, src, dst), num_src, indptr)
         if bad >= 0:
             out_of_range = not 0 <= src[bad] < num_src
             side, ntype, value, limit = (
@@ -68,24 +67,30 @@ def count_in_degrees(
 
 
 def sorted_indices(
-    edges: EdgeSource, indptr: np.ndarray, num_src: int, chunk: int, want_ids: bool,
-    scratch: Path, advance: Callable[[int], None],
+    relation: Relation, edges: EdgeSource, indptr: np.ndarray, num_src: int, chunk: int,
+    want_ids: bool, scratch: Path, advance: Callable[[int], None],
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Second pass: `(indices, edge ids)` in CSC order, piece by piece.
 
     Up to `chunk` edges are sorted in memory. More are first dealt to files, one per range of
     destinations that holds about a chunk of edges; then each file is sorted by itself. Edge
     ids are empty unless `want_ids`.
+
+    Raises
+    ------
+    HetaError
+        The edges are not those of the first pass (a file that is still being written).
     """
     dtype = index_dtype(num_src)
-    if edges.num_edges <= chunk:
+    num_edges = int(indptr[-1])
+    if num_edges <= chunk:
+        indices = np.empty(num_edges, dtype)
+        ids = np.empty(num_edges if want_ids else 0, np.int64)
         cursor = indptr[:-1].copy()
-        indices = np.empty(edges.num_edges, dtype)
-        ids = np.empty(edges.num_edges if want_ids else 0, np.int64)
-        done = 0
-        for src, dst in edges.chunks(chunk):
-            _scatter(src, dst, 0, cursor, indices, ids, done)
-            done += len(src)
+        for done, src, dst in _reread(relation, edges, chunk, num_edges, num_src, len(cursor)):
+            places = np.arange(done, done + len(src) if want_ids else done)
+            if not _scatter(src, dst, 0, cursor, indptr[1:], indices, ids, places):
+                raise _changed(relation)
             advance(len(src))
         yield indices, ids
         return
@@ -94,36 +99,57 @@ def sorted_indices(
         record = np.dtype([("src", dtype), ("dst", np.int64)]
                           + ([("id", np.int64)] if want_ids else []))
         buckets = _Buckets(Path(name), len(bounds) - 1, record)
-        done = 0
-        for src, dst in edges.chunks(chunk):
+        # Edges that are dealt or read back are held several times over: as read, as records, as
+        # sorted, as bytes.
+        piece = max(chunk // 4, 1024)
+        for done, src, dst in _reread(relation, edges, piece, num_edges, num_src,
+                                      len(indptr) - 1):
             rows = np.empty(len(src), record)
             rows["src"], rows["dst"] = src, dst
             if want_ids:
                 rows["id"] = np.arange(done, done + len(src))
             buckets.deal(rows, np.searchsorted(bounds, dst, side="right") - 1)
-            done += len(src)
             advance(len(src) // 2)
         for bucket in range(len(bounds) - 1):
             low, high = int(bounds[bucket]), int(bounds[bucket + 1])
-            base = int(indptr[low])
-            if high - low == 1:  # one destination, perhaps larger than a chunk: already in order
-                for rows in buckets.read(bucket, chunk):
-                    yield (np.ascontiguousarray(rows["src"]),
-                           np.ascontiguousarray(rows["id"]) if want_ids else rows["dst"][:0])
-                    advance(len(rows) - len(rows) // 2)
-                continue
-            cursor = indptr[low:high] - base
-            size = int(indptr[high]) - base
-            indices = np.empty(size, dtype)
-            ids = np.empty(size if want_ids else 0, np.int64)
-            for rows in buckets.read(bucket, chunk):
-                places = np.empty(0 if not want_ids else len(rows), np.int64)
-                if want_ids:
-                    places[:] = rows["id"]
-                _scatter_rows(np.ascontiguousarray(rows["src"]), np.ascontiguousarray(rows["dst"]),
-                              low, cursor, indices, ids, places)
+            base, size = int(indptr[low]), int(indptr[high] - indptr[low])
+            if buckets.size(bucket) != size:
+                raise _changed(relation)
+            alone = high - low == 1  # one destination, perhaps larger than a chunk: in order
+            indices = np.empty(0 if alone else size, dtype)
+            ids = np.empty(size if want_ids and not alone else 0, np.int64)
+            cursor, ends = indptr[low:high] - base, indptr[low + 1:high + 1] - base
+            for rows in buckets.read(bucket, piece):
+                src = np.ascontiguousarray(rows["src"])
+                places = np.ascontiguousarray(rows["id"]) if want_ids else ids[:0]
+                if alone:
+                    yield src, places
+                elif not _scatter(src, np.ascontiguousarray(rows["dst"]), low, cursor, ends,
+                                  indices, ids, places):
+                    raise _changed(relation)
                 advance(len(rows) - len(rows) // 2)
-            yield indices, ids
+            if not alone:
+                yield indices, ids
+
+
+def _reread(relation: Relation, edges: EdgeSource, chunk: int, num_edges: int, num_src: int,
+            num_dst: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """The edges again, as `(position of the first, src, dst)`, in range and as many as before."""
+    done = 0
+    for given in edges.chunks(chunk):
+        src, dst = _as_int64(relation, *given)
+        done += len(src)
+        for ids, count in ((src, num_src), (dst, num_dst)):
+            if done > num_edges or (len(ids) and not 0 <= ids.min() <= ids.max() < count):
+                raise _changed(relation)
+        yield done - len(src), src, dst
+    if done != num_edges:
+        raise _changed(relation)
+
+
+def _changed(relation: Relation) -> HetaError:
+    return HetaError(f"the edges of relation '{relation}' changed while they were read; nothing "
+                     "else may write to them meanwhile")
 
 
 def _ranges(indptr: np.ndarray, chunk: int) -> np.ndarray:
@@ -145,8 +171,9 @@ class _Buckets:
         self._record = record
 
     def deal(self, rows: np.ndarray, bucket: np.ndarray) -> None:
-        order = np.argsort(bucket, kind="stable")
-        rows = rows[order]
+        if len(self._paths) < 2**16:
+            bucket = bucket.astype(np.uint16)  # which NumPy sorts by radix
+        rows = rows[np.argsort(bucket, kind="stable")]
         ends = np.cumsum(np.bincount(bucket, minlength=len(self._paths)))
         start = 0
         for path, end in zip(self._paths, ends):
@@ -154,6 +181,10 @@ class _Buckets:
                 with path.open("ab") as file:
                     file.write(rows[start:end].tobytes())
             start = int(end)
+
+    def size(self, bucket: int) -> int:
+        path = self._paths[bucket]
+        return path.stat().st_size // self._record.itemsize if path.exists() else 0
 
     def read(self, bucket: int, chunk: int) -> Iterator[np.ndarray]:
         path = self._paths[bucket]
@@ -168,17 +199,21 @@ class _Buckets:
         path.unlink()
 
 
-def _check_chunk(relation: Relation, src: np.ndarray, dst: np.ndarray) -> None:
+def _as_int64(relation: Relation, src: np.ndarray,
+              dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The ids of a chunk in the one form that the kernels take; too large ones turn negative."""
     if len(src) != len(dst):
         raise InputError(
             f"relation '{relation}': {len(src)} source ids but {len(dst)} destination ids; "
             "both lists must have the same length"
         )
     for side, ids in (("source", src), ("destination", dst)):
-        if ids.dtype.kind not in "iu":
+        if ids.dtype.kind not in "iu" or ids.ndim != 1:
             raise InputError(
-                f"relation '{relation}': {side} ids are {ids.dtype}; they must be integers"
+                f"relation '{relation}': {side} ids are {ids.dtype} of shape {ids.shape}; they "
+                "must be integers in one dimension"
             )
+    return np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
 
 
 @numba.njit(nogil=True, cache=True)
@@ -193,22 +228,16 @@ def _count(src, dst, num_src, counts):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(nogil=True, cache=True)
-def _scatter(src, dst, low, cursor, indices, ids, first):  # type: ignore[no-untyped-def]
+def _scatter(src, dst, low, cursor, ends, indices, ids, places):  # type: ignore[no-untyped-def]
+    """Put each edge in the next place of its destination; False if there is none left."""
     keep = len(ids) > 0
     for i in range(len(src)):
-        place = cursor[dst[i] - low]
-        cursor[dst[i] - low] = place + 1
-        indices[place] = src[i]
-        if keep:
-            ids[place] = first + i
-
-
-@numba.njit(nogil=True, cache=True)
-def _scatter_rows(src, dst, low, cursor, indices, ids, places):  # type: ignore[no-untyped-def]
-    keep = len(ids) > 0
-    for i in range(len(src)):
-        place = cursor[dst[i] - low]
-        cursor[dst[i] - low] = place + 1
+        row = dst[i] - low
+        place = cursor[row]
+        if place >= ends[row]:
+            return False
+        cursor[row] = place + 1
         indices[place] = src[i]
         if keep:
             ids[place] = places[i]
+    return True

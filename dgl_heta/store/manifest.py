@@ -117,7 +117,7 @@ class Manifest:
                 f"{directory} is not a relation store: cannot read {path.name}: "
                 f"{error.strerror or error}"
             ) from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise InputError(f"store {path} is damaged: it is not JSON ({error})") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise InputError(f"{path} is not the manifest of a relation store (format: {FORMAT})")
@@ -133,7 +133,7 @@ class Manifest:
                 "write the store again"
             )
         try:
-            return cls(
+            manifest = cls(
                 name=data["name"],
                 node_counts={t: int(v["count"]) for t, v in data["node_types"].items()},
                 arrays={t: {k: _entry(a) for k, a in v["arrays"].items()}
@@ -147,12 +147,27 @@ class Manifest:
                 task=Task(**data["task"]) if data["task"] else None,
                 info=data["info"], created_by=data["created_by"],
             )
-        except (KeyError, TypeError, ValueError) as error:
+            manifest._check_shapes()
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise InputError(f"store manifest {path} is damaged: {error!r}") from None
+        return manifest
+
+    def _check_shapes(self) -> None:
+        """Raise ValueError for a file that cannot hold what it is said to."""
+        for ntype, arrays in self.arrays.items():
+            for name, entry in arrays.items():
+                if entry.shape[:1] != (self.node_counts[ntype],):
+                    raise ValueError(f"array '{name}' of '{ntype}' has shape {entry.shape}")
+        for item in self.relations:
+            shapes = [(item.indptr, self.node_counts[item.relation.dst] + 1),
+                      (item.indices, item.edges), (item.edge_ids or item.indices, item.edges)]
+            if any(entry.shape != (count,) for entry, count in shapes):
+                raise ValueError(f"relation '{item.relation}' has files of other shapes")
 
 
 def _digest(content: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    plain = json.loads(json.dumps(content))  # as it will be read: keys that are text, lists
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def _entry_json(entry: ArrayEntry) -> dict[str, Any]:
@@ -161,7 +176,9 @@ def _entry_json(entry: ArrayEntry) -> dict[str, Any]:
 
 def _entry(data: dict[str, Any]) -> ArrayEntry:
     path = PurePosixPath(data["file"])
-    if path.is_absolute() or ".." in path.parts:
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in data["file"]:
         raise ValueError(f"file {data['file']!r} lies outside the store")
+    if np.dtype(data["dtype"]).kind not in "fiub":
+        raise ValueError(f"file {data['file']!r} holds {data['dtype']!r}, which are not numbers")
     return ArrayEntry(str(path), str(data["dtype"]), tuple(int(n) for n in data["shape"]),
                       int(data["bytes"]), str(data["sha256"]))

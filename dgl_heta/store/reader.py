@@ -75,25 +75,30 @@ class Store:
         Raises
         ------
         InputError
-            A file that differs from what was written, by name.
+            A file that differs from what was written, by name; an unknown type or relation.
         """
-        entries = self.manifest.entries(
-            None if ntypes is None else set(ntypes),
-            None if relations is None else set(relations))
+        ntypes = None if ntypes is None else {self.schema.check_node_type(t) for t in ntypes}
+        relations = None if relations is None else {self._entry(r).relation for r in relations}
+        entries = self.manifest.entries(ntypes, relations)
         total = max(sum(entry.bytes for entry in entries), 1)
         done = 0
         for entry in entries:
             digest = hashlib.sha256()
-            with (self.directory / entry.file).open("rb") as file:
-                while data := file.read(2**22):
-                    digest.update(data)
-                    done += len(data)
-                    if progress:
-                        progress(entry.file, done / total)
+            path = self.directory / entry.file
+            try:
+                with path.open("rb") as file:
+                    while data := file.read(2**22):
+                        digest.update(data)
+                        done += len(data)
+                        if progress:
+                            progress(entry.file, min(done / total, 1.0))
+            except OSError as error:
+                raise InputError(f"cannot read store file {path}: "
+                                 f"{error.strerror or error}") from None
             if digest.hexdigest() != entry.sha256:
                 raise InputError(
-                    f"store file {self.directory / entry.file} was edited or damaged: its "
-                    "checksum does not agree with the manifest; write the store again"
+                    f"store file {path} was edited or damaged: its checksum does not agree with "
+                    "the manifest; write the store again"
                 )
 
     def _entry(self, relation: Relation) -> RelationEntry:
@@ -117,12 +122,16 @@ class Store:
     def _open(self, entry: ArrayEntry) -> np.ndarray:
         path = self.directory / entry.file
         try:
-            array = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError) as error:
-            raise InputError(f"store file {path} is damaged: {error}") from None
+            array = np.lib.format.open_memmap(path, mode="r")  # never unpickles
+        except Exception as error:  # NumPy's parser raises almost anything at a damaged header
+            reason = " ".join(str(error).split()) or type(error).__name__
+            raise InputError(f"store file {path} is damaged: {reason}") from None
         if array.dtype.str != entry.dtype or array.shape != entry.shape:
             raise InputError(
                 f"store file {path} holds {array.dtype.str}{list(array.shape)}, but the manifest "
                 f"says {entry.dtype}{list(entry.shape)}; write the store again"
             )
+        if not array.flags.c_contiguous or array.offset + array.nbytes != entry.bytes:
+            raise InputError(f"store file {path} is damaged: its header puts the rows in another "
+                             "place than they were written to; write the store again")
         return array

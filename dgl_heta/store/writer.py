@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import os
+import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,8 +15,10 @@ import numpy as np
 from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph import GraphSource, Task
+from dgl_heta.schema import Relation
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
-from dgl_heta.store.manifest import ArrayEntry, Manifest, RelationEntry
+from dgl_heta.store.directory import new_directory
+from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
 
 Progress = Callable[[str, float], None]
 """`progress(what, fraction done of the whole)`, called often."""
@@ -37,11 +38,12 @@ def write_store(
     """Write `source` as a relation store in the directory `out`.
 
     Everything is written to a temporary directory beside `out`, which is renamed when
-    complete; on any failure it is removed.
+    complete; on any failure, Ctrl-C and SIGTERM included, it is removed.
 
     Parameters
     ----------
-    overwrite : replace an existing store (and nothing but a store).
+    overwrite : replace an existing store (and nothing but a store), which stays as it is
+        until the new one is complete.
     memory_mb : memory for edges. Nodes need 16 bytes each for one type at a time besides;
         a relation larger than this is sorted in pieces on disk.
     edge_ids : keep for every edge its position in the source.
@@ -53,59 +55,27 @@ def write_store(
     HetaError
         The disk is full or cannot be written.
     """
-    out = Path(out)
-    source.schema()  # its checks come before any writing
-    _check_task(source)
-    _check_space(source, out, edge_ids)
-    with new_directory(out, overwrite=overwrite, kind="manifest.json") as directory:
-        manifest = _write(source, directory, memory_mb, edge_ids, progress or (lambda *_: None))
-        manifest.save(directory)
+    check_source(source)
+    with new_directory(Path(out), overwrite=overwrite, kind=FILE_NAME) as directory:
+        return fill_store(source, directory, memory_mb=memory_mb, edge_ids=edge_ids,
+                          progress=progress)
+
+
+def fill_store(source: GraphSource, directory: Path, *, memory_mb: int = 512,
+               edge_ids: bool = False, progress: Progress | None = None) -> Manifest:
+    """Write a checked source into an existing directory that the caller throws away on failure."""
+    _check_space(source, directory, edge_ids, _chunk(memory_mb))
+    manifest = _write(source, directory, _chunk(memory_mb), edge_ids,
+                      progress or (lambda *_: None))
+    manifest.save(directory)
     return manifest
 
 
-@contextmanager
-def new_directory(out: Path, *, overwrite: bool, kind: str) -> Iterator[Path]:
-    """A temporary directory that becomes `out` at the end, or leaves no trace.
-
-    An existing `out` is an error; with `overwrite` it is replaced, provided that it holds a
-    file named `kind`, that is, is one of ours.
-    """
-    if out.exists() or out.is_symlink():
-        if not overwrite:
-            raise InputError(f"{out} exists; choose another directory or ask to overwrite it "
-                             "(--overwrite)")
-        if not any(out.glob(kind)):
-            raise InputError(f"{out} exists and was not written by dgl-heta (no {kind} in it); "
-                             "it is not overwritten")
-    temporary = out.parent / f".{out.name}.partial-{os.getpid()}"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir()
-        yield temporary
-        if out.exists():
-            retired = out.parent / f".{out.name}.retired-{os.getpid()}"
-            out.rename(retired)
-            temporary.rename(out)
-            shutil.rmtree(retired)
-        else:
-            temporary.rename(out)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise HetaError(f"no space left on the disk of {out.parent} while writing {out}; "
-                            "nothing was kept") from error
-        if error.errno in (errno.EACCES, errno.EROFS, errno.EPERM, errno.ENOTDIR):
-            raise InputError(f"cannot write {out}: {error.strerror}") from error
-        raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
 class NpyWriter:
-    """A `.npy` file written in pieces, hashed on the way."""
+    """A `.npy` file written in pieces, hashed on the way; a context manager."""
 
     def __init__(self, directory: Path, file: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
-        self._file, self._dtype, self._shape = file, np.dtype(dtype), shape
+        self._file, self._dtype, self._shape = file, np.dtype(dtype).newbyteorder("="), shape
         path = directory / file
         path.parent.mkdir(parents=True, exist_ok=True)
         self._handle = path.open("wb")
@@ -115,6 +85,12 @@ class NpyWriter:
                   "shape": shape}
         np.lib.format.write_array_header_1_0(_Tee(self), header)  # type: ignore[arg-type]
 
+    def __enter__(self) -> NpyWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._handle.close()
+
     def _raw(self, data: bytes | memoryview) -> None:
         self._handle.write(data)
         self._hash.update(data)
@@ -123,15 +99,12 @@ class NpyWriter:
     def append(self, rows: np.ndarray) -> None:
         rows = np.ascontiguousarray(rows, dtype=self._dtype)
         if rows.size:
-            self._raw(memoryview(rows).cast("B"))
+            self._raw(rows.reshape(-1).view(np.uint8).data)
 
     def close(self) -> ArrayEntry:
         self._handle.close()
         return ArrayEntry(self._file, self._dtype.str, self._shape, self._bytes,
                           self._hash.hexdigest())
-
-    def abandon(self) -> None:
-        self._handle.close()
 
 
 class _Tee:
@@ -145,7 +118,12 @@ class _Tee:
         return len(data)
 
 
-def _write(source: GraphSource, directory: Path, memory_mb: int, edge_ids: bool,
+def _chunk(memory_mb: int) -> int:
+    """Edges in memory at a time: about 40 bytes each while they are sorted."""
+    return max(memory_mb * 2**20 // 40, 1024)
+
+
+def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
            progress: Progress) -> Manifest:
     total = _work(source)
     done = 0
@@ -157,69 +135,87 @@ def _write(source: GraphSource, directory: Path, memory_mb: int, edge_ids: bool,
             progress(what, min(done / total, 1.0))
         return advance
 
+    # Indices in file names keep apart what safe_name makes alike ("a/b" and "a_b").
     arrays: dict[str, dict[str, ArrayEntry]] = {}
     for index, ntype in enumerate(source.node_counts):
         arrays[ntype] = {}
-        for name, array in source.node_arrays.get(ntype, {}).items():
-            file = f"nodes/{index}-{_safe(ntype)}/{_safe(name)}.npy"
-            arrays[ntype][name] = _write_array(
-                directory, file, ntype, name, array, source.node_counts[ntype], source.task,
-                advancing(f"{ntype} {name}"))
-    chunk = max(memory_mb * 2**20 // 40, 1024)
+        for place, (name, array) in enumerate(source.node_arrays.get(ntype, {}).items()):
+            file = f"nodes/{index}-{safe_name(ntype)}/{place}-{safe_name(name)}.npy"
+            arrays[ntype][name] = _write_array(directory, file, ntype, name, array,
+                                               advancing(f"{ntype} {name}"))
     relations = []
-    for index, (relation, edges) in enumerate(source.edges.items()):
+    for index, (triple, edges) in enumerate(source.edges.items()):
+        relation = Relation(*triple)
         num_src, num_dst = source.node_counts[relation.src], source.node_counts[relation.dst]
-        folder = f"relations/{index}-{_safe('__'.join(relation))}"
+        folder = f"relations/{index}-{safe_name('__'.join(relation))}"
         advance = advancing(str(relation))
         indptr = count_in_degrees(relation, edges, num_src, num_dst, chunk, advance)
-        pointer = NpyWriter(directory, f"{folder}/indptr.npy", indptr.dtype, indptr.shape)
-        pointer.append(indptr)
-        shape = (edges.num_edges,)
-        body = NpyWriter(directory, f"{folder}/indices.npy", index_dtype(num_src), shape)
-        ids = (NpyWriter(directory, f"{folder}/edge_ids.npy", np.dtype(np.int64), shape)
-               if edge_ids else None)
-        for indices, positions in sorted_indices(edges, indptr, num_src, chunk, edge_ids,
-                                                 directory, advance):
-            body.append(indices)
-            if ids:
-                ids.append(positions)
-        relations.append(RelationEntry(relation, edges.num_edges, pointer.close(), body.close(),
-                                       ids.close() if ids else None))
-    return Manifest(source.name, dict(source.node_counts), arrays, tuple(relations), source.task,
-                    source.info, f"dgl-heta {__version__}")
+        shape = (int(indptr[-1]),)
+        with NpyWriter(directory, f"{folder}/indptr.npy", indptr.dtype, indptr.shape) as pointer:
+            pointer.append(indptr)
+        with ExitStack() as files:
+            body = files.enter_context(
+                NpyWriter(directory, f"{folder}/indices.npy", index_dtype(num_src), shape))
+            ids = files.enter_context(
+                NpyWriter(directory, f"{folder}/edge_ids.npy", np.dtype(np.int64), shape)
+            ) if edge_ids else None
+            for indices, positions in sorted_indices(relation, edges, indptr, num_src, chunk,
+                                                     edge_ids, directory, advance):
+                body.append(indices)
+                if ids:
+                    ids.append(positions)
+            relations.append(RelationEntry(relation, shape[0], pointer.close(), body.close(),
+                                           ids.close() if ids else None))
+    task = source.task and Task(source.task.target, int(source.task.num_classes),
+                                source.task.label)
+    return Manifest(source.name, {t: int(n) for t, n in source.node_counts.items()}, arrays,
+                    tuple(relations), task, source.info, f"dgl-heta {__version__}")
 
 
 def _write_array(directory: Path, file: str, ntype: str, name: str, array: np.ndarray,
-                 count: int, task: Task | None, advance: Callable[[int], None]) -> ArrayEntry:
-    writer = NpyWriter(directory, file, array.dtype, array.shape)
+                 advance: Callable[[int], None]) -> ArrayEntry:
     row_bytes = max(array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)), 1)
     step = max(2**25 // row_bytes, 1)
-    for start in range(0, count, step):
-        rows = np.asarray(array[start:start + step])
-        if rows.dtype.kind == "f":
-            finite = np.isfinite(rows)
-            if not finite.all():
-                bad = start + int(np.argwhere(~finite)[0][0])
-                raise InputError(
-                    f"array '{name}' of node type '{ntype}' has a value that is not finite "
-                    f"(NaN or infinity), first in row {bad}; replace or drop it"
-                )
-        writer.append(rows)
-        _forget(array)
-        advance(len(rows) * row_bytes)
-    return writer.close()
+    with NpyWriter(directory, file, array.dtype, array.shape) as writer:
+        for start in range(0, len(array), step):
+            rows = np.asarray(array[start:start + step])
+            if rows.dtype.kind == "f":
+                finite = np.isfinite(rows)
+                if not finite.all():
+                    bad = start + int(np.argwhere(~finite)[0][0])
+                    raise InputError(
+                        f"array '{name}' of node type '{ntype}' has a value that is not finite "
+                        f"(NaN or infinity), first in row {bad}; replace or drop it"
+                    )
+            writer.append(rows)
+            _forget(array)
+            advance(len(rows) * row_bytes)
+        return writer.close()
 
 
 def _forget(array: np.ndarray) -> None:
     """Let go of the pages of a memory map that were read, so that memory stays bounded."""
     mapped = getattr(array, "_mmap", None)
-    if mapped is not None and hasattr(mapped, "madvise"):
+    # Pages of a copy-on-write map (mode "c") may hold changes that are nowhere else.
+    if mapped is not None and hasattr(mapped, "madvise") and getattr(array, "mode", "c") != "c":
         import mmap
 
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-def _check_task(source: GraphSource) -> None:
+def check_source(source: GraphSource) -> None:
+    """Check what can be known of a graph before its edges are read.
+
+    Raises
+    ------
+    InputError
+        Counts, array shapes and types, labels, masks or the task are wrong.
+    """
+    source.schema()
+    try:
+        json.dumps([source.name, source.info])
+    except (TypeError, ValueError) as error:
+        raise InputError(f"name and info of a graph must be what JSON can hold: {error}") from None
     for ntype, arrays in source.node_arrays.items():
         if ntype not in source.node_counts:
             raise InputError(f"arrays are given for node type '{ntype}', which is not in the "
@@ -230,11 +226,11 @@ def _check_task(source: GraphSource) -> None:
                 rows = array.shape[0] if array.ndim else "no"
                 raise InputError(f"array '{name}' of node type '{ntype}' has {rows} rows; it must "
                                  f"have {count}, one for each node")
-            if array.dtype.kind not in "fiub":
+            if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
                 raise InputError(f"array '{name}' of node type '{ntype}' has dtype {array.dtype}; "
-                                 "it must be numbers or booleans")
+                                 "it must be numbers of at most 64 bits or booleans")
         feat = arrays.get("feat")
-        if feat is not None and (feat.ndim != 2 or feat.dtype.kind != "f"):
+        if feat is not None and (feat.ndim != 2 or feat.dtype.kind != "f" or not feat.shape[1]):
             raise InputError(f"features 'feat' of node type '{ntype}' are {feat.dtype} of shape "
                              f"{feat.shape}; they must be floating point, one row per node and "
                              "one column per feature")
@@ -269,18 +265,18 @@ def _check_task(source: GraphSource) -> None:
                              f"{task.num_classes - 1}")
 
 
-def _check_space(source: GraphSource, out: Path, edge_ids: bool) -> None:
+def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: int) -> None:
     need = sum(array.nbytes for arrays in source.node_arrays.values() for array in arrays.values())
-    for relation, edges in source.edges.items():
-        width = index_dtype(source.node_counts[relation.src]).itemsize + 8 * edge_ids
-        need += edges.num_edges * width + 8 * source.node_counts[relation.dst]
-    parent = out.parent
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
-    free = shutil.disk_usage(parent).free
-    if need > free:
-        raise HetaError(f"the store needs {need / 1e9:.2f} GB, but the disk of {parent} has "
-                        f"{free / 1e9:.2f} GB free")
+    scratch = 0
+    for (src, _, dst), edges in source.edges.items():
+        width = index_dtype(source.node_counts[src]).itemsize + 8 * edge_ids
+        need += edges.num_edges * width + 8 * source.node_counts[dst]
+        if edges.num_edges > chunk:
+            scratch = max(scratch, edges.num_edges * (width + 8))
+    free = shutil.disk_usage(directory).free
+    if need + scratch > free:
+        raise HetaError(f"the store needs {need:,} bytes and {scratch:,} more while it is "
+                        f"written, but the disk has {free:,} free")
 
 
 def _work(source: GraphSource) -> int:
@@ -289,5 +285,6 @@ def _work(source: GraphSource) -> int:
     return max(arrays + 2 * sum(edges.num_edges for edges in source.edges.values()), 1)
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
+    """A part of a file name that looks like `name`; different names can give the same."""
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:80]
