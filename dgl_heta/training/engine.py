@@ -125,7 +125,7 @@ class Engine:
 
         Returns the sum of this worker's losses, and how many of its seeds it got right.
         """
-        batch = self._batch(self._sampler, seeds, step)
+        batch = self.sample(seeds, step)
         self.model.train()
         with self.timed("fetch"):
             inputs = self.inputs(batch, train=True)
@@ -143,6 +143,10 @@ class Engine:
             self.learnable.update()
         return float(total.detach()), int((logits.argmax(1) == labels).sum())
 
+    def sample(self, seeds: np.ndarray, step: int) -> MiniBatch:
+        """This worker's blocks for the global batch `seeds`."""
+        return self._batch(self._sampler, seeds, step)
+
     @torch.no_grad()
     def evaluate(self, split_name: str) -> tuple[float, float]:
         """`(accuracy, mean loss)` over a split, by all workers together; NaN if it is empty."""
@@ -154,7 +158,7 @@ class Engine:
             labels = self.labels(batch)
             totals += torch.tensor([float((logits.argmax(1) == labels).sum()),
                                     float(F.cross_entropy(logits, labels, reduction="sum")),
-                                    len(labels)])
+                                    len(labels)], dtype=torch.float64)
         right, loss, count = self.sum_over_workers(totals)
         return (right / count, loss / count) if count else (float("nan"), float("nan"))
 

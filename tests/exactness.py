@@ -1,0 +1,120 @@
+"""RAF against one process, in fp64: the cases, how they are run, how they are compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.distributed import TCPStore
+
+TESTS = Path(__file__).parent
+BATCH = 24  # seeds of a step over all workers; divides by 1, 2, 3, 4 and 8
+LIMIT = 1e-9
+
+
+def cases() -> dict[str, dict[str, Any]]:
+    """Case name → settings that differ from the base, as `section.key`."""
+    found: dict[str, dict[str, Any]] = {}
+    for reduce, loop, bases in product(("sum", "mean", "max", "min"), (True, False), (0, 2)):
+        name = f"{reduce}{'-self_loop' if loop else ''}{'-bases' if bases else ''}"
+        found[name] = {"model.reduce": reduce, "model.self_loop": loop, "model.bases": bases}
+    found["one layer"] = {"model.layers": 1, "train.fanouts": [-1]}
+    found["three layers"] = {"model.layers": 3, "train.fanouts": [-1, -1, -1],
+                             "model.reduce": "mean"}
+    found["sampled"] = {"train.fanouts": [2, 3], "model.layer_norm": True}
+    found["without seed states"] = {"train.seed_states": False, "model.self_loop": False}
+    found["max over neighbours"] = {"model.aggregate": "max", "model.reduce": "mean"}
+    found["min over neighbours"] = {"model.aggregate": "min", "model.reduce": "max"}
+    found["torch kernel"] = {"train.kernel": "torch"}
+    found["metapaths"] = {"metapaths": [
+        ["rev-writes", "writes"], ["rev-at", "writes"], ["cites"], ["topic", "rev-topic"],
+        ["writes", "rev-cites"]]}
+    return found
+
+
+def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
+        **extra: Any) -> dict[str, Any]:
+    """What the workers are told."""
+    chosen = {}
+    for name, changes in cases().items():
+        if names is not None and name not in names:
+            continue
+        settings: dict[str, dict[str, Any]] = {
+            "model": {"hidden": 6},
+            "train": {"batch_size": BATCH // parts, "fanouts": [-1, -1], "dtype": "float64",
+                      "threads": 1},
+            "run": {"timeout_s": 60}}
+        for key, value in {**changes, **extra}.items():
+            if key != "metapaths":
+                section, name_of = key.split(".")
+                settings[section][name_of] = value
+        chosen[name] = {"settings": settings, "metapaths": changes.get("metapaths")}
+    return {"store": str(store), "out": str(out), "parts": parts, "cases": chosen}
+
+
+def run(description: dict[str, Any], out: Path) -> dict[str, list[dict[str, np.ndarray]]]:
+    """Run a job on its workers; returns for each case what every worker computed."""
+    parts = description["parts"]
+    file = out / f"job-{parts}.json"
+    file.write_text(json.dumps(description))
+    meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    environment = {**os.environ, "WORLD_SIZE": str(parts), "GLOO_SOCKET_IFNAME": "lo",
+                   "DGL_HETA_RENDEZVOUS": f"127.0.0.1:{meeting.port}"}
+    processes = [subprocess.Popen([sys.executable, str(TESTS / "exact_worker.py"), str(file)],
+                                  env={**environment, "RANK": str(rank)})
+                 for rank in range(parts)]
+    try:
+        codes = [process.wait(timeout=400) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert codes == [0] * parts, f"workers ended with {codes}"
+    return {name: [dict(np.load(out / f"{name}-{parts}-{rank}.npz")) for rank in range(parts)]
+            for name in description["cases"]}
+
+
+def differences(one: dict[str, np.ndarray], many: list[dict[str, np.ndarray]]
+                ) -> dict[str, float]:
+    """Largest relative difference of logits, loss, gradients, parameters and features."""
+    worst = dict.fromkeys(("logits", "loss", "gradients", "parameters", "features"), 0.0)
+
+    def compare(kind: str, got: np.ndarray, want: np.ndarray) -> None:
+        assert got.shape == want.shape, (kind, got.shape, want.shape)
+        if want.size:
+            scale = max(float(np.abs(want).max()), 1e-12)
+            worst[kind] = max(worst[kind], float(np.abs(got - want).max()) / scale)
+
+    for key, want in one.items():
+        if key.endswith("/logits"):
+            own = key.replace("logits", "own")
+            np.testing.assert_array_equal(np.concatenate([m[own] for m in many]), one[own])
+            compare("logits", np.concatenate([m[key] for m in many]), want)
+        elif key.endswith("/loss"):
+            compare("loss", np.mean([m[key] for m in many]), want)
+        elif "/grad/" in key:
+            for m in many:
+                compare("gradients", m[key], want)
+        elif key.startswith("parameter/"):
+            for m in many:
+                compare("parameters", m[key], want)
+        elif key.startswith("rows/"):
+            whole = np.full_like(want, np.nan)
+            for m in many:
+                for name, rows in m.items():
+                    kind, _, rest = name.partition("/")
+                    ntype, _, low = rest.rpartition("/")
+                    if kind == "rows" and ntype == key.split("/")[1]:
+                        whole[int(low):int(low) + len(rows)] = rows
+            compare("features", whole, want)
+        elif key == "val":
+            for m in many:
+                compare("loss", m[key], want)
+    extra = {k for m in many for k in m if "/grad/" in k} - set(one)
+    assert not extra, f"gradients that one process does not have: {sorted(extra)}"
+    return worst

@@ -1,0 +1,74 @@
+"""RAF on P workers computes what one process computes (design: exact), in fp64.
+
+Graph: parallel relations between the same two types, a target that is also a neighbour,
+types with and without features; full and sampled neighbourhoods; uneven last batches.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from exactness import LIMIT, differences, job, run
+from graphs import academic
+
+from dgl_heta.store import write_store
+
+
+Results = dict[str, list[dict[str, np.ndarray]]]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("exact") / "store"
+    write_store(academic(), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def alone(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """What one process computes, for every case."""
+    out = tmp_path_factory.mktemp("alone")
+    return run(job(store, out, 1), out)
+
+
+def check(alone: Results, together: Results) -> None:
+    for name, workers in together.items():
+        worst = differences(alone[name][0], workers)
+        assert max(worst.values()) < LIMIT, (name, worst)
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_workers_compute_what_one_process_computes(
+        store: Path, alone: Results, tmp_path: Path, parts: int) -> None:
+    check(alone, run(job(store, tmp_path, parts), tmp_path))
+
+
+@pytest.mark.parametrize("parts", [6, 8])
+def test_more_workers_than_sub_metatrees_compute_the_same(
+        store: Path, alone: Results, tmp_path: Path, parts: int) -> None:
+    """4 sub-metatrees: 6 workers share seeds inside one group, 8 are two groups."""
+    names = ["sum-self_loop", "max-self_loop-bases", "mean", "sampled", "three layers"]
+    check(alone, run(job(store, tmp_path, parts, names), tmp_path))
+
+
+def test_data_parallel_wrapper_computes_the_same(
+        store: Path, alone: Results, tmp_path: Path) -> None:
+    names = ["sum-self_loop", "sampled"]
+    check(alone, run(job(store, tmp_path, 2, names, **{"train.wrapper": "ddp"}), tmp_path))
+
+
+def test_replicas_of_learnable_features_differ_only_where_types_are_shared(
+        store: Path, alone: Results, tmp_path: Path) -> None:
+    """With replicas the first step is exact; later the copies of a shared type part ways."""
+    name = "sum-self_loop"
+    workers = run(job(store, tmp_path, 2, [name], **{"train.learnable": "replica"}),
+                  tmp_path)[name]
+    first = {k: v for k, v in alone[name][0].items() if k.startswith("0/")}
+    worst = differences(first, [{k: v for k, v in w.items() if k.startswith("0/")}
+                                for w in workers])
+    assert max(worst.values()) < LIMIT, worst
+    copies = [w["rows/author/0"] for w in workers if "rows/author/0" in w]
+    assert len(copies) == 2
+    assert (copies[0] != copies[1]).any(), "two partitions use authors and train them apart"
