@@ -9,18 +9,18 @@ types reached so far.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import json
-from collections.abc import Iterable, Sequence
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx as nx
 
 from dgl_heta.errors import InputError, listing
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.schema import Relation, Schema, read_json
 
 Metapath = tuple[Relation, ...]
 """Relations in edge direction: the last one ends at the target node type."""
@@ -100,6 +100,8 @@ def sub_metatrees(
 
 def check_hops(hops: int | None, metapaths: Sequence[Metapath] | None) -> int:
     """The depth of the metatree, from `hops` or the longest metapath."""
+    if metapaths and not all(metapaths):
+        raise InputError("a metapath is empty; it needs at least one relation")
     longest = max((len(path) for path in metapaths), default=0) if metapaths else 0
     if hops is None:
         if not longest:
@@ -117,32 +119,57 @@ def check_hops(hops: int | None, metapaths: Sequence[Metapath] | None) -> int:
 
 def _from_hops(schema: Schema, targets: Sequence[str], depth: int) -> list[SubMetatree]:
     order = {relation: i for i, relation in enumerate(schema.relations)}
-    below: dict[str, tuple[tuple[Relation, ...], ...]] = {}
-    # What lies below a child depends on its node type alone, and where a cycle leads back to
-    # the root relation the whole tree does: keep both, schemas with thousands of relations
-    # between few types would otherwise take seconds.
-    whole: dict[str, tuple[frozenset[Relation], SubMetatree]] = {}
+    nodes, edges = schema.node_counts, schema.edge_counts
 
-    def levels_below(ntype: str) -> tuple[tuple[Relation, ...], ...]:
-        if ntype not in below:
-            levels, reached = [], {ntype}
-            for _ in range(depth - 1):
-                level = {r for t in reached for r in schema.into[t]}
-                levels.append(tuple(sorted(level, key=order.__getitem__)))
-                reached = {r.src for r in level}
-            below[ntype] = tuple(levels)
-        return below[ntype]
+    # What lies below a child depends on its node type alone: it is worked out once per type,
+    # because a schema can have thousands of relations between few types.
+    @cache
+    def below(ntype: str) -> _Below:
+        levels, reached = [], {ntype}
+        for _ in range(depth - 1):
+            level = {r for t in reached for r in schema.into[t]}
+            levels.append(tuple(sorted(level, key=order.__getitem__)))
+            reached = {r.src for r in level}
+        unique = frozenset(r for level in levels for r in level)
+        types = frozenset({ntype}.union(*((r.src, r.dst) for r in unique)))
+        return _Below(
+            tuple(levels), unique, tuple(sorted(unique, key=order.__getitem__)), types,
+            node_types=tuple(t for t in nodes if t in types),
+            weight=sum(edges[r] for r in unique) + sum(nodes[t] for t in types),
+        )
 
     def tree(root: Relation) -> SubMetatree:
-        levels = ((root,), *levels_below(root.src))
-        if root.src in whole and root in whole[root.src][0]:
-            return dataclasses.replace(whole[root.src][1], root=root, levels=levels)
-        made = _tree(schema, order, root, levels)
-        if any(root in level for level in levels[1:]):
-            whole[root.src] = (frozenset(made.relations), made)
-        return made
+        under = below(root.src)
+        relations, node_types, weight = under.relations, under.node_types, under.weight
+        if root not in under.unique:
+            relations = with_relations(relations, [root], order)
+            weight += edges[root]
+        if root.dst not in under.types:
+            node_types = tuple(t for t in nodes if t in under.types or t == root.dst)
+            weight += nodes[root.dst]
+        return SubMetatree(root, ((root,), *under.levels), relations, node_types, weight)
 
     return [tree(root) for target in targets for root in schema.into[target]]
+
+
+class _Below(NamedTuple):
+    """The descendants of a child of the root, without the relation that leads to it."""
+
+    levels: tuple[tuple[Relation, ...], ...]
+    unique: frozenset[Relation]
+    relations: tuple[Relation, ...]
+    types: frozenset[str]
+    node_types: tuple[str, ...]
+    weight: int
+
+
+def with_relations(relations: Sequence[Relation], more: Iterable[Relation],
+                   order: Mapping[Relation, int]) -> tuple[Relation, ...]:
+    """`relations`, which are in canonical `order`, with `more` put in their places."""
+    merged = list(relations)
+    for relation in more:
+        insort(merged, relation, key=order.__getitem__)
+    return tuple(merged)
 
 
 def _from_metapaths(
@@ -182,8 +209,6 @@ def _tree(schema: Schema, order: dict[Relation, int], root: Relation,
 
 def check_metapath(schema: Schema, targets: Sequence[str], path: Metapath) -> None:
     """Raise an :class:`InputError` unless `path` is a chain of relations into a target."""
-    if not path:
-        raise InputError("a metapath is empty; it needs at least one relation")
     shown = " → ".join([path[0].src, *(f"({r.etype}) {r.dst}" for r in path)])
     for relation in path:
         schema.find_relation(relation)
@@ -223,14 +248,7 @@ def parse_metapaths(data: Any, schema: Schema, origin: str = "metapaths") -> lis
 
 def load_metapaths(path: str | Path, schema: Schema) -> list[Metapath]:
     """Read metapaths from a JSON file (see :func:`parse_metapaths`)."""
-    path = Path(path)
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read metapaths {path}: {error.strerror or error}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"metapaths {path} is not JSON: {error}") from None
-    return parse_metapaths(data, schema, origin=str(path))
+    return parse_metapaths(read_json(path, "metapaths"), schema, origin=str(path))
 
 
 def inner_relations(trees: Iterable[SubMetatree], hops: int, layer: int) -> set[Relation]:
@@ -241,4 +259,6 @@ def inner_relations(trees: Iterable[SubMetatree], hops: int, layer: int) -> set[
     2 … hops - l + 1.
     """
     last = hops - layer + 1
-    return {r for tree in trees for level in tree.levels[1:last] for r in level}
+    # Sub-metatrees share their levels, so look at each tuple of relations only once.
+    levels = {id(level): level for tree in trees for level in tree.levels[1:last]}
+    return {r for level in levels.values() for r in level}

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import heapq
 import json
+import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dgl_heta.errors import InputError
 from dgl_heta.metatree import (
@@ -24,8 +25,9 @@ from dgl_heta.metatree import (
     inner_relations,
     parse_metapaths,
     sub_metatrees,
+    with_relations,
 )
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.schema import Relation, Schema, read_json
 
 Assign = Callable[[Sequence[int], int], Sequence[Sequence[int]]]
 """`assign(weights, parts)` returns for each partition the indices of its sub-metatrees."""
@@ -112,8 +114,11 @@ class Plan:
 
     @property
     def boundary_nodes(self) -> int:
-        """Nodes with neighbours in more than one partition: the target nodes, if P > 1."""
-        if self.num_parts == 1:
+        """Nodes with neighbours in more than one partition of a group: the target nodes.
+
+        None where every group is a single partition, which has all sub-metatrees.
+        """
+        if all(len(group) == 1 for group in self.groups):
             return 0
         return sum(self.schema.node_counts[t] for t in self.targets)
 
@@ -125,15 +130,17 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; the fields are listed in docs/format.md."""
+        # One list per relation: a dense schema names each of them millions of times.
+        listed = {r: list(r) for r in self.schema.relations}
         return {
             "target": self.targets[0] if len(self.targets) == 1 else list(self.targets),
             "hops": self.hops,
             "parts": self.num_parts,
             "method": self.method,
-            "metapaths": [[list(r) for r in path] for path in self.metapaths] or None,
+            "metapaths": [[listed[r] for r in path] for path in self.metapaths] or None,
             "sub_metatrees": [
                 {"root_relation": list(tree.root), "weight": tree.weight,
-                 "relations": [list(r) for r in tree.relations],
+                 "relations": [listed[r] for r in tree.relations],
                  "node_types": list(tree.node_types)}
                 for tree in self.sub_metatrees
             ],
@@ -141,10 +148,10 @@ class Plan:
                 {"sub_metatrees": list(p.sub_metatrees),
                  "shares": [[s.index, s.count] for s in p.sub_metatrees.values()],
                  "group": p.group,
-                 "relations": [list(r) for r in p.relations],
+                 "relations": [listed[r] for r in p.relations],
                  "node_types": list(p.node_types),
                  "num_nodes": p.num_nodes, "num_edges": p.num_edges, "weight": p.weight,
-                 "layers": {str(layer): [list(r) for r in relations]
+                 "layers": {str(layer): [listed[r] for r in relations]
                             for layer, relations in p.layers.items()}}
                 for p in self.partitions
             ],
@@ -155,19 +162,20 @@ class Plan:
         """Write the plan and its schema as JSON."""
         data = {"format": "dgl-heta-plan", "version": 1, "schema": self.schema.to_json(),
                 "plan": self.to_json()}
-        Path(path).write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
+        Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan written by :meth:`save`."""
-        try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"cannot read plan {path}: {error.strerror or error}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"plan {path} is not JSON: {error}") from None
+        data = read_json(path, "plan")
         if not isinstance(data, dict) or data.get("format") != "dgl-heta-plan":
             raise InputError(f"{path} is not a dgl-heta plan (no field format: dgl-heta-plan)")
+        if data.get("version") != 1:
+            raise InputError(f"plan {path} has format version {data.get('version')!r}; "
+                             "this dgl-heta reads version 1")
+        for name in ("schema", "plan"):
+            if name not in data:
+                raise InputError(f"plan {path} is damaged: it lacks the field '{name}'")
         return cls.from_json(data["plan"], Schema.from_json(data["schema"], str(path)), str(path))
 
     @classmethod
@@ -181,12 +189,21 @@ class Plan:
                                    for i, s in zip(p["sub_metatrees"], p["shares"])})
                 for p in data["partitions"]
             ]
-            trees = sub_metatrees(schema, targets, data["hops"], paths)
-            plan = _derive(schema, tuple(targets), data["hops"], data["method"], tuple(paths),
-                           tuple(trees), assignment)
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise InputError(f"plan {origin} is damaged: {error!r}") from None
-        if plan.to_json() != data:
+            hops, method = data["hops"], data["method"]
+            # First of all, because what follows takes time in proportion to the number of hops.
+            same = bool(assignment) and all(len(p["layers"]) == hops for p in data["partitions"])
+            if same:
+                trees = sub_metatrees(schema, targets, hops, paths)
+                same = _covered(assignment, len(trees))
+            if same:
+                plan = _derive(schema, tuple(targets), hops, method, tuple(paths), tuple(trees),
+                               assignment)
+                same = plan.to_json() == data
+        except KeyError as error:
+            raise InputError(f"plan {origin} is damaged: it lacks the field {error}") from None
+        except (TypeError, ValueError, AttributeError, IndexError, OverflowError):
+            raise InputError(f"plan {origin} is damaged: a field has the wrong type") from None
+        if not same:
             raise InputError(
                 f"plan {origin} was edited: its fields do not follow from its assignment; "
                 "make it again with `dgl-heta partition`"
@@ -237,8 +254,7 @@ def make_plan(
     weights = [tree.weight for tree in trees]
     assignment: list[tuple[int, dict[int, Share]]] = []
     if parts <= len(trees):
-        assigned = assign(weights, parts)
-        _check_assignment(assigned, len(trees), parts, method)
+        assigned = _checked(assign(weights, parts), len(trees), parts, method)
         assignment = [(0, {i: Share() for i in sorted(part)}) for part in assigned]
     else:
         num_groups = parts // len(trees)
@@ -256,14 +272,38 @@ def _spread(weights: Sequence[int], machines: int) -> list[tuple[int, Share]]:
     return [(i, Share(k, count)) for i, count in enumerate(counts) for k in range(count)]
 
 
-def _check_assignment(assigned: Sequence[Sequence[int]], trees: int, parts: int,
-                      method: str) -> None:
-    dealt = sorted(i for part in assigned for i in part)
-    if len(assigned) != parts or dealt != list(range(trees)):
+def _checked(assigned: Sequence[Sequence[int]], trees: int, parts: int,
+             method: str) -> list[list[int]]:
+    """What a backend dealt, or an :class:`InputError` unless it dealt everything once."""
+    try:
+        dealt = [[operator.index(i) for i in part] for part in assigned]
+    except TypeError:
         raise InputError(
-            f"partition method '{method}' dealt sub-metatrees {dealt} to {len(assigned)} "
+            f"partition method '{method}' returned {assigned!r}; it must return for each of "
+            f"{parts} partitions a list of the indices of its sub-metatrees"
+        ) from None
+    indices = sorted(i for part in dealt for i in part)
+    if len(dealt) != parts or indices != list(range(trees)):
+        raise InputError(
+            f"partition method '{method}' dealt sub-metatrees {indices} to {len(dealt)} "
             f"partitions; each of 0 … {trees - 1} must go to exactly one of {parts}"
         )
+    return dealt
+
+
+def _covered(assignment: Sequence[tuple[int, dict[int, Share]]], trees: int) -> bool:
+    """Whether the shares of every sub-metatree make a whole in every group."""
+    held: dict[int, list[list[Share]]] = {}
+    for group, shares in assignment:
+        by_tree = held.setdefault(group, [[] for _ in range(trees)])
+        for index, share in shares.items():
+            if not 0 <= index < trees:
+                return False
+            by_tree[index].append(share)
+    return set(held) == set(range(len(held))) and all(
+        sorted(s.index for s in shares) == list(range(len(shares)))
+        and all(s.count == len(shares) for s in shares) and shares != []
+        for by_tree in held.values() for shares in by_tree)
 
 
 def _derive(
@@ -272,39 +312,52 @@ def _derive(
     assignment: Sequence[tuple[int, dict[int, Share]]],
 ) -> Plan:
     order = {relation: i for i, relation in enumerate(schema.relations)}
-    inner_of_layer = {}
+    by_dst: dict[tuple[int, str], list[Relation]] = {}
     for layer in range(1, hops + 1):
-        by_dst: dict[str, list[Relation]] = {}
         for relation in inner_relations(trees, hops, layer):
-            by_dst.setdefault(relation.dst, []).append(relation)
-        inner_of_layer[layer] = by_dst
+            by_dst.setdefault((layer, relation.dst), []).append(relation)
 
-    def canonical(relations: set[Relation]) -> tuple[Relation, ...]:
-        return tuple(sorted(relations, key=order.__getitem__))
+    # Partitions mostly reach the same node types, so this is worked out once per set of them.
+    @cache
+    def inner_at(layer: int, reached: frozenset[str]) -> _Inner:
+        found = frozenset(r for t in reached for r in by_dst.get((layer, t), ()))
+        return _Inner(tuple(sorted(found, key=order.__getitem__)), found,
+                      reached | {r.src for r in found},
+                      sum(schema.edge_counts[r] for r in found))
 
     partitions = []
     for index, (group, shares) in enumerate(assignment):
         roots = {trees[i].root for i in shares}
-        inner: dict[int, set[Relation]] = {}
+        sources = {r.src for r in roots}
         # Node types whose rows have a state below a layer. A type that two sub-metatrees
         # reach (metapaths alone can continue differently from it) is one set of rows, so
         # it gets the relations of both: every partition then computes the same state.
-        reached: set[str] = set()
+        reached: frozenset[str] = frozenset()
+        inner: dict[int, tuple[Relation, ...]] = {}
+        layers: dict[int, tuple[Relation, ...]] = {}
         for layer in range(hops, 0, -1):
-            by_dst = inner_of_layer[layer]
-            inner[layer] = {r for t in reached for r in by_dst.get(t, ())}
-            reached |= {r.src for r in roots | inner[layer]}
-        used = roots.union(*inner.values())
-        types = {t for r in used for t in (r.src, r.dst)} | set(targets)
-        layers = range(1, hops + 1)
+            below = inner_at(layer, reached)
+            on_seeds = roots - below.unique
+            inner[layer] = below.relations
+            layers[layer] = with_relations(below.relations, on_seeds, order)
+            reached = below.reached | sources
+        types = reached | set(targets)
         partitions.append(Partition(
             index=index, group=group, sub_metatrees=shares,
-            relations=canonical(used),
+            relations=layers[1],  # a layer runs all that the layers above it run, and more
             node_types=tuple(t for t in schema.node_counts if t in types),
-            inner={layer: canonical(inner[layer]) for layer in layers},
-            layers={layer: canonical(inner[layer] | roots) for layer in layers},
+            inner=dict(sorted(inner.items())), layers=dict(sorted(layers.items())),
             num_nodes=sum(schema.node_counts[t] for t in types),
-            num_edges=sum(schema.edge_counts[r] for r in used),
+            num_edges=below.edges + sum(schema.edge_counts[r] for r in on_seeds),
             weight=sum(trees[i].weight for i in shares),
         ))
     return Plan(schema, targets, hops, method, metapaths, trees, tuple(partitions))
+
+
+class _Inner(NamedTuple):
+    """Relations that a layer runs on rows that are not seeds."""
+
+    relations: tuple[Relation, ...]
+    unique: frozenset[Relation]
+    reached: frozenset[str]
+    edges: int

@@ -41,8 +41,8 @@ class Schema:
     Raises
     ------
     InputError
-        A negative count, an empty relation, a relation of an unknown node type, or no
-        relations at all.
+        A count that is no whole number or negative, an empty relation, a relation of an
+        unknown node type, a node type without edges, or no relations at all.
     """
 
     node_counts: Mapping[str, int]
@@ -55,7 +55,7 @@ class Schema:
         if not self.edge_counts:
             raise InputError("the schema has no relations; 'relations' must name at least one")
         for ntype, count in self.node_counts.items():
-            if count < 1:
+            if _count(count, f"the number of nodes of type '{ntype}'") < 1:
                 raise InputError(f"node type '{ntype}' has {count} nodes; it must have at least 1")
         for relation, edges in self.edge_counts.items():
             for ntype in (relation.src, relation.dst):
@@ -64,7 +64,7 @@ class Schema:
                         f"relation '{relation}' names node type '{ntype}', which is not in the "
                         f"graph; node types: {listing(self.node_counts)}"
                     )
-            if edges < 1:
+            if _count(edges, f"the number of edges of relation '{relation}'") < 1:
                 raise InputError(
                     f"relation '{relation}' has {edges} edges; it must have at least 1 "
                     "(leave an empty relation out of the graph)"
@@ -106,28 +106,24 @@ class Schema:
     def find_relation(self, spec: str | Iterable[str]) -> Relation:
         """The relation named by `(src, etype, dst)`, `"src etype dst"` or a unique etype."""
         if isinstance(spec, str):
-            parts = tuple(spec.replace(":", " ").split()) if " " in spec or ":" in spec else None
-            if parts is None:
-                matches = [r for r in self.edge_counts if r.etype == spec]
-                if len(matches) == 1:
-                    return matches[0]
-                if matches:
-                    raise InputError(
-                        f"relation '{spec}' is ambiguous; write 'src etype dst': {listing(matches)}"
-                    )
+            # Names may hold spaces and colons themselves (RDF), so names as they are go first.
+            matches = [r for r in self.edge_counts if spec in (r.etype, str(r))]
+            if len(matches) == 1:
+                return matches[0]
+            if matches:
                 raise InputError(
-                    f"relation '{spec}' is not in the graph; relations: "
-                    f"{listing(self.edge_counts)}"
-                    + nearest(spec, [r.etype for r in self.edge_counts])
+                    f"relation '{spec}' is ambiguous; write 'src etype dst': {listing(matches)}"
                 )
+            parts = tuple(spec.replace(":", " ").split())
         else:
             parts = tuple(str(part) for part in spec)
         if len(parts) == 3 and Relation(*parts) in self.edge_counts:
             return Relation(*parts)
         name = " ".join(parts)
+        known = [r.etype if len(parts) == 1 else str(r) for r in self.edge_counts]
         raise InputError(
             f"relation '{name}' is not in the graph; relations: {listing(self.edge_counts)}"
-            + nearest(name, [str(r) for r in self.edge_counts])
+            + nearest(name, known)
         )
 
     @classmethod
@@ -165,14 +161,7 @@ class Schema:
     @classmethod
     def load(cls, path: str | Path) -> Schema:
         """Read a schema from a JSON file."""
-        path = Path(path)
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"cannot read schema {path}: {error.strerror or error}") from None
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise InputError(f"schema {path} is not JSON: {error}") from None
-        return cls.from_json(data, origin=str(path))
+        return cls.from_json(read_json(path, "schema"), origin=str(path))
 
     def to_json(self) -> dict[str, Any]:
         """The inverse of :meth:`from_json`."""
@@ -182,6 +171,18 @@ class Schema:
                           for r, n in self.edge_counts.items()],
             "feature_bytes": dict(self.feature_bytes),
         }
+
+
+def read_json(path: str | Path, what: str) -> Any:
+    """The content of a JSON file; an :class:`InputError` says `what` cannot be read."""
+    try:
+        return json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {what} {path}: {error.strerror or error}") from None
+    except RecursionError:
+        raise InputError(f"{what} {path} is not JSON: it is nested too deeply") from None
+    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
+        raise InputError(f"{what} {path} is not JSON: {error}") from None
 
 
 def _count(value: Any, where: str) -> int:

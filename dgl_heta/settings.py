@@ -12,7 +12,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from dgl_heta.errors import InputError, listing, nearest
 
@@ -26,7 +33,17 @@ PLAIN_VARIABLES = ("DGL_HETA_CONFIG", "DGL_HETA_TRACE", "DGL_HETA_LAUNCHER", "DG
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True,
+                              allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_as_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[info.field_name or ""].annotation
+        values = value if isinstance(value, list) else [value]
+        if annotation is not bool and any(isinstance(v, bool) for v in values):
+            raise ValueError("this setting is no switch, so it cannot be true or false")
+        return value
 
 
 class PartitionSettings(_Section):
@@ -79,6 +96,19 @@ class TrainSettings(_Section):
     threads: int = Field(0, ge=0, description="CPU threads per worker; 0 shares the cores evenly")
     eval_every: int = Field(1, ge=1, description="epochs between validations")
 
+    @field_validator("fanouts", "eval_fanouts", mode="before")
+    @classmethod
+    def _one_layer(cls, value: Any) -> Any:
+        return [value] if type(value) is int else value
+
+    @field_validator("fanouts", "eval_fanouts")
+    @classmethod
+    def _known_fanouts(cls, value: list[int] | None) -> list[int] | None:
+        for fanout in value or []:
+            if fanout < 1 and fanout != -1:
+                raise ValueError("a fanout is 1 or more, or -1 for all neighbours")
+        return value
+
 
 class RunSettings(_Section):
     """Around the training."""
@@ -95,15 +125,6 @@ class Settings(_Section):
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     run: RunSettings = RunSettings()
-
-    @field_validator("train")
-    @classmethod
-    def _known_fanouts(cls, train: TrainSettings) -> TrainSettings:
-        for name in ("fanouts", "eval_fanouts"):
-            for fanout in getattr(train, name) or []:
-                if fanout < 1 and fanout != -1:
-                    raise ValueError(f"train.{name} has {fanout}; a fanout is 1 or more, or -1")
-        return train
 
     def check(self) -> Settings:
         """Check what concerns several sections.
@@ -153,19 +174,22 @@ def load_settings(
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and name not in PLAIN_VARIABLES:
             section, _, key = name[len(ENV_PREFIX):].lower().partition("__")
-            _merge(values, {section: {key: _value(text)} if key else text}, f"variable {name}")
+            content = {key: _value(text, f"{section}.{key}")} if key else text
+            _merge(values, {section: content}, f"variable {name}")
     for text in overrides:
         path, equals, value = text.partition("=")
         section, dot, key = path.strip().partition(".")
         if not equals or not dot:
-            raise InputError(f"--set {text}: write section.key=value, for example train.lr=0.01")
-        _merge(values, {section: {key: _value(value)}}, f"--set {text}")
+            raise InputError(f"--set {text}: write section.key=value, for example train.lr=0.01"
+                             + _suggestion(path.strip()))
+        _merge(values, {section: {key: _value(value, path.strip())}}, f"--set {text}")
     try:
         return Settings(**values).check()
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"setting {where}: {first['msg']}; got {first['input']!r}") from None
+        message = first["msg"].removeprefix("Value error, ")
+        raise InputError(f"setting {where}: {message}; got {first['input']!r}") from None
 
 
 def keys() -> dict[str, Any]:
@@ -189,8 +213,17 @@ def _merge(values: dict[str, Any], new: Mapping[str, Any], origin: str) -> None:
             name = f"{section}.{key}"
             if name not in known:
                 raise InputError(f"{origin}: unknown setting '{name}'"
-                                 + (nearest(name, known) or f"; settings: {listing(known, 40)}"))
+                                 + (_suggestion(name) or f"; settings: {listing(known, 40)}"))
         values.setdefault(section, {}).update(content)
+
+
+def _suggestion(name: str) -> str:
+    """The nearest setting: the same key in another section, or the most similar name."""
+    known = list(keys())
+    same = [k for k in known if k.partition(".")[2] == name.rpartition(".")[2]]
+    if same:
+        return nearest(name, same) or f"; did you mean '{same[0]}'?"
+    return nearest(name, known)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -202,11 +235,17 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"settings {path} are not TOML: {error}") from None
 
 
-def _value(text: str) -> Any:
-    """A TOML value; what is not TOML is a string."""
-    try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        if "," in text:
-            return [_value(part) for part in text.split(",")]
-        return text
+def _value(text: str, name: str) -> Any:
+    """A TOML value, with brackets around a list left out or not; else, the text itself.
+
+    A setting that is text needs no quotes, whatever it looks like (a year, `a,b`).
+    """
+    field = keys().get(name)
+    textual = field is not None and field.annotation in (str, str | None)
+    for toml in (text, f"[{text}]") if text.strip() else ():
+        try:
+            value = tomllib.loads(f"value = {toml}")["value"]
+        except tomllib.TOMLDecodeError:
+            continue
+        return text if textual and not isinstance(value, str) else value
+    return text
