@@ -77,7 +77,8 @@ class TrainSettings(_Section):
     epochs: int = Field(10, ge=1, description="passes over the training nodes")
     batch_size: int = Field(1024, ge=1, description="seeds per worker and step")
     fanouts: list[int] = Field(
-        [25, 20], description="neighbours per relation and layer, input layer first; -1 for all")
+        [25, 20], description="neighbours per relation and layer, input layer first; -1 for all; "
+        "default: 25, then 20 for every further layer")
     eval_fanouts: list[int] | None = Field(None, description="the same for evaluation")
     lr: float = Field(0.01, gt=0, description="learning rate of dense parameters (Adam)")
     sparse_lr: float = Field(0.01, gt=0, description="learning rate of learnable features")
@@ -184,12 +185,17 @@ def load_settings(
                              + _suggestion(path.strip()))
         _merge(values, {section: {key: _value(value, path.strip())}}, f"--set {text}")
     try:
-        return Settings(**values).check()
+        settings = Settings(**values)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         message = first["msg"].removeprefix("Value error, ")
         raise InputError(f"setting {where}: {message}; got {first['input']!r}") from None
+    if "fanouts" not in values.get("train", {}):
+        fanouts = [25] + [20] * (settings.model.layers - 1)
+        train = settings.train.model_copy(update={"fanouts": fanouts})
+        settings = settings.model_copy(update={"train": train})
+    return settings.check()
 
 
 def keys() -> dict[str, Any]:
