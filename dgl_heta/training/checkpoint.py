@@ -87,7 +87,7 @@ def latest_epoch(run_dir: Path, rank: int, world: Comm, fingerprint: str) -> int
         The checkpoint was made with other settings, another plan or another graph.
     """
     mine = max(_complete(run_dir, rank), default=0)
-    oldest = torch.tensor([float(mine)], device=world.device())
+    oldest = torch.tensor([float(mine)])
     epoch = int(world.all_reduce(oldest, "min", "control").item())
     if epoch:
         note = _note(_folder(run_dir, epoch) / f"complete-{rank}.json")

@@ -164,7 +164,7 @@ class Engine:
 
     def sum_over_workers(self, totals: Tensor) -> list[float]:
         """Sums of a small vector over all workers."""
-        return self.world.all_reduce(totals.to(self.world.device()), cause="control").tolist()
+        return self.world.all_reduce(totals, cause="control").tolist()
 
     def own_count(self, total: int) -> int:
         """How many of `total` seeds of a step are this worker's own."""
@@ -220,13 +220,14 @@ def model_spec(store: Store, settings: Settings) -> ModelSpec:
 
 
 def _device(choice: str) -> torch.device:
-    if choice == "cpu" or (choice == "auto" and not torch.cuda.is_available()):
-        return torch.device("cpu")
-    if not torch.cuda.is_available():
-        raise InputError("train.device is 'cuda', but no CUDA device is available; use cpu or auto")
+    """The device of this worker: a GPU of its own where there is one for every local worker."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local >= torch.cuda.device_count():
-        raise InputError(f"worker {local} of this machine has no GPU of its own: there are "
-                         f"{torch.cuda.device_count()}; use train.device=cpu or fewer workers")
+    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if choice == "cpu" or (choice == "auto" and gpus < workers):
+        return torch.device("cpu")
+    if gpus < workers:
+        raise InputError(f"train.device is 'cuda', but this machine has {gpus} CUDA devices for "
+                         f"{workers} workers; use train.device=cpu or fewer workers")
     torch.cuda.set_device(local)
     return torch.device("cuda", local)

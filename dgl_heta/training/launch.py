@@ -49,6 +49,9 @@ def launch(job: dict[str, Any], parts: int, run_dir: Path,
     job_file.write_text(json.dumps(job), encoding="utf-8")
     environment = {**os.environ, "WORLD_SIZE": str(parts), "LOCAL_WORLD_SIZE": str(parts),
                    "DGL_HETA_LAUNCHER": str(os.getpid())}
+    # OpenMP threads that spin while they wait make an epoch several times slower as soon as
+    # anything else runs on the machine, the other workers for example.
+    environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     rendezvous = None
     if parts > 1:
         from torch.distributed import TCPStore

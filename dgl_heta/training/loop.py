@@ -144,7 +144,7 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
 
     mine = torch.tensor([[peak_rss_mb(), float(sum(engine.traffic.bytes.values())),
                           mean("seconds", "total"), mean("seconds", "waiting")]],
-                        dtype=torch.float64, device=world.device())
+                        dtype=torch.float64)
     workers = world.all_gather_rows(mine, list(range(world.size + 1)), "control").tolist()
     return {
         "test_acc": scores["test_acc"], "val_acc": scores["val_acc"],

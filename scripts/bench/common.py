@@ -1,0 +1,230 @@
+"""What the benchmarks share: measured child processes, Markdown tables, hardware, output."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+CLI = [sys.executable, "-m", "dgl_heta"]
+SAMPLE_S = 0.01  # between two looks at a child's memory
+TIMEOUT_S = 4 * 3600
+
+
+@dataclass(frozen=True)
+class Child:
+    """What a child process took, and the JSON object that it printed last.
+
+    Attributes
+    ----------
+    seconds : from before its start to after its end.
+    peak_mb : VmHWM in MB (10^6 bytes), mapped files included: as the child read it at its end
+        where it did (`peak_rss_mb` in its result), else as last seen from outside.
+    anon_mb : peak of RssAnon, memory that belongs to no file, as seen from outside.
+    """
+
+    seconds: float
+    peak_mb: float
+    anon_mb: float
+    result: dict[str, Any]
+
+
+def run_child(command: Sequence[str], what: str, timeout: float = TIMEOUT_S) -> Child:
+    """Run a command that prints a JSON object as its last line.
+
+    Settings of dgl-heta and of torchrun in the environment are not passed on. Files that were
+    written before are flushed first, so that the child does not wait for them.
+
+    Raises
+    ------
+    SystemExit
+        The command failed or printed no such line; what it wrote last is shown.
+    """
+    progress(f"{what} …")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("DGL_HETA_")
+                   and k not in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")}
+    environment.update(DGLBACKEND="pytorch", COLUMNS="120")
+    os.sync()
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        started = time.perf_counter()
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                                   env=environment)
+        seen: dict[str, float] = {}
+        over = threading.Event()
+        watch = threading.Thread(target=_watch, args=(process.pid, seen, over), daemon=True)
+        limit = threading.Timer(timeout, process.kill)
+        limit.daemon = True
+        try:
+            watch.start()
+            limit.start()
+            process.wait()
+            seconds = time.perf_counter() - started
+        finally:
+            limit.cancel()
+            over.set()
+            _stop(process)
+        watch.join()
+        texts = []
+        for stream in (out, err):
+            stream.seek(0)
+            texts.append(stream.read().decode(errors="replace"))
+    if process.returncode:
+        sys.exit(f"error: {what} ended with status {process.returncode}: {' '.join(command)}\n"
+                 + "\n".join((texts[0] + texts[1]).splitlines()[-30:]))
+    result = last_object(texts[0])
+    if result is None:
+        sys.exit(f"error: {what} printed no JSON object: {' '.join(command)}")
+    progress(f"{what}: {seconds:.2f} s")
+    return Child(seconds, result.get("peak_rss_mb", seen.get("VmHWM", 0.0)),
+                 seen.get("RssAnon", 0.0), result)
+
+
+def last_object(text: str) -> dict[str, Any] | None:
+    """The last line that is a JSON object."""
+    for line in reversed(text.splitlines()):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def memory_mb(pid: int | str = "self") -> dict[str, float]:
+    """VmHWM, VmRSS and RssAnon of a process in MB; empty where they cannot be read."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return {}
+    fields = (line.split() for line in lines)
+    return {f[0][:-1]: int(f[1]) * 1024 / 1e6 for f in fields
+            if f and f[0] in ("VmHWM:", "VmRSS:", "RssAnon:")}
+
+
+def _watch(pid: int, seen: dict[str, float], over: threading.Event) -> None:
+    while not over.wait(SAMPLE_S):
+        for name, value in memory_mb(pid).items():
+            seen[name] = max(seen.get(name, 0.0), value)
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def parser(doc: str | None, example: str) -> argparse.ArgumentParser:
+    """An argument parser with the options that all benchmarks have."""
+    made = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"Example: python {example}")
+    made.add_argument("--quick", action="store_true",
+                      help="a small run of under a minute, to see that everything works")
+    made.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
+    made.add_argument("--work-dir", type=Path, metavar="DIR",
+                      help="where the temporary directory goes (default: the system's)")
+    return made
+
+
+@contextmanager
+def work_dir(args: argparse.Namespace) -> Iterator[Path]:
+    """A temporary directory that is removed however the benchmark ends."""
+    def stop(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stop)
+    if args.work_dir:
+        args.work_dir.mkdir(parents=True, exist_ok=True)
+    if args.json:  # better now than after the measurements
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="dgl-heta-bench-", dir=args.work_dir) as name:
+        yield Path(name)
+
+
+def progress(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def machine() -> dict[str, Any]:
+    """Hardware, versions and load: what the figures depend on."""
+    from dgl_heta.training.loop import versions
+
+    found = {**versions(), "commit": _commit()}
+    model = platform.processor()
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.partition(":")[2].strip()
+                break
+    except OSError:
+        pass
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {"cpu": model or platform.machine(), "cores": os.cpu_count(),
+            "memory_gb": round(pages / 1e9, 1), "system": platform.platform(),
+            "load": [round(x, 2) for x in os.getloadavg()], "versions": found}
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=12"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; columns whose cells begin with a digit or a sign go to the right."""
+    right = [all(row[i][:1] in "0123456789+-−" for row in rows) for i in range(len(header))]
+    lines = [list(header), ["---:" if r else "---" for r in right], *map(list, rows)]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Median, with the least and the largest where there are several."""
+    middle = f"{statistics.median(values):.{digits}f}"
+    if len(values) == 1:
+        return middle
+    return f"{middle} ({min(values):.{digits}f}–{max(values):.{digits}f})"
+
+
+def finish(args: argparse.Namespace, title: str, parts: Sequence[str],
+           data: dict[str, Any], before: dict[str, Any]) -> None:
+    """Print the report as Markdown and write the figures where `--json` says."""
+    after = machine()
+    versions = ", ".join(f"{k} {v}" for k, v in after["versions"].items())
+    print(f"## {title}\n")
+    print("\n\n".join(parts))
+    print(f"\n{after['cpu']}, {after['cores']} cores, {after['memory_gb']} GB, "
+          f"{after['system']}; {versions}; load (1, 5, 15 min) {before['load']} before, "
+          f"{after['load']} after." + (" QUICK RUN: not a result." if args.quick else ""))
+    if args.json:
+        arguments = {k: str(v) if isinstance(v, Path) else v for k, v in vars(args).items()}
+        text = json.dumps({"benchmark": title, "arguments": arguments,
+                           "machine": {**after, "load_before": before["load"]}, **data}, indent=1)
+        args.json.write_text(text + "\n", encoding="utf-8")
+
+
+def timed(body: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds and result of a call."""
+    started = time.perf_counter()
+    value = body()
+    return time.perf_counter() - started, value
