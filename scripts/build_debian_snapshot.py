@@ -14,7 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dgl_heta.datasets import debian
+from dgl_heta.datasets.debian.building import build
+from dgl_heta.datasets.debian.records import parse_records
+from dgl_heta.datasets.debian.snapshot import SNAPSHOT, SPLITS, load, write
 from dgl_heta.errors import HetaError, InputError
 
 # What is installed would replace records of the archive by local ones, so it is not read.
@@ -61,7 +63,7 @@ def counted(records: Iterable[dict[str, str]], found: list[int]) -> Iterator[dic
 
 
 def summary(path: Path, size: int) -> str:
-    source = debian.load(path)
+    source = load(path)
     assert source.task is not None
     package = source.node_arrays["package"]
     classes = source.info["classes"]
@@ -71,7 +73,7 @@ def summary(path: Path, size: int) -> str:
     lines += [f"  {relation.etype:<14} {edges.num_edges:>9,}  to {relation.dst}"
               for relation, edges in source.edges.items() if not relation.etype.startswith("rev-")]
     lines.append(f"features of a package: {package['feat'].shape[1]}")
-    lines.append(f"split: {', '.join(f'{n} {int(package[n].sum()):,}' for n in debian.SPLITS)}, "
+    lines.append(f"split: {', '.join(f'{n} {int(package[n].sum()):,}' for n in SPLITS)}, "
                  f"without a label {int((package['label'] < 0).sum()):,}")
     lines.append(f"classes: {len(classes)}")
     counts = np.bincount(package["label"][package["label"] >= 0], minlength=len(classes))
@@ -83,15 +85,15 @@ def summary(path: Path, size: int) -> str:
 def run(arguments: argparse.Namespace) -> None:
     lines = file_lines(arguments.input) if arguments.input else dump_lines()
     found = [0]
-    records = counted(debian.parse_records(lines), found)
+    records = counted(parse_records(lines), found)
     try:
-        arrays = debian.build(records, date=arguments.date, release=arguments.release)
+        arrays = build(records, date=arguments.date, release=arguments.release)
     except InputError as error:
         if found[0]:
             raise
         hint = f"{arguments.input} has none" if arguments.input else "run 'apt-get update' first"
         raise InputError(f"{error}; {hint}") from None
-    size = debian.write(arguments.output, arrays)
+    size = write(arguments.output, arrays)
     print(summary(arguments.output, size))
 
 
@@ -100,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--input", type=Path, metavar="FILE",
                         help="read the output of 'apt-cache dumpavail' from FILE, not from apt")
-    parser.add_argument("--output", type=Path, metavar="FILE", default=debian.SNAPSHOT,
+    parser.add_argument("--output", type=Path, metavar="FILE", default=SNAPSHOT,
                         help="snapshot to write (default: the one in the package)")
     parser.add_argument("--release", default="Debian", metavar="TEXT",
                         help="which archive this is, kept in the snapshot (default: %(default)s)")

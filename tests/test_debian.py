@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 
 from dgl_heta.datasets import debian
+from dgl_heta.datasets.debian.building import DROPPED_FACETS, Rules, _hashed_order, build
+from dgl_heta.datasets.debian.records import named_packages, parse_records, section_words, words
+from dgl_heta.datasets.debian.snapshot import WORD_BUCKETS, write
 from dgl_heta.errors import InputError
 from dgl_heta.graph import GraphSource
 from dgl_heta.schema import Relation
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "build_debian_snapshot.py"
-TINY = debian.Rules(class_packages=3, class_sources=2, word_packages=1, judged_packages=1,
-                    restating_share=1.1)
+TINY = Rules(class_packages=3, class_sources=2, word_packages=1, judged_packages=1,
+             restating_share=1.1)
 
 ARCHIVE = """\
 Package: alpha
@@ -75,13 +78,13 @@ Maintainer: Second Person
 
 
 def tiny_arrays() -> dict[str, np.ndarray]:
-    return debian.build(debian.parse_records(ARCHIVE.splitlines()), TINY, date="2026-01-02",
-                        release="a tiny archive")
+    return build(parse_records(ARCHIVE.splitlines()), TINY, date="2026-01-02",
+                 release="a tiny archive")
 
 
 def tiny(tmp_path: Path) -> GraphSource:
     path = tmp_path / "tiny.npz"
-    debian.write(path, tiny_arrays())
+    write(path, tiny_arrays())
     return debian.load(path)
 
 
@@ -94,7 +97,7 @@ def edge_set(source: GraphSource, etype: str) -> set[tuple[int, int]]:
 
 
 def ids(names: str) -> dict[str, int]:
-    return {name: i for i, name in enumerate(debian._hashed_order(names.split()))}
+    return {name: i for i, name in enumerate(_hashed_order(names.split()))}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +119,7 @@ def script() -> ModuleType:
 
 
 def test_parser_joins_folded_lines_and_skips_comments():
-    records = list(debian.parse_records(ARCHIVE.splitlines(keepends=True)))
+    records = list(parse_records(ARCHIVE.splitlines(keepends=True)))
     assert [r["Package"] for r in records] == [
         "alpha", "beta", "gamma", "delta", "lonely", "without-a-section"]
     assert records[0]["Depends"].endswith("nowhere (<< 2),\ndelta")
@@ -126,12 +129,12 @@ def test_parser_joins_folded_lines_and_skips_comments():
 
 @pytest.mark.parametrize("text", ["", "\n\n\n", " a continuation of nothing\n", "no colon here\n"])
 def test_parser_finds_no_records_in_nothing(text):
-    assert list(debian.parse_records(text.splitlines())) == []
+    assert list(parse_records(text.splitlines())) == []
 
 
 def test_parser_reads_carriage_returns_and_a_last_record_without_blank_line():
     text = ["Package: a\r\n", "Section: net\r\n", "\r\n", "Package: b\r\n"]
-    assert list(debian.parse_records(text)) == [
+    assert list(parse_records(text)) == [
         {"Package": "a", "Section": "net"}, {"Package": "b"}]
 
 
@@ -145,17 +148,17 @@ def test_parser_reads_carriage_returns_and_a_last_record_without_blank_line():
     ("", []),
 ])
 def test_dependency_fields_give_names_without_versions_and_architectures(value, expected):
-    assert debian.named_packages({"Depends": value}, ["Pre-Depends", "Depends"]) == expected
+    assert named_packages({"Depends": value}, ["Pre-Depends", "Depends"]) == expected
 
 
 def test_words_leave_out_the_package_name_the_source_and_the_sections():
     record = {"Package": "libfoo-bar2-dev", "Source": "quux (1.0)",
               "Description": "Foo bar: Quux headers, perl 5 and 3D x (dev)\n long text"}
-    assert debian.words(record, frozenset({"perl"})) == ["and", "headers"]
+    assert words(record, frozenset({"perl"})) == ["and", "headers"]
 
 
 def test_words_of_section_names_cover_plurals_and_what_they_abbreviate():
-    found = debian._section_words({"libs", "gnu-r", "libdevel"})
+    found = section_words({"libs", "gnu-r", "libdevel"})
     assert {"lib", "libs", "gnu", "libdevel", "library", "development"} <= found
 
 
@@ -180,7 +183,7 @@ def test_tiny_archive_becomes_the_expected_graph(tmp_path):
     assert edge_set(source, "built-from") == {
         (a, origin["alpha"]), (b, origin["alpha"]), (g, origin["gamma-source"]),
         (d, origin["delta"]), (package["lonely"], origin["lonely"])}
-    first, second = (debian._hashed_order(["first@example.org", "second person"]).index(name)
+    first, second = (_hashed_order(["first@example.org", "second person"]).index(name)
                      for name in ("first@example.org", "second person"))
     assert edge_set(source, "maintained-by") == {
         (a, first), (b, first), (g, second), (package["lonely"], second)}
@@ -203,9 +206,9 @@ def test_tiny_archive_labels_only_large_sections(tmp_path):
 
 
 def test_build_does_not_depend_on_the_order_of_records():
-    records = list(debian.parse_records(ARCHIVE.splitlines()))
-    forward = debian.build(records, TINY)
-    backward = debian.build(reversed(records), TINY)
+    records = list(parse_records(ARCHIVE.splitlines()))
+    forward = build(records, TINY)
+    backward = build(reversed(records), TINY)
     assert forward.keys() == backward.keys()
     assert all(np.array_equal(forward[name], backward[name]) for name in forward)
 
@@ -219,12 +222,12 @@ def test_build_leaves_out_words_tags_and_sites_that_restate_a_section():
          "Homepage": f"https://{'zzz' if i < 10 else 'host'}.example.org/"}
         for i in range(15)] + [{"Package": f"q{i}", "Section": "games",
                                 "Homepage": "https://host.example.org"} for i in range(9)]
-    rules = debian.Rules(class_packages=5, class_sources=5, word_packages=1)
-    arrays = debian.build(records, rules)
+    rules = Rules(class_packages=5, class_sources=5, word_packages=1)
+    arrays = build(records, rules)
     meta = json.loads(arrays["meta"].tobytes())
     assert meta["tags"] == ["scope::utility"]
     assert meta["node_counts"]["site"] == 1
-    order = debian._hashed_order(r["Package"] for r in records)
+    order = _hashed_order(r["Package"] for r in records)
     found = dict(zip(order, arrays["word_degree"].tolist(), strict=True))
     assert found["p0"] == 1, "only 'telling' of 'zzz telling'"
     assert found["p12"] == 2, "'plain' has too few packages to be judged"
@@ -237,7 +240,7 @@ def test_build_leaves_out_words_tags_and_sites_that_restate_a_section():
 ])
 def test_build_refuses_an_archive_without_classes(text, message):
     with pytest.raises(InputError, match=message):
-        debian.build(debian.parse_records(text.splitlines()))
+        build(parse_records(text.splitlines()))
 
 
 # -- the snapshot in the package ---------------------------------------------------------
@@ -300,10 +303,10 @@ def test_snapshot_labels_features_and_task_fit_together(snapshot):
     assert label.dtype == np.int64
     assert label.min() >= -1
     assert np.bincount(label[label >= 0], minlength=len(classes)).min() >= 100
-    assert feat.shape == (snapshot.node_counts["package"], debian.WORD_BUCKETS + 8)
+    assert feat.shape == (snapshot.node_counts["package"], WORD_BUCKETS + 8)
     assert feat.dtype == np.float32
     assert np.isfinite(feat).all()
-    assert np.linalg.norm(feat[:, :debian.WORD_BUCKETS], axis=1).max() < 1.001
+    assert np.linalg.norm(feat[:, :WORD_BUCKETS], axis=1).max() < 1.001
     assert set(snapshot.node_arrays) == {"package"}, "all other types need learnable features"
 
 
@@ -329,7 +332,7 @@ def test_snapshot_has_no_source_in_two_splits(snapshot):
 def test_no_tag_restates_the_section(snapshot):
     sections = set(snapshot.info["classes"])
     facets = {tag.split("::")[0] for tag in snapshot.info["tags"]}
-    assert not facets & (sections | debian.DROPPED_FACETS | {"game"})
+    assert not facets & (sections | DROPPED_FACETS | {"game"})
     tagged = snapshot.edges[Relation("package", "tagged", "tag")]
     label = snapshot.node_arrays["package"]["label"]
     known = label[tagged.src] >= 0
@@ -351,7 +354,7 @@ def test_features_alone_tell_something_but_not_the_section(snapshot):
     scores = feat[test] @ means.T - (means ** 2).sum(axis=1) / 2
     accuracy = (scores.argmax(axis=1) == label[test]).mean()
     assert 0.1 < accuracy < 0.5
-    for column in feat.T[:debian.WORD_BUCKETS]:
+    for column in feat.T[:WORD_BUCKETS]:
         used = label[(np.abs(column - np.median(column)) > 1e-3) & (label >= 0)]
         assert np.bincount(used).max() / len(used) < 0.8
 
@@ -418,7 +421,7 @@ def test_a_snapshot_with_wrong_content_is_refused(tmp_path, name, value, message
     else:
         arrays[name] = value
     path = tmp_path / "wrong.npz"
-    debian.write(path, arrays)
+    write(path, arrays)
     with pytest.raises(InputError, match=message) as caught:
         debian.load(path)
     assert "wrong.npz" in str(caught.value)

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dgl_heta.datasets import synthetic
-from dgl_heta.datasets.synthetic import SHAPES, generate, shape_schema, write_files
+from dgl_heta.datasets.synthetic import SHAPES, files, generate, maker, shape_schema, write_files
+from dgl_heta.datasets.synthetic.shapes import MIN_NODES
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph import GraphSource
 from dgl_heta.schema import Relation
@@ -155,13 +155,13 @@ def test_other_seeds_give_other_graphs():
 def test_the_smallest_graph_is_complete():
     for name in SHAPES:
         graph = generate(name, 1e-12)
-        assert set(graph.node_counts.values()) == {synthetic.MIN_NODES}
+        assert set(graph.node_counts.values()) == {MIN_NODES}
         assert len(graph.edges) == len(shape_schema(name).relations)
 
 
 @pytest.mark.parametrize("block", [1, 300, 1 << 20])
 def test_blocks_do_not_repeat_each_others_edges(block, monkeypatch):
-    monkeypatch.setattr(synthetic, "BLOCK_EDGES", block)
+    monkeypatch.setattr(maker, "BLOCK_EDGES", block)
     graph = generate("mag", 0.0003)
     for relation, edges in graph.edges.items():
         pairs = edges.src.astype(np.int64) * graph.node_counts[relation.dst] + edges.dst
@@ -286,7 +286,7 @@ def test_nothing_is_left_of_a_failed_write(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(synthetic, "_write_edges", full)
+    monkeypatch.setattr(files, "_write_edges", full)
     with pytest.raises(HetaError, match="cannot write .*No space left"):
         write_files("mag", 0.001, 0, tmp_path / "graph")
     assert list(tmp_path.iterdir()) == []

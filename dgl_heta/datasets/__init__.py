@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,7 +62,7 @@ def dgl_heta_datasets() -> list[Dataset]:
               "mag240m": "MAG240M"}
     small = {"mag": 0.05, "freebase": 0.01, "donor": 0.01, "igb-het": 0.001, "mag240m": 0.0005}
     return [Debian(), *[
-        Synthetic(f"synthetic-{shape}", f"synthetic graph with the shape of {title}", shape,
+        Synthetic(f"synthetic-{shape}", f"synthetic, shape of {title}", shape,
                   {"scale": small[shape], "seed": 0})
         for shape, title in titles.items()]]
 
@@ -88,5 +89,9 @@ def load_dataset(dataset: Dataset, options: dict[str, str]) -> GraphSource:
         try:
             values[key] = float(text)
         except ValueError:
-            raise InputError(f"dataset option {key}={text} is not a number") from None
+            values[key] = math.nan
+        whole = isinstance(dataset.options[key], int)
+        if not math.isfinite(values[key]) or (whole and values[key] % 1):
+            raise InputError(f"dataset option {key}={text} is not a {'whole ' * whole}number; the "
+                             f"default of '{dataset.name}' is {key}={dataset.options[key]:g}")
     return dataset.load(**values)
