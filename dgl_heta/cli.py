@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
@@ -22,21 +23,23 @@ from rich.table import Table
 from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.inputs import GraphInput, open_input
+from dgl_heta.partition import PartitionRequest
 from dgl_heta.plan import Plan
 from dgl_heta.plugins import plugins
-from dgl_heta.schema import Schema
 
-app = typer.Typer(name="dgl-heta", no_args_is_help=True, pretty_exceptions_enable=False,
-                  rich_markup_mode="rich", add_completion=False,
+app = typer.Typer(name="dgl-heta", pretty_exceptions_enable=False, rich_markup_mode="rich",
+                  add_completion=False,
                   help="Meta-partitioning and RAF training of heterogeneous GNNs.")
 out = Console()
 err = Console(stderr=True)
+UsageError: Any = typer.BadParameter.__base__  # its home depends on the version of typer
 
 Input = Annotated[str, typer.Argument(
     help="Schema (.json), relation store, partition, directory of edge files or of a GraphBolt "
     "data set, or the name of a data set (see `dgl-heta datasets`).")]
 Target = Annotated[list[str] | None, typer.Option(
-    "--target", help="Target node type; repeat it for several. Default: the graph's task.")]
+    "--target", help="Target node type; repeat it, or separate by commas, for several. Default: "
+    "the graph's task.")]
 Hops = Annotated[int | None, typer.Option(help="Layers of the model. Default: 2, or the longest "
                                                "metapath.")]
 Parts = Annotated[int, typer.Option(help="Number of partitions.")]
@@ -55,19 +58,37 @@ Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existin
 
 @app.command(epilog="Example: dgl-heta plan debian --parts 2 --svg plan.svg")
 def plan(
-    graph: Input, target: Target = None, hops: Hops = None, parts: Parts = 2,
-    metapaths: Metapaths = None, method: Method = "meta", seed: Seed = 0,
+    graph: Input, target: Target = None, hops: Hops = None,
+    parts: Annotated[int | None, typer.Option(help="Number of partitions. Default: 2.")] = None,
+    metapaths: Metapaths = None,
+    method: Annotated[str | None, typer.Option(
+        help="Partition backend (see `dgl-heta plugins`). Default: meta.")] = None,
+    seed: Annotated[int | None, typer.Option(
+        help="Seed of backends that draw at random. Default: 0.")] = None,
     batch_size: Annotated[int, typer.Option(help="Seeds per worker, for the prediction.")] = 1024,
     hidden: Annotated[int, typer.Option(help="Hidden width, for the prediction.")] = 64,
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a graph would be partitioned, with what each partition costs."""
+    """Show how a graph would be partitioned, with what each partition costs.
+
+    Of a partition, without options that ask for another plan, the plan that it has.
+    """
+    opened = open_input(graph, plugins())
+    work = _positive(batch_size, "--batch-size"), _positive(hidden, "--hidden")
+    wishes = (target, hops, parts, metapaths, method, seed)
+    if opened.plan is not None and all(wish is None for wish in wishes):
+        _show(opened.plan, *work, svg, as_json)
+        return
+    request = _request(opened, target, hops, 2 if parts is None else parts, metapaths, seed or 0)
+    backend = plugins().get("partition backend", method or "meta")
+    _show(backend.plan(opened.schema, request), *work, svg, as_json)
+
+
+def _show(made: Plan, batch_size: int, hidden: int, svg: Path | None, as_json: bool) -> None:
     from dgl_heta.cost import Workload, predict
 
-    opened = open_input(graph, plugins())
-    made = _plan(opened, target, hops, parts, metapaths, method, seed)
-    work = Workload(_positive(batch_size, "--batch-size"), _positive(hidden, "--hidden"))
+    work = Workload(batch_size, hidden)
     costs = predict(made, work)
     if svg:
         from dgl_heta.draw import save_svg
@@ -84,18 +105,18 @@ def plan(
 
     terminal(made, costs, out)
     if svg:
-        out.print(f"Picture: {escape(str(svg))}")
+        out.print(f"Picture: {escape(str(svg))}", highlight=False, soft_wrap=True)
 
 
-@app.command(epilog="Example: dgl-heta partition debian --out data/debian --target package "
-                    "--parts 2")
+@app.command(epilog="Example: dgl-heta partition debian --out data/debian --parts 2")
 def partition(
     graph: Input,
     directory: Annotated[Path, typer.Option("--out", help="Directory to write.")],
     target: Target = None, hops: Hops = None, parts: Parts = 2, metapaths: Metapaths = None,
     method: Method = "meta", seed: Seed = 0, overwrite: Overwrite = False,
     dry_run: Annotated[bool, typer.Option(
-        "--dry-run", help="Check everything and show the plan, write nothing.")] = False,
+        "--dry-run", help="Check what can be known before the edges are read and show the plan, "
+        "write nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write a graph's relation store and a plan over it (or DistDGL's parts).
@@ -104,36 +125,45 @@ def partition(
     """
     import time
 
-    from dgl_heta.partition import PartitionRequest
-
     started = time.perf_counter()
+    if Path(graph).exists() and Path(graph).resolve().is_relative_to(directory.resolve()):
+        raise InputError(f"'{graph}' lies in {directory}, which would be overwritten; choose "
+                         "another directory for the partition")
     opened = open_input(graph, plugins())
     content = opened.store or opened.source
     if content is None:
         raise InputError(f"'{graph}' is a schema without edges; partition a graph, or use "
                          "`dgl-heta plan`")
     backend = plugins().get("partition backend", method)
+    request = _request(opened, target, hops, parts, metapaths, seed)
     if dry_run:
-        plan(graph, target, hops, parts, metapaths, method, seed, as_json=as_json)
+        if opened.source:
+            from dgl_heta.store.writer import check_source
+
+            check_source(opened.source)
+        made = backend.plan(opened.schema, request)
+        if directory.exists() and not overwrite:
+            raise InputError(f"{directory} exists; choose another directory or ask to overwrite "
+                             "it (--overwrite)")
+        _show(made, 1024, 64, None, as_json)
         return
-    request = PartitionRequest(parts, _targets(opened, target), _hops(hops, metapaths),
-                               _metapaths(opened.schema, metapaths), seed)
     with _bar(not as_json) as advance:
         config = backend.partition(content, request, directory, overwrite=overwrite,
                                    progress=advance)
     from dgl_heta.training.memory import peak_rss_mb
 
-    result: dict[str, Any] = {"part_config": str(config), "method": method, "parts": parts,
-              "seconds": time.perf_counter() - started, "peak_rss_mb": peak_rss_mb(),
-              "bytes": sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())}
+    result: dict[str, Any] = {
+        "part_config": str(config), "method": method, "parts": parts,
+        "seconds": time.perf_counter() - started, "peak_rss_mb": peak_rss_mb(),
+        "bytes": sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())}
     if as_json:
         print(json.dumps(result))
         return
     from dgl_heta.draw import human_bytes
 
-    out.print(f"{escape(str(config))}: {parts} partitions by {method}, "
+    out.print(f"{escape(str(config))}: {parts} partition{'s' * (parts != 1)} by {method}, "
               f"{human_bytes(result['bytes'])} written in {result['seconds']:.1f} s, peak memory "
-              f"{result['peak_rss_mb']:.0f} MB", highlight=False)
+              f"{result['peak_rss_mb']:.0f} MB", highlight=False, soft_wrap=True)
 
 
 @app.command(epilog="Example: dgl-heta train debian --model rgcn --parts 2 --set train.epochs=5")
@@ -174,18 +204,27 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show what a store or partition holds, and check that it is whole."""
-    opened = open_input(str(directory), plugins()) if directory.is_dir() else None
-    if opened is None or opened.store is None:
+    import numpy as np
+
+    from dgl_heta.partition import is_partition, open_partition
+    from dgl_heta.store import Store
+
+    made: Plan | None = None
+    if is_partition(directory):
+        store, made = open_partition(directory)
+    elif Store.is_store(directory):
+        store = Store(directory)
+    else:
         raise InputError(f"{directory} is neither a relation store nor a partition; write one "
                          "with `dgl-heta partition`")
-    store, manifest = opened.store, opened.store.manifest
+    manifest = store.manifest
     if verify:
         with _bar(not as_json) as advance:
             store.verify(progress=advance)
     if as_json:
         data = manifest.to_json()
         data["verified"] = verify
-        data["plan"] = opened.plan.to_json() if opened.plan else None
+        data["plan"] = made.to_json() if made else None
         print(json.dumps(data))
         return
     from dgl_heta.draw import human_bytes
@@ -196,44 +235,48 @@ def inspect(
               f"{human_bytes(manifest.bytes)}"
               + (f"; task: classify {escape(task.target)} in {task.num_classes} classes"
                  if task else ""), highlight=False)
-    nodes = Table("node type", "nodes", "arrays", title="Node types", title_justify="left")
+    nodes = _table("node type", "nodes", "arrays", title="Node types", right=("nodes",))
     for ntype, count in manifest.node_counts.items():
-        arrays = ", ".join(f"{k} {a.dtype.lstrip('<|')}{list(a.shape[1:]) or ''}"
+        arrays = ", ".join(f"{k} {np.dtype(a.dtype).name}{list(a.shape[1:]) or ''}"
                            for k, a in manifest.arrays.get(ntype, {}).items())
         nodes.add_row(escape(ntype), f"{count:,}", escape(arrays) or "none: learnable features")
-    edges = Table("relation", "edges", "bytes", title="Relations", title_justify="left")
+    edges = _table("relation", "edges", "bytes", title="Relations", right=("edges", "bytes"))
     for entry in manifest.relations:
         edges.add_row(escape(str(entry.relation)), f"{entry.edges:,}",
-                      human_bytes(entry.indptr.bytes + entry.indices.bytes))
-    out.print(nodes)
-    out.print(edges)
+                      human_bytes(sum(e.bytes for e in manifest.entries((), (entry.relation,)))))
+    for part in (nodes, edges):
+        out.print()
+        out.print(part)
+    out.print()
     for key, value in manifest.info.items():
-        text = str(value)
-        out.print(f"{escape(key)}: {escape(text if len(text) < 200 else text[:200] + '…')}",
-                  highlight=False)
+        out.print(f"{escape(key)}: {escape(_brief(value))}", highlight=False)
     out.print("all checksums agree" if verify else "checksums were not compared (--no-verify)")
-    if opened.plan:
+    if made:
         from dgl_heta.cost import Workload, predict
         from dgl_heta.draw import terminal
 
-        terminal(opened.plan, predict(opened.plan, Workload()), out)
+        out.print()
+        terminal(made, predict(made, Workload()), out)
 
 
-@app.command("plugins")
+@app.command("plugins", epilog="Example: dgl-heta plugins --json")
 def list_plugins(as_json: AsJson = False) -> None:
-    """List all providers: kind, name, source and version."""
+    """List all providers: kind, name, source and version.
+
+    Select one by its name in a setting or option (--method, train.kernel, …).
+    """
     providers = plugins().all()
     if as_json:
         print(json.dumps([{"kind": p.kind, "name": p.name, "source": p.source,
                            "version": p.version} for p in providers]))
         return
-    table = Table("kind", "name", "source", "version")
+    table = _table("kind", "name", "source", "version")
     for p in providers:
         table.add_row(p.kind, escape(p.name), escape(p.source), escape(p.version))
     out.print(table)
 
 
-@app.command()
+@app.command(epilog="Example: dgl-heta datasets")
 def datasets(as_json: AsJson = False) -> None:
     """List the data sets that can be named instead of a file."""
     found = list(plugins().providers("dataset").values())
@@ -241,17 +284,17 @@ def datasets(as_json: AsJson = False) -> None:
         print(json.dumps([{"name": p.name, "description": p.value.description,
                            "options": p.value.options, "source": p.source} for p in found]))
         return
-    table = Table("name", "description", "options and defaults", "source")
+    table = _table("name", "description", "options", "source")
     for p in found:
         options = ",".join(f"{k}={v:g}" for k, v in p.value.options.items())
         table.add_row(escape(p.name), escape(p.value.description), escape(options),
                       escape(p.source))
     out.print(table)
-    out.print("Options go after the name: dgl-heta plan synthetic-mag:scale=0.1,seed=1 --parts 2",
+    out.print("\nOptions go after the name: dgl-heta plan synthetic-mag:scale=0.1,seed=1",
               highlight=False)
 
 
-@app.command("settings")
+@app.command("settings", epilog="Example: dgl-heta settings -c heta.toml --set train.lr=0.003")
 def list_settings(config: Config = None, overrides: Set = None, as_json: AsJson = False) -> None:
     """List all settings with their values, as a file, the environment and --set give them."""
     from dgl_heta.settings import keys, load_settings
@@ -260,7 +303,7 @@ def list_settings(config: Config = None, overrides: Set = None, as_json: AsJson 
     if as_json:
         print(json.dumps(values))
         return
-    table = Table("setting", "value", "meaning")
+    table = _table("setting", "value", "meaning")
     for name, field in keys().items():
         section, key = name.split(".")
         table.add_row(name, escape(json.dumps(values[section][key])),
@@ -274,45 +317,48 @@ def _version(show: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
-def _root(version: Annotated[bool, typer.Option(
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context, version: Annotated[bool, typer.Option(
         "--version", callback=_version, is_eager=True, help="Show the version.")] = False) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
-def _plan(opened: GraphInput, target: list[str] | None, hops: int | None, parts: int,
-          metapaths: Path | None, method: str, seed: int) -> Plan:
-    from dgl_heta.partition import PartitionRequest
+def _request(opened: GraphInput, target: list[str] | None, hops: int | None, parts: int,
+             metapaths: Path | None, seed: int) -> PartitionRequest:
+    from dgl_heta.metatree import load_metapaths
 
-    request = PartitionRequest(parts, _targets(opened, target), _hops(hops, metapaths),
-                               _metapaths(opened.schema, metapaths), seed)
-    made: Plan = plugins().get("partition backend", method).plan(opened.schema, request)
-    return made
+    paths = load_metapaths(metapaths, opened.schema) if metapaths else []
+    return PartitionRequest(parts, _targets(opened, target),
+                            2 if hops is None and not paths else hops, paths, seed)
 
 
 def _targets(opened: GraphInput, given: list[str] | None) -> tuple[str, ...]:
     if given:
-        return tuple(t for text in given for t in text.split(","))
-    if opened.target is None:
-        raise InputError("give --target: the graph names no task; node types: "
-                         + ", ".join(opened.schema.node_types))
-    return (opened.target,)
-
-
-def _hops(given: int | None, metapaths: Path | None) -> int | None:
-    return 2 if given is None and metapaths is None else given
-
-
-def _metapaths(schema: Schema, path: Path | None) -> list[Any]:
-    from dgl_heta.metatree import load_metapaths
-
-    return list(load_metapaths(path, schema)) if path else []
+        known = opened.schema.node_types  # a name may hold a comma itself
+        return tuple(t for text in given for t in ([text] if text in known else text.split(",")))
+    if opened.plan is not None:
+        return opened.plan.targets
+    return (opened.target,) if opened.target else ()
 
 
 def _positive(value: int, option: str) -> int:
     if value < 1:
         raise InputError(f"{option} is {value}; it must be 1 or more")
     return value
+
+
+def _table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim",
+                  box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def _brief(value: Any, length: int = 150) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= length else text[:length] + " …"
 
 
 @contextmanager
@@ -332,19 +378,46 @@ def _bar(show: bool) -> Iterator[Any]:
 def main() -> None:
     """The entry point; turns errors into a line and an exit status."""
     try:
-        app()
+        status = app(prog_name="dgl-heta", standalone_mode=False) or 0
+    except UsageError as error:
+        command = error.ctx.command_path if error.ctx else "dgl-heta"
+        status = _fail(2, f"{error.format_message().rstrip('.')}; see `{command} --help`")
     except InputError as error:
-        err.print(f"error: {error}", style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(2)
+        status = _fail(2, str(error))
     except HetaError as error:
-        err.print(f"error: {error}", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        err.print("interrupted")
-        sys.exit(130)
+        status = _fail(1, str(error), error.details)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+        status = 1
+    except OSError as error:
+        status = _fail(1, ": ".join(str(x) for x in (error.filename, error.strerror or error)
+                                    if x))
+    except MemoryError as error:
+        status = _fail(1, f"not enough memory: {error}")
+    except (KeyboardInterrupt, typer.Abort):
+        status = _fail(130, "interrupted")
+    _leave_process_group(status)
+    sys.exit(status)
+
+
+def _fail(status: int, message: str, details: str = "") -> int:
+    from dgl_heta.draw import printable
+
+    if details:
+        print(details, file=sys.stderr)
+    line = printable(" ".join(message.splitlines()))
+    err.print(f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return status
+
+
+def _leave_process_group(status: int) -> None:
+    """End a rank of torchrun at once: its process group's threads can hang an ordinary exit."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available() and (
+            torch.distributed.is_initialized()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -5,17 +5,23 @@ This is an adapter: it imports dgl.
 
 from __future__ import annotations
 
+import contextlib
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.errors import InputError, listing
+import numpy as np
+
+from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph import GraphSource
 from dgl_heta.metatree import parse_metapaths
-from dgl_heta.partition import PartitionRequest
+from dgl_heta.partition import PartitionRequest, config_name
 from dgl_heta.plugins import plugins
 from dgl_heta.store import Store
-from dgl_heta.store.writer import new_directory
+from dgl_heta.store.csc import count_in_degrees
+from dgl_heta.store.directory import new_directory
+from dgl_heta.store.writer import check_source
 
 DGL_METHODS = ("metis", "random")
 
@@ -82,6 +88,10 @@ def partition_graph(
             part_method, balance_ntypes, balance_edges, return_mapping, num_trainers_per_machine,
             objtype, graph_formats, use_graphbolt, **dgl_arguments)
     backend = plugins().get("partition backend", part_method)
+    if dgl_arguments:
+        raise InputError(f"part_method='{part_method}' takes no argument "
+                         f"{listing(repr(name) for name in dgl_arguments)}; see the documentation "
+                         "of dgl_heta.partition_graph")
     if target_ntype is None:
         if len(g.ntypes) > 1:
             raise InputError(f"part_method='{part_method}' needs target_ntype, the node type to "
@@ -108,21 +118,55 @@ def partition_graph(
 
 def partition_with_dgl(source: GraphSource | Store, method: str, request: PartitionRequest,
                        out: Path, *, overwrite: bool = False) -> Path:
-    """Partition by DGL itself (METIS or random), for comparison: needs the graph in memory."""
+    """Partition by DGL itself (METIS or random), for comparison: needs the graph in memory.
+
+    Raises
+    ------
+    InputError
+        The graph or the request is wrong, or asks for what only meta-partitioning has.
+    HetaError
+        DGL fails, or the disk is full.
+    """
     import dgl
 
+    schema = source.schema if isinstance(source, Store) else source.schema()
+    if request.parts < 1:
+        raise InputError(f"the number of partitions is {request.parts}; it must be 1 or more")
+    if request.metapaths:
+        raise InputError(f"metapaths go with meta-partitioning, not with method '{method}'")
+    for target in request.target:
+        schema.check_node_type(target, "target node type")
     graph = to_dgl_graph(source)
-    name = source.manifest.name if isinstance(source, Store) else source.name
+    file = config_name(source.manifest.name if isinstance(source, Store) else source.name)
     with new_directory(out, overwrite=overwrite, kind="*.json") as directory:
-        dgl.distributed.partition_graph(
-            graph, name, request.parts, str(directory), part_method=method)
-    return out / f"{name}.json"
+        dgl.seed(request.seed)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # DGL reports its stages there
+                dgl.distributed.partition_graph(
+                    graph, file.removesuffix(".json"), request.parts, str(directory),
+                    part_method=method)
+        except OSError:
+            raise
+        except Exception as error:
+            reason = str(error).partition("Stack trace")[0].strip()
+            if "Write incomplete" in reason:
+                raise HetaError(f"DGL could not write all of {out}: no space left on the disk; "
+                                "nothing was kept") from error
+            raise HetaError(f"dgl.distributed.partition_graph (part_method='{method}') failed for "
+                            f"{request.parts} partitions, each of which needs a node of every "
+                            f"type: {type(error).__name__}: {reason}") from error
+    return out / file
 
 
 def to_dgl_graph(source: GraphSource | Store) -> Any:
-    """The whole graph as a DGLGraph in memory, node arrays as ndata."""
+    """The whole graph as a DGLGraph in memory, node arrays as ndata.
+
+    Raises
+    ------
+    InputError
+        The graph is wrong, as :func:`dgl_heta.store.write_store` says.
+    """
     import dgl
-    import numpy as np
     import torch
 
     edges: dict[tuple[str, str, str], Any] = {}
@@ -132,12 +176,16 @@ def to_dgl_graph(source: GraphSource | Store) -> Any:
                   for t, named in source.manifest.arrays.items()}
         for relation in source.schema.relations:
             csc = source.relation(relation)
-            edges[relation.src, relation.etype, relation.dst] = ("csc", (torch.from_numpy(np.array(csc.indptr)),
-                                              torch.from_numpy(csc.indices.astype(np.int64)),
-                                              torch.empty(0, dtype=torch.int64)))
+            edges[relation.src, relation.etype, relation.dst] = ("csc", (
+                torch.from_numpy(np.array(csc.indptr)),
+                torch.from_numpy(csc.indices.astype(np.int64)),
+                torch.empty(0, dtype=torch.int64)))
     else:
+        check_source(source)
         counts, arrays = source.node_counts, source.node_arrays
         for relation, stream in source.edges.items():
+            count_in_degrees(relation, stream, counts[relation.src], counts[relation.dst], 2**24,
+                             lambda count: None)
             chunks = list(stream.chunks(2**24))
             edges[relation.src, relation.etype, relation.dst] = tuple(
                 torch.from_numpy(np.concatenate([c[side] for c in chunks]).astype(np.int64))
@@ -145,6 +193,8 @@ def to_dgl_graph(source: GraphSource | Store) -> Any:
     graph = dgl.heterograph(edges, num_nodes_dict=dict(counts))
     for ntype, named in arrays.items():
         for key, array in named.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise InputError(f"array '{key}' of node type '{ntype}' has a value that is not "
+                                 "finite (NaN or infinity); replace or drop it")
             graph.nodes[ntype].data[key] = torch.from_numpy(np.array(array))
     return graph
-

@@ -12,7 +12,14 @@ from collections.abc import Iterable
 
 
 class HetaError(Exception):
-    """A failure that the user can understand and act on (exit status 1)."""
+    """A failure that the user can understand and act on (exit status 1).
+
+    `details` are lines to show before the message, such as the traceback of a worker.
+    """
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
 
 
 class InputError(HetaError):

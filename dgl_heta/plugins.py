@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
 
 import pluggy
@@ -24,6 +26,7 @@ KINDS = {
     "dataset": "dgl_heta_datasets",
     "model": "dgl_heta_models",
 }
+LISTENERS = ("dgl_heta_run_started", "dgl_heta_epoch_ended", "dgl_heta_run_ended")
 BUILT_INS = (
     "dgl_heta.partition",
     "dgl_heta.datasets",
@@ -48,16 +51,22 @@ class Plugins:
     def __init__(self, load_entry_points: bool = True) -> None:
         self.manager = pluggy.PluginManager("dgl_heta")
         self.manager.add_hookspecs(hookspecs)
+        self._origins: dict[str, tuple[str, str]] = {}
         for module in BUILT_INS:
-            self.manager.register(importlib.import_module(module), name=module)
+            self._register(importlib.import_module(module), module, "built in", __version__)
         if load_entry_points:
-            try:
-                self.manager.load_setuptools_entrypoints(ENTRY_POINT_GROUP)
-            except Exception as error:
-                raise InputError(
-                    f"a plugin of entry point group '{ENTRY_POINT_GROUP}' cannot be loaded: "
-                    f"{type(error).__name__}: {error}; repair or uninstall its distribution"
-                ) from error
+            for distribution, entry in _entry_points():
+                source, version = distribution.name, distribution.version
+                try:
+                    plugin = entry.load()
+                except Exception as error:
+                    raise InputError(
+                        f"plugin {source} {version} cannot be loaded: its entry point "
+                        f"'{entry.name} = {entry.value}' gives {type(error).__name__}: {error}; "
+                        "repair or uninstall it"
+                    ) from error
+                if not self.manager.is_registered(plugin):
+                    self._register(plugin, f"{source}:{entry.name}", source, version)
         self._known: dict[str, dict[str, Provider]] = {}
         if os.environ.get("DGL_HETA_TRACE", "") not in ("", "0"):
             self._trace()
@@ -78,8 +87,8 @@ class Plugins:
         if kind not in self._known:
             found: dict[str, Provider] = {}
             for implementation in getattr(self.manager.hook, KINDS[kind]).get_hookimpls():
-                source, version = self._origin(implementation.plugin, implementation.plugin_name)
-                for value in self._call(implementation, kind, source):
+                source, version = self._origins[implementation.plugin_name]
+                for value in self._call(implementation, kind, f"{source} {version}"):
                     provider = Provider(kind, value.name, source, version, value)
                     if provider.name in found:
                         other = found[provider.name]
@@ -100,26 +109,55 @@ class Plugins:
         return known[name].value
 
     def all(self) -> list[Provider]:
-        """Every provider of every kind."""
-        return [p for kind in KINDS for p in self.providers(kind).values()]
+        """Every provider of every kind, and the plugins that listen to training."""
+        found = [p for kind in KINDS for p in self.providers(kind).values()]
+        listening = {implementation.plugin_name: implementation.plugin for hook in LISTENERS
+                     for implementation in getattr(self.manager.hook, hook).get_hookimpls()}
+        return found + [Provider("listener", name.rpartition(":")[2], *self._origins[name], plugin)
+                        for name, plugin in listening.items()]
+
+    def _register(self, plugin: Any, name: str, source: str, version: str) -> None:
+        self._origins[name] = source, version
+        try:
+            self.manager.register(plugin, name=name)
+            self.manager.check_pending()
+        except pluggy.PluginValidationError as error:
+            known = [*KINDS.values(), *LISTENERS]
+            raise InputError(
+                f"plugin {source} {version} does not keep to the hooks of dgl-heta {__version__}: "
+                f"{' '.join(str(error).split())}; hooks: {listing(known)}"
+            ) from None
 
     def _call(self, implementation: Any, kind: str, source: str) -> list[Any]:
         others = [p for p in self.manager.get_plugins() if p is not implementation.plugin]
-        (result,) = self.manager.subset_hook_caller(KINDS[kind], others)()
-        if not isinstance(result, list) or not all(hasattr(v, "name") for v in result):
+        try:
+            (result,) = self.manager.subset_hook_caller(KINDS[kind], others)() or (None,)
+        except Exception as error:
+            raise InputError(f"plugin {source}: {KINDS[kind]} failed with "
+                             f"{type(error).__name__}: {error}; repair or uninstall it") from error
+        if not isinstance(result, list) or not all(_is_named(value) for value in result):
             raise InputError(f"plugin {source}: {KINDS[kind]} returned {result!r}; it must return "
                              "a list of providers, each with a name")
         return result
 
-    def _origin(self, plugin: Any, name: str) -> tuple[str, str]:
-        for candidate, distribution in self.manager.list_plugin_distinfo():
-            if candidate is plugin:
-                return distribution.project_name, distribution.version
-        return (("built in", __version__) if name in BUILT_INS else (name, "?"))
-
     def _trace(self) -> None:
         self.manager.trace.root.setwriter(lambda text: print(text, end="", file=sys.stderr))
         self.manager.enable_tracing()
+
+
+def _entry_points() -> Iterator[tuple[Distribution, EntryPoint]]:
+    """Entry points of the group, a distribution that is on the path twice counted once."""
+    seen = set()
+    for distribution in distributions():
+        entries = [e for e in distribution.entry_points if e.group == ENTRY_POINT_GROUP]
+        if entries and distribution.name not in seen:
+            seen.add(distribution.name)
+            yield from ((distribution, entry) for entry in entries)
+
+
+def _is_named(provider: Any) -> bool:
+    name = getattr(provider, "name", None)
+    return isinstance(name, str) and bool(name)
 
 
 @lru_cache(maxsize=1)

@@ -24,7 +24,7 @@ fi
 
 echo "Setting up $venv with $("$python" --version) (a few minutes, about 5 GB) …" >&2
 [[ -x "$venv/bin/python" ]] && supported "$venv/bin/python" || "$python" -m venv --clear "$venv"
-"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "pip>=23" "setuptools>=68" wheel
+"$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "pip>=23" "setuptools>=77" wheel
 "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --editable ".[dev]"
 for plugin in plugins/*/; do
     "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --editable "$plugin"

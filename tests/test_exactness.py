@@ -15,7 +15,6 @@ from graphs import academic
 
 from dgl_heta.store import write_store
 
-
 Results = dict[str, list[dict[str, np.ndarray]]]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -80,7 +81,7 @@ def test_kernels_agree_with_a_loop_and_have_right_gradients(
     generator = torch.Generator().manual_seed(seed)
     states = torch.randn(sources, 3, dtype=torch.float64, generator=generator).requires_grad_()
     rows = []
-    for low, high in zip(indptr[:-1], indptr[1:]):
+    for low, high in itertools.pairwise(indptr):
         chosen = states[indices[low:high].long()]
         rows.append({"sum": lambda x: x.sum(0), "mean": lambda x: x.mean(0),
                      "max": lambda x: x.amax(0), "min": lambda x: x.amin(0)}[op](chosen)

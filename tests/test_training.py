@@ -188,8 +188,8 @@ def test_failing_worker_ends_the_run_with_its_own_words_first(
     assert done.returncode == 1
     assert not done.stdout.strip()
     if fault == "raise":
-        assert done.stderr.startswith("error: Traceback")
-        assert "the fault of this test" in done.stderr
+        assert done.stderr.startswith("Traceback")
+        assert "\nValueError: the fault of this test\n" in done.stderr
         assert "worker 1 failed" in done.stderr
     elif fault == "kill":
         assert "worker 1 was killed by signal 9 (SIGKILL)" in done.stderr

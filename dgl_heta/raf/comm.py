@@ -57,10 +57,10 @@ class Comm:
         """Reduce over all workers; returns a new tensor."""
         if self.size == 1:
             return tensor
-        tensor = tensor.contiguous().clone()
-        with self._watched(cause, 2 * tensor.nbytes * (self.size - 1) // self.size):
-            dist.all_reduce(tensor, _OPS[op], group=self.group)
-        return tensor
+        work = tensor.to(self.device(tensor), copy=True).contiguous()
+        with self._watched(cause, 2 * work.nbytes * (self.size - 1) // self.size):
+            dist.all_reduce(work, _OPS[op], group=self.group)
+        return work.to(tensor.device)
 
     def reduce_scatter_rows(self, rows: Tensor, bounds: Sequence[int], cause: str) -> Tensor:
         """Sum `rows` over all workers; worker i gets rows bounds[i] … bounds[i + 1] - 1."""
@@ -84,22 +84,22 @@ class Comm:
         """Send `send[i]` rows to worker i, in order; returns the `receive[i]` rows from each."""
         if self.size == 1:
             return rows
-        rows = rows.contiguous()
-        out = rows.new_empty((sum(receive), *rows.shape[1:]))
+        work = rows.contiguous().to(self.device(rows))
+        out = work.new_empty((sum(receive), *rows.shape[1:]))
         width = rows.element_size() * (rows[:1].numel() if len(rows) else 0)
         with self._watched(cause, (sum(send) - send[self.rank]) * width):
-            dist.all_to_all_single(out, rows, list(receive), list(send), group=self.group)
-        return out
+            dist.all_to_all_single(out, work, list(receive), list(send), group=self.group)
+        return out.to(rows.device)
 
     def barrier(self) -> None:
         """Wait for all workers."""
-        self.all_reduce(torch.zeros(1, device=self.device()), cause="control")
+        self.all_reduce(torch.zeros(1), cause="control")
 
-    def device(self) -> torch.device:
-        """The device that this group's collectives work on."""
-        if self.size > 1 and dist.get_backend(self.group) == "nccl":
+    def device(self, tensor: Tensor) -> torch.device:
+        """Where a tensor must be for this group's collectives: NCCL takes GPU memory only."""
+        if dist.get_backend(self.group) == "nccl" and tensor.device.type != "cuda":
             return torch.device("cuda", torch.cuda.current_device())
-        return torch.device("cpu")
+        return tensor.device
 
     @contextmanager
     def _watched(self, cause: str, size: int) -> Iterator[None]:

@@ -160,14 +160,13 @@ def _store(opened: GraphInput, run_dir: Path, request: TrainRequest,
 
 def _as_worker(job: dict[str, Any], plan: Plan, registry: Plugins) -> dict[str, Any] | None:
     """Be one rank of torchrun; rank 0 returns the summary."""
-    from dgl_heta.training.worker import leave, run
+    from dgl_heta.training.worker import run
 
     size = int(os.environ["WORLD_SIZE"])
     if size != plan.num_parts:
         raise InputError(f"torchrun started {size} workers for {plan.num_parts} partitions; the "
                          "two must be equal")
     summary = run(job, lambda event: None)
-    leave()
     if int(os.environ["RANK"]):
         return None
     from dgl_heta.draw import svg

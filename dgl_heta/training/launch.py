@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import signal
@@ -20,6 +21,7 @@ from dgl_heta.training.worker import EXIT_INPUT, EXIT_PEER
 
 GRACE_S = 2.0  # how long to wait for a better cause when a worker only lost another one
 STOP_S = 5.0  # between the request to end and the kill
+LEAVE_S = 10.0  # for workers to be gone once the result is there
 
 
 @dataclass
@@ -31,7 +33,7 @@ class _Worker:
 
 
 class WorkerError(HetaError):
-    """A worker failed; the message begins with what it wrote last."""
+    """A worker failed; the details are what it wrote last."""
 
 
 def launch(job: dict[str, Any], parts: int, run_dir: Path,
@@ -67,12 +69,14 @@ def launch(job: dict[str, Any], parts: int, run_dir: Path,
     try:
         for rank in range(parts):
             workers.append(_start(rank, job_file, run_dir, environment, events))
-        failed = None
-        while failed is None and any(w.ended is None for w in workers):
-            summary = _forward(events, report) or summary
+        deadline = math.inf
+        while any(w.ended is None for w in workers) and time.monotonic() < deadline:
+            found = _forward(events, report)
+            if found is not None:
+                summary, deadline = found, time.monotonic() + LEAVE_S
             failed = _first_failure(workers)
-        if failed is not None:
-            _raise_for(failed, workers)
+            if failed is not None:
+                _raise_for(failed, workers)
         for _ in range(50):  # the last events may still be in the reader's hands
             summary = _forward(events, report) or summary
             if summary is not None:
@@ -157,8 +161,8 @@ def _raise_for(failed: _Worker, workers: list[_Worker]) -> None:
     how = (f"was killed by signal {-code} ({signal.Signals(-code).name})" if code < 0
            else f"failed with exit status {code}")
     last = "\n".join(text.splitlines()[-60:]) or "(it wrote nothing)"
-    raise WorkerError(f"{last}\n\nworker {failed.rank} {how}; all workers were ended; "
-                      f"its log is {failed.log}")
+    raise WorkerError(f"worker {failed.rank} {how}; all workers were ended; its log is "
+                      f"{failed.log}", details=last)
 
 
 def _stop(workers: list[_Worker]) -> None:

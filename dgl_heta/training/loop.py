@@ -47,6 +47,7 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     if not engine.steps("train"):
         raise InputError(f"no node of '{engine.target}' is in train_mask")
     mark = fingerprint(engine, settings)
+    validates = bool(engine.steps("val"))
     best: dict[str, Any] = {}
     start = 0
     if resume:
@@ -62,8 +63,9 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
     for epoch in range(start + 1, settings.train.epochs + 1):
         metrics = _epoch(engine, epoch, settings, report if first else lambda event: None)
-        if metrics["val_acc"] is None or metrics["val_acc"] > best.get("val_acc", -1.0):
-            best = {"epoch": epoch, "val_acc": metrics["val_acc"] or 0.0}
+        val_acc = metrics["val_acc"]
+        if not validates or (val_acc is not None and (not best or val_acc > best["val_acc"])):
+            best = {"epoch": epoch, "val_acc": val_acc}
         history.append(metrics)
         engine.wrapped.end_epoch(epoch)
         save_checkpoint(engine, run_dir, epoch, best, mark)
@@ -75,18 +77,19 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     if best and best["epoch"] != settings.train.epochs:
         load_checkpoint(engine, run_dir, best["epoch"])
     engine.traffic.reset()
-    val_acc, _ = engine.evaluate("val")
-    test_acc, test_loss = engine.evaluate("test")
+    scores = {"val_acc": engine.evaluate("val")[0]}
+    scores["test_acc"], scores["test_loss"] = engine.evaluate("test")
     consolidate(engine, run_dir)
-    summary = _summary(engine, settings, history, best,
-                       {"val_acc": val_acc, "test_acc": test_acc, "test_loss": test_loss})
+    summary = _summary(engine, settings, history, best, scores)
     if first:
         (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n",
                                               encoding="utf-8")
         with log.open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": "summary", **summary}) + "\n")
-        report({"event": "summary", **summary})
     registry.hook.dgl_heta_run_ended(run_dir=run_dir, rank=rank, summary=summary)
+    engine.world.barrier()  # nobody leaves while another worker's hook may still fail
+    if first:
+        report({"event": "summary", **summary})
     return summary
 
 
@@ -140,7 +143,7 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
     world = engine.world
 
     def mean(section: str, key: str) -> float:
-        return sum(line[section][key] for line in steady) / len(steady)
+        return sum(line[section][key] for line in steady) / max(len(steady), 1)
 
     mine = torch.tensor([[peak_rss_mb(), float(sum(engine.traffic.bytes.values())),
                           mean("seconds", "total"), mean("seconds", "waiting")]],

@@ -37,14 +37,6 @@ def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
                  report=report)
 
 
-def leave() -> None:
-    """Leave the process group; threads of it that are still alive would abort the process."""
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.destroy_process_group()
-
-
 def emit(event: dict[str, Any]) -> None:
     """Write an event as a line of standard output."""
     print(json.dumps(event), flush=True)
@@ -56,8 +48,9 @@ def main() -> None:
 
     try:
         run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), emit)
-        leave()
         sys.stderr.flush()
+        # All results are written and all workers are past their last collective. The threads
+        # of a process group sometimes abort or hang a process that ends the usual way.
         os._exit(0)
     except InputError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
