@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.errors import InputError
+from dgl_heta.features.rows import gather_rows, sum_rows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
 from dgl_heta.raf.comm import Comm
 from dgl_heta.sampling import hash_key
@@ -83,6 +84,7 @@ class LearnableFeatures:
             offset, base = offset + shared.count, base + high - low
             owned.append(initial_rows(seed, ntype, low, high, width, dtype))
         self.owned = RowTable(torch.cat(owned)) if owned else None
+        self._slots = np.full(len(self.owned.value) if self.owned else 0, -1, np.int32)
         self._leaves: dict[str, Tensor] = {}
         self._nodes: Mapping[str, np.ndarray] = {}
         self._route: _Route | None = None
@@ -96,12 +98,12 @@ class LearnableFeatures:
         rows = {}
         for ntype, table in self.local.items():
             if ntype in nodes:
-                rows[ntype] = table.value[torch.from_numpy(nodes[ntype])]
+                rows[ntype] = _rows_of(table, nodes[ntype])
         if self._shared:
             route = self._plan_route(nodes)
             assert self.owned is not None
             answered = self._world.all_to_all_rows(
-                self.owned.value[route.asked], route.receive, route.send, "learnable")
+                _rows_of(self.owned, route.asked), route.receive, route.send, "learnable")
             found = torch.empty_like(answered)
             found[route.order] = answered
             start = 0
@@ -123,23 +125,20 @@ class LearnableFeatures:
         for ntype, table in self.local.items():
             leaf = self._leaves.get(ntype)
             if leaf is not None and leaf.grad is not None:
-                table.update(torch.from_numpy(self._nodes[ntype]), leaf.grad.cpu() * scale,
-                             self._adam)
+                table.update(self._nodes[ntype], leaf.grad, scale, self._adam)
             else:
-                table.update(torch.empty(0, dtype=torch.int64),
-                             torch.empty((0, self.width), dtype=self.dtype), self._adam)
+                table.update(np.empty(0, np.int64), self._no_rows(), scale, self._adam)
         if self._route is not None and self.owned is not None:
             route = self._route
-            grads = [self._grad(ntype) for ntype in route.sizes]
-            flat = (torch.cat(grads) if grads
-                    else torch.empty((0, self.width), dtype=self.dtype))
-            arrived = self._world.all_to_all_rows(flat[route.order], route.send, route.receive,
+            grads = torch.cat([self._no_rows(), *(self._grad(ntype) for ntype in route.sizes)])
+            arrived = self._world.all_to_all_rows(grads[route.order], route.send, route.receive,
                                                   "learnable")
-            unique, places = torch.unique(route.asked, return_inverse=True)
-            total = torch.zeros((len(unique), self.width), dtype=self.dtype)
-            total.index_add_(0, places, arrived)
-            self.owned.update(unique, total * scale, self._adam)
+            unique, sums = sum_rows(route.asked, arrived.numpy(), self._slots)
+            self.owned.update(unique, torch.from_numpy(sums), scale, self._adam)
         self._leaves, self._route = {}, None
+
+    def _no_rows(self) -> Tensor:
+        return torch.empty((0, self.width), dtype=self.dtype)
 
     def _grad(self, ntype: str) -> Tensor:
         leaf = self._leaves[ntype]
@@ -168,7 +167,7 @@ class LearnableFeatures:
             mine = (asked >= shared.offset) & (asked < shared.offset + shared.count)
             low, _ = shared.range_of(world.rank)
             places[mine] = asked[mine] - shared.offset - low + shared.base
-        return _Route(torch.from_numpy(order), send, receive, torch.from_numpy(places), sizes)
+        return _Route(torch.from_numpy(order), send, receive, places, sizes)
 
     def shards(self) -> dict[str, tuple[int, Tensor]]:
         """What this worker holds of each type: `(first row, values)`."""
@@ -187,6 +186,10 @@ class LearnableFeatures:
     @property
     def bytes(self) -> int:
         return sum(3 * table.value.nbytes for table in self.tables().values())
+
+
+def _rows_of(table: RowTable, ids: np.ndarray) -> Tensor:
+    return torch.from_numpy(gather_rows(table.value.numpy(), ids))
 
 
 class _Shared:
@@ -208,7 +211,7 @@ class _Shared:
 
 
 class _Route:
-    def __init__(self, order: Tensor, send: list[int], receive: list[int], asked: Tensor,
+    def __init__(self, order: Tensor, send: list[int], receive: list[int], asked: np.ndarray,
                  sizes: dict[str, int]) -> None:
         self.order, self.send, self.receive = order, send, receive
         self.asked, self.sizes = asked, sizes

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass
 
 import numba
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,7 +26,7 @@ class AdamSettings:
 
 
 class RowTable:
-    """Rows of learnable features with their optimizer state, all of shape (rows, width)."""
+    """Rows of learnable features with their optimizer state: CPU tensors (rows, width)."""
 
     def __init__(self, value: Tensor) -> None:
         self.value = value
@@ -43,29 +44,24 @@ class RowTable:
         self.second.copy_(state["second"])
         self.step = int(state["step"])
 
-    def update(self, rows: Tensor, grads: Tensor, adam: AdamSettings) -> None:
-        """One step on unique `rows` (int64) with their gradients (rows, width)."""
+    def update(self, rows: np.ndarray, grads: Tensor, scale: float, adam: AdamSettings) -> None:
+        """One step on unique `rows` (int64) with `scale` times their gradients (rows, width)."""
         self.step += 1
-        scale = adam.lr * math.sqrt(1 - adam.beta2**self.step) / (1 - adam.beta1**self.step)
-        if self.value.device.type == "cpu":
-            _fused_step(rows.numpy(), grads.contiguous().numpy(), self.value.numpy(),
-                        self.first.numpy(), self.second.numpy(), scale, adam.beta1, adam.beta2,
-                        adam.eps)
-            return
-        first = self.first[rows].lerp_(grads, 1 - adam.beta1)
-        second = self.second[rows].lerp_(grads * grads, 1 - adam.beta2)
-        self.first[rows], self.second[rows] = first, second
-        self.value[rows] -= scale * first / (second.sqrt() + adam.eps)
+        rate = adam.lr * math.sqrt(1 - adam.beta2**self.step) / (1 - adam.beta1**self.step)
+        grads = grads.detach().to(self.value.device, self.value.dtype)
+        number = np.float64 if self.value.dtype == torch.float64 else np.float32
+        _fused_step(rows, grads.contiguous().numpy(), self.value.numpy(), self.first.numpy(),
+                    self.second.numpy(), number(scale), number(rate), number(1 - adam.beta1),
+                    number(1 - adam.beta2), number(adam.eps))
 
 
-@numba.njit(nogil=True, cache=True)
-def _fused_step(rows, grads, value, first, second, scale, beta1, beta2, eps):  # type: ignore[no-untyped-def]
+@numba.njit(nogil=True, cache=True, error_model="numpy")
+def _fused_step(rows, grads, value, first, second, scale, rate, keep1, keep2, eps):  # type: ignore[no-untyped-def]
     for i in range(len(rows)):
         row = rows[i]
-        for k in range(value.shape[1]):
-            grad = grads[i, k]
-            m = first[row, k] + (1 - beta1) * (grad - first[row, k])
-            v = second[row, k] + (1 - beta2) * (grad * grad - second[row, k])
-            first[row, k] = m
-            second[row, k] = v
-            value[row, k] -= scale * m / (math.sqrt(v) + eps)
+        g, x, m, v = grads[i], value[row], first[row], second[row]
+        for k in range(len(g)):
+            grad = g[k] * scale
+            m[k] += keep1 * (grad - m[k])
+            v[k] += keep2 * (grad * grad - v[k])
+            x[k] -= rate * m[k] / (np.sqrt(v[k]) + eps)

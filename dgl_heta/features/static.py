@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dgl_heta.features.rows import gather_rows
 from dgl_heta.store import Store
 
 
@@ -34,10 +35,6 @@ class StaticFeatures:
         rows = {}
         for ntype, ids in nodes.items():
             if ntype in self._arrays:
-                # Sorted reads turn scattered page faults into a sweep over the file.
-                order = np.argsort(ids)
-                block = np.empty((len(ids), self._arrays[ntype].shape[1]),
-                                 self._arrays[ntype].dtype)
-                block[order] = self._arrays[ntype][ids[order]]
-                rows[ntype] = torch.from_numpy(block).to(self._device, self._dtype)
+                block = torch.from_numpy(gather_rows(self._arrays[ntype], ids))
+                rows[ntype] = block.to(self._device, self._dtype)
         return rows

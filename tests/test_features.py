@@ -1,0 +1,87 @@
+"""Static and learnable features, and the sparse optimizer."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgl_heta.errors import InputError
+from dgl_heta.features import LearnableFeatures, initial_rows
+from dgl_heta.features.rows import gather_rows, sum_rows
+from dgl_heta.features.sparse_adam import AdamSettings, RowTable
+from dgl_heta.raf.comm import Comm, Traffic
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", "i8", "u1"])
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_gathered_rows_are_the_rows(dtype: str, data: st.DataObject) -> None:
+    rows, width = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 5))
+    array = np.random.default_rng(0).integers(0, 100, (rows, width)).astype(dtype)
+    ids = np.asarray(data.draw(st.lists(st.integers(0, rows - 1))), dtype=np.int64)
+    np.testing.assert_array_equal(gather_rows(array, ids), array[ids])
+
+
+@pytest.mark.parametrize("wrong", [-1, 7])
+def test_row_out_of_range_is_an_error_and_not_other_memory(wrong: int) -> None:
+    with pytest.raises(IndexError, match="7 rows"):
+        gather_rows(np.zeros((7, 2)), np.array([0, wrong]))
+
+
+@given(st.lists(st.integers(0, 9), max_size=30))
+@settings(deadline=None)
+def test_rows_are_summed_by_id(ids: list[int]) -> None:
+    rows = np.asarray(ids, np.int64)
+    values = np.arange(len(ids) * 2, dtype=np.float64).reshape(-1, 2)
+    slots = np.full(10, -1, np.int32)
+    unique, sums = sum_rows(rows, values, slots)
+    want = np.zeros((10, 2))
+    np.add.at(want, rows, values)
+    assert sorted(unique) == sorted(set(ids))
+    np.testing.assert_array_equal(sums, want[unique])
+    assert (slots == -1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_sparse_adam_is_torchs_sparse_adam(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    start = torch.randn(12, 3, dtype=dtype)
+    table, weight = RowTable(start.clone()), torch.nn.Parameter(start.clone())
+    optimizer = torch.optim.SparseAdam([weight], lr=0.02)
+    for _ in range(6):
+        rows = torch.randperm(12)[:5]
+        grads = torch.randn(5, 3, dtype=dtype)
+        table.update(rows.numpy(), grads * 4, 0.25, AdamSettings(lr=0.02))
+        weight.grad = torch.sparse_coo_tensor(rows.unsqueeze(0), grads, (12, 3))
+        optimizer.step()
+    torch.testing.assert_close(table.value, weight.detach())
+
+
+@given(st.integers(0, 200_000), st.integers(0, 200_000))
+@settings(max_examples=20, deadline=None)
+def test_any_part_of_a_table_starts_with_the_same_values(first: int, second: int) -> None:
+    low, high = sorted((first, second))
+    high = min(high, low + 1000)
+    whole = initial_rows(5, "author", 0, 200_000, 2, torch.float32)
+    torch.testing.assert_close(initial_rows(5, "author", low, high, 2, torch.float32),
+                               whole[low:high], rtol=0, atol=0)
+
+
+def test_learnable_rows_collect_gradients_and_move() -> None:
+    table = LearnableFeatures({"author": 10}, {"author": (0,)}, 4, torch.float64, Comm(Traffic()))
+    before = table.local["author"].value.clone()
+    ids = np.array([7, 2], np.int64)
+    rows = table.fetch({"author": ids}, torch.device("cpu"))["author"]
+    torch.testing.assert_close(rows.detach(), before[[7, 2]])
+    rows.sum().backward()
+    table.update()
+    moved = (table.local["author"].value != before).any(1)
+    assert moved.nonzero().flatten().tolist() == [2, 7]
+
+
+def test_unknown_mode_is_refused() -> None:
+    with pytest.raises(InputError, match="exact, replica"):
+        LearnableFeatures({}, {}, 4, torch.float64, Comm(Traffic()), mode="replicas")
