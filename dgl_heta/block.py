@@ -71,9 +71,14 @@ class Block:
     inner_relations: dict[str, int]
     has_destinations: bool = True
 
+    def __post_init__(self) -> None:
+        self._into: dict[str, list[RelationBlock]] = {}
+        for edges in self.edges:
+            self._into.setdefault(edges.relation.dst, []).append(edges)
+
     def into(self, ntype: str) -> list[RelationBlock]:
         """The edges that end at a node type."""
-        return [edges for edges in self.edges if edges.relation.dst == ntype]
+        return self._into.get(ntype, [])
 
     def wanted(self, ntype: str) -> tuple[int, int]:
         """Destination rows whose output this block's layer returns."""
@@ -97,7 +102,9 @@ class MiniBatch:
     """Blocks, the nodes whose features they start from, and the seeds.
 
     `input_nodes` are node ids per type (int64), in the row order of the first block's source
-    side; `seeds` those of the model-parallel group; `own_seeds` this trainer's own among them.
+    side; every type of the worker's partition is there, with no ids where the batch reaches none.
+    Ids are unique, but for seeds under metapaths, which have rows apart. `seeds` are those of the
+    model-parallel group; `own_seeds` this trainer's own among them.
     """
 
     blocks: list[Block]

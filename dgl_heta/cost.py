@@ -24,6 +24,7 @@ class Workload:
     parameters : number of dense parameters, whose gradients are averaged; 0 if unknown.
     seed_states : whether the model reads the destination's state (self-loop, attention), so
         that the seeds' states are completed below the last layer.
+    reduce : cross-relation reducer; max and min exchange the extremes and who attains them.
     """
 
     batch_size: int = 1024
@@ -31,6 +32,7 @@ class Workload:
     itemsize: int = 4
     parameters: int = 0
     seed_states: bool = True
+    reduce: str = "sum"
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,17 @@ def predict(plan: Plan, work: Workload) -> list[PartitionCost]:
 def _partials(group: int, layers: int, work: Workload) -> int:
     """Bytes a worker sends per step for the partial aggregations of the group's seeds.
 
-    The last layer is a reduce-scatter forward and an all-gather backward; each layer below
-    it, where the seeds' states are needed everywhere, an all-reduce in both directions.
+    Backward the last layer is an all-gather, and each layer below it, where the seeds' states
+    are needed everywhere, an all-reduce. Forward they are a reduce-scatter and an all-reduce;
+    for max and min two all-reduces each.
     """
     batch = group * work.batch_size * work.hidden * work.itemsize
-    last = 2 * batch * (group - 1) // group
-    below = 2 * _all_reduce(group, batch) if work.seed_states else 0
+    scatter, everywhere = batch * (group - 1) // group, _all_reduce(group, batch)
+    forward = 2 * everywhere if work.reduce in ("max", "min") else scatter
+    last = forward + scatter
+    if work.reduce not in ("max", "min"):
+        forward = everywhere
+    below = forward + everywhere if work.seed_states else 0
     return last + (layers - 1) * below
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 
 from dgl_heta.block import Block, MiniBatch, RelationBlock
 from dgl_heta.errors import InputError
+from dgl_heta.jit import kernel
 from dgl_heta.plan import Plan, Share
 from dgl_heta.schema import Relation
 from dgl_heta.store import CSC, Store
@@ -37,11 +37,15 @@ class SamplingScope:
     roots: dict[Relation, Share]
     inner: dict[int, tuple[Relation, ...]]
     seed_relations: dict[str, int]
+    seeds_apart: bool = False
+    """Whether a seed that is also a neighbour is two rows. With metapaths a neighbour is followed
+    by other relations than a seed; with hops by the same ones, and it is one row."""
 
     @classmethod
     def of(cls, plan: Plan, part: int) -> SamplingScope:
         counts = {t: sum(tree.target == t for tree in plan.sub_metatrees) for t in plan.targets}
-        return cls(plan.targets, plan.hops, plan.roots(part), plan.partitions[part].inner, counts)
+        return cls(plan.targets, plan.hops, plan.roots(part), plan.partitions[part].inner, counts,
+                   bool(plan.metapaths))
 
 
 class NeighborSampler:
@@ -103,14 +107,14 @@ class NeighborSampler:
         blocks = []
         if self._seed_states:
             for ntype in scope.targets:
-                rows[ntype].add(seeds[ntype])
+                rows[ntype].add(seeds[ntype], findable=not scope.seeds_apart)
         for layer in range(hops, 0, -1):
             last = layer == hops
             on_seeds = last or self._seed_states
-            if last and not self._seed_states:
-                destinations = dict(seeds)
-            else:
-                destinations = {t: table.ids() for t, table in rows.items() if len(table)}
+            # Types without a row stay in the block: a batch need not reach every type, and
+            # a group need not have a seed, but models look types up by name.
+            destinations = (dict(seeds) if last else
+                            {t: table.ids() for t, table in rows.items()})
             destinations = {t: destinations[t] for t in self._types if t in destinations}
             seed_rows = {t: len(seeds[t]) if on_seeds else 0 for t in scope.targets}
             edges = []
@@ -126,7 +130,7 @@ class NeighborSampler:
                 inner[relation.dst] = inner.get(relation.dst, 0) + 1
             blocks.append(Block(
                 layer=layer,
-                num_src={t: len(rows[t]) for t in self._types if t in rows and len(rows[t])},
+                num_src={t: len(rows[t]) for t in self._types if t in rows},
                 num_dst={t: len(ids) for t, ids in destinations.items()},
                 edges=edges,
                 seed_rows={t: seed_rows[t] for t in self._types if t in seed_rows},
@@ -136,8 +140,7 @@ class NeighborSampler:
             ))
         return MiniBatch(
             blocks=blocks[::-1],
-            input_nodes={t: rows[t].ids().copy() for t in self._types
-                         if t in rows and len(rows[t])},
+            input_nodes={t: rows[t].ids().copy() for t in self._types if t in rows},
             seeds=seeds,
             own_seeds={t: seeds[t][slice(*own[t])] for t in scope.targets},
         )
@@ -145,7 +148,7 @@ class NeighborSampler:
     def _ranges(self, layer: int, relation: Relation, destinations: Mapping[str, np.ndarray],
                 seed_rows: Mapping[str, int], on_seeds: bool) -> list[tuple[int, int]]:
         """Destination rows that `relation` is run for at `layer`, as half-open ranges."""
-        if relation.dst not in destinations:
+        if not len(destinations.get(relation.dst, ())):
             return []
         seeds, rows = seed_rows.get(relation.dst, 0), len(destinations[relation.dst])
         ranges = []
@@ -178,6 +181,7 @@ class _Rows:
         self.place = place
         self.buffer = np.empty(0, np.int64)
         self.size = 0
+        self.hidden = 0  # rows that `place` does not know
 
     def __len__(self) -> int:
         return self.size
@@ -186,18 +190,21 @@ class _Rows:
         return self.buffer[:self.size]
 
     def reserve(self, extra: int) -> None:
-        need = min(self.size + extra, len(self.place))
+        most = len(self.place) + self.hidden
+        need = min(self.size + extra, most)
         if need > len(self.buffer):
-            grown = np.empty(max(need, min(2 * len(self.buffer), len(self.place))), np.int64)
+            grown = np.empty(max(need, min(2 * len(self.buffer), most)), np.int64)
             grown[:self.size] = self.ids()
             self.buffer = grown
 
-    def add(self, ids: np.ndarray) -> None:
-        """Append ids that are not yet rows."""
+    def add(self, ids: np.ndarray, findable: bool = True) -> None:
+        """Append ids that are not yet rows; unless `findable`, their neighbours get new rows."""
+        self.hidden += 0 if findable else len(ids)
         self.reserve(len(ids))
         start = self.size
         self.buffer[start:start + len(ids)] = ids
-        self.place[ids] = np.arange(start, start + len(ids), dtype=np.int32)
+        if findable:
+            self.place[ids] = np.arange(start, start + len(ids), dtype=np.int32)
         self.size += len(ids)
 
 
@@ -214,14 +221,14 @@ def hash_key(*numbers: int) -> int:
     return key
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _mix(value):  # type: ignore[no-untyped-def]
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _count(indptr, nodes, fanout, out):  # type: ignore[no-untyped-def]
     """Fill `out` with the CSC pointers of the sample; return the number of its edges."""
     total = 0
@@ -235,7 +242,7 @@ def _count(indptr, nodes, fanout, out):  # type: ignore[no-untyped-def]
     return total
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _draw(indptr, indices, nodes, fanout, key, out_ptr, out, place, rows, size):  # type: ignore[no-untyped-def]
     """Draw neighbours without replacement (Floyd's algorithm) and turn them into rows."""
     golden = np.uint64(0x9E3779B97F4A7C15)

@@ -133,8 +133,11 @@ class Settings(_Section):
         Raises
         ------
         InputError
-            Not one fanout per layer.
+            Not one fanout per layer, a self-loop without the seeds' states.
         """
+        if self.model.self_loop and not self.train.seed_states:
+            raise InputError("model.self_loop = true reads the destination's state, which "
+                             "train.seed_states = false leaves out; set one of them otherwise")
         for name in ("fanouts", "eval_fanouts"):
             fanouts = getattr(self.train, name)
             if fanouts is not None and len(fanouts) != self.model.layers:

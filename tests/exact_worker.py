@@ -24,7 +24,8 @@ from dgl_heta.training.engine import Engine
 EPOCHS, STEPS = 2, 3
 
 
-def run_case(store: Store, case: dict, parts: int, plugins: Plugins) -> dict[str, np.ndarray]:
+def run_case(store: Store, case: dict, parts: int, plugins: Plugins,
+             steps_of: int | None = None) -> dict[str, np.ndarray]:
     """Six steps in two epochs, the last two with seeds that do not divide by the workers."""
     settings = load_settings(base=case["settings"], environ={})
     task = store.manifest.task
@@ -39,6 +40,7 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins) -> dict[str
         engine.start_epoch(epoch)
         batches = engine.steps("train", epoch)
         for seeds in [*batches[:STEPS - 1], batches[-1]]:
+            seeds = seeds[:steps_of]
             batch = engine.sample(seeds, step)
             logits = engine.wrapped(batch, engine.inputs(batch, train=True))[task.target]
             loss = cross_entropy(logits, engine.labels(batch), reduction="sum")
@@ -67,7 +69,7 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     store, plugins = Store(job["store"]), Plugins(load_entry_points=False)
     for name, case in job["cases"].items():
-        found = run_case(store, case, job["parts"], plugins)
+        found = run_case(store, case, job["parts"], plugins, job.get("steps_of"))
         np.savez(Path(job["out"]) / f"{name}-{job['parts']}-{os.environ['RANK']}.npz", **found)
 
 

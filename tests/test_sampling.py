@@ -7,10 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from graphs import academic
 
 from dgl_heta.block import MiniBatch
 from dgl_heta.errors import InputError
+from dgl_heta.metatree import parse_metapaths
 from dgl_heta.plan import make_plan
 from dgl_heta.sampling import NeighborSampler, SamplingScope
 from dgl_heta.schema import Relation
@@ -138,3 +140,34 @@ def test_wrong_fanouts_are_refused(store: Store, fanouts: list[int], says: str) 
     plan = make_plan(store.schema, "paper", 2, 1)
     with pytest.raises(InputError, match=says):
         NeighborSampler(store, SamplingScope.of(plan, 0), fanouts)
+
+
+def test_batch_that_reaches_no_node_of_a_type_still_names_the_type(store: Store) -> None:
+    """Models look types up by name, however small the batch; every single seed trains."""
+    from dgl_heta.models import RGCN, ModelSpec
+
+    dims = dict.fromkeys(store.schema.node_types, 4)
+    model = RGCN(ModelSpec(store.schema, dims, frozenset(), {"paper": 4}, 2, hidden=4))
+    for fanouts in ([1, 1], [-1, -1]):
+        for seed in range(store.schema.node_counts["paper"]):
+            batch = sample(store, 1, 0, fanouts, np.array([seed]))
+            assert set(batch.input_nodes) == set(store.schema.node_types)
+            inputs = {t: torch.zeros(len(ids), 4) for t, ids in batch.input_nodes.items()}
+            assert model(batch, inputs)["paper"].shape == (1, 4)
+
+
+def test_metapath_seed_has_the_same_neighbourhood_in_any_batch(store: Store) -> None:
+    paths = parse_metapaths([["rev-writes", "writes"], ["cites"], ["writes", "rev-cites"]],
+                            store.schema)
+    plan = make_plan(store.schema, "paper", 2, 1, paths)
+    sampler = NeighborSampler(store, SamplingScope.of(plan, 0), [-1, -1])
+    everyone = np.arange(store.schema.node_counts["paper"])
+    batch = sampler.sample({"paper": everyone}, {"paper": (0, len(everyone))})
+    first, last = batch.blocks
+    for edges in last.edges:
+        if edges.relation.src == "paper":
+            assert (edges.indices >= len(everyone)).all(), "a neighbour has a row of its own"
+    on_seeds = {e.relation for e in first.edges if e.relation.dst == "paper" and e.start == 0}
+    assert on_seeds == {Relation("author", "writes", "paper"),
+                        Relation("paper", "cites", "paper"),
+                        Relation("paper", "rev-cites", "paper")}

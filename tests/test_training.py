@@ -102,15 +102,17 @@ def test_training_reports_what_it_did(store: Path, tmp_path: Path) -> None:
     assert "data:image/svg+xml" in (tmp_path / "run" / "report.html").read_text()
 
 
-def test_prediction_of_bytes_is_what_training_counts(store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+def test_prediction_of_bytes_is_what_training_counts(
+        store: Path, tmp_path: Path, reduce: str) -> None:
     """The cost model against the engine's counters, batches that divide evenly."""
     from dgl_heta.cost import Workload, predict
 
     plan = make_plan(Store(store).schema, "paper", 2, 3)
     run = train(store, tmp_path / "run", "--parts", "3", "--set", "train.batch_size=24",
-                "--set", "train.epochs=1")
+                "--set", "train.epochs=1", "--set", f"model.reduce={reduce}")
     assert int(Store(store).array("paper", "train_mask").sum()) == 72  # one step of 3 × 24
-    work = Workload(24, 8, parameters=run["parameters"])
+    work = Workload(24, 8, parameters=run["parameters"], reduce=reduce)
     predicted = predict(plan, work)
     assert run["bytes"]["partials"] == sum(c.partial_bytes for c in predicted)
     flags = 2 * 4 * len(load_file(tmp_path / "run" / "model.safetensors")) * 2
@@ -169,6 +171,11 @@ def test_resumed_run_ends_where_an_uninterrupted_one_ends(
     assert one.keys() == two.keys()
     for key in one:
         assert torch.equal(one[key], two[key]), key
+    lines = [json.loads(line) for line in
+             (tmp_path / "broken" / "metrics.jsonl").read_text().splitlines()]
+    shorter = train(store, tmp_path / "broken", *extra[:-1], "train.epochs=1", "--resume")
+    assert shorter["val_acc"] == pytest.approx(lines[shorter["best_epoch"] - 1]["val_acc"])
+    assert shorter["test_acc"] == whole["test_acc"]
     refused = subprocess.run(
         command(store, tmp_path / "broken", *extra, "--resume", "--set", "train.lr=0.5"),
         capture_output=True, text=True, timeout=240)
@@ -232,6 +239,25 @@ def test_torchrun_ranks_are_workers(store: Path, tmp_path: Path) -> None:
     same = train(tmp_path / "parts", tmp_path / "same")
     assert summary["test_acc"] == same["test_acc"]
     assert (tmp_path / "run" / "report.html").exists()
+    again = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         *plain[1:]], capture_output=True, text=True, timeout=240)
+    assert again.returncode != 0
+    assert "holds a run already" in again.stderr
+
+
+def test_small_batches_and_a_last_batch_smaller_than_the_workers_train(tmp_path: Path) -> None:
+    """One seed per worker, 73 training nodes: in the last step two workers have none."""
+    source = academic(papers=120)
+    mask = source.node_arrays["paper"]["train_mask"]
+    mask[np.flatnonzero(~mask)[0]] = True
+    write_store(source, tmp_path / "store")
+    assert mask.sum() == 73
+    for extra in ([], ["--set", "train.wrapper=ddp"], ["--set", "model.reduce=max"]):
+        summary = train(tmp_path / "store", tmp_path / f"run{extra[-1:]}", "--parts", "3", *extra,
+                        "--set", "train.batch_size=1", "--set", "train.fanouts=1,1",
+                        "--set", "train.epochs=1")
+        assert np.isfinite(summary["test_loss"])
 
 
 @pytest.mark.parametrize(("extra", "says"), [

@@ -57,11 +57,13 @@ class LearnableFeatures:
     width, dtype : of a row. Tables live in the CPU's memory.
     world : all workers.
     mode : `exact` or `replica`.
+    repeated : node types of which a batch can name a node twice.
     """
 
     def __init__(self, counts: Mapping[str, int], users: Mapping[str, Sequence[int]], width: int,
                  dtype: torch.dtype, world: Comm, mode: str = "exact",
-                 adam: AdamSettings | None = None, seed: int = 0) -> None:
+                 adam: AdamSettings | None = None, seed: int = 0,
+                 repeated: Sequence[str] = ()) -> None:
         if mode not in MODES:
             raise InputError(f"learnable mode '{mode}' is unknown; known are {', '.join(MODES)}")
         self._world, self._adam = world, adam or AdamSettings()
@@ -85,6 +87,8 @@ class LearnableFeatures:
             owned.append(initial_rows(seed, ntype, low, high, width, dtype))
         self.owned = RowTable(torch.cat(owned)) if owned else None
         self._slots = np.full(len(self.owned.value) if self.owned else 0, -1, np.int32)
+        self._repeated = {t: np.full(counts[t], -1, np.int32) for t in repeated
+                          if t in self.local}
         self._leaves: dict[str, Tensor] = {}
         self._nodes: Mapping[str, np.ndarray] = {}
         self._route: _Route | None = None
@@ -125,13 +129,17 @@ class LearnableFeatures:
         for ntype, table in self.local.items():
             leaf = self._leaves.get(ntype)
             if leaf is not None and leaf.grad is not None:
-                table.update(self._nodes[ntype], leaf.grad, scale, self._adam)
+                rows, grads = self._nodes[ntype], leaf.grad
+                if ntype in self._repeated:
+                    rows, sums = sum_rows(rows, grads.cpu().numpy(), self._repeated[ntype])
+                    grads = torch.from_numpy(sums)
+                table.update(rows, grads, scale, self._adam)
             else:
                 table.update(np.empty(0, np.int64), self._no_rows(), scale, self._adam)
         if self._route is not None and self.owned is not None:
             route = self._route
-            grads = torch.cat([self._no_rows(), *(self._grad(ntype) for ntype in route.sizes)])
-            arrived = self._world.all_to_all_rows(grads[route.order], route.send, route.receive,
+            flat = torch.cat([self._no_rows(), *(self._grad(ntype) for ntype in route.sizes)])
+            arrived = self._world.all_to_all_rows(flat[route.order], route.send, route.receive,
                                                   "learnable")
             unique, sums = sum_rows(route.asked, arrived.numpy(), self._slots)
             self.owned.update(unique, torch.from_numpy(sums), scale, self._adam)

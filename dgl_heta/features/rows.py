@@ -5,8 +5,9 @@ One pass, compiled; scripts/bench/rows.py compares them with NumPy and PyTorch.
 
 from __future__ import annotations
 
-import numba
 import numpy as np
+
+from dgl_heta.jit import kernel
 
 
 def gather_rows(array: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -43,7 +44,7 @@ def sum_rows(rows: np.ndarray, values: np.ndarray, slots: np.ndarray
     return unique[:count], sums[:count]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _gather(array, ids, out):  # type: ignore[no-untyped-def]
     for i in range(len(ids)):
         source, target = array[ids[i]], out[i]
@@ -51,7 +52,7 @@ def _gather(array, ids, out):  # type: ignore[no-untyped-def]
             target[k] = source[k]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _sum_rows(rows, values, slots, unique, sums):  # type: ignore[no-untyped-def]
     count = 0
     for i in range(len(rows)):

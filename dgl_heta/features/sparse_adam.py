@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
+
+from dgl_heta.jit import kernel
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class RowTable:
                     number(1 - adam.beta2), number(adam.eps))
 
 
-@numba.njit(nogil=True, cache=True, error_model="numpy")
+@kernel
 def _fused_step(rows, grads, value, first, second, scale, rate, keep1, keep2, eps):  # type: ignore[no-untyped-def]
     for i in range(len(rows)):
         row = rows[i]

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
 
 from dgl_heta.errors import InputError
+from dgl_heta.jit import kernel
 
 SEGMENT_OPS = ("sum", "mean", "max", "min")
 
@@ -118,7 +118,7 @@ class _FusedExtreme(torch.autograd.Function):
         return None, None, out, None
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _sum_forward(indptr, indices, states, mean, out):  # type: ignore[no-untyped-def]
     width = states.shape[1]
     for row in range(len(indptr) - 1):
@@ -132,7 +132,7 @@ def _sum_forward(indptr, indices, states, mean, out):  # type: ignore[no-untyped
                 out[row, k] /= count
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _sum_backward(indptr, indices, grad, mean, out):  # type: ignore[no-untyped-def]
     width = grad.shape[1]
     scaled = np.empty(width, grad.dtype)
@@ -146,7 +146,7 @@ def _sum_backward(indptr, indices, grad, mean, out):  # type: ignore[no-untyped-
                 out[source, k] += scaled[k]
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _extreme_forward(indptr, indices, states, largest, out, winner):  # type: ignore[no-untyped-def]
     for row in range(len(indptr) - 1):
         for edge in range(indptr[row], indptr[row + 1]):
@@ -154,12 +154,12 @@ def _extreme_forward(indptr, indices, states, largest, out, winner):  # type: ig
             for k in range(states.shape[1]):
                 value = states[source, k]
                 better = value > out[row, k] if largest else value < out[row, k]
-                if winner[row, k] < 0 or better:
+                if winner[row, k] < 0 or better or value != value:  # NaN stays NaN
                     out[row, k] = value
                     winner[row, k] = source
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _extreme_backward(winner, grad, out):  # type: ignore[no-untyped-def]
     for row in range(grad.shape[0]):
         for k in range(grad.shape[1]):

@@ -139,7 +139,8 @@ def init_workers(backend: str, timeout_s: float) -> None:
                             f"{error}") from error
 
 
-def make_comms(groups: Sequence[Sequence[int]], traffic: Traffic) -> tuple[Comm, Comm]:
+def make_comms(groups: Sequence[Sequence[int]], traffic: Traffic, timeout_s: float
+               ) -> tuple[Comm, Comm]:
     """`(all workers, this worker's model-parallel group)`; every worker must call it alike."""
     if not dist.is_initialized():
         return Comm(traffic), Comm(traffic)
@@ -148,7 +149,8 @@ def make_comms(groups: Sequence[Sequence[int]], traffic: Traffic) -> tuple[Comm,
         return world, world
     mine = None
     for ranks in groups:
-        group = dist.new_group(list(ranks)) if len(ranks) > 1 else None
+        group = (dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
+                 if len(ranks) > 1 else None)
         if dist.get_rank() in ranks:
             mine = Comm(traffic, ranks, group)
     assert mine is not None

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-import numba
 import numpy as np
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph import EdgeSource
+from dgl_heta.jit import kernel
 from dgl_heta.schema import Relation
 
 
@@ -216,7 +216,7 @@ def _as_int64(relation: Relation, src: np.ndarray,
     return np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _count(src, dst, num_src, counts):  # type: ignore[no-untyped-def]
     """Add in-degrees to counts[1:]; the index of the first edge out of range, or -1."""
     num_dst = len(counts) - 1
@@ -227,7 +227,7 @@ def _count(src, dst, num_src, counts):  # type: ignore[no-untyped-def]
     return -1
 
 
-@numba.njit(nogil=True, cache=True)
+@kernel
 def _scatter(src, dst, low, cursor, ends, indices, ids, places):  # type: ignore[no-untyped-def]
     """Put each edge in the next place of its destination; False if there is none left."""
     keep = len(ids) > 0

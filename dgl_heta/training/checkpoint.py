@@ -11,7 +11,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +36,19 @@ MODEL_FILE, SPEC_FILE = "model.safetensors", "model.json"
 
 def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, Any],
                     fingerprint: str) -> None:
-    """Write the checkpoint of an epoch and drop those but the last and the best."""
+    """Write the checkpoint of an epoch and drop those but the last and the best.
+
+    Every worker writes all that it holds, dense parameters too: a module wrapper may let them
+    differ between workers for a while (model averaging).
+    """
     folder = _folder(run_dir, epoch)
     folder.mkdir(parents=True, exist_ok=True)
-    if int(os.environ.get("LOCAL_RANK", engine.rank)) == 0:
-        dense = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
-        for index, state in engine.optimizer.state_dict()["state"].items():
-            dense.update({f"adam.{index}.{k}": torch.as_tensor(v) for k, v in state.items()})
-        _save(folder / "dense.safetensors", dense)
-    _save(folder / f"rank-{engine.rank}.safetensors", {
-        f"{name}.{key}": value for name, table in engine.learnable.tables().items()
-        for key, value in table.state().items()})
+    tensors = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
+    for index, state in engine.optimizer.state_dict()["state"].items():
+        tensors.update({f"adam.{index}.{k}": torch.as_tensor(v) for k, v in state.items()})
+    for name, table in engine.learnable.tables().items():
+        tensors.update({f"rows.{name}.{k}": v for k, v in table.state().items()})
+    _save(folder / f"rank-{engine.rank}.safetensors", tensors)
     engine.world.barrier()
     note = {"epoch": epoch, "best": best, "fingerprint": fingerprint}
     _write(folder / f"complete-{engine.rank}.json", json.dumps(note))
@@ -59,20 +63,19 @@ def load_checkpoint(engine: Engine, run_dir: Path, epoch: int) -> dict[str, Any]
     """Restore model, optimizers and learnable features; returns the checkpoint's note."""
     folder = _folder(run_dir, epoch)
     note = _note(folder / f"complete-{engine.rank}.json")
-    dense = _load(folder / "dense.safetensors")
+    tensors = _load(folder / f"rank-{engine.rank}.safetensors")
     try:
         engine.model.load_state_dict(
-            {k.removeprefix("model."): v for k, v in dense.items() if k.startswith("model.")})
+            {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
         state: dict[int, dict[str, Tensor]] = {}
-        for name, value in dense.items():
+        for name, value in tensors.items():
             if name.startswith("adam."):
                 _, index, key = name.split(".", 2)
                 state.setdefault(int(index), {})[key] = value
         groups = engine.optimizer.state_dict()["param_groups"]
         engine.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        rows = _load(folder / f"rank-{engine.rank}.safetensors")
         for name, table in engine.learnable.tables().items():
-            table.load({key: rows[f"{name}.{key}"] for key in table.state()})
+            table.load({key: tensors[f"rows.{name}.{key}"] for key in table.state()})
     except (KeyError, RuntimeError, ValueError) as error:
         raise InputError(f"checkpoint {folder} does not fit this run: {error}") from None
     return note
@@ -121,6 +124,7 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
     }, indent=1))
 
 
+_BLOCK = 2**16  # rows
 _SIZES = ("layers", "hidden", "bases", "self_loop", "layer_norm", "dropout", "aggregate", "reduce")
 
 
@@ -163,31 +167,34 @@ def load_model(run_dir: str | Path) -> PlainModel:
 
 
 def gather_tables(learnable: LearnableFeatures, world: Comm) -> dict[str, Tensor]:
-    """All rows of every learnable type on worker 0; replicas are averaged. Empty elsewhere."""
+    """All rows of every learnable type on worker 0; replicas are averaged. Empty elsewhere.
+
+    Rows travel in blocks, so that no worker needs more memory than for the tables themselves.
+    """
     held = learnable.shards()
+    first = world.rank == 0
+    from_all = [1 if first else 0] * world.size
     tables = {}
     for ntype, count in learnable.counts.items():
-        low, rows = held.get(ntype, (0, None))
-        size = len(rows) if rows is not None else 0
-        mine = rows if rows is not None else torch.empty((0, learnable.width),
-                                                         dtype=learnable.dtype)
-        to_first = [size] + [0] * (world.size - 1)
-        extent = torch.tensor([[low, size]])
-        ones = [1] + [0] * (world.size - 1)
-        first = world.rank == 0
-        extents = world.all_to_all_rows(extent, ones, [1 if first else 0] * world.size, "control")
-        sizes = extents[:, 1].tolist() if first else [0] * world.size
-        everything = world.all_to_all_rows(mine, to_first, sizes, "control")
-        if not first:
-            continue
-        total = torch.zeros((count, learnable.width), dtype=learnable.dtype)
-        copies = torch.zeros((count, 1), dtype=learnable.dtype)
-        start = 0
-        for begin, size in extents.tolist():
-            total[begin:begin + size] += everything[start:start + size]
-            copies[begin:begin + size] += 1
-            start += size
-        tables[ntype] = total / copies.clamp(min=1)
+        low, rows = held.get(ntype, (0, torch.empty((0, learnable.width), dtype=learnable.dtype)))
+        extents = world.all_to_all_rows(torch.tensor([[low, low + len(rows)]]),
+                                        [1] + [0] * (world.size - 1), from_all, "control").tolist()
+        table = torch.zeros((count if first else 0, learnable.width), dtype=learnable.dtype)
+        for start in range(0, count, _BLOCK):
+            stop = min(start + _BLOCK, count)
+            mine = rows[max(start - low, 0):max(stop - low, 0)]
+            overlaps = [(max(a, start), max(min(b, stop), max(a, start))) for a, b in extents]
+            sizes = [b - a for a, b in overlaps] if first else [0] * world.size
+            arrived = world.all_to_all_rows(mine, [len(mine)] + [0] * (world.size - 1), sizes,
+                                            "control")
+            if first:
+                copies = torch.zeros((stop - start, 1), dtype=learnable.dtype)
+                for (a, b), part in zip(overlaps, arrived.split(sizes)):
+                    table[a:b] += part
+                    copies[a - start:b - start] += 1
+                table[start:stop] /= copies.clamp(min=1)
+        if first:
+            tables[ntype] = table
     return tables
 
 
@@ -214,19 +221,28 @@ def _note(path: Path) -> dict[str, Any]:
 
 
 def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text + "\n", encoding="utf-8")
-    temporary.replace(path)
+    with _replacing(path) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with _replacing(path) as temporary:
         save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary)
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A temporary file that is on the disk, whole, before it takes the name `path`."""
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise HetaError(f"cannot write {path}: {error}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _load(path: Path) -> dict[str, Tensor]:

@@ -53,16 +53,17 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
 
         work = Workload(settings.train.batch_size, settings.model.hidden,
                         8 if settings.train.dtype == "float64" else 4,
-                        seed_states=settings.train.seed_states)
+                        seed_states=settings.train.seed_states, reduce=settings.model.reduce)
         terminal(plan, predict(plan, work), out)
         return None
     under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     run_dir = _run_dir(request, settings, opened.name, under_torchrun)
     store = _store(opened, run_dir, request, under_torchrun)
     if settings.run.verify:
-        relations = {r for p in plan.partitions for r in p.relations}
-        ntypes = {t for p in plan.partitions for t in p.node_types}
-        store.verify(ntypes, relations)
+        here = (plan.partitions[int(os.environ["RANK"]):][:1] if under_torchrun
+                else plan.partitions)
+        store.verify({t for p in here for t in p.node_types},
+                     {r for p in here for r in p.relations})
     job = {"settings": settings.model_dump(), "store": str(store.directory.resolve()),
            "plan": plan.to_json(), "run_dir": str(run_dir.resolve()), "resume": request.resume}
     if under_torchrun:

@@ -22,7 +22,7 @@ from dgl_heta.plan import Plan
 from dgl_heta.plugins import Plugins
 from dgl_heta.raf.comm import Traffic, init_workers, make_comms
 from dgl_heta.raf.wrapper import split
-from dgl_heta.sampling import NeighborSampler, SamplingScope
+from dgl_heta.sampling import NeighborSampler, SamplingScope, hash_key
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 
@@ -71,10 +71,12 @@ class Engine:
         if workers != self.plan.num_parts:
             raise InputError(f"{workers} workers were started for {self.plan.num_parts} "
                              "partitions; start one worker per partition")
-        torch.set_num_threads(train.threads or max((os.cpu_count() or 1) // workers, 1))
+        local_workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        torch.set_num_threads(train.threads or max(_cores() // local_workers, 1))
         init_workers("nccl" if self.device.type == "cuda" else "gloo", settings.run.timeout_s)
         self.traffic = Traffic()
-        self.world, self.group = make_comms(self.plan.groups, self.traffic)
+        self.world, self.group = make_comms(self.plan.groups, self.traffic,
+                                            settings.run.timeout_s)
 
         self.settings, self.store, self.target = settings, store, task.target
         partition = self.plan.partitions[self.rank]
@@ -90,10 +92,10 @@ class Engine:
             {t: store.schema.node_counts[t] for t in featureless},
             {t: self.plan.users(t) for t in featureless},
             model.hidden, self.dtype, self.world, train.learnable, AdamSettings(train.sparse_lr),
-            train.seed)
+            train.seed, self.plan.targets if scope.seeds_apart else ())
         self._labels = store.array(task.target, task.label)
         self.spec = model_spec(store, settings)
-        torch.manual_seed(train.seed)
+        torch.manual_seed(train.seed % 2**63)
         self.model = provider.build(self.spec).to(self.device, self.dtype)
         self.wrapped = wrapper.wrap(self.model, self.world, self.group)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=train.lr,
@@ -102,7 +104,7 @@ class Engine:
 
     def start_epoch(self, epoch: int) -> None:
         """Reset counters, and the generator of dropout, which each worker has its own of."""
-        torch.manual_seed((self.settings.train.seed * 1_000_003 + epoch) * 4099 + self.rank)
+        torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank) % 2**63)
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.traffic.reset()
 
@@ -217,6 +219,13 @@ def model_spec(store: Store, settings: Settings) -> ModelSpec:
     return ModelSpec(store.schema, dims, static, {task.target: task.num_classes}, model.layers,
                      model.hidden, model.bases, model.self_loop, model.layer_norm, model.dropout,
                      model.aggregate, model.reduce)
+
+
+def _cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _device(choice: str) -> torch.device:

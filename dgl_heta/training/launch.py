@@ -77,6 +77,8 @@ def launch(job: dict[str, Any], parts: int, run_dir: Path,
             failed = _first_failure(workers)
             if failed is not None:
                 _raise_for(failed, workers)
+        if summary is None and (failed := _first_failure(workers, final=True)) is not None:
+            _raise_for(failed, workers)
         for _ in range(50):  # the last events may still be in the reader's hands
             summary = _forward(events, report) or summary
             if summary is not None:
@@ -94,7 +96,8 @@ def launch(job: dict[str, Any], parts: int, run_dir: Path,
 def _start(rank: int, job_file: Path, run_dir: Path, environment: dict[str, str],
            events: queue.Queue[dict[str, Any]]) -> _Worker:
     log = run_dir / f"worker-{rank}.log"
-    with log.open("wb") as output:
+    log.unlink(missing_ok=True)
+    with log.open("ab") as output:  # to append: the reader of its standard output writes here too
         process = subprocess.Popen(
             [sys.executable, "-m", "dgl_heta.training.worker", str(job_file)],
             env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
@@ -134,10 +137,11 @@ def _forward(events: queue.Queue[dict[str, Any]],
         return summary
 
 
-def _first_failure(workers: list[_Worker]) -> _Worker | None:
+def _first_failure(workers: list[_Worker], final: bool = False) -> _Worker | None:
     """Note who has ended; the worker to blame, once one has failed.
 
-    A worker that merely lost another one is not the cause, so wait a moment for the other.
+    A worker that merely lost another one is not the cause, so wait a moment for the other,
+    unless this is the `final` look.
     """
     now = time.monotonic()
     for worker in workers:
@@ -147,7 +151,7 @@ def _first_failure(workers: list[_Worker]) -> _Worker | None:
     causes = [w for w in failures if w.process.returncode != EXIT_PEER]
     if causes:
         return min(causes, key=lambda w: w.ended or now)
-    if failures and now - min(w.ended or now for w in failures) > GRACE_S:
+    if failures and (final or now - min(w.ended or now for w in failures) > GRACE_S):
         return min(failures, key=lambda w: w.ended or now)
     return None
 

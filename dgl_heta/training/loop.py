@@ -49,13 +49,10 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     mark = fingerprint(engine, settings)
     validates = bool(engine.steps("val"))
     best: dict[str, Any] = {}
-    start = 0
-    if resume:
-        start = latest_epoch(run_dir, rank, engine.world, mark)
-        if start:
-            best = load_checkpoint(engine, run_dir, start)["best"]
-        elif first and (run_dir / "checkpoints").exists():
-            raise InputError(f"{run_dir} has no complete checkpoint to resume from")
+    start = latest_epoch(run_dir, rank, engine.world, mark) if resume else 0
+    _check_directory(engine, run_dir, resume, start)
+    if start:
+        best = load_checkpoint(engine, run_dir, start)["best"]
     log = run_dir / "metrics.jsonl"
     history = _history(log, start)
     if first:
@@ -67,14 +64,13 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
         if not validates or (val_acc is not None and (not best or val_acc > best["val_acc"])):
             best = {"epoch": epoch, "val_acc": val_acc}
         history.append(metrics)
-        engine.wrapped.end_epoch(epoch)
         save_checkpoint(engine, run_dir, epoch, best, mark)
         registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=metrics)
         if first:
             with log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(metrics) + "\n")
             report(metrics)
-    if best and best["epoch"] != settings.train.epochs:
+    if best and best["epoch"] != max(start, settings.train.epochs):
         load_checkpoint(engine, run_dir, best["epoch"])
     engine.traffic.reset()
     scores = {"val_acc": engine.evaluate("val")[0]}
@@ -91,6 +87,19 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     if first:
         report({"event": "summary", **summary})
     return summary
+
+
+def _check_directory(engine: Engine, run_dir: Path, resume: bool, start: int) -> None:
+    """Refuse, on all workers alike, to overwrite a run or to resume what has no checkpoint."""
+    kept = (run_dir / "metrics.jsonl").exists() or (run_dir / "checkpoints").exists()
+    lacking = torch.tensor([float(kept and not resume), float(kept and resume and not start)])
+    overwrites, lost = engine.world.all_reduce(lacking, "max", "control").tolist()
+    if overwrites:
+        raise InputError(f"{run_dir} holds a run already; continue it with --resume, or choose "
+                         "another directory")
+    if lost:
+        raise InputError(f"{run_dir} has no complete checkpoint to resume from; start again in "
+                         "another directory")
 
 
 def fingerprint(engine: Engine, settings: Settings) -> str:
@@ -112,6 +121,7 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, report: Report) -> di
         totals += torch.tensor([loss, right, own], dtype=torch.float64)
         report({"event": "step", "epoch": epoch, "step": index + 1, "steps": len(steps),
                 "loss": loss / max(own, 1)})
+    engine.wrapped.end_epoch(epoch)
     seconds = time.perf_counter() - started
     sent = Counter(engine.traffic.bytes)
     waited, stages = engine.traffic.seconds, dict(engine.seconds)
