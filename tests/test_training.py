@@ -247,10 +247,14 @@ def test_torchrun_ranks_are_workers(store: Path, tmp_path: Path) -> None:
 
 
 def test_small_batches_and_a_last_batch_smaller_than_the_workers_train(tmp_path: Path) -> None:
-    """One seed per worker, 73 training nodes: in the last step two workers have none."""
+    """One seed per worker, 73 training nodes: in the last step two workers have none.
+
+    There is no validation split either: the last epoch is kept, and JSON says null.
+    """
     source = academic(papers=120)
     mask = source.node_arrays["paper"]["train_mask"]
     mask[np.flatnonzero(~mask)[0]] = True
+    del source.node_arrays["paper"]["val_mask"]
     write_store(source, tmp_path / "store")
     assert mask.sum() == 73
     for extra in ([], ["--set", "train.wrapper=ddp"], ["--set", "model.reduce=max"]):
@@ -258,6 +262,7 @@ def test_small_batches_and_a_last_batch_smaller_than_the_workers_train(tmp_path:
                         "--set", "train.batch_size=1", "--set", "train.fanouts=1,1",
                         "--set", "train.epochs=1")
         assert np.isfinite(summary["test_loss"])
+        assert summary["val_acc"] is None
 
 
 @pytest.mark.parametrize(("extra", "says"), [

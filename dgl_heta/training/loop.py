@@ -73,8 +73,9 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     if best and best["epoch"] != max(start, settings.train.epochs):
         load_checkpoint(engine, run_dir, best["epoch"])
     engine.traffic.reset()
-    scores = {"val_acc": engine.evaluate("val")[0]}
-    scores["test_acc"], scores["test_loss"] = engine.evaluate("test")
+    (val_acc, _), (test_acc, test_loss) = engine.evaluate("val"), engine.evaluate("test")
+    scores = {"val_acc": _number(val_acc), "test_acc": _number(test_acc),
+              "test_loss": _number(test_loss)}
     consolidate(engine, run_dir)
     summary = _summary(engine, settings, history, best, scores)
     if first:
@@ -138,7 +139,7 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, report: Report) -> di
             dtype=torch.float64)))}
     return {
         "event": "epoch", "epoch": epoch, "loss": loss_sum / count, "train_acc": right_sum / count,
-        "val_acc": None if math.isnan(val_acc) else val_acc,
+        "val_acc": _number(val_acc),
         "seconds": {**{s: stages.get(s, 0.0) for s in STAGES}, "waiting": waited,
                     "total": seconds},
         "bytes_sent": {**causes, "total": sum(causes.values())},
@@ -147,7 +148,7 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, report: Report) -> di
 
 
 def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
-             best: dict[str, Any], scores: dict[str, float]) -> dict[str, Any]:
+             best: dict[str, Any], scores: dict[str, float | None]) -> dict[str, Any]:
     """Means per epoch without the first one, which compiles and warms up."""
     steady = history[1:] or history
     world = engine.world
@@ -160,8 +161,7 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
                         dtype=torch.float64)
     workers = world.all_gather_rows(mine, list(range(world.size + 1)), "control").tolist()
     return {
-        "test_acc": scores["test_acc"], "val_acc": scores["val_acc"],
-        "test_loss": scores["test_loss"],
+        **scores,
         "best_epoch": best.get("epoch"), "epochs": len(history),
         "epoch_seconds": mean("seconds", "total"),
         "bytes_sent_per_epoch": int(mean("bytes_sent", "total")),
@@ -177,6 +177,11 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
         "settings": settings.model_dump(), "versions": versions(),
         "plan": engine.plan.to_json(),
     }
+
+
+def _number(value: float) -> float | None:
+    """The value, or None for the NaN of an empty split: JSON has no NaN."""
+    return None if math.isnan(value) else value
 
 
 def _history(log: Path, epochs: int) -> list[dict[str, Any]]:
