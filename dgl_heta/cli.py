@@ -80,7 +80,8 @@ def plan(
     if opened.plan is not None and all(wish is None for wish in wishes):
         _show(opened.plan, *work, svg, as_json)
         return
-    request = _request(opened, target, hops, 2 if parts is None else parts, metapaths, seed or 0)
+    parts = parts if parts is not None else opened.plan.num_parts if opened.plan else 2
+    request = _request(opened, target, hops, parts, metapaths, seed or 0)
     backend = plugins().get("partition backend", method or "meta")
     _show(backend.plan(opened.schema, request), *work, svg, as_json)
 
@@ -377,6 +378,9 @@ def _bar(show: bool) -> Iterator[Any]:
 
 def main() -> None:
     """The entry point; turns errors into a line and an exit status."""
+    for stream in (sys.stdout, sys.stderr):  # a picture in ASCII beats a lost exit status
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
     try:
         status = app(prog_name="dgl-heta", standalone_mode=False) or 0
     except UsageError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from dgl_heta.store.directory import new_directory
 from dgl_heta.store.writer import check_source
 
 DGL_METHODS = ("metis", "random")
+
+# Without it, importing dgl writes a file into the home directory, which may be read-only.
+os.environ.setdefault("DGLBACKEND", "pytorch")
 
 
 def partition_graph(
@@ -56,7 +60,8 @@ def partition_graph(
     Parameters
     ----------
     target_ntype : target node type or types; needed by the methods of dgl-heta. A graph with a
-        single node type needs none.
+        single node type needs none. Without its labels and train mask the graph is partitioned,
+        but `dgl-heta train` has no task.
     num_hops : depth of the metatree, the number of layers of the model (default 2). For DGL's
         methods it is what DGL takes it for (default 1).
     metapaths : a list of metapaths, each a list of relations in edge direction.
@@ -100,7 +105,10 @@ def partition_graph(
     target = (target_ntype,) if isinstance(target_ntype, str) else tuple(target_ntype)
     from dgl_heta.readers import read_dgl_graph
 
-    source = read_dgl_graph(g, graph_name, target=target[0] if len(target) == 1 else None)
+    labelled = len(target) == 1 and target[0] in g.ntypes and {
+        "label", "labels"} & set(g.nodes[target[0]].data) and "train_mask" in g.nodes[
+        target[0]].data
+    source = read_dgl_graph(g, graph_name, target=target[0] if labelled else None)
     schema = source.schema()
     paths = parse_metapaths(metapaths, schema) if metapaths is not None else ()
     hops = num_hops if num_hops is not None or metapaths is not None else 2

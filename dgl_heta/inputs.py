@@ -57,6 +57,9 @@ def open_input(text: str, plugins: Plugins) -> GraphInput:
         if Store.is_store(path):
             store = Store(path)
             return GraphInput(store.schema, store.manifest.name, store)
+        if any('"part_graph"' in file.read_text(errors="replace") for file in path.glob("*.json")):
+            raise InputError(f"{path} holds parts for DistDGL (method metis or random), which only "
+                             "DGL reads; partition the graph with --method meta for dgl-heta")
     known = plugins.providers("dataset")
     name, options = parse_dataset(text)
     if not path.exists() and name in known:

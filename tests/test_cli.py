@@ -368,7 +368,7 @@ def test_plan_of_a_partition_is_the_one_it_has(heta, store, tmp_path):
     plan = heta("plan", tmp_path / "p", "--json").json
     assert (plan["parts"], plan["hops"], plan["target"]) == (3, 1, ["paper", "author"])
     other = heta("plan", tmp_path / "p", "--hops", 2, "--json").json
-    assert (other["parts"], other["hops"], other["target"]) == (2, 2, ["paper", "author"])
+    assert (other["parts"], other["hops"], other["target"]) == (3, 2, ["paper", "author"])
 
 
 # --- inspect and the lists -------------------------------------------------------------------

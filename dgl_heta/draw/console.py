@@ -33,14 +33,14 @@ def terminal(plan: Plan, costs: list[PartitionCost], console: Console, max_lines
     for tree in _metatrees(plan, max_lines):
         console.print(tree)
         console.print()
-    console.print(_partition_table(plan, max_rows))
+    _print_table(console, _partition_table(plan, max_rows))
     if len(plan.groups) > 1 or any(len(h) > 1 for h in holders_of(plan)):
         console.print(Text(
             f"{len(plan.groups)} group{'s' * (len(plan.groups) > 1)} of partitions, each with "
             "seeds of its own; share k/n of a sub-metatree is part k of n of the group's seeds.",
             style="dim"))
     console.print()
-    console.print(_cost_table(plan, costs, max_rows))
+    _print_table(console, _cost_table(plan, costs, max_rows))
     console.print()
     console.print(_totals(plan))
     used = {r for partition in plan.partitions for r in partition.relations}
@@ -50,7 +50,12 @@ def terminal(plan: Plan, costs: list[PartitionCost], console: Console, max_lines
             f"Layers: {len(used)} relations in {plan.hops} layers are too many to list here; "
             "the saved plan has them per partition and layer.", style="dim"))
     else:
-        console.print(_layer_table(plan, [r for r in plan.schema.relations if r in used]))
+        _print_table(console, _layer_table(plan, [r for r in plan.schema.relations if r in used]))
+
+
+def _print_table(console: Console, table: Table) -> None:
+    """Print at 80 columns at least: a long line that wraps keeps its digits, a cut one does not."""
+    console.print(table, width=max(console.width, 80), crop=False, soft_wrap=False)
 
 
 def _metatrees(plan: Plan, max_lines: int) -> list[Tree]:
@@ -148,7 +153,8 @@ def _partition_table(plan: Plan, max_rows: int) -> Table:
 
 def _cost_table(plan: Plan, costs: Sequence[PartitionCost], max_rows: int) -> Table:
     table = _table("Predicted per partition", [
-        "part", "topology", "features", "learnable", "memory", "boundary nodes", "sent per step"])
+        "part", "topology", "features", "learnable", "memory", "boundary nodes",
+        "partials per step"])
     for partition, cost in list(zip(plan.partitions, costs))[:max_rows]:
         memory = cost.topology_bytes + cost.feature_bytes + cost.learnable_bytes
         table.add_row(

@@ -313,7 +313,7 @@ def _draw_box(canvas: Canvas, plan: Plan, partition: Partition, cost: PartitionC
         ("learnable", cost.learnable_bytes)) if size]
     canvas.text(x + 12, row + 32, " · ".join(sizes), 11.5, GREY, _BOX_WIDTH - 24)
     canvas.text(x + 12, row + 48, f"{cost.boundary_nodes:,} boundary nodes · sends "
-                f"{human_bytes(cost.partial_bytes + cost.gradient_bytes)} per step", 11.5, GREY,
+                f"{human_bytes(cost.partial_bytes)} of partials per step", 11.5, GREY,
                 _BOX_WIDTH - 24)
     return y + height
 

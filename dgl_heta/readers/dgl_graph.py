@@ -1,6 +1,7 @@
 """A `dgl.DGLGraph` in memory, heterogeneous or homogeneous.
 
-Node data `feat` (or the name given for a type) are the static features, `label` or `labels`
+Node data `feat` (or the name given for a type, or else a type's only floating-point vector) are
+the static features, `label` or `labels`
 the labels; other node data are carried along under their own names. A homogeneous graph has
 node type `_N` and relation `_N _E _N`, as DGL names them. Edges keep their ids.
 """
@@ -106,6 +107,11 @@ def _node_arrays(data: Mapping[str, Any], ntype: str, count: int, chosen: str | 
         if names.pop("feat", None):
             notes.append(f"node data 'feat' of '{ntype}' left out: '{chosen}' are its features")
         names[chosen] = "feat"
+    vectors = [key for key in names if data[key].is_floating_point() and data[key].dim() == 2]
+    if "feat" not in names.values() and len(vectors) == 1:
+        names[vectors[0]] = "feat"  # as in the GraphBolt reader: a type's only vector
+    elif "feat" not in names.values() and vectors:
+        notes.append(f"no features of '{ntype}': none of {listing(vectors)} is named feat")
     return {name: node_array(name, _to_numpy(data[key], f"node data '{key}' of '{ntype}'"),
                              ntype, count, origin=None if key == name else f"node data '{key}'")
             for key, name in names.items()}

@@ -88,6 +88,12 @@ def stack_chart(epochs: Sequence[Mapping[str, Any]], key: str, order: Sequence[s
     return _encode(figure)
 
 
+def without_waiting(epochs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Epochs without the seconds of waiting for other workers, which the stages contain."""
+    return [{**epoch, "seconds": {k: v for k, v in as_mapping(epoch.get("seconds")).items()
+                                  if k != "waiting"}} for epoch in epochs]
+
+
 def memory_chart(workers: Sequence[Mapping[str, Any]]) -> str | None:
     known = [(str(w.get("rank", i)), n) for i, w in enumerate(workers)
              if (n := as_number(w.get("peak_rss_mb"))) is not None]

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from dgl_heta.draw import human_bytes, printable, write_atomic
-from dgl_heta.report.charts import byte_scale, learning_chart, memory_chart, stack_chart
+from dgl_heta.report.charts import (
+    byte_scale,
+    learning_chart,
+    memory_chart,
+    stack_chart,
+    without_waiting,
+)
 from dgl_heta.report.figures import (
     CAUSES,
     STAGES,
@@ -175,7 +181,7 @@ def _chart_sections(epochs: Sequence[Mapping[str, Any]], summary: Mapping[str, A
     )
     yield _section(
         "Time",
-        _image(stack_chart(epochs, "seconds", STAGES, "seconds", 1.0),
+        _image(stack_chart(without_waiting(epochs), "seconds", STAGES, "seconds", 1.0),
                "Seconds of each stage in every epoch", "Seconds of each stage in every epoch."),
         _share_table("stage", figures.stages, figures.seconds, human_seconds),
     )

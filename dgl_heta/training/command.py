@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,13 +55,21 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
     if request.dry_run:
         from dgl_heta.draw import terminal
 
-        work = Workload(settings.train.batch_size, settings.model.hidden,
-                        8 if settings.train.dtype == "float64" else 4,
-                        seed_states=settings.train.seed_states, reduce=settings.model.reduce)
-        terminal(plan, predict(plan, work), out)
+        costs = predict(plan, _workload(settings))
+        if request.quiet:
+            return {**plan.to_json(), "prediction": {
+                "workload": asdict(_workload(settings)), "partitions": [asdict(c) for c in costs]}}
+        terminal(plan, costs, out)
         return None
     under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     run_dir = _run_dir(request, settings, opened.name, under_torchrun)
+    with _claimed(run_dir, shared=under_torchrun):
+        return _train(request, registry, opened, settings, plan, run_dir, out, err)
+
+
+def _train(request: TrainRequest, registry: Plugins, opened: GraphInput, settings: Settings,
+           plan: Plan, run_dir: Path, out: Console, err: Console) -> dict[str, Any] | None:
+    under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     store = _store(opened, run_dir, request, under_torchrun)
     if settings.run.verify:
         here = (plan.partitions[int(os.environ["RANK"]):][:1] if under_torchrun
@@ -66,18 +78,21 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
                      {r for p in here for r in p.relations})
     job = {"settings": settings.model_dump(), "store": str(store.directory.resolve()),
            "plan": plan.to_json(), "run_dir": str(run_dir.resolve()), "resume": request.resume}
-    if under_torchrun:
-        return _as_worker(job, plan, registry)
-    with _Monitor(err, not request.quiet, settings.train.epochs) as monitor:
-        from dgl_heta.training.launch import launch
+    first = os.environ.get("RANK", "0") == "0"
+    with _Monitor(err, first and not request.quiet, settings.train.epochs) as monitor:
+        if under_torchrun:
+            summary = _as_worker(job, plan, monitor.report)
+        else:
+            from dgl_heta.training.launch import launch
 
-        summary = launch(job, plan.num_parts, run_dir, monitor.report)
+            summary = launch(job, plan.num_parts, run_dir, monitor.report)
+    if not first:
+        return None
     from dgl_heta.draw import svg
     from dgl_heta.report import summary_table, write_report
 
-    work = Workload(settings.train.batch_size, settings.model.hidden,
-                    parameters=summary["parameters"])
-    report = write_report(run_dir, svg(plan, predict(plan, work)))
+    report = write_report(run_dir, svg(plan, predict(plan, _workload(settings,
+                                                                     summary["parameters"]))))
     if not request.quiet:
         out.print(summary_table(summary))
         out.print(f"Report: {escape(str(report))}\nModel: {escape(str(run_dir))}/model.safetensors",
@@ -109,6 +124,14 @@ def _plan(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
                     f"leave the setting out, or make another partition from its store "
                     f"({opened.store.directory if opened.store else ''})"
                 )
+        metapaths = settings.partition.metapaths
+        if metapaths and tuple(load_metapaths(metapaths, opened.schema)) != opened.plan.metapaths:
+            raise InputError("the partition was not made for the metapaths of "
+                             f"partition.metapaths={metapaths}; leave the setting out, or make "
+                             "another partition with --metapaths")
+        if settings.partition.seed:
+            raise InputError("partition.seed has no effect on a partition that exists; leave it "
+                             "out, or make another partition with --seed")
         return opened.plan
     if opened.target is None:
         raise InputError(f"graph '{opened.name}' has no task (target, labels, masks), so there is "
@@ -159,22 +182,47 @@ def _store(opened: GraphInput, run_dir: Path, request: TrainRequest,
     return Store(path)
 
 
-def _as_worker(job: dict[str, Any], plan: Plan, registry: Plugins) -> dict[str, Any] | None:
-    """Be one rank of torchrun; rank 0 returns the summary."""
+def _workload(settings: Settings, parameters: int = 0) -> Workload:
+    return Workload(settings.train.batch_size, settings.model.hidden,
+                    8 if settings.train.dtype == "float64" else 4, parameters,
+                    settings.train.seed_states, settings.model.reduce)
+
+
+@contextmanager
+def _claimed(run_dir: Path, shared: bool) -> Iterator[None]:
+    """Keep a run directory to one command, and leave none behind that is empty.
+
+    Ranks of torchrun share theirs; the training loop checks it for all of them.
+    """
+    with contextlib.ExitStack() as stack:
+        lock = run_dir / ".lock"
+        if not shared:
+            file = stack.enter_context(lock.open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(f"another command is training in {run_dir}; choose another "
+                                 "directory") from None
+        try:
+            yield
+        finally:
+            if not shared:
+                lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                run_dir.rmdir()  # only if nothing came of it
+
+
+def _as_worker(job: dict[str, Any], plan: Plan, report: Callable[[dict[str, Any]], None]
+               ) -> dict[str, Any]:
+    """Be one rank of torchrun; returns the summary."""
     from dgl_heta.training.worker import run
 
     size = int(os.environ["WORLD_SIZE"])
     if size != plan.num_parts:
         raise InputError(f"torchrun started {size} workers for {plan.num_parts} partitions; the "
                          "two must be equal")
-    summary = run(job, lambda event: None)
-    if int(os.environ["RANK"]):
-        return None
-    from dgl_heta.draw import svg
-    from dgl_heta.report import write_report
-
-    write_report(Path(job["run_dir"]), svg(plan, predict(plan, Workload())))
-    return {k: v for k, v in summary.items() if k not in ("plan", "settings")}
+    summary: dict[str, Any] = run(job, report)
+    return summary
 
 
 class _Monitor:

@@ -101,6 +101,7 @@ class Engine:
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=train.lr,
                                           weight_decay=train.weight_decay)
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.own_epochs: list[tuple[float, float, float]] = []  # seconds, waiting, bytes sent
 
     def start_epoch(self, epoch: int) -> None:
         """Reset counters, and the generator of dropout, which each worker has its own of."""

@@ -50,7 +50,7 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     validates = bool(engine.steps("val"))
     best: dict[str, Any] = {}
     start = latest_epoch(run_dir, rank, engine.world, mark) if resume else 0
-    _check_directory(engine, run_dir, resume, start)
+    _check_directory(engine, run_dir, resume)
     if start:
         best = load_checkpoint(engine, run_dir, start)["best"]
     log = run_dir / "metrics.jsonl"
@@ -90,16 +90,12 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     return summary
 
 
-def _check_directory(engine: Engine, run_dir: Path, resume: bool, start: int) -> None:
-    """Refuse, on all workers alike, to overwrite a run or to resume what has no checkpoint."""
+def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
+    """Refuse, on all workers alike, to overwrite a run."""
     kept = (run_dir / "metrics.jsonl").exists() or (run_dir / "checkpoints").exists()
-    lacking = torch.tensor([float(kept and not resume), float(kept and resume and not start)])
-    overwrites, lost = engine.world.all_reduce(lacking, "max", "control").tolist()
-    if overwrites:
+    if engine.world.all_reduce(torch.tensor([float(kept and not resume)]), "max",
+                               "control").item():
         raise InputError(f"{run_dir} holds a run already; continue it with --resume, or choose "
-                         "another directory")
-    if lost:
-        raise InputError(f"{run_dir} has no complete checkpoint to resume from; start again in "
                          "another directory")
 
 
@@ -125,6 +121,7 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, report: Report) -> di
     engine.wrapped.end_epoch(epoch)
     seconds = time.perf_counter() - started
     sent = Counter(engine.traffic.bytes)
+    engine.own_epochs.append((seconds, engine.traffic.seconds, float(sum(sent.values()))))
     waited, stages = engine.traffic.seconds, dict(engine.seconds)
     loss_sum, right_sum, count = engine.sum_over_workers(totals)
     if not math.isfinite(loss_sum):
@@ -156,9 +153,9 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
     def mean(section: str, key: str) -> float:
         return sum(line[section][key] for line in steady) / max(len(steady), 1)
 
-    mine = torch.tensor([[peak_rss_mb(), float(sum(engine.traffic.bytes.values())),
-                          mean("seconds", "total"), mean("seconds", "waiting")]],
-                        dtype=torch.float64)
+    epochs = engine.own_epochs[1:] or engine.own_epochs or [(0.0, 0.0, 0.0)]
+    own = [sum(column) / len(epochs) for column in zip(*epochs)]
+    mine = torch.tensor([[peak_rss_mb(), *own]], dtype=torch.float64)
     workers = world.all_gather_rows(mine, list(range(world.size + 1)), "control").tolist()
     return {
         **scores,
@@ -169,8 +166,9 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
         "stages": {stage: mean("seconds", stage) for stage in STAGES},
         "waiting_seconds": mean("seconds", "waiting"),
         "bytes": {c: int(mean("bytes_sent", c)) for c in ("partials", "gradients", "learnable")},
-        "workers": [{"rank": rank, "peak_rss_mb": rss, "seconds": seconds, "waiting": waiting}
-                    for rank, (rss, _, seconds, waiting) in enumerate(workers)],
+        "workers": [{"rank": rank, "peak_rss_mb": rss, "seconds": seconds, "waiting": waiting,
+                     "bytes_sent": int(sent)}
+                    for rank, (rss, seconds, waiting, sent) in enumerate(workers)],
         "dataset": engine.store.manifest.name, "model": settings.model.name,
         "wrapper": settings.train.wrapper, "parts": engine.plan.num_parts,
         "parameters": sum(p.numel() for p in engine.model.parameters()),
