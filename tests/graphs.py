@@ -1,11 +1,12 @@
-"""Small graphs that tests train and partition."""
+"""Small graphs that tests train and partition, and random schemas."""
 
 from __future__ import annotations
 
 import numpy as np
+from hypothesis import strategies as st
 
 from dgl_heta.graph import EdgeArrays, GraphSource, Task
-from dgl_heta.schema import Relation
+from dgl_heta.schema import Relation, Schema
 
 RELATIONS = (
     Relation("author", "writes", "paper"),
@@ -41,3 +42,15 @@ def academic(seed: int = 0, papers: int = 60, dense: int = 3) -> GraphSource:
         {"paper": {"feat": rng.standard_normal((papers, 7)), "label": labels, **masks},
          "field": {"feat": rng.standard_normal((counts["field"], 3)).astype(np.float32)}},
         Task("paper", 4), {"made": "for tests"})
+
+
+@st.composite
+def schemas(draw, max_types: int = 5, max_relations: int = 9):
+    """Random schemas, with parallel relations, self-relations and cycles."""
+    types = [f"t{i}" for i in range(draw(st.integers(1, max_types)))]
+    ends = draw(st.lists(st.tuples(st.sampled_from(types), st.sampled_from(types)),
+                         min_size=1, max_size=max_relations))
+    relations = {Relation(src, f"r{i}", dst): draw(st.integers(1, 1000))
+                 for i, (src, dst) in enumerate(ends)}
+    used = {t for r in relations for t in (r.src, r.dst)}
+    return Schema({t: draw(st.integers(1, 1000)) for t in types if t in used}, relations)

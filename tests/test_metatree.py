@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from graphs import schemas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,18 +26,6 @@ ACADEMIC = Schema({"author": 40, "institution": 7, "paper": 60}, {
 def by_root(schema, target, hops=None, metapaths=None):
     trees = sub_metatrees(schema, [target], hops, metapaths)
     return {tree.root: tree for tree in trees}
-
-
-@st.composite
-def schemas(draw, max_types: int = 4, max_relations: int = 8):
-    """Random schemas, with parallel relations, self-relations and cycles."""
-    types = [f"t{i}" for i in range(draw(st.integers(1, max_types)))]
-    ends = draw(st.lists(st.tuples(st.sampled_from(types), st.sampled_from(types)),
-                         min_size=1, max_size=max_relations))
-    relations = {Relation(src, f"r{i}", dst): draw(st.integers(1, 1000))
-                 for i, (src, dst) in enumerate(ends)}
-    used = {t for r in relations for t in (r.src, r.dst)}
-    return Schema({t: draw(st.integers(1, 1000)) for t in types if t in used}, relations)
 
 
 def walks(schema: Schema, root: Relation, hops: int) -> list[set[Relation]]:

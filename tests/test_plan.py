@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from graphs import academic
+from graphs import academic, schemas
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -109,18 +109,6 @@ def test_replication_counts_every_copy():
 
 
 # The algebra behind RAF, against a reference that knows only the schema and the metapaths
-
-
-@st.composite
-def schemas(draw, max_types: int = 5, max_relations: int = 9):
-    """Random schemas, with parallel relations, self-relations and cycles."""
-    types = [f"t{i}" for i in range(draw(st.integers(1, max_types)))]
-    ends = draw(st.lists(st.tuples(st.sampled_from(types), st.sampled_from(types)),
-                         min_size=1, max_size=max_relations))
-    relations = {Relation(src, f"r{i}", dst): draw(st.integers(1, 1000))
-                 for i, (src, dst) in enumerate(ends)}
-    used = {t for r in relations for t in (r.src, r.dst)}
-    return Schema({t: draw(st.integers(1, 1000)) for t in types if t in used}, relations)
 
 
 @st.composite
