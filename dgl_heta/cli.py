@@ -87,7 +87,7 @@ def plan(
 
 
 def _show(made: Plan, batch_size: int, hidden: int, svg: Path | None, as_json: bool) -> None:
-    from dgl_heta.cost import Workload, predict
+    from dgl_heta.cost import Workload, predict, to_json
 
     work = Workload(batch_size, hidden)
     costs = predict(made, work)
@@ -96,11 +96,7 @@ def _show(made: Plan, batch_size: int, hidden: int, svg: Path | None, as_json: b
 
         save_svg(made, costs, svg)
     if as_json:
-        from dataclasses import asdict
-
-        data = made.to_json()
-        data["prediction"] = {"workload": asdict(work), "partitions": [asdict(c) for c in costs]}
-        print(json.dumps(data))
+        print(json.dumps({**made.to_json(), "prediction": to_json(made, work)}))
         return
     from dgl_heta.draw import terminal
 

@@ -112,5 +112,5 @@ def _all_reduce(ranks: int, size: int) -> int:
 
 
 def to_json(plan: Plan, work: Workload) -> dict[str, Any]:
-    """The prediction as one JSON object."""
+    """The prediction as one JSON object, the field `prediction` of `--json`."""
     return {"workload": asdict(work), "partitions": [asdict(c) for c in predict(plan, work)]}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,7 @@ class PartitionBackend(Protocol):
         """Write a partition directory; returns the path of its part_config JSON."""
 
 
-class MetatreeBackend:
+class MetatreeBackend(ABC):
     """A backend that deals sub-metatrees to partitions; subclasses say how.
 
     Subclasses set `name` and `description` and define :meth:`assign`.
@@ -64,12 +65,12 @@ class MetatreeBackend:
     name = ""
     description = ""
 
+    @abstractmethod
     def assign(self, weights: Sequence[int], parts: int, seed: int) -> Sequence[Sequence[int]]:
         """For each of `parts` partitions the indices of its sub-metatrees.
 
         `weights` are those of the sub-metatrees, heaviest first; there are at least `parts`.
         """
-        raise NotImplementedError
 
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
         return make_plan(

@@ -58,21 +58,20 @@ class GroupExchange:
     def __init__(self, group: Comm) -> None:
         self._group = group
         self.done: set[tuple[int, str]] = set()
-        self.bounds: dict[str, list[int]] = {}
         self.token = torch.zeros(1)
 
-    def begin(self, batch: MiniBatch) -> None:
-        """Forget the last forward pass; learn whose seeds are whose."""
+    def begin(self) -> None:
+        """Forget the last forward pass."""
         self.done.clear()
         self.token = torch.zeros(1, requires_grad=torch.is_grad_enabled())
-        self.bounds = {t: split(len(ids), self._group.size) for t, ids in batch.seeds.items()}
 
     def reduce(self, rows: Tensor, op: str, own: tuple[int, int] | None, layer: int,
                ntype: str) -> Tensor:
         self.done.add((layer, ntype))
         if own is None:
             return self._group.all_reduce(rows, op)
-        return self._group.reduce_scatter_rows(rows, self.bounds[ntype], "partials")
+        return self._group.reduce_scatter_rows(rows, split(len(rows), self._group.size),
+                                               "partials")
 
     def adjoint(self, grad: Tensor, own: tuple[int, int] | None, rows: int) -> Tensor:
         if own is None:
@@ -105,7 +104,7 @@ class RafModule(nn.Module):
 
     def forward(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         exchange = self._exchange
-        exchange.begin(batch)
+        exchange.begin()
         outputs = self.module(batch, inputs)
         expected = {(block.layer, t) for block in batch.blocks
                     for t, rows in block.seed_rows.items() if rows}

@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dgl_heta.cost import Workload, predict
+from dgl_heta.cost import Workload, predict, to_json
 from dgl_heta.errors import InputError
 from dgl_heta.inputs import GraphInput, open_input
 from dgl_heta.metatree import load_metapaths
@@ -55,11 +55,9 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
     if request.dry_run:
         from dgl_heta.draw import terminal
 
-        costs = predict(plan, _workload(settings))
         if request.quiet:
-            return {**plan.to_json(), "prediction": {
-                "workload": asdict(_workload(settings)), "partitions": [asdict(c) for c in costs]}}
-        terminal(plan, costs, out)
+            return {**plan.to_json(), "prediction": to_json(plan, _workload(settings))}
+        terminal(plan, predict(plan, _workload(settings)), out)
         return None
     under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     run_dir = _run_dir(request, settings, opened.name, under_torchrun)
