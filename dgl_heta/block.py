@@ -8,6 +8,7 @@ end.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -18,19 +19,89 @@ from dgl_heta.errors import HetaError
 from dgl_heta.schema import Relation
 
 
+@dataclass(frozen=True)
+class SeedShares:
+    """How a model-parallel group's seeds of one node type are shared by its workers.
+
+    Every worker has its own seeds first and then the others' in rank order, so that what a
+    model returns for the leading destination rows is for its own seeds. In canonical order,
+    in which workers exchange rows, all are in rank order.
+
+    Attributes
+    ----------
+    sizes : number of seeds of each worker of the group.
+    rank : this worker in the group.
+    """
+
+    sizes: tuple[int, ...]
+    rank: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes)
+
+    @property
+    def own(self) -> int:
+        """Number of this worker's seeds."""
+        return self.sizes[self.rank]
+
+    @property
+    def before(self) -> int:
+        """Number of seeds of the workers of lower rank."""
+        return sum(self.sizes[:self.rank])
+
+    def canonical(self, rows: Tensor) -> Tensor:
+        """Rows (seeds, …) in canonical order, from this worker's order."""
+        if not self.before:
+            return rows
+        own, before = self.own, self.before
+        return torch.cat([rows[own:own + before], rows[:own], rows[own + before:]])
+
+    def local(self, rows: Tensor) -> Tensor:
+        """Rows (seeds, …) in this worker's order, from canonical order."""
+        if not self.before:
+            return rows
+        low, high = self.before, self.before + self.own
+        return torch.cat([rows[low:high], rows[:low], rows[high:]])
+
+    def local_ranges(self, low: int, high: int) -> list[tuple[int, int]]:
+        """A half-open range of canonical rows as ranges of this worker's rows, ascending."""
+        own, before = self.own, self.before
+        pieces = ((before, before + own, -before), (0, before, own),
+                  (before + own, self.total, 0))
+        found: list[tuple[int, int]] = []
+        for start, stop, shift in pieces:
+            first, last = max(low, start) + shift, min(high, stop) + shift
+            if first >= last:
+                continue
+            if found and found[-1][1] == first:
+                found[-1] = (found[-1][0], last)
+            else:
+                found.append((first, last))
+        return found
+
+    @classmethod
+    def even(cls, total: int, workers: int, rank: int) -> SeedShares:
+        """Contiguous shares of `total` seeds, their sizes differing by one at most."""
+        bounds = [total * i // workers for i in range(workers + 1)]
+        return cls(tuple(b - a for a, b in itertools.pairwise(bounds)), rank)
+
+
 @dataclass
 class RelationBlock:
     """In-edges by one relation of destination rows `start … start + len(indptr) - 2`.
 
     `indptr` (int64) and `indices` (int32) are CSC over these rows; `indices` are rows of the
     source type on the block's source side. A row without edges still belongs to the relation:
-    its aggregation is 0, and a bias of the relation applies to it.
+    its aggregation is 0, and a bias of the relation applies to it. `place` is the relation's
+    position in the schema.
     """
 
     relation: Relation
     start: int
     indptr: Tensor
     indices: Tensor
+    place: int = 0
 
     @property
     def num_rows(self) -> int:
@@ -49,12 +120,12 @@ class Block:
     ----------
     layer : 1 (next to the input) … number of layers.
     num_src, num_dst : rows per node type on either side; node types in schema order.
-    edges : relations with the rows that they are aggregated for. A relation can stand twice,
-        for two ranges of rows.
-    seed_rows : per target type the number of leading destination rows that are the group's
-        seeds. Their aggregation is partial on each worker of a model-parallel group.
-    own : last layer only: per target type the half-open range of seed rows whose output is
-        wanted here. A destination row is then a row of that range.
+    edges : relations with the rows that they are aggregated for. A relation can stand several
+        times, for several ranges of rows.
+    seeds : per target type how the leading destination rows, the group's seeds, are shared.
+        Their aggregation is partial on each worker. Empty where no seed's state is wanted.
+    last : whether this is the last layer: only the own seeds' output is wanted here, and a
+        destination row of the result is an own seed.
     seed_relations, inner_relations : per node type how many relations reach a seed row or
         another row, over all workers (the divisor of a mean over relations).
     has_destinations : whether the source side begins with the destination rows, so that a
@@ -65,8 +136,8 @@ class Block:
     num_src: dict[str, int]
     num_dst: dict[str, int]
     edges: list[RelationBlock]
-    seed_rows: dict[str, int]
-    own: dict[str, tuple[int, int]] | None
+    seeds: dict[str, SeedShares]
+    last: bool
     seed_relations: dict[str, int]
     inner_relations: dict[str, int]
     has_destinations: bool = True
@@ -80,11 +151,13 @@ class Block:
         """The edges that end at a node type."""
         return self._into.get(ntype, [])
 
-    def wanted(self, ntype: str) -> tuple[int, int]:
-        """Destination rows whose output this block's layer returns."""
-        if self.own is not None:
-            return self.own[ntype]
-        return 0, self.num_dst[ntype]
+    def num_seeds(self, ntype: str) -> int:
+        """The number of leading destination rows that are the group's seeds."""
+        return self.seeds[ntype].total if ntype in self.seeds else 0
+
+    def wanted(self, ntype: str) -> int:
+        """The number of leading destination rows whose output this block's layer returns."""
+        return self.seeds[ntype].own if self.last else self.num_dst[ntype]
 
     def destination(self, states: dict[str, Tensor], ntype: str) -> Tensor:
         """The states of the wanted destination rows, for self-loops and the like."""
@@ -93,8 +166,7 @@ class Block:
                 f"the model reads the destination's state of '{ntype}' at layer {self.layer}, "
                 "but the blocks were sampled without it; set train.seed_states = true"
             )
-        low, high = self.wanted(ntype)
-        return states[ntype][low:high]
+        return states[ntype][:self.wanted(ntype)]
 
 
 @dataclass
@@ -104,7 +176,7 @@ class MiniBatch:
     `input_nodes` are node ids per type (int64), in the row order of the first block's source
     side; every type of the worker's partition is there, with no ids where the batch reaches none.
     Ids are unique, but for seeds under metapaths, which have rows apart. `seeds` are those of the
-    model-parallel group; `own_seeds` this trainer's own among them.
+    model-parallel group, this trainer's own first; `own_seeds` are these.
     """
 
     blocks: list[Block]

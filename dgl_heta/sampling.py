@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from dgl_heta.block import Block, MiniBatch, RelationBlock
+from dgl_heta.block import Block, MiniBatch, RelationBlock, SeedShares
 from dgl_heta.errors import InputError
 from dgl_heta.jit import kernel
 from dgl_heta.plan import Plan, Share
@@ -83,27 +83,32 @@ class NeighborSampler:
         for ntype in {t for r in used for t in (r.src, r.dst)} | set(scope.targets):
             self._place[ntype] = np.full(self._counts[ntype], -1, dtype=np.int32)
 
-    def sample(self, seeds: Mapping[str, np.ndarray], own: Mapping[str, tuple[int, int]],
-               step: int = 0) -> MiniBatch:
+    def sample(self, seeds: Mapping[str, np.ndarray],
+               shares: Mapping[str, SeedShares] | None = None, step: int = 0) -> MiniBatch:
         """Sample the blocks of one step.
 
         Parameters
         ----------
-        seeds : the group's seeds per target type, unique ids, the same on all its workers.
-        own : per target type the range of `seeds` that is this trainer's own.
+        seeds : the group's seeds per target type in canonical order, unique ids, the same on
+            all its workers.
+        shares : per target type how the seeds are shared by the workers; default: this worker
+            is alone.
         step : any number that differs from step to step, the same on all workers.
         """
+        targets = self._scope.targets
+        shares = shares or {t: SeedShares((len(seeds[t]),)) for t in targets}
+        ordered = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
+                   for t in targets}
         rows = {t: _Rows(place) for t, place in self._place.items()}
         try:
-            return self._sample(seeds, own, step, rows)
+            return self._sample(ordered, shares, step, rows)
         finally:
             for ntype, table in rows.items():
                 self._place[ntype][table.ids()] = -1
 
-    def _sample(self, seeds: Mapping[str, np.ndarray], own: Mapping[str, tuple[int, int]],
+    def _sample(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
                 step: int, rows: dict[str, _Rows]) -> MiniBatch:
         scope, hops = self._scope, self._scope.hops
-        seeds = {t: np.ascontiguousarray(seeds[t], dtype=np.int64) for t in scope.targets}
         blocks = []
         if self._seed_states:
             for ntype in scope.targets:
@@ -116,15 +121,16 @@ class NeighborSampler:
             destinations = (dict(seeds) if last else
                             {t: table.ids() for t, table in rows.items()})
             destinations = {t: destinations[t] for t in self._types if t in destinations}
-            seed_rows = {t: len(seeds[t]) if on_seeds else 0 for t in scope.targets}
+            sharing = {t: shares[t] for t in self._types if t in scope.targets and on_seeds}
             edges = []
             for relation, csc in self._graph.items():
-                for low, high in self._ranges(layer, relation, destinations, seed_rows, on_seeds):
+                for low, high in self._ranges(layer, relation, destinations, sharing):
                     indptr, indices = self._neighbours(
                         csc, destinations[relation.dst][low:high], layer, relation, step,
                         rows[relation.src])
                     edges.append(RelationBlock(relation, low, torch.from_numpy(indptr),
-                                               torch.from_numpy(indices)))
+                                               torch.from_numpy(indices),
+                                               self._order[relation]))
             inner: dict[str, int] = {}
             for relation in scope.inner[layer]:
                 inner[relation.dst] = inner.get(relation.dst, 0) + 1
@@ -133,8 +139,7 @@ class NeighborSampler:
                 num_src={t: len(rows[t]) for t in self._types if t in rows},
                 num_dst={t: len(ids) for t, ids in destinations.items()},
                 edges=edges,
-                seed_rows={t: seed_rows[t] for t in self._types if t in seed_rows},
-                own={t: own[t] for t in scope.targets} if last else None,
+                seeds=sharing, last=last,
                 seed_relations=scope.seed_relations, inner_relations=inner,
                 has_destinations=self._seed_states or not last,
             ))
@@ -142,21 +147,23 @@ class NeighborSampler:
             blocks=blocks[::-1],
             input_nodes={t: rows[t].ids().copy() for t in self._types if t in rows},
             seeds=seeds,
-            own_seeds={t: seeds[t][slice(*own[t])] for t in scope.targets},
+            own_seeds={t: seeds[t][:shares[t].own] for t in scope.targets},
         )
 
     def _ranges(self, layer: int, relation: Relation, destinations: Mapping[str, np.ndarray],
-                seed_rows: Mapping[str, int], on_seeds: bool) -> list[tuple[int, int]]:
+                sharing: Mapping[str, SeedShares]) -> list[tuple[int, int]]:
         """Destination rows that `relation` is run for at `layer`, as half-open ranges."""
-        if not len(destinations.get(relation.dst, ())):
+        rows = len(destinations.get(relation.dst, ()))
+        if not rows:
             return []
-        seeds, rows = seed_rows.get(relation.dst, 0), len(destinations[relation.dst])
-        ranges = []
-        if on_seeds and relation in self._scope.roots:
-            ranges.append(self._scope.roots[relation].rows(seeds))
+        shares = sharing.get(relation.dst)
+        seeds = shares.total if shares else 0
+        ranges: list[tuple[int, int]] = []
+        if shares and relation in self._scope.roots:
+            ranges = shares.local_ranges(*self._scope.roots[relation].rows(seeds)) or [(0, 0)]
         if relation in self._scope.inner[layer]:
-            if ranges and ranges[0][1] == seeds:
-                ranges[0] = (ranges[0][0], rows)
+            if ranges and ranges[-1][1] == seeds:
+                ranges[-1] = (ranges[-1][0], rows)
             else:
                 ranges.append((seeds, rows))
         return ranges

@@ -43,7 +43,7 @@ def test_rgcn_computes_what_dgl_heterographconv_computes(
     seeds = np.arange(source.node_counts["paper"])
     sampler = NeighborSampler(store, SamplingScope.of(make_plan(store.schema, "paper", 2, 1), 0),
                               [-1, -1])
-    batch = sampler.sample({"paper": seeds}, {"paper": (0, len(seeds))})
+    batch = sampler.sample({"paper": seeds})
     got = model(batch, {t: inputs[t][ids] for t, ids in batch.input_nodes.items()})["paper"]
 
     graph = to_dgl_graph(source)

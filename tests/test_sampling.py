@@ -45,7 +45,7 @@ def sample(store: Store, parts: int, part: int, fanouts: list[int], seeds: np.nd
            step: int = 0) -> MiniBatch:
     plan = make_plan(store.schema, "paper", len(fanouts), parts)
     sampler = NeighborSampler(store, SamplingScope.of(plan, part), fanouts, seed=3)
-    return sampler.sample({"paper": seeds}, {"paper": (0, len(seeds))}, step)
+    return sampler.sample({"paper": seeds}, step=step)
 
 
 def test_full_fanout_takes_every_in_edge(store: Store) -> None:
@@ -114,7 +114,7 @@ def test_every_neighbour_is_drawn_equally_often(store: Store) -> None:
     counts = np.zeros(store.schema.node_counts["author"])
     draws = 4000
     for step in range(draws):
-        batch = sampler.sample({"paper": np.array([node])}, {"paper": (0, 1)}, step)
+        batch = sampler.sample({"paper": np.array([node])}, step=step)
         (edges,) = [e for e in batch.blocks[0].edges if e.relation == relation]
         np.add.at(counts, batch.input_nodes["author"][edges.indices], 1)
     every = np.bincount(csc.indices[csc.indptr[node]:csc.indptr[node + 1]],
@@ -127,8 +127,8 @@ def test_sampler_leaves_no_trace_after_an_error(store: Store) -> None:
     plan = make_plan(store.schema, "paper", 1, 1)
     sampler = NeighborSampler(store, SamplingScope.of(plan, 0), [-1])
     with pytest.raises(IndexError):
-        sampler.sample({"paper": np.array([3, 10**6])}, {"paper": (0, 2)})
-    batch = sampler.sample({"paper": np.array([4, 3])}, {"paper": (0, 2)})
+        sampler.sample({"paper": np.array([3, 10**6])})
+    batch = sampler.sample({"paper": np.array([4, 3])})
     np.testing.assert_array_equal(batch.input_nodes["paper"][:2], [4, 3])
 
 
@@ -162,7 +162,7 @@ def test_metapath_seed_has_the_same_neighbourhood_in_any_batch(store: Store) -> 
     plan = make_plan(store.schema, "paper", 2, 1, paths)
     sampler = NeighborSampler(store, SamplingScope.of(plan, 0), [-1, -1])
     everyone = np.arange(store.schema.node_counts["paper"])
-    batch = sampler.sample({"paper": everyone}, {"paper": (0, len(everyone))})
+    batch = sampler.sample({"paper": everyone})
     first, last = batch.blocks
     for edges in last.edges:
         if edges.relation.src == "paper":

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.block import Block, RelationBlock
+from dgl_heta.block import Block, RelationBlock, SeedShares
 from dgl_heta.errors import InputError
 
 REDUCERS = ("sum", "mean", "max", "min")
@@ -28,15 +28,15 @@ class Exchange(Protocol):
 
     token: Tensor
 
-    def reduce(self, rows: Tensor, op: str, own: tuple[int, int] | None, layer: int,
+    def reduce(self, rows: Tensor, op: str, shares: SeedShares, own: bool, layer: int,
                ntype: str) -> Tensor:
         """Merge `rows` (seeds, width) over the workers by `op` (sum, max or min).
 
-        Returns all rows, or only those of the half-open range `own`.
+        Returns all rows, or with `own` only this worker's.
         """
 
-    def adjoint(self, grad: Tensor, own: tuple[int, int] | None, rows: int) -> Tensor:
-        """The gradient of all `rows` from the gradients that the workers hold, summed."""
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool) -> Tensor:
+        """The gradient of all seeds' rows from the gradients that the workers hold, summed."""
 
 
 class Alone:
@@ -50,16 +50,12 @@ class Alone:
     def token(self, _: Tensor) -> None:
         """Nothing to order: a kept token would tie the graphs of all steps together."""
 
-    def reduce(self, rows: Tensor, op: str, own: tuple[int, int] | None, layer: int,
+    def reduce(self, rows: Tensor, op: str, shares: SeedShares, own: bool, layer: int,
                ntype: str) -> Tensor:
-        return rows if own is None else rows[own[0]:own[1]]
+        return rows
 
-    def adjoint(self, grad: Tensor, own: tuple[int, int] | None, rows: int) -> Tensor:
-        if own is None:
-            return grad
-        full = grad.new_zeros((rows, *grad.shape[1:]))
-        full[own[0]:own[1]] = grad
-        return full
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool) -> Tensor:
+        return grad
 
 
 class CrossRelation(nn.Module):
@@ -67,7 +63,8 @@ class CrossRelation(nn.Module):
 
     A relation counts for every row that it is run for, with edges or without, as in DGL's
     HeteroGraphConv: `mean` divides by the number of relations. Where several relations attain
-    a maximum or minimum they share its gradient equally.
+    a maximum or minimum, the first of them in the schema's order has its gradient, as in
+    `torch.max` over a dimension.
     """
 
     exchange: Exchange
@@ -96,76 +93,81 @@ class CrossRelation(nn.Module):
         -------
         Tensor (wanted rows, width); see :meth:`Block.wanted`.
         """
-        ranges = [(edges.start, edges.stop) for edges, _ in parts]
-        values = [value for _, value in parts]
-        out, self.exchange.token = _Merge.apply(
-            self.exchange, self.op, block, ntype, ranges, width, like.detach(),
-            self.exchange.token, *values)
-        return out
+        divisors = (block.seed_relations.get(ntype, 1), block.inner_relations.get(ntype, 1))
+        return merge(self.exchange, self.op, block, ntype, parts, width, like, divisors)
+
+
+def merge(exchange: Exchange, op: str, block: Block, ntype: str,
+          parts: Sequence[tuple[RelationBlock, Tensor]], width: int, like: Tensor,
+          divisors: tuple[int, int]) -> Tensor:
+    """Merge the parts of one node type over the relations here and, by `exchange`, elsewhere.
+
+    `divisors` are the numbers of relations, over all workers, that reach a seed's row and
+    another row, by which `mean` divides; the rest is as in :meth:`CrossRelation.forward`.
+    """
+    ranges = [(edges.start, edges.stop, edges.place) for edges, _ in parts]
+    out, exchange.token = _Merge.apply(
+        exchange, op, block, ntype, ranges, width, like.detach(),
+        (max(divisors[0], 1), max(divisors[1], 1)), exchange.token,
+        *(value for _, value in parts))
+    return out
 
 
 class _Merge(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, op: str, block: Block, ntype: str,
-                ranges: list[tuple[int, int]], width: int, like: Tensor, token: Tensor,
-                *values: Tensor) -> tuple[Tensor, Tensor]:
-        rows, seeds = block.num_dst[ntype], block.seed_rows.get(ntype, 0)
-        own = block.own[ntype] if block.own is not None and ntype in block.seed_rows else None
-        ctx.exchange, ctx.op, ctx.ranges = exchange, op, ranges
-        ctx.rows, ctx.seeds, ctx.own, ctx.token_like = rows, seeds, own, token.detach()
+                ranges: list[tuple[int, int, int]], width: int, like: Tensor,
+                divisors: tuple[int, int], token: Tensor, *values: Tensor
+                ) -> tuple[Tensor, Tensor]:
+        rows, seeds = block.num_dst[ntype], block.num_seeds(ntype)
+        shares, own = block.seeds.get(ntype), block.last
+        ctx.exchange, ctx.op, ctx.ranges, ctx.divisors = exchange, op, ranges, divisors
+        ctx.seeds, ctx.shares, ctx.own, ctx.token_like = seeds, shares, own, token.detach()
+
+        def complete(partial: Tensor, how: str, own: bool) -> Tensor:
+            if shares is None or not seeds:
+                return partial
+            found = exchange.reduce(partial[:seeds], how, shares, own, block.layer, ntype)
+            return found if own else _join(found, partial[seeds:])
+
         if op in ("sum", "mean"):
             out = like.new_zeros((rows, width))
-            for (low, high), value in zip(ranges, values):
+            for (low, high, _), value in zip(ranges, values):
                 out[low:high] += value
-            divisors = (max(block.seed_relations.get(ntype, 1), 1),
-                        max(block.inner_relations.get(ntype, 1), 1)) if op == "mean" else None
-            ctx.divisors = divisors
-            if seeds:
-                complete = exchange.reduce(out[:seeds], "sum", own, block.layer, ntype)
-                out = complete if own is not None else _join(complete, out[seeds:])
-            elif own is not None:
-                out = out[:0]
-            if divisors:
-                out = _divide(out, divisors, len(out) if own is not None else seeds)
+            out = complete(out, "sum", own)
+            if op == "mean":
+                out = _divide(out, divisors, len(out) if own else seeds)
             return out, token.clone()
-        infinity = float("-inf") if op == "max" else float("inf")
-        out = like.new_full((rows, width), infinity)
+        partial = like.new_full((rows, width), float("-inf") if op == "max" else float("inf"))
         better = torch.maximum if op == "max" else torch.minimum
-        for (low, high), value in zip(ranges, values):
-            out[low:high] = better(out[low:high], value)
-        if seeds:
-            out = _join(exchange.reduce(out[:seeds], op, None, block.layer, ntype), out[seeds:])
-        ties = like.new_zeros((rows, width))
-        masks = [value == out[low:high] for (low, high), value in zip(ranges, values)]
-        for (low, high), mask in zip(ranges, masks):
-            ties[low:high] += mask
-        if seeds:
-            ties = _join(exchange.reduce(ties[:seeds], "sum", None, block.layer, ntype),
-                         ties[seeds:])
-        out = torch.where(torch.isinf(out) & (ties == 0), torch.zeros_like(out), out)
-        ctx.save_for_backward(ties, *masks)
-        if own is not None:
-            out = out[own[0]:own[1]].clone()
-        return out, token.clone()
+        for (low, high, _), value in zip(ranges, values):
+            partial[low:high] = better(partial[low:high], value)
+        out = complete(partial, op, False)
+        nobody = torch.iinfo(torch.int32).max
+        winner = torch.full((rows, width), nobody, dtype=torch.int32, device=like.device)
+        for (low, high, place), value in zip(ranges, values):
+            attained = torch.where(value == out[low:high], place, nobody).to(torch.int32)
+            winner[low:high] = torch.minimum(winner[low:high], attained)
+        winner = complete(winner, "min", False)
+        out = torch.where(torch.isinf(out) & (winner == nobody), torch.zeros_like(out), out)
+        ctx.save_for_backward(*(winner[low:high] == place for low, high, place in ranges))
+        return out[:shares.own].clone() if own and shares else out, token.clone()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         """Autograd materialises a missing gradient as zeros, so that every worker takes part."""
-        if ctx.op == "mean" and ctx.divisors:
-            grad = _divide(grad, ctx.divisors, len(grad) if ctx.own is not None else ctx.seeds)
+        if ctx.op == "mean":
+            grad = _divide(grad, ctx.divisors, len(grad) if ctx.own else ctx.seeds)
         if ctx.seeds:
-            if ctx.own is not None:
-                grad = ctx.exchange.adjoint(grad, ctx.own, ctx.seeds)
+            if ctx.own:
+                grad = ctx.exchange.adjoint(grad, ctx.shares, True)
             else:
-                grad = _join(ctx.exchange.adjoint(grad[:ctx.seeds], None, ctx.seeds),
+                grad = _join(ctx.exchange.adjoint(grad[:ctx.seeds], ctx.shares, False),
                              grad[ctx.seeds:])
-        if ctx.op in ("sum", "mean"):
-            parts = [grad[low:high] for low, high in ctx.ranges]
-        else:
-            ties, *masks = ctx.saved_tensors
-            shared = grad / ties.clamp(min=1)
-            parts = [shared[low:high] * mask for (low, high), mask in zip(ctx.ranges, masks)]
-        return (None,) * 7 + (torch.zeros_like(ctx.token_like), *parts)
+        parts = [grad[low:high] for low, high, _ in ctx.ranges]
+        if ctx.op in ("max", "min"):
+            parts = [part * mask for part, mask in zip(parts, ctx.saved_tensors)]
+        return (None,) * 8 + (torch.zeros_like(ctx.token_like), *parts)
 
 
 def _join(seeds: Tensor, others: Tensor) -> Tensor:

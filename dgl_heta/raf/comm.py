@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import time
 from collections import Counter
@@ -62,20 +61,18 @@ class Comm:
             dist.all_reduce(work, _OPS[op], group=self.group)
         return work.to(tensor.device)
 
-    def reduce_scatter_rows(self, rows: Tensor, bounds: Sequence[int], cause: str) -> Tensor:
-        """Sum `rows` over all workers; worker i gets rows bounds[i] … bounds[i + 1] - 1."""
+    def reduce_scatter_rows(self, rows: Tensor, sizes: Sequence[int], cause: str) -> Tensor:
+        """Sum `rows` over all workers; worker i gets the `sizes[i]` rows after those of i - 1."""
         if self.size == 1:
             return rows
-        sizes = [high - low for low, high in itertools.pairwise(bounds)]
         mine = sizes[self.rank]
         received = self.all_to_all_rows(rows.contiguous(), sizes, [mine] * self.size, cause)
         return received.view(self.size, mine, *rows.shape[1:]).sum(0)
 
-    def all_gather_rows(self, rows: Tensor, bounds: Sequence[int], cause: str) -> Tensor:
-        """Concatenate the workers' rows; worker i gives rows bounds[i] … bounds[i + 1] - 1."""
+    def all_gather_rows(self, rows: Tensor, sizes: Sequence[int], cause: str) -> Tensor:
+        """Concatenate the workers' rows; worker i gives `sizes[i]` of them."""
         if self.size == 1:
             return rows
-        sizes = [high - low for low, high in itertools.pairwise(bounds)]
         copies = rows.repeat(self.size, *([1] * (rows.dim() - 1)))
         return self.all_to_all_rows(copies, [len(rows)] * self.size, sizes, cause)
 

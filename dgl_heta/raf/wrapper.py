@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.block import MiniBatch
+from dgl_heta.block import MiniBatch, SeedShares
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.plan import Plan, make_plan
@@ -65,23 +65,18 @@ class GroupExchange:
         self.done.clear()
         self.token = torch.zeros(1, requires_grad=torch.is_grad_enabled())
 
-    def reduce(self, rows: Tensor, op: str, own: tuple[int, int] | None, layer: int,
+    def reduce(self, rows: Tensor, op: str, shares: SeedShares, own: bool, layer: int,
                ntype: str) -> Tensor:
         self.done.add((layer, ntype))
-        if own is None:
-            return self._group.all_reduce(rows, op)
-        return self._group.reduce_scatter_rows(rows, split(len(rows), self._group.size),
-                                               "partials")
+        rows = shares.canonical(rows)
+        if own:
+            return self._group.reduce_scatter_rows(rows, shares.sizes, "partials")
+        return shares.local(self._group.all_reduce(rows, op))
 
-    def adjoint(self, grad: Tensor, own: tuple[int, int] | None, rows: int) -> Tensor:
-        if own is None:
-            return self._group.all_reduce(grad)
-        return self._group.all_gather_rows(grad, split(rows, self._group.size), "partials")
-
-
-def split(total: int, workers: int) -> list[int]:
-    """Bounds of the workers' contiguous shares of `total` seeds, sizes differing by one."""
-    return [total * i // workers for i in range(workers + 1)]
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool) -> Tensor:
+        if own:
+            return shares.local(self._group.all_gather_rows(grad, shares.sizes, "partials"))
+        return shares.local(self._group.all_reduce(shares.canonical(grad)))
 
 
 class RafModule(nn.Module):
@@ -107,7 +102,7 @@ class RafModule(nn.Module):
         exchange.begin()
         outputs = self.module(batch, inputs)
         expected = {(block.layer, t) for block in batch.blocks
-                    for t, rows in block.seed_rows.items() if rows}
+                    for t, shares in block.seeds.items() if shares.total}
         if self._several and (missing := expected - exchange.done):
             layer, ntype = min(missing)
             raise HetaError(

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dgl_heta.block import MiniBatch
+from dgl_heta.block import MiniBatch, SeedShares
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.sparse_adam import AdamSettings
@@ -21,7 +21,6 @@ from dgl_heta.nn import use_kernel
 from dgl_heta.plan import Plan
 from dgl_heta.plugins import Plugins
 from dgl_heta.raf.comm import Traffic, init_workers, make_comms
-from dgl_heta.raf.wrapper import split
 from dgl_heta.sampling import NeighborSampler, SamplingScope, hash_key
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
@@ -172,8 +171,7 @@ class Engine:
     def own_count(self, total: int) -> int:
         """How many of `total` seeds of a step are this worker's own."""
         mine = self._group_range(total)
-        own = split(mine[1] - mine[0], self.group.size)
-        return own[self.group.rank + 1] - own[self.group.rank]
+        return self._shares(mine[1] - mine[0]).own
 
     def inputs(self, batch: MiniBatch, train: bool) -> dict[str, Tensor]:
         """Input features of a batch; learnable ones are leaves when training."""
@@ -190,15 +188,18 @@ class Engine:
         """This group's part of the global batch, sampled."""
         with self.timed("sample"):
             mine = seeds[slice(*self._group_range(len(seeds)))]
-            own = split(len(mine), self.group.size)[self.group.rank:][:2]
-            return sampler.sample({self.target: mine}, {self.target: (own[0], own[1])},
+            return sampler.sample({self.target: mine}, {self.target: self._shares(len(mine))},
                                   step).to(self.device)
+
+    def _shares(self, seeds: int) -> SeedShares:
+        return SeedShares.even(seeds, self.group.size, self.group.rank)
 
     def _group_range(self, total: int) -> tuple[int, int]:
         """The group's contiguous range of `total` seeds."""
-        bounds = split(total, self.world.size)
         ranks = self.group.ranks if self.world.size > 1 else (0,)
-        return bounds[ranks[0]], bounds[ranks[-1] + 1]
+        low = SeedShares.even(total, self.world.size, ranks[0])
+        high = SeedShares.even(total, self.world.size, ranks[-1])
+        return low.before, high.before + high.own
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:

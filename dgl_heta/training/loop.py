@@ -156,7 +156,7 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
     epochs = engine.own_epochs[1:] or engine.own_epochs or [(0.0, 0.0, 0.0)]
     own = [sum(column) / len(epochs) for column in zip(*epochs)]
     mine = torch.tensor([[peak_rss_mb(), *own]], dtype=torch.float64)
-    workers = world.all_gather_rows(mine, list(range(world.size + 1)), "control").tolist()
+    workers = world.all_gather_rows(mine, [1] * world.size, "control").tolist()
     return {
         **scores,
         "best_epoch": best.get("epoch"), "epochs": len(history),

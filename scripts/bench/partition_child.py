@@ -95,7 +95,7 @@ def open_for_training(directory: str) -> dict[str, Any]:
     target = plan.targets[0]
     train = np.flatnonzero(store.array(target, "train_mask"))[:1024]
     sampler, _ = ready(0)
-    samples = [timed(lambda: sampler.sample({target: train}, {target: (0, len(train))}))[0]
+    samples = [timed(lambda: sampler.sample({target: train}))[0]
                for _ in range(REPEATS)]
     return {"seconds": [max(parts) for parts in seconds], "per_partition": seconds,
             "first_sample_seconds": samples[0], "sample_seconds": statistics.median(samples[1:]),
