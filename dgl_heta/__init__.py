@@ -25,6 +25,8 @@ _LAZY = {
     "MetatreeBackend": "dgl_heta.partition",
     "PartitionRequest": "dgl_heta.partition",
     "partition_graph": "dgl_heta.dgl_partition",
+    "enable": "dgl_heta.distdgl.activate",
+    "disable": "dgl_heta.distdgl.activate",
     "load_model": "dgl_heta.training.checkpoint",
     "HetaError": "dgl_heta.errors",
     "InputError": "dgl_heta.errors",
@@ -43,6 +45,8 @@ __all__ = [
     "Store",
     "Task",
     "__version__",
+    "disable",
+    "enable",
     "hookimpl",
     "load_model",
     "make_plan",
@@ -52,6 +56,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from dgl_heta.dgl_partition import partition_graph
+    from dgl_heta.distdgl.activate import disable, enable
     from dgl_heta.errors import HetaError, InputError
     from dgl_heta.graph import EdgeArrays, GraphSource, Task
     from dgl_heta.partition import MetatreeBackend, PartitionRequest

@@ -1,4 +1,4 @@
-"""The command line: `dgl-heta plan | partition | train | inspect | plugins | datasets | settings`.
+"""The command line: `dgl-heta plan | partition | train | launch | inspect | plugins | …`.
 
 Errors are one line on standard error: exit status 2 for wrong input, 1 for other failures.
 """
@@ -23,6 +23,7 @@ from rich.table import Table
 from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.inputs import GraphInput, open_input
+from dgl_heta.launch.command import EXAMPLE, launch
 from dgl_heta.partition import PartitionRequest
 from dgl_heta.plan import Plan
 from dgl_heta.plugins import plugins
@@ -194,6 +195,24 @@ def train(
         print(json.dumps(summary), flush=True)
 
 
+@app.command(
+    epilog="Example: dgl-heta run -c heta.toml partition_graph.py --part_method meta",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+def run(
+    script: Annotated[Path, typer.Argument(help="Python script.")],
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    config: Config = None, overrides: Set = None,
+) -> None:
+    """Run a DistDGL script, unchanged, with the selected partition method, wrapper and so on.
+
+    Without settings that select something, and with partitions of DGL's own, it runs as by
+    python.
+    """
+    from dgl_heta.distdgl.activate import run_script
+
+    run_script(script, arguments or [], config, overrides or [])
+
+
 @app.command(epilog="Example: dgl-heta inspect data/debian")
 def inspect(
     directory: Annotated[Path, typer.Argument(help="Relation store or partition.")],
@@ -308,6 +327,9 @@ def list_settings(config: Config = None, overrides: Set = None, as_json: AsJson 
     out.print(table)
 
 
+app.command(epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})(launch)
+
+
 def _version(show: bool) -> None:
     if show:
         print(f"dgl-heta {__version__}")
@@ -382,10 +404,8 @@ def main() -> None:
     except UsageError as error:
         command = error.ctx.command_path if error.ctx else "dgl-heta"
         status = _fail(2, f"{error.format_message().rstrip('.')}; see `{command} --help`")
-    except InputError as error:
-        status = _fail(2, str(error))
     except HetaError as error:
-        status = _fail(1, str(error), error.details)
+        status = _fail(error.exit_status, str(error), error.details)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
@@ -411,10 +431,14 @@ def _fail(status: int, message: str, details: str = "") -> int:
 
 
 def _leave_process_group(status: int) -> None:
-    """End a rank of torchrun at once: its process group's threads can hang an ordinary exit."""
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.distributed.is_available() and (
-            torch.distributed.is_initialized()):
+    """End a rank at once: its process group's threads can hang an ordinary exit.
+
+    After an error DistDGL, too, would wait at exit for the others, without end.
+    """
+    torch, dgl = sys.modules.get("torch"), sys.modules.get("dgl.distributed.dist_context")
+    if (dgl is not None and dgl.is_initialized()) or (
+            torch is not None and torch.distributed.is_available()
+            and torch.distributed.is_initialized()):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)

@@ -88,7 +88,9 @@ def partition_graph(
             if value is not None:
                 raise InputError(f"{name} goes with the methods of dgl-heta (part_method='meta'), "
                                  f"not with '{part_method}'")
-        return dgl.distributed.partition_graph(
+        from dgl_heta.distdgl.patches import plain
+
+        return plain(dgl.distributed.partition_graph)(
             g, graph_name, num_parts, out_path, 1 if num_hops is None else num_hops,
             part_method, balance_ntypes, balance_edges, return_mapping, num_trainers_per_machine,
             objtype, graph_formats, use_graphbolt, **dgl_arguments)
@@ -137,6 +139,8 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
     """
     import dgl
 
+    from dgl_heta.distdgl.patches import plain
+
     schema = source.schema if isinstance(source, Store) else source.schema()
     if request.parts < 1:
         raise InputError(f"the number of partitions is {request.parts}; it must be 1 or more")
@@ -150,7 +154,7 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
         dgl.seed(request.seed)
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # DGL reports its stages there
-                dgl.distributed.partition_graph(
+                plain(dgl.distributed.partition_graph)(
                     graph, file.removesuffix(".json"), request.parts, str(directory),
                     part_method=method)
         except OSError:

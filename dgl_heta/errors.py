@@ -17,6 +17,8 @@ class HetaError(Exception):
     `details` are lines to show before the message, such as the traceback of a worker.
     """
 
+    exit_status = 1
+
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)
         self.details = details
@@ -24,6 +26,8 @@ class HetaError(Exception):
 
 class InputError(HetaError):
     """Input, configuration or a file that is wrong (exit status 2)."""
+
+    exit_status = 2
 
 
 def listing(names: Iterable[object], limit: int = 12) -> str:

@@ -20,6 +20,8 @@ from dgl_heta.plan import Plan, Share
 from dgl_heta.schema import Relation
 from dgl_heta.store import CSC, Store
 
+Fanout = int | Mapping[Relation, int]
+
 
 @dataclass(frozen=True)
 class SamplingScope:
@@ -42,10 +44,19 @@ class SamplingScope:
     by other relations than a seed; with hops by the same ones, and it is one row."""
 
     @classmethod
-    def of(cls, plan: Plan, part: int) -> SamplingScope:
+    def of(cls, plan: Plan, part: int, layers: int | None = None) -> SamplingScope:
+        """The scope of a partition, for a model of `layers` layers (default: the plan's hops).
+
+        A model with fewer layers runs the upper ones of the plan.
+        """
         counts = {t: sum(tree.target == t for tree in plan.sub_metatrees) for t in plan.targets}
-        return cls(plan.targets, plan.hops, plan.roots(part), plan.partitions[part].inner, counts,
-                   bool(plan.metapaths))
+        hops = plan.hops if layers is None else layers
+        if not 1 <= hops <= plan.hops:
+            raise InputError(f"the model has {hops} layers, but the plan has {plan.hops} hops; "
+                             f"plan with {hops} hops")
+        inner = {layer: plan.partitions[part].inner[layer + plan.hops - hops]
+                 for layer in range(1, hops + 1)}
+        return cls(plan.targets, hops, plan.roots(part), inner, counts, bool(plan.metapaths))
 
 
 class NeighborSampler:
@@ -56,13 +67,13 @@ class NeighborSampler:
     store : the relation store; only the relations in scope are opened.
     scope : what this worker samples.
     fanouts : neighbours per node and relation for each layer, input layer first as in DGL;
-        -1 takes all.
+        -1 takes all. A layer's can also be given per relation; one that is not named gets 0.
     seed : seed of the hash.
     seed_states : also complete the seeds' states below the last layer, for models that read
         the destination's state. Always right; without it one exchange per layer is saved.
     """
 
-    def __init__(self, store: Store, scope: SamplingScope, fanouts: Sequence[int], seed: int = 0,
+    def __init__(self, store: Store, scope: SamplingScope, fanouts: Sequence[Fanout], seed: int = 0,
                  seed_states: bool = True) -> None:
         if len(fanouts) != scope.hops:
             raise InputError(
@@ -70,8 +81,10 @@ class NeighborSampler:
                 "fanout per layer, input layer first"
             )
         for fanout in fanouts:
-            if fanout < 1 and fanout != -1:
-                raise InputError(f"fanout {fanout} is wrong; it must be 1 or more, or -1 for all")
+            for number in fanout.values() if isinstance(fanout, Mapping) else (fanout,):
+                if number < 1 - isinstance(fanout, Mapping) and number != -1:
+                    raise InputError(f"fanout {number} is wrong; it must be 1 or more, or -1 for "
+                                     "all")
         self._scope, self._fanouts, self._seed = scope, tuple(fanouts), seed
         self._seed_states = seed_states
         self._types = store.schema.node_types
@@ -171,7 +184,8 @@ class NeighborSampler:
     def _neighbours(self, csc: CSC, nodes: np.ndarray, layer: int, relation: Relation, step: int,
                     sources: _Rows) -> tuple[np.ndarray, np.ndarray]:
         key = np.uint64(hash_key(self._seed, step, layer, self._order[relation]))
-        fanout = self._fanouts[layer - 1]
+        given = self._fanouts[layer - 1]
+        fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
         indptr = np.empty(len(nodes) + 1, np.int64)
         total = _count(csc.indptr, nodes, fanout, indptr)
         sources.reserve(total)
@@ -205,13 +219,18 @@ class _Rows:
             self.buffer = grown
 
     def add(self, ids: np.ndarray, findable: bool = True) -> None:
-        """Append ids that are not yet rows; unless `findable`, their neighbours get new rows."""
-        self.hidden += 0 if findable else len(ids)
-        self.reserve(len(ids))
-        start = self.size
-        self.buffer[start:start + len(ids)] = ids
+        """Append ids that are not yet rows; unless `findable`, their neighbours get new rows.
+
+        An id given twice is two rows, of which its neighbours find the last.
+        """
+        start, rows = self.size, np.arange(self.size, self.size + len(ids), dtype=np.int32)
         if findable:
-            self.place[ids] = np.arange(start, start + len(ids), dtype=np.int32)
+            self.place[ids] = rows
+            self.hidden += int(np.count_nonzero(self.place[ids] != rows))
+        else:
+            self.hidden += len(ids)
+        self.reserve(len(ids))
+        self.buffer[start:start + len(ids)] = ids
         self.size += len(ids)
 
 

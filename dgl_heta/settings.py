@@ -51,6 +51,8 @@ class PartitionSettings(_Section):
 
     method: str = Field("meta", description="partition backend (see `dgl-heta plugins`)")
     parts: int = Field(2, ge=1, description="number of partitions, one worker each")
+    target: str | None = Field(None, description="target node type of a script's "
+                               "partition_graph; default: the type with a train_mask")
     metapaths: str | None = Field(None, description="JSON file of metapaths; default: all hops")
     seed: int = Field(0, ge=0, description="seed of backends that draw at random")
 
@@ -89,6 +91,7 @@ class TrainSettings(_Section):
         "exact", description="learnable features of types that several workers use: one owner "
         "per row (exact) or a copy per worker (replica)")
     kernel: str = Field("fused", description="aggregation kernel")
+    cache: str = Field("none", description="cache policy for features")
     seed_states: bool = Field(
         True, description="complete the seeds' states below the last layer; false saves an "
         "exchange per layer for models that do not read the destination's state")

@@ -142,7 +142,7 @@ def test_consolidated_model_predicts_in_one_process_what_the_workers_predicted(
     plan = make_plan(opened.schema, "paper", 2, 1)
     sampler = NeighborSampler(opened, SamplingScope.of(plan, 0), [-1, -1])
     seeds = np.flatnonzero(opened.array("paper", "test_mask"))
-    batch = sampler.sample({"paper": seeds}, {"paper": (0, len(seeds))})
+    batch = sampler.sample({"paper": seeds})
     inputs = {}
     for ntype, ids in batch.input_nodes.items():
         if opened.has_array(ntype, "feat"):

@@ -15,11 +15,14 @@ from torch import Tensor
 
 from dgl_heta.errors import HetaError
 
-_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN,
+        "or": dist.ReduceOp.BOR}
 
 
 class PeerLostError(HetaError):
     """A collective failed because another worker is gone or did not answer in time."""
+
+    exit_status = 3
 
 
 class Traffic:
@@ -50,7 +53,7 @@ class Comm:
         self.ranks = tuple(ranks) if ranks is not None else (0,)
         self.group = group
         self.size = len(self.ranks)
-        self.rank = self.ranks.index(dist.get_rank()) if dist.is_initialized() else 0
+        self.rank = self.ranks.index(dist.get_rank()) if self.size > 1 else 0
 
     def all_reduce(self, tensor: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
         """Reduce over all workers; returns a new tensor."""
@@ -87,6 +90,15 @@ class Comm:
         with self._watched(cause, (sum(send) - send[self.rank]) * width):
             dist.all_to_all_single(out, work, list(receive), list(send), group=self.group)
         return out.to(rows.device)
+
+    def broadcast(self, tensor: Tensor, cause: str) -> None:
+        """Copy worker 0's values into `tensor` of every worker, in place."""
+        if self.size == 1:
+            return
+        work = tensor.to(self.device(tensor)).contiguous()
+        with self._watched(cause, work.nbytes if self.rank == 0 else 0):
+            dist.broadcast(work, self.ranks[0], group=self.group)
+        tensor.copy_(work)
 
     def barrier(self) -> None:
         """Wait for all workers."""

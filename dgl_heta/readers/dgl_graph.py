@@ -49,11 +49,15 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
                 f"{listing(node_counts)}" + nearest(ntype, node_counts)
             )
     notes: list[str] = []
+    renamed: dict[str, dict[str, str]] = {}
     node_arrays = {}
     for ntype, count in node_counts.items():
-        arrays = _node_arrays(graph.nodes[ntype].data, ntype, count, chosen.get(ntype), notes)
+        names = _names(graph.nodes[ntype].data, ntype, chosen.get(ntype), notes)
+        arrays = _node_arrays(graph.nodes[ntype].data, ntype, count, names)
         if arrays:
             node_arrays[ntype] = arrays
+        if changed := {name: key for key, name in names.items() if key != name}:
+            renamed[ntype] = changed
 
     edges: dict[Relation, EdgeSource] = {}
     for etype in graph.canonical_etypes:
@@ -76,6 +80,8 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
             except InputError as error:
                 notes.append(f"no task: {error}")
     info: dict[str, Any] = {"format": "DGLGraph"}
+    if renamed:
+        info["renamed"] = renamed
     if notes:
         info["notes"] = notes
     return GraphSource(name, node_counts, edges, node_arrays, task, info)
@@ -95,8 +101,9 @@ def _check_graph(graph: Any) -> None:
                          "it was sampled from")
 
 
-def _node_arrays(data: Mapping[str, Any], ntype: str, count: int, chosen: str | None,
-                 notes: list[str]) -> dict[str, np.ndarray]:
+def _names(data: Mapping[str, Any], ntype: str, chosen: str | None, notes: list[str]
+           ) -> dict[str, str]:
+    """The graph's names of a type's node data, each with the name in the store."""
     if chosen is not None and chosen not in data:
         raise InputError(f"node type '{ntype}' has no node data '{chosen}'; it has: "
                          f"{listing(data)}" + nearest(chosen, data))
@@ -112,6 +119,11 @@ def _node_arrays(data: Mapping[str, Any], ntype: str, count: int, chosen: str | 
         names[vectors[0]] = "feat"  # as in the GraphBolt reader: a type's only vector
     elif "feat" not in names.values() and vectors:
         notes.append(f"no features of '{ntype}': none of {listing(vectors)} is named feat")
+    return names
+
+
+def _node_arrays(data: Mapping[str, Any], ntype: str, count: int, names: Mapping[str, str]
+                 ) -> dict[str, np.ndarray]:
     return {name: node_array(name, _to_numpy(data[key], f"node data '{key}' of '{ntype}'"),
                              ntype, count, origin=None if key == name else f"node data '{key}'")
             for key, name in names.items()}

@@ -1,0 +1,161 @@
+"""Partitions for DistDGL: make them by the selected method, load those of dgl-heta."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dgl
+import numpy as np
+import torch
+
+from dgl_heta.errors import InputError, listing
+from dgl_heta.partition import open_partition
+from dgl_heta.plan import Plan
+from dgl_heta.settings import Settings
+from dgl_heta.store import Store
+
+
+def is_ours(part_config: Any) -> bool:
+    """Whether a part_config JSON belongs to a partition of dgl-heta."""
+    try:
+        config = json.loads(Path(part_config).read_text(encoding="utf-8"))
+        return "dgl_heta_plan" in config["part-0"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def partition(original: Callable[..., Any], settings: Settings, explicit: bool,
+              g: Any, graph_name: str, num_parts: int, out_path: str, num_hops: int = 1,
+              part_method: str = "metis", *args: Any, **kwargs: Any) -> Any:
+    """`dgl.distributed.partition_graph` by the method that the settings or the script name.
+
+    Parameters
+    ----------
+    original : DGL's own function.
+    explicit : whether the settings name a method, which then wins over the script's.
+    """
+    from dgl_heta.dgl_partition import DGL_METHODS, partition_graph
+
+    method = settings.partition.method if explicit else part_method
+    if method in DGL_METHODS:
+        return original(g, graph_name, num_parts, out_path, num_hops, method, *args, **kwargs)
+    names = ("balance_ntypes", "balance_edges", "return_mapping", "num_trainers_per_machine",
+             "objtype", "graph_formats", "use_graphbolt")
+    given = {**dict(zip(names, args)), **kwargs}
+    paths = settings.partition.metapaths
+    return partition_graph(
+        g, graph_name, num_parts, out_path, settings.model.layers if paths is None else None,
+        method, return_mapping=given.get("return_mapping", False),
+        target_ntype=_target(g, settings), seed=settings.partition.seed, overwrite=True,
+        metapaths=json.loads(Path(paths).read_text(encoding="utf-8")) if paths else None)
+
+
+def _target(g: Any, settings: Settings) -> str:
+    if settings.partition.target is not None:
+        return settings.partition.target
+    masked = [t for t in g.ntypes if "train_mask" in g.nodes[t].data]
+    if len(masked) != 1:
+        raise InputError("meta-partitioning needs the node type to train for: set "
+                         "partition.target (no type, or more than one, has a train_mask); node "
+                         f"types: {listing(g.ntypes)}")
+    return str(masked[0])
+
+
+def load_graph(part_config: str, part_id: int) -> Any:
+    """A part as DistDGL's homogeneous graph: all nodes of its types, all edges of its relations.
+
+    As in DistDGL's parts, ndata has dgl.NID, inner_node (owned by this part) and dgl.NTYPE,
+    edata has dgl.EID, inner_edge and dgl.ETYPE.
+    """
+    store, plan, book = _opened(part_config, part_id)
+    part = plan.partitions[part_id]
+    offsets, total = {}, 0
+    for ntype in part.node_types:
+        offsets[ntype], total = total, total + store.schema.node_counts[ntype]
+    sides: tuple[list[Any], list[Any]] = ([], [])
+    edata: dict[str, list[Any]] = {dgl.EID: [], "inner_edge": [], dgl.ETYPE: []}
+    for relation in part.relations:
+        csc = store.relation(relation)
+        rows = np.repeat(np.arange(len(csc.indptr) - 1), np.diff(csc.indptr))
+        sides[0].append(torch.from_numpy(csc.indices.astype(np.int64) + offsets[relation.src]))
+        sides[1].append(torch.from_numpy(rows + offsets[relation.dst]))
+        ids = torch.from_numpy(np.array(store.edge_ids(relation)))
+        edata[dgl.EID].append(book.map_to_homo_eid(ids, tuple(relation)))
+        edata["inner_edge"].append((book.eid2partid(ids, tuple(relation)) == part_id).to(
+            torch.uint8))
+        edata[dgl.ETYPE].append(torch.full((len(ids),), store.schema.relations.index(relation),
+                                           dtype=torch.int32))
+    graph = dgl.graph((_join(sides[0]), _join(sides[1])), num_nodes=total)
+    for name, pieces in edata.items():
+        graph.edata[name] = _join(pieces)
+    node_ids, inner, kinds = [], [], []
+    for ntype in part.node_types:
+        ids = torch.arange(store.schema.node_counts[ntype])
+        node_ids.append(book.map_to_homo_nid(ids, ntype))
+        inner.append((book.nid2partid(ids, ntype) == part_id).to(torch.uint8))
+        kinds.append(torch.full((len(ids),), store.schema.node_types.index(ntype),
+                                dtype=torch.int32))
+    graph.ndata[dgl.NID], graph.ndata["inner_node"] = _join(node_ids), _join(inner)
+    graph.ndata[dgl.NTYPE] = _join(kinds)
+    return graph
+
+
+def load_nothing(part_config: str, part_id: int) -> Any:
+    """The graph that a server of a meta-partitioned graph holds: a part's nodes without edges.
+
+    Trainers sample from the store, and servers refuse to (see `patches`). One self-loop of a
+    halo node is there because shared memory cannot be empty.
+    """
+    _, _, book = _opened(part_config, part_id)
+    graph = dgl.graph(([0], [0]), num_nodes=1)
+    graph.ndata[dgl.NID] = torch.tensor([int(book.partid2nids(part_id)[0])])
+    graph.ndata["inner_node"] = torch.zeros(1, dtype=torch.uint8)
+    graph.edata[dgl.EID] = torch.tensor([int(book.partid2eids(part_id)[0])])
+    graph.edata["inner_edge"] = torch.zeros(1, dtype=torch.uint8)
+    graph.edata[dgl.ETYPE] = torch.zeros(1, dtype=torch.int32)
+    return graph
+
+
+def load_features(part_config: str, part_id: int) -> dict[str, Any]:
+    """Arrays of the nodes that a part owns, `ntype/name` → tensor, as DistDGL keeps them."""
+    store, _, _ = _opened(part_config, part_id)
+    config = json.loads(Path(part_config).read_text(encoding="utf-8"))
+    found = {}
+    for ntype, arrays in store.manifest.arrays.items():
+        low, high = _owned(config, ntype, part_id)
+        names = graph_names(store, ntype)
+        for name in arrays:
+            rows = torch.from_numpy(np.array(store.array(ntype, name)[low:high]))
+            # The key-value store has no bool; DistDGL's own parts have masks as uint8 too.
+            found[f"{ntype}/{names.get(name, name)}"] = rows.to(torch.uint8) if rows.dtype == torch.bool else rows
+    return found
+
+
+def graph_names(store: Store, ntype: str) -> dict[str, str]:
+    """Arrays of a type that the graph which was partitioned had under another name: that name."""
+    renamed = store.manifest.info.get("renamed")
+    names = renamed.get(ntype) if isinstance(renamed, dict) else None
+    return names if isinstance(names, dict) else {}
+
+
+def _owned(config: dict[str, Any], ntype: str, part_id: int) -> tuple[int, int]:
+    """The ids of a type that a part owns; part by part its ranges make 0 … count."""
+    sizes = [high - low for low, high in config["node_map"][ntype]]
+    return sum(sizes[:part_id]), sum(sizes[:part_id + 1])
+
+
+def _opened(part_config: str, part_id: int) -> tuple[Store, Plan, Any]:
+    store, plan = open_partition(Path(part_config).parent)
+    if not 0 <= part_id < plan.num_parts:
+        raise InputError(f"{part_config} has the parts 0 … {plan.num_parts - 1}, and no "
+                         f"{part_id}")
+    return store, plan, dgl.distributed.load_partition_book(part_config, part_id)[0]
+
+
+def _join(pieces: list[Any]) -> Any:
+    return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
+
+

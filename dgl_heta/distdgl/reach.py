@@ -1,0 +1,54 @@
+"""Which trainers' seeds reach a node of a batch.
+
+DistDGL's sparse optimizers divide the gradient of a row by the number of trainers whose batch
+has it. Under RAF every trainer of a group works for the seeds of all, so it must be known for
+whose.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dgl_heta.block import MiniBatch
+from dgl_heta.distdgl.session import Session
+from dgl_heta.jit import kernel
+
+
+def reached_by(session: Session, batch: MiniBatch) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Per node type the input nodes and for each the trainers' bits, by rank (at most 64).
+
+    A node that is a seed of one trainer and a neighbour of another's is reached by both, which
+    only the machine with that relation sees: the bits of seeds are exchanged at each layer.
+    """
+    group = session.group
+    if not session.embeddings:
+        return {}
+    ranks = group.ranks if session.world.size > 1 else (0,)
+    shares = batch.blocks[-1].seeds
+    rows: dict[str, np.ndarray] = {}
+    for t, share in shares.items():
+        bits = np.repeat(np.asarray([1 << r for r in ranks], np.int64), share.sizes)
+        rows[t] = share.local(torch.from_numpy(bits)).numpy()
+    for block in reversed(batch.blocks):
+        found = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
+        for t, bits in rows.items():
+            found[t][:len(bits)] = bits
+        for edges in block.edges:
+            _spread(edges.indptr.numpy(), edges.indices.numpy(),
+                    rows[edges.relation.dst][edges.start:edges.stop], found[edges.relation.src])
+        if group.size > 1:
+            for t, share in shares.items():
+                seeds = share.canonical(torch.from_numpy(found[t][:share.total]))
+                united = share.local(group.all_reduce(seeds, "or", "seeds"))
+                found[t][:share.total] = united.numpy()
+        rows = found
+    return {t: (batch.input_nodes[t], bits) for t, bits in rows.items()}
+
+
+@kernel
+def _spread(indptr, indices, bits, out):  # type: ignore[no-untyped-def]
+    for row in range(len(indptr) - 1):
+        mine = bits[row]
+        for edge in range(indptr[row], indptr[row + 1]):
+            out[indices[edge]] |= mine

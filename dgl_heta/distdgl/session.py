@@ -1,0 +1,235 @@
+"""What a trainer process knows of the meta-partitioned graph that it trains on."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from dgl_heta.block import SeedShares
+from dgl_heta.distdgl.partitions import graph_names
+from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.nn import use_kernel
+from dgl_heta.partition import open_partition
+from dgl_heta.plan import Plan
+from dgl_heta.plugins import Plugins
+from dgl_heta.raf.comm import Comm, Traffic
+from dgl_heta.raf.wrapper import GroupExchange
+from dgl_heta.settings import Settings
+
+
+@dataclass
+class Batch:
+    """The batch that a loader handed out last, and which reductions it needs."""
+
+    expected: set[tuple[int, str]]
+    masks: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
+    """Node type → (node ids, bits of the trainers whose seeds reach each of them)."""
+    touched: bool = False
+
+
+class TrainerExchange(GroupExchange):
+    """The exchange of a trainer, which tells when a backward pass is under way."""
+
+    def __init__(self, group: Comm, on_backward: Callable[[], None]) -> None:
+        super().__init__(group)
+        self._on_backward = on_backward
+
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool) -> Tensor:
+        self._on_backward()
+        return super().adjoint(grad, shares, own)
+
+
+class Session:
+    """One meta-partitioned graph in one trainer.
+
+    Parameters
+    ----------
+    part_config : part_config JSON of the partition.
+    part : the partition of this machine.
+    settings, plugins : which providers, with which settings.
+
+    Raises
+    ------
+    InputError
+        The partition is damaged, a provider is unknown, or a setting has no meaning here.
+    """
+
+    def __init__(self, part_config: str, part: int, settings: Settings, plugins: Plugins) -> None:
+        train = settings.train
+        if not train.seed_states:
+            raise InputError("train.seed_states = false cannot be used with DistDGL scripts: "
+                             "HeteroGraphConv reads the destinations' states; leave it out")
+        if train.dtype != "float32":
+            raise InputError(f"train.dtype = '{train.dtype}' cannot be used with DistDGL scripts: "
+                             "the script's own model decides; leave it out")
+        self.settings, self.part, self.part_config = settings, part, part_config
+        self.whole: Any = None
+        self.store, plan = open_partition(Path(part_config).parent)
+        self._stored_names = {(t, given): stored for t in self.store.schema.node_types
+                              for stored, given in graph_names(self.store, t).items()}
+        self.wrapper = plugins.get("module wrapper", train.wrapper)
+        plugins.get("cache policy", train.cache)
+        use_kernel(plugins.get("aggregation kernel", train.kernel))
+        self.plan: Plan = self.wrapper.plan(plan)
+        self.traffic = Traffic()
+        self.world = self.group = Comm(self.traffic)
+        self.trainers: list[list[int]] = [[0]]
+        """Ranks of the trainers of each machine."""
+        self._connected = False
+        self.exchange = TrainerExchange(self.group, self.on_backward)
+        self.batch: Batch | None = None
+        self.loaders = 0
+        self.modules: list[weakref.ref[nn.Module]] = []
+        self.embeddings: list[Any] = []
+        self._pending = False
+        self.after_backward: list[Callable[[], None]] = []
+        self.shapes: dict[Any, torch.Size | None] = {}
+
+    @property
+    def partition(self) -> Any:
+        """This machine's part of the plan."""
+        return self.plan.partitions[self.part]
+
+    def connect(self) -> None:
+        """Form the groups; every trainer calls it at the same point (the first data loader)."""
+        if self._connected:
+            return
+        from dgl.distributed import role
+
+        trainers = role.get_num_trainers()
+        if trainers > 1 and not dist.is_initialized():
+            raise InputError("call torch.distributed.init_process_group before the first "
+                             "DistNodeDataLoader: trainers exchange partial aggregations")
+        if trainers > 1:
+            if dist.get_world_size() != trainers:
+                raise InputError(f"torch.distributed has {dist.get_world_size()} ranks, but "
+                                 f"DistDGL has {trainers} trainers; they must be equal")
+            self._form_groups(timedelta(seconds=self.settings.run.timeout_s))
+        elif self.plan.num_parts != 1:
+            raise InputError(f"the partition has {self.plan.num_parts} parts, but there is one "
+                             "trainer; start one machine per part (`dgl-heta launch`)")
+        self.exchange = TrainerExchange(self.group, self.on_backward)
+        self._connected = True
+
+    def _form_groups(self, timeout: timedelta) -> None:
+        everyone = range(dist.get_world_size())
+        self.world = Comm(self.traffic, everyone,
+                          dist.new_group(list(everyone), timeout=timeout, backend="gloo"))
+        ones = [1] * self.world.size
+        machine = self.world.all_gather_rows(torch.tensor([self.part]), ones, "control").tolist()
+        self.trainers = [[r for r in everyone if machine[r] == m]
+                         for m in range(self.plan.num_parts)]
+        counts = {len(ranks) for ranks in self.trainers}
+        if len(counts) != 1 or 0 in counts:
+            raise InputError("every part needs the same number of trainers; there are "
+                             f"{listing(str(len(r)) for r in self.trainers)} on machines 0 … "
+                             f"{self.plan.num_parts - 1}")
+        for members in self.plan.groups:
+            for place in range(counts.copy().pop()):
+                ranks = [self.trainers[m][place] for m in members]
+                # Every trainer must take part in making every group.
+                made = (dist.new_group(ranks, timeout=timeout, backend="gloo")
+                        if len(ranks) > 1 else None)
+                if dist.get_rank() in ranks:
+                    self.group = Comm(self.traffic, ranks, made)
+
+    def agree(self, what: str, values: Sequence[int]) -> None:
+        """Check that all trainers are at the same point with the same values.
+
+        Raises
+        ------
+        HetaError
+            They are not; the message says `what`.
+        """
+        if self.world.size == 1:
+            return
+        mine = torch.tensor([list(values)], dtype=torch.int64)
+        found = self.world.all_gather_rows(mine, [1] * self.world.size, "control")
+        for rank, row in enumerate(found.tolist()):
+            if row != found[0].tolist():
+                raise HetaError(f"trainers do not agree on {what}: {found[0].tolist()} on trainer "
+                                f"0, {row} on trainer {rank}; all trainers must create and "
+                                "iterate their data loaders alike")
+
+    def begin(self, batch: Batch) -> None:
+        """A loader hands out a batch."""
+        self.check_last()
+        self.batch = batch
+        self.exchange.begin()
+
+    def check_last(self) -> None:
+        """Fail if a reduction of the last batch is missing, unless the batch was not used."""
+        batch, done = self.batch, self.exchange.done
+        if batch is None or self.group.size == 1 or not (done or batch.touched):
+            return
+        self.check(batch.expected)
+
+    def check(self, expected: set[tuple[int, str]]) -> None:
+        """Fail unless all these reductions were done since the batch began."""
+        missing = expected - self.exchange.done
+        if missing and self.group.size > 1:
+            layer, ntype = min(missing)
+            raise HetaError(
+                f"the aggregation of '{ntype}' at layer {layer} was not reduced over the trainers, "
+                "so the result would be wrong: merge relations by dgl.nn.HeteroGraphConv or "
+                "block.multi_update_all, once per block")
+
+    def token(self) -> None:
+        """Let a chain of exchanges begin where gradients are wanted and none has begun."""
+        if torch.is_grad_enabled() and not self.exchange.token.requires_grad:
+            self.exchange.token = torch.zeros(1, requires_grad=True)
+
+    def on_backward(self) -> None:
+        """Called in a backward pass; what follows it is done once, at its end."""
+        if not self._pending:
+            self._pending = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._end_backward)
+
+    def _end_backward(self) -> None:
+        self._pending = False
+        self.exchange.token = torch.zeros(1, requires_grad=True)
+        for action in self.after_backward:
+            action()
+
+    def rows(self, name: str) -> np.ndarray | None:
+        """The stored array of a DistTensor (its name in the key-value store), if it is here."""
+        ntype, _, array = name.removeprefix("node~").partition("~")
+        array = self._stored_names.get((ntype, array), array)
+        if not name.startswith("node~") or not self.store.has_array(ntype, array):
+            return None
+        return self.store.array(ntype, array)
+
+    def users(self, ntype: str) -> list[int]:
+        """Ranks of the trainers that use a node type's features."""
+        return sorted(r for m in self.plan.users(ntype) for r in self.trainers[m])
+
+
+_current: Session | None = None
+
+
+def current() -> Session | None:
+    """The session of this process, if it has opened a meta-partitioned graph."""
+    return _current
+
+
+def open_session(part_config: str, part: int, settings: Settings, plugins: Plugins) -> Session:
+    """Open the session of this process; the last one that was opened counts."""
+    global _current
+    _current = Session(part_config, part, settings, plugins)
+    return _current
+
+
+def close_session() -> None:
+    """Forget the session of this process."""
+    global _current
+    _current = None
