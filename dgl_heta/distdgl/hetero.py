@@ -14,6 +14,7 @@ from dgl.nn.pytorch import hetero
 from torch import Tensor
 
 from dgl_heta.block import Block, RelationBlock
+from dgl_heta.distdgl import graph_conv
 from dgl_heta.distdgl.blocks import Layer, RafBlock
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
@@ -36,21 +37,32 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     wanted: Mapping[str, Tensor] = inputs[1] if pair else {
         t: sources[t] for t in block.num_dst if t in sources}
     rows = {t: _destinations(layer, t, x, pair) for t, x in wanted.items() if t in block.num_dst}
-    parts: dict[str, list[Part]] = {t: [] for t in block.num_dst}
-    for place, edges in enumerate(block.edges):
-        relation = edges.relation
-        if relation.src not in sources or relation.dst not in rows:
-            continue
-        source = sources[relation.src]
-        value = conv._get_module(tuple(relation))(
-            layer.graph(place, source.device),
-            (source, rows[relation.dst][edges.start:edges.stop]),
-            *(mod_args or {}).get(relation.etype, ()),
-            **(mod_kwargs or {}).get(relation.etype, {}))
-        parts[relation.dst].append((edges, value))
     aggregate = _BY_FUNCTION.get(getattr(conv.agg_fn, "keywords", {}).get("fn"), conv.agg_fn)
     like = next(iter(sources.values()))
     found = {}
+
+    def call(relation: Relation) -> tuple[Any, Any, Any]:
+        return (conv._get_module(tuple(relation)), (mod_args or {}).get(relation.etype, ()),
+                (mod_kwargs or {}).get(relation.etype, {}))
+
+    if block.last and aggregate == "sum":
+        for ntype in block.num_dst:
+            members = graph_conv.narrow_first(session, ntype, call)
+            if members is not None:
+                found[ntype] = _narrow_first(layer, ntype, members, sources, call)
+    parts: dict[str, list[Part]] = {t: [] for t in block.num_dst if t not in found}
+    for place, edges in enumerate(block.edges):
+        relation = edges.relation
+        if relation.src not in sources or relation.dst not in rows or relation.dst in found:
+            continue
+        source = sources[relation.src]
+        module, args, kwargs = call(relation)
+        if graph_conv.known(module, args, kwargs):
+            value = graph_conv.run(module, edges, source, kwargs)
+        else:
+            value = module(layer.graph(place, source.device),
+                           (source, rows[relation.dst][edges.start:edges.stop]), *args, **kwargs)
+        parts[relation.dst].append((edges, value))
     for ntype, values in parts.items():
         if values or ntype in block.seeds:
             out = _merge(layer, ntype, values, aggregate, (conv, ntype), like,
@@ -58,6 +70,33 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
             if out is not None:
                 found[ntype] = out
     return found
+
+
+def _narrow_first(layer: Layer, ntype: str, members: list[list[Relation]],
+                  sources: Mapping[str, Tensor], call: Callable[[Relation], Any]) -> Tensor:
+    """The sum over relations of aggregated rows times weights, exchanged before the weights."""
+    block, session = layer.block, layer.session
+    shares, mine = block.seeds[ntype], members[session.group.rank]
+    weights = [[graph_conv.weight_of(module, kwargs) for module, _, kwargs in map(call, relations)]
+               for relations in members]
+    like = next(iter(sources.values()))
+    columns = []
+    for relation, weight in zip(mine, weights[session.group.rank]):
+        assert weight is not None
+        pieces, reached = [], 0
+        for edges in block.into(ntype):
+            if edges.relation != relation or relation.src not in sources:
+                continue
+            pieces.append(like.new_zeros(edges.start - reached, weight.shape[0]))
+            pieces.append(graph_conv.aggregate(call(relation)[0], edges, sources[relation.src]))
+            reached = edges.stop
+        pieces.append(like.new_zeros(shares.total - reached, weight.shape[0]))
+        columns.append(torch.cat([p for p in pieces if len(p)]) if shares.total else pieces[-1])
+    rows = torch.cat(columns, 1) if columns else like.new_zeros(shares.total, 0)
+    widths = [sum(w.shape[0] for w in of if w is not None) for of in weights]
+    out, session.exchange.token = graph_conv.Columns.apply(
+        session, shares, widths, block.layer, ntype, rows, session.exchange.token)
+    return out @ torch.cat([w for of in weights for w in of if w is not None])
 
 
 def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: Any,

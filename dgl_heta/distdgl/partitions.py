@@ -129,8 +129,9 @@ def load_features(part_config: str, part_id: int) -> dict[str, Any]:
         names = graph_names(store, ntype)
         for name in arrays:
             rows = torch.from_numpy(np.array(store.array(ntype, name)[low:high]))
-            # The key-value store has no bool; DistDGL's own parts have masks as uint8 too.
-            found[f"{ntype}/{names.get(name, name)}"] = rows.to(torch.uint8) if rows.dtype == torch.bool else rows
+            if rows.dtype == torch.bool:  # not in the key-value store; DGL's parts have uint8 too
+                rows = rows.to(torch.uint8)
+            found[f"{ntype}/{names.get(name, name)}"] = rows
     return found
 
 

@@ -84,6 +84,8 @@ class Session:
         self.world = self.group = Comm(self.traffic)
         self.trainers: list[list[int]] = [[0]]
         """Ranks of the trainers of each machine."""
+        self.members: tuple[int, ...] = (part,)
+        """Partitions of this trainer's group, in the order of its ranks."""
         self._connected = False
         self.exchange = TrainerExchange(self.group, self.on_backward)
         self.batch: Batch | None = None
@@ -134,6 +136,8 @@ class Session:
                              f"{listing(str(len(r)) for r in self.trainers)} on machines 0 … "
                              f"{self.plan.num_parts - 1}")
         for members in self.plan.groups:
+            if self.part in members:
+                self.members = members
             for place in range(counts.copy().pop()):
                 ranks = [self.trainers[m][place] for m in members]
                 # Every trainer must take part in making every group.

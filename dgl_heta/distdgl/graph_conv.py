@@ -1,0 +1,123 @@
+"""GraphConv inside HeteroGraphConv, without a DGL graph per relation.
+
+DGL's GraphConv is what R-GCN scripts use per relation. Its aggregation runs in the selected
+kernel; and where weights make rows wider (the output layer: 64 → 349 classes in ogbn-mag), the
+rows are exchanged before they are multiplied, which is the same sum by linearity with a fraction
+of the bytes, and every trainer multiplies its own seeds' rows alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from dgl.nn.pytorch import GraphConv
+from torch import Tensor
+
+from dgl_heta.block import RelationBlock, SeedShares
+from dgl_heta.distdgl.session import Session
+from dgl_heta.errors import InputError
+from dgl_heta.nn.segment import segment_reduce
+from dgl_heta.schema import Relation
+
+
+def known(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a relation's module and its call are such that :func:`run` gives its result.
+
+    Raises
+    ------
+    InputError
+        A GraphConv that normalises by out-degrees: those inside a batch, which has the seeds of
+        all trainers under RAF, so the result would depend on the other trainers.
+    """
+    if type(module) is not GraphConv:
+        return False
+    if module._norm not in ("right", "none"):
+        raise InputError(
+            f"GraphConv with norm='{module._norm}' divides by out-degrees inside a batch, which "
+            "depend on the other trainers' seeds on a meta-partitioned graph; use norm='right' "
+            "or 'none'")
+    return not args and set(kwargs) <= {"weight"}
+
+
+def weight_of(module: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
+    """The weight of a call: the script's, or the module's own."""
+    given = kwargs.get("weight")
+    return module.weight if given is None else given
+
+
+def aggregate(module: Any, edges: RelationBlock, rows: Tensor) -> Tensor:
+    """The rows' sum or mean over in-edges, before or after weights."""
+    op = "mean" if module._norm == "right" else "sum"
+    flat = rows.reshape(len(rows), -1)
+    return segment_reduce(edges.indptr, edges.indices, flat, op).view(-1, *rows.shape[1:])
+
+
+def run(module: Any, edges: RelationBlock, rows: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
+    """`GraphConv.forward` from source rows, (edges.num_rows, out)."""
+    weight = weight_of(module, kwargs)
+    if weight is not None and module._in_feats > module._out_feats:
+        out = aggregate(module, edges, rows @ weight)
+    else:
+        out = aggregate(module, edges, rows)
+        out = out if weight is None else out @ weight
+    if module.bias is not None:
+        out = out + module.bias
+    return out if module._activation is None else module._activation(out)
+
+
+def narrow_first(session: Session, ntype: str, call: Callable[[Relation], Any]
+                 ) -> list[list[Relation]] | None:
+    """Per trainer of the group its relations into a target, if exchanging before weights pays.
+
+    `call` gives a relation's module and keyword arguments. All trainers find the same: it
+    follows from the plan and the model.
+    """
+    group = session.group
+    if group.size == 1:
+        return None
+    members = [[r for r in session.plan.roots(part) if r.dst == ntype]
+               for part in session.members]
+    before = after = 0
+    for relations in members:
+        for relation in relations:
+            module, args, kwargs = call(relation)
+            weight = weight_of(module, kwargs) if known(module, args, kwargs) else None
+            if weight is None or module.bias is not None or module._activation is not None:
+                return None
+            before += weight.shape[0]
+            after = weight.shape[1]
+    return members if before < after * group.size else None
+
+
+class Columns(torch.autograd.Function):
+    """Each trainer's columns of the seeds' rows, brought to the seeds' own trainers.
+
+    Forward: `rows` (seeds, own width) → (own seeds, widths of all trainers). Backward: each
+    trainer gets back the gradient of its columns.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, session: Session, shares: SeedShares, widths: Sequence[int],
+                layer: int, ntype: str, rows: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.session, ctx.shares, ctx.widths = session, shares, widths
+        ctx.token_like = token.detach()
+        session.exchange.done.add((layer, ntype))
+        group, mine = session.group, widths[session.group.rank]
+        found = group.all_to_all_rows(
+            shares.canonical(rows).reshape(-1), [size * mine for size in shares.sizes],
+            [shares.own * width for width in widths], "partials")
+        return torch.cat([piece.view(shares.own, -1) for piece in
+                          found.split([shares.own * w for w in widths])], 1), token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        session, shares, widths = ctx.session, ctx.shares, ctx.widths
+        session.on_backward()
+        group, mine = session.group, widths[session.group.rank]
+        pieces = torch.cat([piece.reshape(-1) for piece in grad.split(list(widths), 1)])
+        found = group.all_to_all_rows(pieces, [shares.own * width for width in widths],
+                                      [size * mine for size in shares.sizes], "partials")
+        rows = shares.local(found.view(shares.total, mine))
+        return None, None, None, None, None, rows, torch.zeros_like(ctx.token_like)
