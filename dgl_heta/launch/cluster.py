@@ -1,0 +1,194 @@
+"""The hosts of a launch, and the processes that run there with their environment."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dgl_heta.errors import InputError
+from dgl_heta.launch.activation import Command
+
+DGL_PORT = 30050  # of a line of ip_config without a port
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine of the job, a line of ip_config."""
+
+    index: int
+    address: str
+    port: int = DGL_PORT
+
+    @property
+    def name(self) -> str:
+        """As output lines and messages call it: `host0`."""
+        return f"host{self.index}"
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.address})"
+
+
+@dataclass(frozen=True)
+class Roles:
+    """How many processes a host runs, and what all of them are told."""
+
+    trainers: int = 1
+    samplers: int = 0
+    servers: int = 1
+    server_threads: int = 1
+    omp_threads: int | None = None
+    graph_format: str = "csc"
+    variables: dict[str, str] = field(default_factory=dict)
+
+    def ports(self, host: Host) -> list[int]:
+        """Where the servers of the host listen."""
+        return [host.port + i for i in range(self.servers)]
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where the processes of a host find their files."""
+
+    ip_config: str
+    part_config: str
+    config: str | None = None
+
+
+@dataclass(frozen=True)
+class Process:
+    """A server or a trainer; `number` counts its kind over all hosts."""
+
+    host: Host
+    role: str
+    number: int
+    command: list[str]
+    environment: dict[str, str]
+
+    @property
+    def label(self) -> str:
+        """As its output lines are marked: `host1 trainer3`."""
+        return f"{self.host.name} {self.role}{self.number}"
+
+    def __str__(self) -> str:
+        what = f"rank {self.number}" if self.role == "trainer" else f"server id {self.number}"
+        return f"{self.role} {self.number} on {self.host} ({what})"
+
+
+def read_ip_config(path: Path) -> list[Host]:
+    """The hosts of an ip_config file: a line `address [port]` per host.
+
+    Raises
+    ------
+    InputError
+        An unreadable file, a line of another form, an address that two hosts share.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path} (--ip-config): "
+                         f"{getattr(error, 'strerror', None) or error}") from None
+    hosts: list[Host] = []
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words:
+            continue
+        if len(words) > 2:
+            raise InputError(f"{path}, line {number}: '{line.strip()}'; write 'address [port]'")
+        host = Host(len(hosts), _address(words[0], path, number),
+                    _port(words[1], path, number) if len(words) == 2 else DGL_PORT)
+        for other in hosts:
+            if other.address == host.address:
+                raise InputError(f"{path}, line {number}: {host.address} is the address of two "
+                                 "hosts; DistDGL tells hosts apart by their address")
+        hosts.append(host)
+    if not hosts:
+        raise InputError(f"{path} names no host; write 'address [port]', a line per host")
+    return hosts
+
+
+def _address(text: str, path: Path, number: int) -> str:
+    try:
+        return str(ipaddress.IPv4Address(text))
+    except ValueError:
+        raise InputError(f"{path}, line {number}: '{text}' is no IPv4 address; DistDGL looks for "
+                         "the address among those of a host's interfaces") from None
+
+
+def _port(text: str, path: Path, number: int) -> int:
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise InputError(f"{path}, line {number}: '{text}' is no port; give a number from 1 to "
+                         "65535, or leave it out")
+    return int(text)
+
+
+def write_ip_config(hosts: Iterable[Host]) -> str:
+    """The text of an ip_config file."""
+    return "".join(f"{host.address} {host.port}\n" for host in hosts)
+
+
+def check_part_config(path: Path, hosts: int) -> None:
+    """Check that there is one partition per host.
+
+    Raises
+    ------
+    InputError
+        An unreadable file, one without `num_parts`, another number of partitions.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"cannot read {path} (--part-config): "
+                         f"{error.strerror or error}") from None
+    except ValueError:
+        raise InputError(f"{path} (--part-config) is not JSON; give the file that "
+                         "partition_graph wrote, such as data/mag.json") from None
+    parts = content.get("num_parts") if isinstance(content, dict) else None
+    if not isinstance(parts, int):
+        raise InputError(f"{path} (--part-config) has no 'num_parts'; give the file that "
+                         "partition_graph wrote, such as data/mag.json")
+    if parts != hosts:
+        raise InputError(f"{path} has {parts} partition{'s' * (parts != 1)}, but there "
+                         f"{'is 1 host' if hosts == 1 else f'are {hosts} hosts'}; DistDGL needs "
+                         "one host per partition")
+
+
+def processes_of(host: Host, hosts: int, roles: Roles, files: Files, command: Command,
+                 master: tuple[str, int], cores: int,
+                 variables: dict[str, str]) -> list[Process]:
+    """The servers and trainers of a host, with what DistDGL and torch.distributed ask for.
+
+    `variables` are further ones that the host needs; those of `roles` win over all.
+    """
+    shared = {
+        **variables,
+        "DGL_NUM_SERVER": str(roles.servers),
+        "DGL_NUM_CLIENT": str(roles.trainers * (1 + roles.samplers) * hosts),
+        "DGL_NUM_SAMPLER": str(roles.samplers),
+        "DGL_CONF_PATH": files.part_config,
+        "DGL_IP_CONFIG": files.ip_config,
+        "DGL_GRAPH_FORMAT": roles.graph_format,
+        # OpenMP threads that spin while they wait take the cores from all others.
+        "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
+    }
+    words = command.on(files.ip_config, files.part_config, files.config)
+    found = []
+    for i in range(roles.servers):
+        number = host.index * roles.servers + i
+        found.append(Process(host, "server", number, words, {
+            **shared, "DGL_ROLE": "server", "DGL_SERVER_ID": str(number),
+            "OMP_NUM_THREADS": str(roles.server_threads), **roles.variables}))
+    threads = roles.omp_threads or max(1, cores // roles.trainers)
+    for i in range(roles.trainers):
+        rank = host.index * roles.trainers + i
+        found.append(Process(host, "trainer", rank, words, {
+            **shared, "DGL_ROLE": "client", "DGL_DIST_MODE": "distributed", "DGL_GROUP_ID": "0",
+            "OMP_NUM_THREADS": str(threads), "RANK": str(rank),
+            "WORLD_SIZE": str(roles.trainers * hosts), "LOCAL_RANK": str(i),
+            "LOCAL_WORLD_SIZE": str(roles.trainers), "MASTER_ADDR": master[0],
+            "MASTER_PORT": str(master[1]), **roles.variables}))
+    return found

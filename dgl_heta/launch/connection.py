@@ -1,0 +1,91 @@
+"""The launcher's end of the connection to the agent of a host."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import threading
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+from dgl_heta.launch.cluster import Host
+
+AGENT = Path(__file__).with_name("agent.py")
+# The agent's text comes first on its standard input, after its length.
+RECEIVE = ("import sys; i = sys.stdin.buffer; "
+           "exec(compile(i.read(int(i.readline())), 'agent', 'exec'))")
+
+Events = SimpleQueue[tuple[int, dict[str, Any]]]
+
+
+class Connection:
+    """A host's agent: requests go to its input, its events to a queue as (host index, event)."""
+
+    def __init__(self, host: Host, command: list[str], events: Events, cwd: Path | None = None,
+                 send_agent: bool = False) -> None:
+        self.host = host
+        self.answering = False  # between its first event and its last
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            cwd=cwd, start_new_session=True)  # Ctrl-C in a terminal reaches the launcher alone
+        self._complaint = self._greeting = ""
+        self._errors = threading.Thread(target=self._read_errors, daemon=True)
+        self._errors.start()
+        threading.Thread(target=self._read_events, args=(events,), daemon=True).start()
+        if send_agent:
+            text = AGENT.read_bytes()
+            self._write(b"%d\n%s" % (len(text), text))
+
+    def send(self, **request: Any) -> None:
+        """Ask for something; without effect once the agent is gone, which is an event."""
+        self._write(json.dumps(request).encode() + b"\n")
+
+    def complaint(self) -> str:
+        """What it, or ssh, wrote last that is no event, on standard error if there is any."""
+        self._errors.join(0.5)
+        return self._complaint or self._greeting
+
+    def close(self) -> None:
+        """End the agent however it is; that ends the processes of an emulated host too."""
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        try:
+            self.process.wait(0.5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    @property
+    def _stdin(self) -> Any:
+        assert self.process.stdin is not None
+        return self.process.stdin
+
+    def _write(self, data: bytes) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            self._stdin.write(data)
+            self._stdin.flush()
+
+    def _read_events(self, events: Events) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            try:
+                event = json.loads(line)
+            except ValueError:
+                event = None
+            if isinstance(event, dict) and "event" in event:
+                events.put((self.host.index, event))
+            else:  # what a login shell says
+                self._greeting = _text(line) or self._greeting
+        self.process.wait()
+        events.put((self.host.index, {"event": "gone", "status": self.process.returncode}))
+
+    def _read_errors(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._complaint = _text(line) or self._complaint
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").strip()
