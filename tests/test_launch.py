@@ -242,11 +242,12 @@ def test_a_dry_run_starts_nothing_and_shows_everything(place):
         (0, "server", 0), (0, "trainer", 0), (0, "trainer", 1),
         (1, "server", 1), (1, "trainer", 2), (1, "trainer", 3)]
     assert shown[-1]["environment"]["RANK"] == "3"
-    assert shown[-1]["command"] == ["python", "-u", str(script), "a b"]
+    assert shown[-1]["command"] == ["python", "-u", "-m", "dgl_heta.launch.plain", str(script),
+                                    "a b"]
     result = place.run(*where, "--", "python", "-u", script, "a b")
     assert result.status == 0
     assert "[host1 trainer3] at 127.0.0.2 over ssh\n" in result.out
-    assert f"  python -u {script} 'a b'\n" in result.out
+    assert f"  python -u -m dgl_heta.launch.plain {script} 'a b'\n" in result.out
     assert "  RANK=3\n" in result.out
     assert not (place.directory / "ssh.log").exists()
 
@@ -323,7 +324,7 @@ def test_without_settings_the_command_is_plain(place, monkeypatch, way):
     shown = place.run(*place.where("direct", 1), *options, "--dry-run", "--json", "--", "python",
                       "t.py", "-x").json
     given = {"set": ["--set", "train.lr=0.1"], "none": []}.get(way, ["-c", str(config)])
-    expected = ["-m", "dgl_heta", "run", *given] if given else []
+    expected = ["-m", *(["dgl_heta", "run", *given] if given else ["dgl_heta.launch.plain"])]
     assert {tuple(p["command"]) for p in shown} == {("python", *expected, "t.py", "-x")}
 
 

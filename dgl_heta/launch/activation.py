@@ -30,7 +30,7 @@ class Command:
         """The words on a host where these are the paths of the files."""
         words = [word.replace("{ip_config}", ip_config).replace("{part_config}", part_config)
                  for word in self.words]
-        return activate(words, config, self.overrides) if self.active else words
+        return activate(words, config, self.overrides) if self.active else plain(words)
 
 
 def is_python(word: str) -> bool:
@@ -56,6 +56,14 @@ def activate(command: Sequence[str], config: str | None, overrides: Sequence[str
     for override in overrides:
         settings += ["--set", override]
     return [*command[:at], "-m", "dgl_heta", "run", *settings, *command[at:]]
+
+
+def plain(command: Sequence[str]) -> list[str]:
+    """A user's command without settings; a Python script ends at once when it fails."""
+    at = _script(command)
+    if at is None:
+        return list(command)
+    return [*command[:at], "-m", "dgl_heta.launch.plain", *command[at:]]
 
 
 def _script(command: Sequence[str]) -> int | None:

@@ -130,8 +130,8 @@ def write_ip_config(hosts: Iterable[Host]) -> str:
     return "".join(f"{host.address} {host.port}\n" for host in hosts)
 
 
-def check_part_config(path: Path, hosts: int) -> None:
-    """Check that there is one partition per host.
+def check_part_config(path: Path, hosts: int) -> bool:
+    """Check that there is one partition per host; returns whether dgl-heta made them.
 
     Raises
     ------
@@ -154,6 +154,8 @@ def check_part_config(path: Path, hosts: int) -> None:
         raise InputError(f"{path} has {parts} partition{'s' * (parts != 1)}, but there "
                          f"{'is 1 host' if hosts == 1 else f'are {hosts} hosts'}; DistDGL needs "
                          "one host per partition")
+    part = content.get("part-0")
+    return isinstance(part, dict) and "dgl_heta_plan" in part
 
 
 def processes_of(host: Host, hosts: int, roles: Roles, files: Files, command: Command,

@@ -108,7 +108,7 @@ def launch(
     else:
         raise InputError("give either --ip-config with the hosts' addresses, or --hosts with how "
                          "many to emulate")
-    check_part_config(part_config, len(found))
+    ours = check_part_config(part_config, len(found))
     if num_omp_threads is None and os.environ.get("OMP_NUM_THREADS", "").isdecimal():
         num_omp_threads = max(1, int(os.environ["OMP_NUM_THREADS"]))
     job = supervise.Job(
@@ -121,6 +121,9 @@ def launch(
         carried=_carried(), master_port=master_port, timeout=timeout,
         stop_after=math.inf if stop_after is None else stop_after)
     _check(job)
+    if ours and not job.command.active:
+        print(f"note: {part_config} was made by meta-partitioning, which plain DistDGL refuses; "
+              "give -c heta.toml or --set (as --set train.wrapper=raf)", file=sys.stderr)
     if dry_run:
         console.show_processes(job, as_json)
         return

@@ -1,0 +1,40 @@
+"""Run a script as it is, but end at once when it fails.
+
+A DistDGL process that fails waits at exit for the others, without end, so that nobody learns of
+it. `python -m dgl_heta.launch.plain SCRIPT ARGS` differs from `python SCRIPT ARGS` in that alone.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+
+def main() -> None:
+    script = sys.argv[1]
+    sys.argv = sys.argv[1:]
+    sys.path[0] = str(Path(script).resolve().parent)
+    try:
+        runpy.run_path(script, run_name="__main__")
+    except SystemExit as leave:
+        if leave.code in (None, 0):
+            return  # the ordinary way out, on which DistDGL leaves its servers
+        if not isinstance(leave.code, int):
+            print(leave.code, file=sys.stderr)
+        _leave(leave.code if isinstance(leave.code, int) else 1)
+    except BaseException:
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()
