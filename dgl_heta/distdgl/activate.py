@@ -95,6 +95,10 @@ def open_graph(graph: Any, part_config: str | None) -> None:
     config = part_config or os.environ.get("DGL_CONF_PATH")
     if config is None or not is_ours(config):
         return
+    if patches.plain_modules:
+        raise InputError("DistributedDataParallel was called before the DistGraph of a "
+                         "meta-partitioned graph was made, so it averages gradients the plain way; "
+                         "make the DistGraph first")
     graph.heta = open_session(config, graph.get_partition_book().partid, selected()[0], plugins())
 
 

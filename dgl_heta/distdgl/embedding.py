@@ -42,6 +42,9 @@ class Table:
         self.session, self.ntype, self._pull = session, ntype, pull
         self._tensor = embedding._tensor
         session.connect()
+        if session.world.size > 62:
+            raise HetaError(f"DistEmbedding on a meta-partitioned graph takes at most 62 trainers; "
+                            f"there are {session.world.size}")
         users = session.users(ntype)
         self.alone = len(users) == 1
         self.used = session.world.rank in users

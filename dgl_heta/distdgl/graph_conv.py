@@ -51,7 +51,8 @@ def aggregate(module: Any, edges: RelationBlock, rows: Tensor) -> Tensor:
     """The rows' sum or mean over in-edges, before or after weights."""
     op = "mean" if module._norm == "right" else "sum"
     flat = rows.reshape(len(rows), -1)
-    return segment_reduce(edges.indptr, edges.indices, flat, op).view(-1, *rows.shape[1:])
+    indptr, indices = edges.indptr.to(rows.device), edges.indices.to(rows.device)
+    return segment_reduce(indptr, indices, flat, op).view(-1, *rows.shape[1:])
 
 
 def run(module: Any, edges: RelationBlock, rows: Tensor, kwargs: Mapping[str, Any]) -> Tensor:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from dgl.nn.pytorch import HeteroGraphConv
 from torch import Tensor, nn
 
 from dgl_heta.distdgl.blocks import RafBlock
@@ -32,6 +33,8 @@ class Parallel:
                              if m.weight.requires_grad}.values())
         known = {id(p) for p in self._tables}
         self._dense = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
+        self._buffers = list(module.buffers())
+        self._merges = any(isinstance(m, HeteroGraphConv) for m in module.modules())
         for state in [*module.parameters(), *module.buffers()]:
             _copy_from_first(session.world, state.data)
         for parameter in [*self._tables, *self._dense]:
@@ -41,9 +44,15 @@ class Parallel:
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module, and check that it reduced what its blocks need."""
         self._ran = self._ran or torch.is_grad_enabled()
+        if self._buffers and self.module.training and torch.is_grad_enabled():
+            for buffer in self._buffers:
+                _copy_from_first(self.session.world, buffer.data)
+        done = len(self.session.exchange.done)
         output = self.module(*inputs, **kwargs)
         blocks = [b for b in _blocks((inputs, kwargs)) if b.layer is not None]
-        if blocks:
+        # A module that only looks at blocks (an input layer) is no model over them; one that
+        # should have reduced and did not is found when the next batch is asked for.
+        if blocks and (self._merges or len(self.session.exchange.done) > done):
             self.session.check({(b.layer.block.layer, t) for b in blocks if b.layer
                                 for t, shares in b.layer.block.seeds.items() if shares.total})
         return output
@@ -63,7 +72,8 @@ class Parallel:
             return
         self._ran = False
         world = self.session.world
-        average_gradients(self._dense, world)
+        average = getattr(self.session.wrapper, "average_gradients", average_gradients)
+        average(self._dense, world)
         replica = self.session.settings.train.learnable == "replica"
         for table in self._tables:
             if replica:

@@ -46,11 +46,14 @@ def partition(original: Callable[..., Any], settings: Settings, explicit: bool,
              "objtype", "graph_formats", "use_graphbolt")
     given = {**dict(zip(names, args)), **kwargs}
     paths = settings.partition.metapaths
-    return partition_graph(
+    found = partition_graph(
         g, graph_name, num_parts, out_path, settings.model.layers if paths is None else None,
         method, return_mapping=given.get("return_mapping", False),
         target_ntype=_target(g, settings), seed=settings.partition.seed, overwrite=True,
         metapaths=json.loads(Path(paths).read_text(encoding="utf-8")) if paths else None)
+    print(f"{num_parts} partitions of {graph_name} by {method} in {out_path}; `dgl-heta inspect "
+          f"{out_path}` shows them", flush=True)
+    return found
 
 
 def _target(g: Any, settings: Settings) -> str:

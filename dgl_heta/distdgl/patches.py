@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -335,11 +336,16 @@ def _sparse_step(original: Any) -> Any:
     return step
 
 
+plain_modules: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Modules that were wrapped while no meta-partitioned graph was open."""
+
+
 def _parallel_init(original: Any) -> Any:
     def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         session = _session()
         if session is None:
             original(self, module, *args, **kwargs)
+            plain_modules.add(self)
             return
         import torch
 

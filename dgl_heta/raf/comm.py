@@ -106,7 +106,9 @@ class Comm:
 
     def device(self, tensor: Tensor) -> torch.device:
         """Where a tensor must be for this group's collectives: NCCL takes GPU memory only."""
-        if dist.get_backend(self.group) == "nccl" and tensor.device.type != "cuda":
+        if dist.get_backend(self.group) != "nccl":
+            return torch.device("cpu")
+        if tensor.device.type != "cuda":
             return torch.device("cuda", torch.cuda.current_device())
         return tensor.device
 

@@ -45,7 +45,12 @@ class ModuleWrapper(Protocol):
         """The plan that the workers follow, given the partition backend's."""
 
     def wrap(self, module: nn.Module, world: Comm, group: Comm) -> WrappedModule:
-        """Wrap a model; `group` is this worker's model-parallel group."""
+        """Wrap a model; `group` is this worker's model-parallel group.
+
+        In DistDGL scripts, whose models are wrapped by DistributedDataParallel, `plan` alone is
+        called, and after each backward pass `average_gradients(parameters, world)` if the
+        provider has it, instead of :func:`average_gradients`.
+        """
 
 
 class GroupExchange:
