@@ -39,6 +39,8 @@ def reached_by(session: Session, batch: MiniBatch) -> dict[str, tuple[np.ndarray
                     rows[edges.relation.dst][edges.start:edges.stop], found[edges.relation.src])
         if group.size > 1:
             for t, share in shares.items():
+                if block is batch.blocks[0] and all(e.ntype != t for e in session.embeddings):
+                    continue  # nobody asks for the bits of these input nodes
                 seeds = share.canonical(torch.from_numpy(found[t][:share.total]))
                 united = share.local(group.all_reduce(seeds, "or", "seeds"))
                 found[t][:share.total] = united.numpy()

@@ -5,10 +5,11 @@ examples/pytorch/rgcn/experimental) and prints what it prints; it is not part of
 runs unedited in all cases: fanout 25,20, batch 1024, hidden 64, 2 bases, self-loop, DGL's sparse
 embeddings. Hosts are emulated (`dgl-heta launch --hosts`) with one core each.
 
-Runs alternate within a repeat, and ratios are of the runs of a repeat. Seconds are of training
-in an epoch, the slower trainer's, the first epoch left out. Bytes are what all hosts sent per
-epoch on their links, evaluation included: the difference of a longer run and a run of one epoch,
-so start-up is left out; in brackets the whole run of all epochs, start-up included.
+Each repeat has a seed of its own. Runs alternate within a repeat, and ratios are of the runs of
+a repeat. Seconds are of training in an epoch, the slower trainer's, the first epoch left out.
+Bytes are what all hosts sent per epoch on their links, evaluation included: the difference of a
+longer run and a run of one epoch, so start-up is left out; in brackets the whole run of all
+epochs, start-up included.
 """
 
 from __future__ import annotations
@@ -54,12 +55,13 @@ def run(command: list[str], timeout: float) -> str:
     return done.stdout + done.stderr
 
 
-def train(args: argparse.Namespace, case: str, config: Path, epochs: int, out: Path
+def train(args: argparse.Namespace, case: str, config: Path, epochs: int, seed: int, out: Path
           ) -> dict[str, Any]:
     """One run: seconds of each epoch, bytes on the links, accuracies."""
     text = run([*CLI, "launch", "--hosts", str(args.hosts), "--rate", args.rate, "--cores", "1",
                 "--part-config", str(config), "--json-file", str(out), *CASES[case], "--",
-                sys.executable, str(args.script), *SCRIPT, "--n-epochs", str(epochs)],
+                sys.executable, str(ROOT / "scripts/bench/seeded.py"), str(seed),
+                str(args.script), *SCRIPT, "--n-epochs", str(epochs)],
                args.timeout)
     seconds: dict[int, list[float]] = {}
     for rank, value in re.findall(r"\[(\d+)\]Epoch Time\(s\): ([0-9.]+)", text):
@@ -95,7 +97,7 @@ def main() -> None:
             for case in CASES:
                 config = configs["meta" if case.startswith("meta") else "metis"]
                 for epochs in (args.epochs, 1):
-                    found = train(args, case, config, epochs, work / "out.json")
+                    found = train(args, case, config, epochs, repeat, work / "out.json")
                     progress(f"repeat {repeat + 1}/{args.repeats}, {case}, {epochs} epochs: "
                              f"{found['seconds']} s, {found['bytes'] / 1e6:.1f} MB")
                     runs.append({**found, "repeat": repeat})
