@@ -33,7 +33,7 @@ class Layer:
             edges = self.block.edges[place]
             relation = edges.relation
             self._graphs[place] = dgl.create_block(
-                {tuple(relation): ("csc", (edges.indptr, edges.indices.long(), _NO_IDS))},
+                {tuple(relation): ("csc", _with_ids(edges.indptr, edges.indices))},
                 {relation.src: self.block.num_src[relation.src]}, {relation.dst: edges.num_rows})
         graph = self._graphs[place]
         return graph if graph.device == device else graph.to(device)
@@ -126,7 +126,12 @@ def _csc(parts: list[RelationBlock], rows: int) -> tuple[Tensor, Tensor, Tensor]
             indices.append(part.indices[:int(pointers[-1])])
     np.cumsum(indptr, out=indptr)
     joined = indices[0] if len(indices) == 1 else torch.cat(indices) if indices else _NO_IDS
-    return torch.from_numpy(indptr), joined.long(), _NO_IDS
+    return _with_ids(torch.from_numpy(indptr), joined)
+
+
+def _with_ids(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """CSC with edge ids: without them some of DGL's kernels fail (copy_rhs by libxsmm)."""
+    return indptr, indices.long(), torch.arange(len(indices))
 
 
 _NO_IDS = torch.empty(0, dtype=torch.int64)

@@ -119,7 +119,7 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
     fields: dict[str, dict[str, list[Part]]] = {t: {} for t in block.num_dst}
     gathered: dict[tuple[str, str], Tensor] = {}
     for ntype in block.num_dst:
-        for field in _destination_fields(functions, ntype, g):
+        for field in _destination_fields(layer, functions, ntype, g):
             gathered[ntype, field] = _destinations(layer, ntype, g.dstnodes[ntype].data[field],
                                                    True)
     like = torch.zeros(1)
@@ -156,10 +156,8 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
         into = [r for r in functions if r.dst == ntype]
         names = list(fields[ntype]) or ([expected] if into and ntype in block.seeds else [])
         for name in names:
-            order = into if callable(cross_reducer) else [r for r in schema.into[ntype]
-                                                          if r in into]
             merged = _merge(layer, ntype, fields[ntype].get(name, []), reducer, (name, ntype),
-                            like, order)
+                            like, schema.into[ntype])
             if merged is not None:
                 unreached = torch.isinf(merged) if _builtin(last) and last.name in (
                     "min", "max") else None  # as in DGL, by the last reduce function
@@ -311,24 +309,30 @@ def canonical(etype: Any, relations: Sequence[Relation]) -> Relation:
     return found[0]
 
 
-def _destination_fields(functions: Mapping[Relation, tuple[Any, ...]], ntype: str,
+def _destination_fields(layer: Layer, functions: Mapping[Relation, tuple[Any, ...]], ntype: str,
                         g: RafBlock) -> list[str]:
-    """Destination fields that message functions into a type may read."""
+    """Destination fields that message functions into a type may read, on any trainer.
+
+    Where rows must be gathered for them, all trainers of the group gather the same.
+    """
+    from dgl import NID
+
+    wanted = any(_reads_destination(*given) for r, given in functions.items() if r.dst == ntype)
+    if layer.block.last and layer.session.group.size > 1:
+        flag = torch.tensor([int(wanted)])
+        wanted = bool(layer.session.group.all_reduce(flag, "max", "control"))
+    return sorted(name for name in g.dstnodes[ntype].data if name != NID) if wanted else []
+
+
+def _reads_destination(message: Any, reduce: Any, *apply: Any) -> bool:
+    """Whether functions of a relation may read its destinations' data."""
     from dgl.function import BinaryMessageFunction, CopyMessageFunction, TargetCode
 
-    wanted: set[str] = set()
-    for relation, (message, reduce, *rest) in functions.items():
-        if relation.dst != ntype:
-            continue
-        if isinstance(message, CopyMessageFunction) and _builtin(reduce) and not rest:
-            continue
-        if isinstance(message, BinaryMessageFunction) and _builtin(reduce) and not rest:
-            wanted |= {name for side, name in ((message.lhs, message.lhs_field),
-                                               (message.rhs, message.rhs_field))
-                       if side == TargetCode.DST}
-            continue
-        wanted |= set(g.dstnodes[ntype].data)
-    return sorted(wanted)
+    if apply or not _builtin(reduce):
+        return True
+    if isinstance(message, BinaryMessageFunction):
+        return TargetCode.DST in (message.lhs, message.rhs)
+    return not isinstance(message, CopyMessageFunction)
 
 
 def _builtin(function: Any) -> bool:
