@@ -122,7 +122,6 @@ class RafLoader:
         session = self._session
         if self._step >= len(self):
             session.check_last()
-            session.batch = None
             raise StopIteration
         pieces = []
         for seeds, rank in zip(self._seeds, self._ranks):

@@ -34,6 +34,9 @@ class Batch:
     masks: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     """Node type → (node ids, bits of the trainers whose seeds reach each of them)."""
     touched: bool = False
+    """Whether a script has worked on a block other than by what reduces."""
+    trained: bool = False
+    """Whether a backward pass was run since the batch began."""
 
 
 class TrainerExchange(GroupExchange):
@@ -172,10 +175,9 @@ class Session:
 
     def check_last(self) -> None:
         """Fail if a reduction of the last batch is missing, unless the batch was not used."""
-        batch, done = self.batch, self.exchange.done
-        if batch is None or self.group.size == 1 or not (done or batch.touched):
-            return
-        self.check(batch.expected)
+        batch, self.batch = self.batch, None
+        if batch is not None and (self.exchange.done or (batch.touched and batch.trained)):
+            self.check(batch.expected)
 
     def check(self, expected: set[tuple[int, str]]) -> None:
         """Fail unless all these reductions were done since the batch began."""
@@ -194,6 +196,8 @@ class Session:
 
     def on_backward(self) -> None:
         """Called in a backward pass; what follows it is done once, at its end."""
+        if self.batch is not None:
+            self.batch.trained = True
         if not self._pending:
             self._pending = True
             engine: Any = torch.autograd.Variable._execution_engine
