@@ -21,24 +21,28 @@ from dgl_heta.schema import Relation
 
 @dataclass(frozen=True)
 class SeedShares:
-    """How a model-parallel group's seeds of one node type are shared by its workers.
+    """Rows of one node type that the workers of a group hold in common: its seeds first of all.
 
     Every worker has its own seeds first and then the others' in rank order, so that what a
     model returns for the leading destination rows is for its own seeds. In canonical order,
-    in which workers exchange rows, all are in rank order.
+    in which workers exchange rows, all are in rank order. Without replication (Heta Algorithm
+    1) rows that are nobody's seeds are held in common too; they follow in an order that all
+    workers agree on.
 
     Attributes
     ----------
     sizes : number of seeds of each worker of the group.
     rank : this worker in the group.
+    others : number of common rows that are no seeds.
     """
 
     sizes: tuple[int, ...]
     rank: int = 0
+    others: int = 0
 
     @property
     def total(self) -> int:
-        return sum(self.sizes)
+        return sum(self.sizes) + self.others
 
     @property
     def own(self) -> int:
@@ -94,7 +98,8 @@ class RelationBlock:
     `indptr` (int64) and `indices` (int32) are CSC over these rows; `indices` are rows of the
     source type on the block's source side. A row without edges still belongs to the relation:
     its aggregation is 0, and a bias of the relation applies to it. `place` is the relation's
-    position in the schema.
+    position in the schema. Where a relation is cut by destination, its rows need not follow
+    each other: then `rows` (int64) has them, and `start` is 0.
     """
 
     relation: Relation
@@ -102,6 +107,7 @@ class RelationBlock:
     indptr: Tensor
     indices: Tensor
     place: int = 0
+    rows: Tensor | None = None
 
     @property
     def num_rows(self) -> int:
@@ -110,6 +116,10 @@ class RelationBlock:
     @property
     def stop(self) -> int:
         return self.start + self.num_rows
+
+    def of(self, values: Tensor) -> Tensor:
+        """The rows of `values` (destination rows, …) that belong to this relation."""
+        return values[self.start:self.stop] if self.rows is None else values[self.rows]
 
 
 @dataclass
@@ -122,12 +132,12 @@ class Block:
     num_src, num_dst : rows per node type on either side; node types in schema order.
     edges : relations with the rows that they are aggregated for. A relation can stand several
         times, for several ranges of rows.
-    seeds : per target type how the leading destination rows, the group's seeds, are shared.
+    seeds : per node type how the leading destination rows, the group's seeds, are shared.
         Their aggregation is partial on each worker. Empty where no seed's state is wanted.
     last : whether this is the last layer: only the own seeds' output is wanted here, and a
         destination row of the result is an own seed.
-    seed_relations, inner_relations : per node type how many relations reach a seed row or
-        another row, over all workers (the divisor of a mean over relations).
+    seed_relations, inner_relations : per node type the relations that reach a seed row or
+        another row, over all workers, in the schema's order (what AGG_all ranges over).
     has_destinations : whether the source side begins with the destination rows, so that a
         model can read their state (self-loop, attention).
     """
@@ -138,8 +148,8 @@ class Block:
     edges: list[RelationBlock]
     seeds: dict[str, SeedShares]
     last: bool
-    seed_relations: dict[str, int]
-    inner_relations: dict[str, int]
+    seed_relations: dict[str, tuple[Relation, ...]]
+    inner_relations: dict[str, tuple[Relation, ...]]
     has_destinations: bool = True
 
     def __post_init__(self) -> None:
@@ -159,13 +169,17 @@ class Block:
         """The number of leading destination rows whose output this block's layer returns."""
         return self.seeds[ntype].own if self.last else self.num_dst[ntype]
 
-    def destination(self, states: dict[str, Tensor], ntype: str) -> Tensor:
-        """The states of the wanted destination rows, for self-loops and the like."""
+    def check_destinations(self, ntype: str) -> None:
+        """Raise a :class:`HetaError` unless the source side begins with the destination rows."""
         if not self.has_destinations:
             raise HetaError(
                 f"the model reads the destination's state of '{ntype}' at layer {self.layer}, "
                 "but the blocks were sampled without it; set train.seed_states = true"
             )
+
+    def destination(self, states: dict[str, Tensor], ntype: str) -> Tensor:
+        """The states of the wanted destination rows, for self-loops and the like."""
+        self.check_destinations(ntype)
         return states[ntype][:self.wanted(ntype)]
 
 
@@ -191,4 +205,6 @@ class MiniBatch:
                 for edges in block.edges:
                     edges.indptr = edges.indptr.to(device, non_blocking=True)
                     edges.indices = edges.indices.to(device, non_blocking=True)
+                    if edges.rows is not None:
+                        edges.rows = edges.rows.to(device, non_blocking=True)
         return self

@@ -32,9 +32,10 @@ def dgl_heta_kernels() -> list[Kernel]:
 
 @hookimpl
 def dgl_heta_models() -> list[ModelProvider]:
-    from dgl_heta.models import RGCNProvider
+    from dgl_heta.models import BlockModel, HANLayer, HGTLayer, RGATLayer, RGCNLayer
 
-    return [RGCNProvider()]
+    return [BlockModel("rgcn", RGCNLayer), BlockModel("rgat", RGATLayer),
+            BlockModel("hgt", HGTLayer), BlockModel("han", HANLayer)]
 
 
 @hookimpl

@@ -53,14 +53,16 @@ class EdgeArrays:
 
 @dataclass(frozen=True)
 class Task:
-    """Node classification on `target`: array `label` and masks are node arrays of that type.
+    """Prediction of `label`, a node array of type `target`, where masks say so.
 
-    Masks are named `train_mask`, `val_mask`, `test_mask` (bool, one entry per node).
+    `kind` is classification (`num_classes` classes), multilabel or regression (`num_classes`
+    columns). Masks are named `train_mask`, `val_mask`, `test_mask` (bool, one entry per node).
     """
 
     target: str
     num_classes: int
     label: str = "label"
+    kind: str = "classification"
 
 
 @dataclass

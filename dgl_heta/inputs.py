@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.graph import GraphSource
+from dgl_heta.graph import GraphSource, Task
 from dgl_heta.partition import is_partition, open_partition
 from dgl_heta.plan import Plan
 from dgl_heta.plugins import Plugins
@@ -29,8 +29,14 @@ class GraphInput:
         """The target of the graph's task, if it has one."""
         if self.plan is not None:
             return self.plan.targets[0]
-        task = self.store.manifest.task if self.store else self.source and self.source.task
-        return task.target if task else None
+        return self.task.target if self.task else None
+
+    @property
+    def task(self) -> Task | None:
+        """The task that the graph comes with, if any."""
+        if self.store is not None:
+            return self.store.manifest.task
+        return self.source.task if self.source else None
 
 
 def open_input(text: str, plugins: Plugins) -> GraphInput:

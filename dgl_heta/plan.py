@@ -12,7 +12,7 @@ import heapq
 import json
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,12 @@ from dgl_heta.schema import Relation, Schema, read_json
 
 Assign = Callable[[Sequence[int], int], Sequence[Sequence[int]]]
 """`assign(weights, parts)` returns for each partition the indices of its sub-metatrees."""
+
+Piece = tuple[Relation, int, int]
+"""The in-edges by a relation of destination nodes `low … high - 1`."""
+
+Deal = Callable[[Schema, Sequence[Relation], int], Sequence[Sequence[Piece]]]
+"""`deal(schema, relations, parts)` returns for each partition its pieces of the relations."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,10 @@ class Partition:
     inner : layer → relations run on rows that are not seeds.
     layers : layer → all relations run at that layer, the root relations (for the seeds)
         included: below the last layer their result is the seeds' own state.
-    weight : sum of the weights of its sub-metatrees, before de-duplication.
+    weight : sum of the weights of its sub-metatrees, before de-duplication; without
+        replication, its edges plus its nodes.
+    ranges : without replication, the relations that are cut by destination: this partition
+        has the in-edges of nodes `low … high - 1` alone. `num_edges` is in proportion.
     """
 
     index: int
@@ -73,11 +82,18 @@ class Partition:
     num_nodes: int
     num_edges: int
     weight: int
+    ranges: dict[Relation, tuple[int, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An assignment of sub-metatrees to partitions, with all that follows from it."""
+    """An assignment of sub-metatrees to partitions, with all that follows from it.
+
+    With `replication` "full" every partition has all relations that its sub-metatrees need, so
+    that only seeds have partial aggregations. With "none" every relation, or every piece of a
+    relation that is cut, is on one partition, and rows of any type are exchanged at every layer
+    (Heta Algorithm 1 in general); partitions have no sub-metatrees then.
+    """
 
     schema: Schema
     targets: tuple[str, ...]
@@ -86,6 +102,7 @@ class Plan:
     metapaths: tuple[Metapath, ...]
     sub_metatrees: tuple[SubMetatree, ...]
     partitions: tuple[Partition, ...]
+    replication: str = "full"
 
     @property
     def num_parts(self) -> int:
@@ -108,19 +125,22 @@ class Plan:
         """Partitions that run `relation` at `layer` (1 … hops)."""
         return tuple(p.index for p in self.partitions if relation in p.layers[layer])
 
-    def users(self, ntype: str) -> tuple[int, ...]:
-        """Partitions that need the features of a node type."""
-        return tuple(p.index for p in self.partitions if ntype in p.node_types)
+    def users(self, ntype: str, group: int | None = None) -> tuple[int, ...]:
+        """Partitions, of a group or of all, that need the features of a node type."""
+        return tuple(p.index for p in self.partitions
+                     if ntype in p.node_types and group in (None, p.group))
 
     @property
     def boundary_nodes(self) -> int:
-        """Nodes with neighbours in more than one partition of a group: the target nodes.
+        """Nodes with neighbours in more than one partition of a group.
 
-        None where every group is a single partition, which has all sub-metatrees.
+        The target nodes; without replication, all nodes of a type that several partitions have.
         """
         if all(len(group) == 1 for group in self.groups):
             return 0
-        return sum(self.schema.node_counts[t] for t in self.targets)
+        types = self.targets if self.replication == "full" else [
+            t for t in self.schema.node_types if len(self.users(t)) > 1]
+        return sum(self.schema.node_counts[t] for t in types)
 
     def replication_factor(self) -> float:
         """Nodes stored over all partitions, per node of the graph that any of them stores."""
@@ -137,6 +157,7 @@ class Plan:
             "hops": self.hops,
             "parts": self.num_parts,
             "method": self.method,
+            "replication": self.replication,
             "metapaths": [[listed[r] for r in path] for path in self.metapaths] or None,
             "sub_metatrees": [
                 {"root_relation": list(tree.root), "weight": tree.weight,
@@ -149,6 +170,7 @@ class Plan:
                  "shares": [[s.index, s.count] for s in p.sub_metatrees.values()],
                  "group": p.group,
                  "relations": [listed[r] for r in p.relations],
+                 "ranges": [[listed[r], low, high] for r, (low, high) in p.ranges.items()],
                  "node_types": list(p.node_types),
                  "num_nodes": p.num_nodes, "num_edges": p.num_edges, "weight": p.weight,
                  "layers": {str(layer): [listed[r] for r in relations]
@@ -184,21 +206,27 @@ class Plan:
         try:
             targets = data["target"] if isinstance(data["target"], list) else [data["target"]]
             paths = parse_metapaths(data["metapaths"], schema, origin) if data["metapaths"] else []
-            assignment = [
-                (int(p["group"]), {int(i): Share(int(s[0]), int(s[1]))
-                                   for i, s in zip(p["sub_metatrees"], p["shares"])})
-                for p in data["partitions"]
-            ]
             hops, method = data["hops"], data["method"]
             # First of all, because what follows takes time in proportion to the number of hops.
-            same = bool(assignment) and all(len(p["layers"]) == hops for p in data["partitions"])
-            if same:
+            same = bool(data["partitions"]) and all(len(p["layers"]) == hops
+                                                    for p in data["partitions"])
+            if same and data["replication"] == "none":
+                plan = plan_without_replication(
+                    schema, targets, hops, len(data["partitions"]),
+                    lambda *_: [_pieces(p, schema) for p in data["partitions"]], method)
+                same = plan.to_json() == data
+            elif same:
+                assignment = [
+                    (int(p["group"]), {int(i): Share(int(s[0]), int(s[1]))
+                                       for i, s in zip(p["sub_metatrees"], p["shares"])})
+                    for p in data["partitions"]
+                ]
                 trees = sub_metatrees(schema, targets, hops, paths)
                 same = _covered(assignment, len(trees))
-            if same:
-                plan = _derive(schema, tuple(targets), hops, method, tuple(paths), tuple(trees),
-                               assignment)
-                same = plan.to_json() == data
+                if same:
+                    plan = _derive(schema, tuple(targets), hops, method, tuple(paths),
+                                   tuple(trees), assignment)
+                    same = plan.to_json() == data
         except KeyError as error:
             raise InputError(f"plan {origin} is damaged: it lacks the field {error}") from None
         except (TypeError, ValueError, AttributeError, IndexError, OverflowError):
@@ -262,6 +290,177 @@ def make_plan(
             size = parts // num_groups + (group < parts % num_groups)
             assignment += [(group, {i: share}) for i, share in _spread(weights, size)]
     return _derive(schema, targets, hops, method, tuple(metapaths or ()), trees, assignment)
+
+
+def plan_without_replication(schema: Schema, target: str | Sequence[str], hops: int, parts: int,
+                             deal: Deal, method: str) -> Plan:
+    """A plan that puts every relation on one partition (Heta §4, Algorithm 1 in general).
+
+    Less disk and memory per partition, more to exchange: partial aggregations of rows of any
+    type that several partitions have. A relation too large for a partition can be cut by
+    destination: as the in-edges of a node stay together, AGG_r of a row is still the work of
+    one partition.
+
+    Parameters
+    ----------
+    deal : says who gets what: for each partition pieces (relation, low, high) that together
+        have every destination node of every relation once, at most one piece of a relation
+        each.
+
+    Raises
+    ------
+    InputError
+        See :func:`dgl_heta.metatree.sub_metatrees`; `parts` < 1; pieces that do not fit.
+    """
+    if parts < 1:
+        raise InputError(f"the number of partitions is {parts}; it must be 1 or more")
+    targets = (target,) if isinstance(target, str) else tuple(target)
+    trees = tuple(sub_metatrees(schema, targets, hops))
+    order = {relation: i for i, relation in enumerate(schema.relations)}
+    used = sorted({r for tree in trees for r in tree.relations}, key=order.__getitem__)
+    dealt = [list(pieces) for pieces in deal(schema, used, parts)]
+    _check_pieces(dealt, used, schema, parts, method)
+    roots = {tree.root for tree in trees}
+    inner = {layer: inner_relations(trees, hops, layer) for layer in range(1, hops + 1)}
+    partitions = []
+    for index, pieces in enumerate(dealt):
+        own = sorted((r for r, _, _ in pieces), key=order.__getitem__)
+        types = {t for r in own for t in (r.src, r.dst)} | set(targets)
+        ranges = {r: (low, high) for r, low, high in sorted(pieces, key=lambda p: order[p[0]])
+                  if (low, high) != (0, schema.node_counts[r.dst])}
+        edges = sum(schema.edge_counts[r] * (high - low) // max(schema.node_counts[r.dst], 1)
+                    for r, low, high in pieces)
+        nodes = sum(schema.node_counts[t] for t in types)
+        partitions.append(Partition(
+            index=index, group=0, sub_metatrees={}, relations=tuple(own),
+            node_types=tuple(t for t in schema.node_counts if t in types),
+            inner={layer: tuple(r for r in own if r in found) for layer, found in inner.items()},
+            layers={layer: tuple(r for r in own if r in found or r in roots)
+                    for layer, found in inner.items()},
+            num_nodes=nodes, num_edges=edges, weight=nodes + edges, ranges=ranges))
+    return Plan(schema, targets, hops, method, (), trees, tuple(partitions), "none")
+
+
+def _pieces(partition: dict[str, Any], schema: Schema) -> list[Piece]:
+    """The pieces of a partition from its JSON."""
+    ranges = {Relation(*r): (int(low), int(high)) for r, low, high in partition["ranges"]}
+    found = []
+    for names in partition["relations"]:
+        relation = schema.find_relation(names)
+        low, high = ranges.get(relation, (0, schema.node_counts[relation.dst]))
+        found.append((relation, low, high))
+    return found
+
+
+def _check_pieces(dealt: Sequence[Sequence[Piece]], used: Sequence[Relation], schema: Schema,
+                  parts: int, method: str) -> None:
+    """Raise an :class:`InputError` unless every destination of every relation was dealt once."""
+    if len(dealt) != parts:
+        raise InputError(f"partition method '{method}' dealt relations to {len(dealt)} partitions "
+                         f"instead of {parts}")
+    held: dict[Relation, list[tuple[int, int]]] = {r: [] for r in used}
+    for index, pieces in enumerate(dealt):
+        if len({r for r, _, _ in pieces}) != len(pieces):
+            raise InputError(f"partition method '{method}' gave partition {index} two pieces of "
+                             "one relation; join them, or give them to different partitions")
+        for relation, low, high in pieces:
+            if relation not in held:
+                raise InputError(f"partition method '{method}' dealt relation '{relation}', which "
+                                 "no layer needs")
+            held[relation].append((low, high))
+    for relation, pieces_of in held.items():
+        count, reached = schema.node_counts[relation.dst], 0
+        for low, high in sorted(pieces_of):
+            if low != reached or high < low:
+                break
+            reached = high
+        if reached != count or not pieces_of:
+            raise InputError(
+                f"partition method '{method}' dealt relation '{relation}' as destinations "
+                f"{sorted(pieces_of)}; they must be all of 0 … {count - 1}, each once")
+
+
+def deal_whole(weights: Callable[[Relation], int]) -> Deal:
+    """Deal whole relations, heaviest first to the lightest partition."""
+
+    def deal(schema: Schema, relations: Sequence[Relation], parts: int) -> list[list[Piece]]:
+        if parts > len(relations):
+            raise InputError(
+                f"{parts} partitions are too many for replication = none: the model needs "
+                f"{len(relations)} relations, and each is on one partition; use at most "
+                f"{len(relations)}, or a memory limit, by which relations are cut")
+        dealt = longest_processing_time([weights(r) for r in relations], parts)
+        return [[(relations[i], 0, schema.node_counts[relations[i].dst]) for i in sorted(part)]
+                for part in dealt]
+
+    return deal
+
+
+def balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
+    """LPT, made better where it can be: never heavier than LPT's heaviest partition.
+
+    Single sub-metatrees move and pairs change places while that relieves the heaviest
+    partition; up to 12 sub-metatrees, the best assignment is searched for.
+    """
+    assigned = longest_processing_time(weights, parts)
+    loads = [sum(weights[i] for i in part) for part in assigned]
+    while (change := _relief(weights, assigned, loads)) is not None:
+        source, target, out, back = change
+        for origin, place, moved in ((source, target, out), (target, source, back)):
+            if moved is not None:
+                assigned[origin].remove(moved)
+                assigned[place].append(moved)
+                loads[origin] -= weights[moved]
+                loads[place] += weights[moved]
+    if len(weights) <= 12:
+        best = _search(weights, parts, max(loads))
+        assigned = best or assigned
+    return assigned
+
+
+def _relief(weights: Sequence[int], assigned: Sequence[Sequence[int]], loads: Sequence[int]
+            ) -> tuple[int, int, int, int | None] | None:
+    """A move or exchange that lightens the heaviest partition most: from, to, what, for what."""
+    source = max(range(len(loads)), key=lambda p: (loads[p], -p))
+    best, found = loads[source], None
+    for target in range(len(loads)):
+        for out in assigned[source] if target != source else ():
+            for back in (None, *assigned[target]):
+                shift = weights[out] - (weights[back] if back is not None else 0)
+                heavier = max(loads[source] - shift, loads[target] + shift)
+                if shift > 0 and heavier < best:
+                    best, found = heavier, (source, target, out, back)
+    return found
+
+
+def _search(weights: Sequence[int], parts: int, bound: int) -> list[list[int]] | None:
+    """The assignment with the lightest heaviest partition, if one is below `bound`."""
+    order = sorted(range(len(weights)), key=lambda i: -weights[i])
+    loads, chosen = [0] * parts, [0] * len(order)
+    best: list[int] | None = None
+    least = max(-(-sum(weights) // parts), max(weights, default=0))
+
+    def place(depth: int) -> None:
+        nonlocal best, bound
+        if bound <= least:
+            return
+        if depth == len(order):
+            best, bound = chosen.copy(), max(loads)
+            return
+        tried = set()
+        for part in range(parts):
+            load = loads[part] + weights[order[depth]]
+            if load >= bound or loads[part] in tried:
+                continue
+            tried.add(loads[part])
+            loads[part], chosen[depth] = load, part
+            place(depth + 1)
+            loads[part] -= weights[order[depth]]
+
+    place(0)
+    if best is None:
+        return None
+    return [[i for i, part in zip(order, best) if part == p] for p in range(parts)]
 
 
 def _spread(weights: Sequence[int], machines: int) -> list[tuple[int, Share]]:

@@ -57,12 +57,36 @@ class PartitionSettings(_Section):
     seed: int = Field(0, ge=0, description="seed of backends that draw at random")
 
 
+class TaskSettings(_Section):
+    """What to train for, where it is not the task that the graph comes with."""
+
+    kind: Literal["classification", "multilabel", "regression", "link"] | None = Field(
+        None, description="default: the graph's own, or classification")
+    targets: list[str] | None = Field(
+        None, description="node types to predict labels of; default: the graph's own")
+    label: str | None = Field(None, description="their node array; default: label")
+    relation: str | None = Field(None, description="relation to predict (link prediction): "
+                                 "'src etype dst', or its etype")
+    reverse: str | None = Field(None, description="its reverse relation, '' if there is none; its "
+                                "edges must not give the answer away")
+    held_out: float = Field(0.1, gt=0, lt=0.5, description="share of the relation's edges held "
+                            "out for validation, and as many for the test")
+    negatives: int = Field(1, ge=1, description="negative destinations per edge in training")
+    eval_negatives: int = Field(50, ge=1, description="the same in evaluation, to rank among")
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _by_commas(cls, value: Any) -> Any:
+        return [t.strip() for t in value.split(",")] if isinstance(value, str) else value
+
+
 class ModelSettings(_Section):
     """The model."""
 
     name: str = Field("rgcn", description="model provider")
     layers: int = Field(2, ge=1, description="layers of the model, hops of the plan")
     hidden: int = Field(64, ge=1, description="width of hidden states and learnable features")
+    heads: int = Field(4, ge=1, description="attention heads (rgat, han, hgt, sehgnn)")
     bases: int = Field(0, ge=0, description="R-GCN bases; 0 gives every relation its own weight")
     self_loop: bool = Field(True, description="add the destination's own state")
     layer_norm: bool = Field(False, description="normalise hidden states")
@@ -87,6 +111,8 @@ class TrainSettings(_Section):
     weight_decay: float = Field(0.0, ge=0, description="weight decay of dense parameters")
     seed: int = Field(0, ge=0, description="seed of initialisation, shuffling and sampling")
     wrapper: str = Field("raf", description="module wrapper")
+    trainers: int = Field(1, ge=1, description="workers per partition; they share its files and "
+                          "each has its part of the seeds")
     learnable: Literal["exact", "replica"] = Field(
         "exact", description="learnable features of types that several workers use: one owner "
         "per row (exact) or a copy per worker (replica)")
@@ -126,6 +152,7 @@ class Settings(_Section):
     """All settings of dgl-heta."""
 
     partition: PartitionSettings = PartitionSettings()
+    task: TaskSettings = TaskSettings()
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
     run: RunSettings = RunSettings()

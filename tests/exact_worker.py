@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from torch.nn.functional import cross_entropy
 
 from dgl_heta.metatree import parse_metapaths
-from dgl_heta.plan import make_plan
+from dgl_heta.plan import Deal, Piece, make_plan, plan_without_replication
 from dgl_heta.plugins import Plugins
+from dgl_heta.schema import Relation, Schema
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store
 from dgl_heta.training.engine import Engine
+from dgl_heta.training.tasks import NodeStep, resolve
 
 EPOCHS, STEPS = 2, 3
 
@@ -28,28 +30,33 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins,
              steps_of: int | None = None) -> dict[str, np.ndarray]:
     """Six steps in two epochs, the last two with seeds that do not divide by the workers."""
     settings = load_settings(base=case["settings"], environ={})
-    task = store.manifest.task
-    assert task is not None
+    targets = resolve(settings.task, store.manifest.task, store.schema).targets or []
     metapaths = (parse_metapaths(case["metapaths"], store.schema) if case.get("metapaths")
                  else None)
-    plan = make_plan(store.schema, task.target, settings.model.layers, parts, metapaths)
+    parts //= settings.train.trainers
+    if case.get("cut") is not None:
+        plan = plan_without_replication(store.schema, targets, settings.model.layers, parts,
+                                        deal_pieces(case["cut"]), "test")
+    else:
+        plan = make_plan(store.schema, targets, settings.model.layers, parts, metapaths)
     engine = Engine(store, plan, settings, plugins)
     found: dict[str, np.ndarray] = {}
     step = 0
     for epoch in range(EPOCHS):
         engine.start_epoch(epoch)
         batches = engine.steps("train", epoch)
-        for seeds in [*batches[:STEPS - 1], batches[-1]]:
-            seeds = seeds[:steps_of]
-            batch = engine.sample(seeds, step)
-            logits = engine.wrapped(batch, engine.inputs(batch, train=True))[task.target]
-            loss = cross_entropy(logits, engine.labels(batch), reduction="sum")
-            loss = loss * (engine.world.size / len(seeds))
+        for chosen in [*batches[:STEPS - 1], batches[-1]]:
+            if steps_of is not None:
+                chosen = NodeStep({t: ids[:steps_of] for t, ids in chosen.nodes.items()})
+            batch = engine.sample(chosen, step)
+            outputs = engine.wrapped(batch, engine.inputs(batch, train=True))
+            loss, _ = engine.loss(outputs, chosen)
             engine.optimizer.zero_grad(set_to_none=True)
             loss.backward()
             engine.wrapped.synchronize_gradients()
-            found[f"{step}/logits"] = logits.detach().numpy()
-            found[f"{step}/own"] = batch.own_seeds[task.target]
+            for ntype, out in outputs.items():
+                found[f"{step}/{ntype}/logits"] = out.detach().numpy()
+                found[f"{step}/{ntype}/own"] = batch.own_seeds[ntype]
             found[f"{step}/loss"] = np.asarray(float(loss.detach()))
             for name, parameter in engine.model.named_parameters():
                 if parameter.grad is not None:
@@ -63,6 +70,24 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins,
         found[f"rows/{ntype}/{low}"] = rows.numpy()
     found["val"] = np.asarray(engine.evaluate("val"))
     return found
+
+
+def deal_pieces(cut: bool) -> Deal:
+    """Relations in turn to the partitions; with `cut`, every second one is cut in uneven parts."""
+
+    def deal(schema: Schema, relations: Sequence[Relation], parts: int) -> list[list[Piece]]:
+        dealt: list[list[Piece]] = [[] for _ in range(parts)]
+        for i, relation in enumerate(relations):
+            count = schema.node_counts[relation.dst]
+            if cut and i % 2:
+                bounds = [count * (p + 1) * p // (parts * (parts + 1)) for p in range(parts + 1)]
+                for part, low, high in zip(range(parts), bounds, bounds[1:]):
+                    dealt[part].append((relation, low, high))
+            else:
+                dealt[i % parts].append((relation, 0, count))
+        return dealt
+
+    return deal
 
 
 def main() -> None:

@@ -44,6 +44,20 @@ def academic(seed: int = 0, papers: int = 60, dense: int = 3) -> GraphSource:
         Task("paper", 4), {"made": "for tests"})
 
 
+def with_tasks(source: GraphSource) -> GraphSource:
+    """The academic graph with more to predict, of papers and of authors."""
+    rng = np.random.default_rng(1)
+    papers, authors = source.node_counts["paper"], source.node_counts["author"]
+    part = rng.random(authors)
+    source.node_arrays["author"] = {
+        "label": rng.integers(0, 3, authors), "train_mask": part < 0.6,
+        "val_mask": (part >= 0.6) & (part < 0.8), "test_mask": part >= 0.8}
+    source.node_arrays["paper"] |= {
+        "keywords": rng.integers(0, 2, (papers, 5)).astype(np.uint8),
+        "citations": rng.standard_normal((papers, 2)).astype(np.float32)}
+    return source
+
+
 @st.composite
 def schemas(draw, max_types: int = 5, max_relations: int = 9):
     """Random schemas, with parallel relations, self-relations and cycles."""

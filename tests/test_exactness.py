@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exactness import LIMIT, differences, job, run
-from graphs import academic
+from graphs import academic, with_tasks
 
 from dgl_heta.store import write_store
 
@@ -21,7 +21,7 @@ Results = dict[str, list[dict[str, np.ndarray]]]
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("exact") / "store"
-    write_store(academic(), path)
+    write_store(with_tasks(academic()), path)
     return path
 
 

@@ -68,10 +68,10 @@ EVERY_KIND = BACKEND.format(name="mine") + """
         name = "mine"
 
         def build(self, spec):
-            from dgl_heta.models import RGCN
+            from dgl_heta.models import HGNN, RGCNLayer
 
             used("model")
-            return RGCN(spec)
+            return HGNN(spec, RGCNLayer)
 
     @hookimpl
     def dgl_heta_models():

@@ -12,7 +12,7 @@ from graphs import academic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgl_heta.models import RGCN, ModelSpec
+from dgl_heta.models import HGNN, ModelSpec, RGCNLayer
 from dgl_heta.nn.segment import FusedKernel, TorchKernel
 from dgl_heta.plan import make_plan
 from dgl_heta.sampling import NeighborSampler, SamplingScope
@@ -36,7 +36,7 @@ def test_rgcn_computes_what_dgl_heterographconv_computes(
     spec = ModelSpec(store.schema, dims, frozenset(["paper", "field"]), {"paper": 4}, layers=2,
                      hidden=5, bases=bases, reduce=reduce)
     torch.manual_seed(0)
-    model = RGCN(spec).double()
+    model = HGNN(spec, RGCNLayer).double()
     inputs = {t: torch.randn(n, dims[t], dtype=torch.float64)
               for t, n in source.node_counts.items()}
 

@@ -144,10 +144,10 @@ def test_wrong_fanouts_are_refused(store: Store, fanouts: list[int], says: str) 
 
 def test_batch_that_reaches_no_node_of_a_type_still_names_the_type(store: Store) -> None:
     """Models look types up by name, however small the batch; every single seed trains."""
-    from dgl_heta.models import RGCN, ModelSpec
+    from dgl_heta.models import HGNN, ModelSpec, RGCNLayer
 
     dims = dict.fromkeys(store.schema.node_types, 4)
-    model = RGCN(ModelSpec(store.schema, dims, frozenset(), {"paper": 4}, 2, hidden=4))
+    model = HGNN(ModelSpec(store.schema, dims, frozenset(), {"paper": 4}, 2, hidden=4), RGCNLayer)
     for fanouts in ([1, 1], [-1, -1]):
         for seed in range(store.schema.node_counts["paper"]):
             batch = sample(store, 1, 0, fanouts, np.array([seed]))

@@ -46,9 +46,9 @@ class TrainerExchange(GroupExchange):
         super().__init__(group)
         self._on_backward = on_backward
 
-    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool) -> Tensor:
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str) -> Tensor:
         self._on_backward()
-        return super().adjoint(grad, shares, own)
+        return super().adjoint(grad, shares, own, ntype)
 
 
 class Session:

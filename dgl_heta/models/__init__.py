@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 from torch import nn
 
-from dgl_heta.models.rgcn import RGCN, ModelSpec
+from dgl_heta.errors import InputError
+from dgl_heta.models.han import HANLayer
+from dgl_heta.models.hgnn import HGNN, Edges, HGNNLayer
+from dgl_heta.models.hgt import HGTLayer
+from dgl_heta.models.rgat import RGATLayer
+from dgl_heta.models.rgcn import RGCNLayer
+from dgl_heta.models.spec import ModelSpec, slot
 
-__all__ = ["RGCN", "ModelProvider", "ModelSpec", "RGCNProvider"]
+if TYPE_CHECKING:
+    from dgl_heta.plugins import Plugins
+
+__all__ = ["HGNN", "BlockModel", "Edges", "HANLayer", "HGNNLayer", "HGTLayer", "ModelProvider",
+           "ModelSpec", "RGATLayer", "RGCNLayer", "find_model", "slot"]
 
 
 class ModelProvider(Protocol):
@@ -17,13 +29,31 @@ class ModelProvider(Protocol):
     name: str
 
     def build(self, spec: ModelSpec) -> nn.Module:
-        """A model that maps `(MiniBatch, inputs per type)` to logits per target type."""
+        """A model that maps `(MiniBatch, inputs per type)` to outputs per target type."""
 
 
-class RGCNProvider:
-    """The model `rgcn`."""
+class BlockModel:
+    """A provider of models that are layers of one class between projections and heads."""
 
-    name = "rgcn"
+    def __init__(self, name: str, layer: Callable[[ModelSpec], nn.Module]) -> None:
+        self.name, self._layer = name, layer
 
     def build(self, spec: ModelSpec) -> nn.Module:
-        return RGCN(spec)
+        return HGNN(spec, self._layer)
+
+
+def find_model(plugins: Plugins, name: str) -> ModelProvider:
+    """A model by the name of its provider, or by `module:attribute`.
+
+    The attribute is a provider, or what makes a layer from a :class:`ModelSpec`, as a subclass
+    of :class:`HGNNLayer` does.
+    """
+    if ":" not in name:
+        provider: ModelProvider = plugins.get("model", name)
+        return provider
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise InputError(f"model.name '{name}' cannot be imported: {error}") from None
+    return found if hasattr(found, "build") else BlockModel(name, found)

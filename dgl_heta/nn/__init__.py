@@ -1,6 +1,7 @@
-"""Building blocks of models: AGG_r (`segment`) and AGG_all (`cross`) of Heta Eq. (1)."""
+"""Building blocks of models: AGG_r (`segment`, `attention`), AGG_all (`cross`), Heta Eq. (1)."""
 
-from dgl_heta.nn.cross import REDUCERS, CrossRelation
+from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
 from dgl_heta.nn.segment import segment_reduce, use_kernel
 
-__all__ = ["REDUCERS", "CrossRelation", "segment_reduce", "use_kernel"]
+__all__ = ["REDUCERS", "CrossRelation", "CrossSoftmax", "CrossStack", "segment_reduce",
+           "use_kernel"]

@@ -7,7 +7,7 @@ model-parallel group by an :class:`Exchange`. Alone, the exchange is the identit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +15,11 @@ from torch import Tensor, nn
 
 from dgl_heta.block import Block, RelationBlock, SeedShares
 from dgl_heta.errors import InputError
+from dgl_heta.nn.attention import edge_rows, segment_max, segment_total
+from dgl_heta.schema import Relation
 
 REDUCERS = ("sum", "mean", "max", "min")
+Part = tuple[RelationBlock, Tensor]
 
 
 class Exchange(Protocol):
@@ -35,7 +38,7 @@ class Exchange(Protocol):
         Returns all rows, or with `own` only this worker's.
         """
 
-    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool) -> Tensor:
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str) -> Tensor:
         """The gradient of all seeds' rows from the gradients that the workers hold, summed."""
 
 
@@ -54,7 +57,7 @@ class Alone:
                ntype: str) -> Tensor:
         return rows
 
-    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool) -> Tensor:
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str) -> Tensor:
         return grad
 
 
@@ -79,8 +82,8 @@ class CrossRelation(nn.Module):
     def extra_repr(self) -> str:
         return self.op
 
-    def forward(self, block: Block, ntype: str, parts: Sequence[tuple[RelationBlock, Tensor]],
-                width: int, like: Tensor) -> Tensor:
+    def forward(self, block: Block, ntype: str, parts: Sequence[Part], width: int,
+                like: Tensor) -> Tensor:
         """Merge the parts of one node type.
 
         Parameters
@@ -93,21 +96,136 @@ class CrossRelation(nn.Module):
         -------
         Tensor (wanted rows, width); see :meth:`Block.wanted`.
         """
-        divisors = (block.seed_relations.get(ntype, 1), block.inner_relations.get(ntype, 1))
+        divisors = (len(block.seed_relations.get(ntype, ())),
+                    len(block.inner_relations.get(ntype, ())))
         return merge(self.exchange, self.op, block, ntype, parts, width, like, divisors)
 
 
-def merge(exchange: Exchange, op: str, block: Block, ntype: str,
-          parts: Sequence[tuple[RelationBlock, Tensor]], width: int, like: Tensor,
-          divisors: tuple[int, int]) -> Tensor:
+class CrossSoftmax(CrossRelation):
+    """Attention whose softmax ranges over all in-edges of a row, by whatever relation (HGT).
+
+    The mergeable state is that of an online softmax: the maximum of the scores, the sum of
+    their exponentials and the sum of messages weighted by these (Heta Eq. 1). The maxima are
+    merged first, without a gradient, because the result does not depend on them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("sum")
+
+    def extra_repr(self) -> str:
+        return "softmax"
+
+    def forward(self, block: Block, ntype: str, parts: Sequence[Part], width: int,  # type: ignore[override]
+                like: Tensor, message: Callable[[RelationBlock, Tensor], Tensor], heads: int
+                ) -> Tensor:
+        """Merge the parts of one node type.
+
+        Parameters
+        ----------
+        parts : edges of the block that end at `ntype`, each with its scores (edges, heads).
+        message : `message(edges, weights)` gives for weights (edges, heads) that do not add up
+            to 1 the weighted sum of messages (edges.num_rows, width); linear in the weights.
+
+        Returns
+        -------
+        Tensor (wanted rows, width), the heads side by side; 0 for a row without edges.
+        """
+        top = self._maxima(block, ntype, parts, heads, like)
+        sums = []
+        for edges, scores in parts:
+            weights = torch.exp(scores - edge_rows(edges.indptr, edges.of(top)))
+            sums.append((edges, torch.cat([message(edges, weights),
+                                           segment_total(edges.indptr, weights)], 1)))
+        out = merge(self.exchange, "sum", block, ntype, sums, width + heads, like, (1, 1))
+        weighted, total = out[:, :width], out[:, width:]
+        total = torch.where(total == 0, 1, total)
+        weighted = weighted.view(len(out), heads, width // heads)
+        return (weighted / total.unsqueeze(2)).view(len(out), width)
+
+    @torch.no_grad()
+    def _maxima(self, block: Block, ntype: str, parts: Sequence[Part], heads: int,
+                like: Tensor) -> Tensor:
+        """The maximum of the scores of each destination row (rows, heads)."""
+        top = like.new_full((block.num_dst[ntype], heads), float("-inf"))
+        for edges, scores in parts:
+            _apply(top, edges, segment_max(edges.indptr, scores.detach()), torch.maximum)
+        seeds, shares = block.num_seeds(ntype), block.seeds.get(ntype)
+        if not seeds or shares is None:
+            return top
+        found = self.exchange.reduce(top[:seeds], "max", shares, False, block.layer, ntype)
+        return _join(found, top[seeds:])
+
+
+class CrossStack(CrossRelation):
+    """Bring the aggregations of all relations together, for a function that sees them apart.
+
+    For AGG_all that is no mergeable state (semantic attention, a transformer): they are
+    gathered and the function is called, on each worker for its own rows.
+    """
+
+    def __init__(self) -> None:
+        super().__init__("sum")
+
+    def extra_repr(self) -> str:
+        return "stack"
+
+    def forward(self, block: Block, ntype: str, parts: Sequence[Part], width: int,  # type: ignore[override]
+                like: Tensor, combine: Callable[[Tensor, tuple[Relation, ...]], Tensor]
+                ) -> Tensor:
+        """Merge the parts of one node type, each (edges.num_rows, width).
+
+        Parameters
+        ----------
+        combine : `combine(stacked, relations)` turns (rows, relations, width) into (rows, …);
+            the relations, those that reach these rows, are in the schema's order.
+
+        Returns
+        -------
+        Tensor (wanted rows, …).
+        """
+        on_seeds = block.seed_relations.get(ntype, ())
+        elsewhere = block.inner_relations.get(ntype, ())
+        columns = on_seeds if block.last else tuple(dict.fromkeys((*on_seeds, *elsewhere)))
+        place = {r: i for i, r in enumerate(columns)}
+        rows = block.num_dst[ntype]
+        spread = like.new_zeros((rows, len(columns), width))
+        for edges, value in parts:
+            chosen = slice(edges.start, edges.stop) if edges.rows is None else edges.rows
+            spread[chosen, place[edges.relation]] = value
+        whole = _whole(rows)
+        found = merge(self.exchange, "sum", block, ntype,
+                      [(whole, spread.view(rows, len(columns) * width))],
+                      len(columns) * width, like, (1, 1))
+        found = found.view(len(found), len(columns), width)
+        seeds = min(block.num_seeds(ntype), len(found))
+        if on_seeds == elsewhere or seeds == len(found):
+            return combine(_columns(found, place, on_seeds or elsewhere), on_seeds or elsewhere)
+        others = combine(_columns(found[seeds:], place, elsewhere), elsewhere)
+        if not seeds:
+            return others
+        return torch.cat([combine(_columns(found[:seeds], place, on_seeds), on_seeds), others])
+
+
+def _columns(found: Tensor, place: dict[Relation, int], wanted: tuple[Relation, ...]) -> Tensor:
+    chosen = [place[r] for r in wanted]
+    return found if chosen == list(range(found.shape[1])) else found[:, chosen]
+
+
+def _whole(rows: int) -> RelationBlock:
+    """All destination rows, as a part to merge."""
+    return RelationBlock(Relation("", "", ""), 0, torch.zeros(rows + 1, dtype=torch.int64),
+                         torch.empty(0, dtype=torch.int32))
+
+
+def merge(exchange: Exchange, op: str, block: Block, ntype: str, parts: Sequence[Part],
+          width: int, like: Tensor, divisors: tuple[int, int]) -> Tensor:
     """Merge the parts of one node type over the relations here and, by `exchange`, elsewhere.
 
     `divisors` are the numbers of relations, over all workers, that reach a seed's row and
     another row, by which `mean` divides; the rest is as in :meth:`CrossRelation.forward`.
     """
-    ranges = [(edges.start, edges.stop, edges.place) for edges, _ in parts]
     out, exchange.token = _Merge.apply(
-        exchange, op, block, ntype, ranges, width, like.detach(),
+        exchange, op, block, ntype, [edges for edges, _ in parts], width, like.detach(),
         (max(divisors[0], 1), max(divisors[1], 1)), exchange.token,
         *(value for _, value in parts))
     return out
@@ -116,13 +234,14 @@ def merge(exchange: Exchange, op: str, block: Block, ntype: str,
 class _Merge(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, exchange: Exchange, op: str, block: Block, ntype: str,
-                ranges: list[tuple[int, int, int]], width: int, like: Tensor,
+                edges: list[RelationBlock], width: int, like: Tensor,
                 divisors: tuple[int, int], token: Tensor, *values: Tensor
                 ) -> tuple[Tensor, Tensor]:
         rows, seeds = block.num_dst[ntype], block.num_seeds(ntype)
         shares, own = block.seeds.get(ntype), block.last
-        ctx.exchange, ctx.op, ctx.ranges, ctx.divisors = exchange, op, ranges, divisors
-        ctx.seeds, ctx.shares, ctx.own, ctx.token_like = seeds, shares, own, token.detach()
+        ctx.exchange, ctx.op, ctx.edges, ctx.divisors = exchange, op, edges, divisors
+        ctx.seeds, ctx.shares, ctx.own, ctx.ntype = seeds, shares, own, ntype
+        ctx.token_like = token.detach()
 
         def complete(partial: Tensor, how: str, own: bool) -> Tensor:
             if shares is None or not seeds:
@@ -132,25 +251,25 @@ class _Merge(torch.autograd.Function):
 
         if op in ("sum", "mean"):
             out = like.new_zeros((rows, width))
-            for (low, high, _), value in zip(ranges, values):
-                out[low:high] += value
+            for part, value in zip(edges, values):
+                _apply(out, part, value, torch.add)
             out = complete(out, "sum", own)
             if op == "mean":
                 out = _divide(out, divisors, len(out) if own else seeds)
             return out, token.clone()
         partial = like.new_full((rows, width), float("-inf") if op == "max" else float("inf"))
         better = torch.maximum if op == "max" else torch.minimum
-        for (low, high, _), value in zip(ranges, values):
-            partial[low:high] = better(partial[low:high], value)
+        for part, value in zip(edges, values):
+            _apply(partial, part, value, better)
         out = complete(partial, op, False)
         nobody = torch.iinfo(torch.int32).max
         winner = torch.full((rows, width), nobody, dtype=torch.int32, device=like.device)
-        for (low, high, place), value in zip(ranges, values):
-            attained = torch.where(value == out[low:high], place, nobody).to(torch.int32)
-            winner[low:high] = torch.minimum(winner[low:high], attained)
+        for part, value in zip(edges, values):
+            attained = torch.where(value == part.of(out), part.place, nobody).to(torch.int32)
+            _apply(winner, part, attained, torch.minimum)
         winner = complete(winner, "min", False)
         out = torch.where(torch.isinf(out) & (winner == nobody), torch.zeros_like(out), out)
-        ctx.save_for_backward(*(winner[low:high] == place for low, high, place in ranges))
+        ctx.save_for_backward(*(part.of(winner) == part.place for part in edges))
         return out[:shares.own].clone() if own and shares else out, token.clone()
 
     @staticmethod
@@ -160,14 +279,26 @@ class _Merge(torch.autograd.Function):
             grad = _divide(grad, ctx.divisors, len(grad) if ctx.own else ctx.seeds)
         if ctx.seeds:
             if ctx.own:
-                grad = ctx.exchange.adjoint(grad, ctx.shares, True)
+                grad = ctx.exchange.adjoint(grad, ctx.shares, True, ctx.ntype)
             else:
-                grad = _join(ctx.exchange.adjoint(grad[:ctx.seeds], ctx.shares, False),
-                             grad[ctx.seeds:])
-        parts = [grad[low:high] for low, high, _ in ctx.ranges]
+                grad = _join(
+                    ctx.exchange.adjoint(grad[:ctx.seeds], ctx.shares, False, ctx.ntype),
+                    grad[ctx.seeds:])
+        parts = [part.of(grad) for part in ctx.edges]
         if ctx.op in ("max", "min"):
             parts = [part * mask for part, mask in zip(parts, ctx.saved_tensors)]
         return (None,) * 8 + (torch.zeros_like(ctx.token_like), *parts)
+
+
+def _apply(out: Tensor, edges: RelationBlock, value: Tensor,
+           how: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """`out[rows] = how(out[rows], value)` for the rows of a relation, in place."""
+    if edges.rows is not None:
+        out[edges.rows] = how(out[edges.rows], value)
+    elif how is torch.add:
+        out[edges.start:edges.stop] += value
+    else:
+        out[edges.start:edges.stop] = how(out[edges.start:edges.stop], value)
 
 
 def _join(seeds: Tensor, others: Tensor) -> Tensor:

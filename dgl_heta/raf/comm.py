@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dgl_heta.errors import HetaError
+from dgl_heta.plan import Plan
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN,
         "or": dist.ReduceOp.BOR}
@@ -53,7 +54,12 @@ class Comm:
         self.ranks = tuple(ranks) if ranks is not None else (0,)
         self.group = group
         self.size = len(self.ranks)
+        self._holders: dict[str, Comm] = {}
         self.rank = self.ranks.index(dist.get_rank()) if self.size > 1 else 0
+
+    def holders(self, ntype: str) -> Comm:
+        """The workers of this group that hold rows of a node type in common."""
+        return self._holders.get(ntype, self)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
         """Reduce over all workers; returns a new tensor."""
@@ -150,19 +156,35 @@ def init_workers(backend: str, timeout_s: float) -> None:
                             f"{error}") from error
 
 
-def make_comms(groups: Sequence[Sequence[int]], traffic: Traffic, timeout_s: float
-               ) -> tuple[Comm, Comm]:
-    """`(all workers, this worker's model-parallel group)`; every worker must call it alike."""
+def make_comms(plan: Plan, traffic: Traffic, timeout_s: float) -> tuple[Comm, Comm]:
+    """`(all workers, this worker's model-parallel group)`; every worker must call it alike.
+
+    Where the plan replicates nothing, the group has a group of its own for every set of
+    workers that holds a node type in common.
+    """
     if not dist.is_initialized():
         return Comm(traffic), Comm(traffic)
     world = Comm(traffic, range(dist.get_world_size()))
-    if len(groups) == 1:
-        return world, world
-    mine = None
-    for ranks in groups:
-        group = (dist.new_group(list(ranks), timeout=timedelta(seconds=timeout_s))
-                 if len(ranks) > 1 else None)
-        if dist.get_rank() in ranks:
-            mine = Comm(traffic, ranks, group)
-    assert mine is not None
+    made: dict[tuple[int, ...], Comm | None] = {world.ranks: world}
+
+    def comm(ranks: Sequence[int]) -> Comm | None:
+        """The group of some workers, or None for a worker outside."""
+        key = tuple(ranks)
+        if key not in made:
+            group = (dist.new_group(list(key), timeout=timedelta(seconds=timeout_s))
+                     if len(key) > 1 else None)
+            made[key] = Comm(traffic, key, group) if dist.get_rank() in key else None
+        return made[key]
+
+    mine = [found for ranks in plan.groups if (found := comm(ranks)) is not None][-1]
+    if plan.replication == "none":
+        holders = {}
+        for group in range(len(plan.groups)):
+            for ntype in plan.schema.node_types:
+                users = plan.users(ntype, group)
+                found = comm(users) if len(users) > 1 else None
+                if found is not None:
+                    holders[ntype] = found
+        mine = Comm(traffic, mine.ranks, mine.group)
+        mine._holders = holders
     return world, mine

@@ -76,12 +76,12 @@ class GroupExchange:
         rows = shares.canonical(rows)
         if own:
             return self._group.reduce_scatter_rows(rows, shares.sizes, "partials")
-        return shares.local(self._group.all_reduce(rows, op))
+        return shares.local(self._group.holders(ntype).all_reduce(rows, op))
 
-    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool) -> Tensor:
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str) -> Tensor:
         if own:
             return shares.local(self._group.all_gather_rows(grad, shares.sizes, "partials"))
-        return shares.local(self._group.all_reduce(shares.canonical(grad)))
+        return shares.local(self._group.holders(ntype).all_reduce(shares.canonical(grad)))
 
 
 class RafModule(nn.Module):

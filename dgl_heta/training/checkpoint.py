@@ -24,9 +24,8 @@ from torch import Tensor, nn
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures
-from dgl_heta.models import ModelSpec
-from dgl_heta.models.rgcn import slot
-from dgl_heta.plugins import Plugins, plugins
+from dgl_heta.models import ModelProvider, ModelSpec, slot
+from dgl_heta.plugins import plugins
 from dgl_heta.raf.comm import Comm
 from dgl_heta.schema import Schema
 from dgl_heta.training.engine import Engine
@@ -125,7 +124,8 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
 
 
 _BLOCK = 2**16  # rows
-_SIZES = ("layers", "hidden", "bases", "self_loop", "layer_norm", "dropout", "aggregate", "reduce")
+_SIZES = ("layers", "hidden", "heads", "bases", "self_loop", "layer_norm", "dropout", "aggregate",
+          "reduce")
 
 
 class PlainModel(nn.Module):
@@ -134,16 +134,20 @@ class PlainModel(nn.Module):
     `features` holds an `nn.Embedding` per node type without static features.
     """
 
-    def __init__(self, spec: ModelSpec, rows: Mapping[str, int], provider: str = "rgcn",
-                 registry: Plugins | None = None) -> None:
+    def __init__(self, spec: ModelSpec, rows: Mapping[str, int], provider: ModelProvider) -> None:
         super().__init__()
-        self.model = (registry or plugins()).get("model", provider).build(spec)
+        self.model = provider.build(spec)
         self.features = nn.ModuleDict({slot(t): nn.Embedding(n, spec.hidden, sparse=True)
                                        for t, n in rows.items()})
 
 
-def load_model(run_dir: str | Path) -> PlainModel:
+def load_model(run_dir: str | Path, provider: ModelProvider | None = None) -> PlainModel:
     """The consolidated model of a run, ready for one process.
+
+    Parameters
+    ----------
+    provider : of the model; needed where it was trained as `module:attribute`, because a file
+        that is loaded must not say which code to run. Default: the plugin that the file names.
 
     Raises
     ------
@@ -153,11 +157,18 @@ def load_model(run_dir: str | Path) -> PlainModel:
     run_dir = Path(run_dir)
     note = _note(run_dir / SPEC_FILE)
     try:
+        if provider is None:
+            if ":" in str(note["provider"]):
+                raise InputError(
+                    f"the model in {run_dir} was trained as '{note['provider']}', which a file "
+                    "cannot make dgl-heta import; give load_model the provider, for example "
+                    "BlockModel('mine', MyLayer)")
+            provider = plugins().get("model", note["provider"])
         spec = ModelSpec(Schema.from_json(note["schema"]), note["input_dims"],
                          frozenset(note["static"]), note["num_classes"],
                          **{key: note[key] for key in _SIZES})
         model = PlainModel(spec, {t: shape[0] for t, shape in note["features"].items()},
-                           note["provider"])
+                           provider)
         weights = _load(run_dir / MODEL_FILE)
         model.to(next(iter(weights.values())).dtype)
         model.load_state_dict(weights)

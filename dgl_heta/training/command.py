@@ -48,7 +48,10 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
         raise InputError(f"'{request.graph}' is a schema without edges; train on a store, a "
                          "partition, a directory of edge files or a data set")
     settings = _settings(request, opened)
-    for kind, name in (("model", settings.model.name), ("module wrapper", settings.train.wrapper),
+    from dgl_heta.models import find_model
+
+    find_model(registry, settings.model.name)
+    for kind, name in (("module wrapper", settings.train.wrapper),
                        ("aggregation kernel", settings.train.kernel)):
         registry.get(kind, name)
     plan = _plan(opened, settings, registry)
@@ -83,7 +86,8 @@ def _train(request: TrainRequest, registry: Plugins, opened: GraphInput, setting
         else:
             from dgl_heta.training.launch import launch
 
-            summary = launch(job, plan.num_parts, run_dir, monitor.report)
+            summary = launch(job, plan.num_parts * settings.train.trainers, run_dir,
+                             monitor.report)
     if not first:
         return None
     from dgl_heta.draw import svg
@@ -110,7 +114,15 @@ def _settings(request: TrainRequest, opened: GraphInput) -> Settings:
 
 
 def _plan(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
+    from dgl_heta.training.tasks import resolve
+
+    targets = resolve(settings.task, opened.task, opened.schema).targets or []
     if opened.plan is not None:
+        if set(targets) != set(opened.plan.targets):
+            raise InputError(
+                f"the partition was made for target {', '.join(opened.plan.targets)}, but the task "
+                f"is about {', '.join(targets)}; make another partition with "
+                f"{' '.join(f'--target {t}' for t in targets)}")
         for what, wanted, made in (
             ("parts", settings.partition.parts, opened.plan.num_parts),
             ("layers", settings.model.layers, opened.plan.hops),
@@ -131,12 +143,9 @@ def _plan(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
             raise InputError("partition.seed has no effect on a partition that exists; leave it "
                              "out, or make another partition with --seed")
         return opened.plan
-    if opened.target is None:
-        raise InputError(f"graph '{opened.name}' has no task (target, labels, masks), so there is "
-                         "nothing to train for")
     metapaths = settings.partition.metapaths
     request = PartitionRequest(
-        settings.partition.parts, (opened.target,), settings.model.layers,
+        settings.partition.parts, tuple(targets), settings.model.layers,
         load_metapaths(metapaths, opened.schema) if metapaths else (), settings.partition.seed)
     plan: Plan = registry.get("partition backend", settings.partition.method).plan(
         opened.schema, request)
@@ -215,10 +224,10 @@ def _as_worker(job: dict[str, Any], plan: Plan, report: Callable[[dict[str, Any]
     """Be one rank of torchrun; returns the summary."""
     from dgl_heta.training.worker import run
 
-    size = int(os.environ["WORLD_SIZE"])
-    if size != plan.num_parts:
-        raise InputError(f"torchrun started {size} workers for {plan.num_parts} partitions; the "
-                         "two must be equal")
+    size, trainers = int(os.environ["WORLD_SIZE"]), job["settings"]["train"]["trainers"]
+    if size != plan.num_parts * trainers:
+        raise InputError(f"torchrun started {size} workers for {plan.num_parts} partitions with "
+                         f"{trainers} trainers each; start {plan.num_parts * trainers}")
     summary: dict[str, Any] = run(job, report)
     return summary
 

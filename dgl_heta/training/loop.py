@@ -28,6 +28,9 @@ from dgl_heta.training.checkpoint import (
 from dgl_heta.training.engine import STAGES, Engine
 from dgl_heta.training.memory import peak_rss_mb
 
+CAUSES = ("partials", "gradients", "learnable", "sampling")
+"""What bytes are sent for."""
+
 Report = Callable[[dict[str, Any]], None]
 """Receives progress events: {"event": "step" | "epoch" | "summary", …}."""
 
@@ -45,7 +48,8 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     """
     first, rank = engine.rank == 0, engine.rank
     if not engine.steps("train"):
-        raise InputError(f"no node of '{engine.target}' is in train_mask")
+        raise InputError(f"there is nothing to train on: no node of "
+                         f"{' or '.join(repr(t) for t in engine.task.targets)} is in train_mask")
     mark = fingerprint(engine, settings)
     validates = bool(engine.steps("val"))
     best: dict[str, Any] = {}
@@ -111,31 +115,28 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, report: Report) -> di
     engine.start_epoch(epoch)
     started = time.perf_counter()
     steps = engine.steps("train", epoch)
-    totals = torch.zeros(3, dtype=torch.float64)
-    for index, seeds in enumerate(steps):
-        loss, right = engine.train_step(seeds, (epoch << 20) + index)
-        own = engine.own_count(len(seeds))
-        totals += torch.tensor([loss, right, own], dtype=torch.float64)
+    totals = None
+    for index, step in enumerate(steps):
+        statistics = engine.train_step(step, (epoch << 20) + index)
+        totals = statistics if totals is None else totals + statistics
         report({"event": "step", "epoch": epoch, "step": index + 1, "steps": len(steps),
-                "loss": loss / max(own, 1)})
+                "loss": engine.task.score(statistics)[1]})
     engine.wrapped.end_epoch(epoch)
     seconds = time.perf_counter() - started
     sent = Counter(engine.traffic.bytes)
     engine.own_epochs.append((seconds, engine.traffic.seconds, float(sum(sent.values()))))
     waited, stages = engine.traffic.seconds, dict(engine.seconds)
-    loss_sum, right_sum, count = engine.sum_over_workers(totals)
-    if not math.isfinite(loss_sum):
-        raise InputError(f"the loss of epoch {epoch} is {loss_sum}: training diverged; lower "
+    train_acc, loss = engine.score(totals)
+    if not math.isfinite(loss):
+        raise InputError(f"the loss of epoch {epoch} is {loss}: training diverged; lower "
                          "train.lr or train.sparse_lr, or check the features")
     every = settings.train.eval_every
     validate = epoch % every == 0 or epoch == settings.train.epochs
     val_acc = engine.evaluate("val")[0] if validate else float("nan")
-    causes = {cause: int(total) for cause, total in zip(
-        ("partials", "gradients", "learnable"), engine.sum_over_workers(torch.tensor(
-            [float(sent[c]) for c in ("partials", "gradients", "learnable")],
-            dtype=torch.float64)))}
+    causes = {cause: int(total) for cause, total in zip(CAUSES, engine.sum_over_workers(
+        torch.tensor([float(sent[c]) for c in CAUSES], dtype=torch.float64)))}
     return {
-        "event": "epoch", "epoch": epoch, "loss": loss_sum / count, "train_acc": right_sum / count,
+        "event": "epoch", "epoch": epoch, "loss": loss, "train_acc": train_acc,
         "val_acc": _number(val_acc),
         "seconds": {**{s: stages.get(s, 0.0) for s in STAGES}, "waiting": waited,
                     "total": seconds},
@@ -165,10 +166,11 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
         "peak_rss_mb": max(worker[0] for worker in workers),
         "stages": {stage: mean("seconds", stage) for stage in STAGES},
         "waiting_seconds": mean("seconds", "waiting"),
-        "bytes": {c: int(mean("bytes_sent", c)) for c in ("partials", "gradients", "learnable")},
+        "bytes": {c: int(mean("bytes_sent", c)) for c in CAUSES},
         "workers": [{"rank": rank, "peak_rss_mb": rss, "seconds": seconds, "waiting": waiting,
                      "bytes_sent": int(sent)}
                     for rank, (rss, seconds, waiting, sent) in enumerate(workers)],
+        "metric": engine.task.metric,
         "dataset": engine.store.manifest.name, "model": settings.model.name,
         "wrapper": settings.train.wrapper, "parts": engine.plan.num_parts,
         "parameters": sum(p.numel() for p in engine.model.parameters()),

@@ -1,0 +1,49 @@
+"""HAN (Wang et al. 2019): attention over each relation's neighbours, then over the relations."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dgl_heta.models.hgnn import Edges, HGNNLayer
+from dgl_heta.models.rgat import RelationAttention
+from dgl_heta.models.spec import ModelSpec, slot
+from dgl_heta.schema import Relation
+
+
+class HANLayer(HGNNLayer):
+    """Semantic attention over the stacked aggregations of all relations.
+
+    β_r = softmax_r q · tanh(W z_r + b), h_v = Σ_r β_r z_r. The scores are a node's own; HAN
+    averages them over all nodes, which in mini-batches would tie a node's result to the batch
+    it is in.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__("stack", spec.hidden)
+        width = spec.hidden
+        self.attention = nn.ModuleDict({
+            slot(r): RelationAttention(width, spec.heads) for r in spec.schema.relations})
+        self.semantic = nn.Linear(width, width)
+        self.query = nn.Parameter(nn.init.xavier_normal_(torch.empty(width, 1)))
+        self.loop = nn.Linear(width, width) if spec.self_loop else None
+        self.norm = nn.LayerNorm(width) if spec.layer_norm else None
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def aggregate(self, edges: Edges) -> Tensor:
+        return F.elu(self.attention[slot(edges.relation)](edges))
+
+    def combine(self, ntype: str, stacked: Tensor, relations: tuple[Relation, ...]) -> Tensor:
+        if not relations:
+            return stacked.sum(1)
+        scores = torch.tanh(self.semantic(stacked)) @ self.query
+        return (torch.softmax(scores, 1) * stacked).sum(1)
+
+    def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
+        if self.loop is not None and state is not None:
+            aggregated = aggregated + self.loop(state)
+        if self.norm is not None:
+            aggregated = self.norm(aggregated)
+        out: Tensor = self.dropout(F.elu(aggregated))
+        return out

@@ -1,0 +1,67 @@
+"""HGT, the heterogeneous graph transformer (Hu et al. 2020)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from dgl_heta.models.hgnn import Edges, HGNNLayer
+from dgl_heta.models.rgat import head_width
+from dgl_heta.models.spec import ModelSpec, slot
+
+
+class HGTLayer(HGNNLayer):
+    """Attention whose softmax ranges over all in-edges, by whatever relation (HGT Eq. 3-5).
+
+    Keys, queries, values and outputs have weights per node type, attention and message per edge
+    type, and the prior μ per relation. Keys and values are never formed per source row: their
+    weights are multiplied with the destination row's query and with its weighted sum.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__("softmax", spec.hidden, spec.heads)
+        width, heads = spec.hidden, spec.heads
+        each = self._each = head_width(width, heads)
+        types, schema = spec.schema.node_types, spec.schema
+        self.keys, self.queries, self.values, self.outputs = (
+            nn.ModuleDict({slot(t): nn.Linear(width, width) for t in types}) for _ in range(4))
+        self.skip = nn.ParameterDict({slot(t): nn.Parameter(torch.ones(1)) for t in types})
+        edge_types = dict.fromkeys(r.etype for r in schema.relations)
+        self.attention, self.message = (
+            nn.ParameterDict({slot(e): nn.Parameter(torch.stack([
+                nn.init.xavier_uniform_(torch.empty(each, each)) for _ in range(heads)]))
+                for e in edge_types}) for _ in range(2))
+        self.prior = nn.ParameterDict({slot(r): nn.Parameter(torch.ones(heads))
+                                       for r in schema.relations})
+        self.norm = nn.LayerNorm(width) if spec.layer_norm else None
+        self.dropout = nn.Dropout(spec.dropout)
+
+    def score(self, edges: Edges) -> Tensor:
+        relation, heads, each = edges.relation, self.heads, self._each
+        key = self.keys[slot(relation.src)]
+        query = self.queries[slot(relation.dst)](edges.destination)
+        query = query.view(edges.num_rows, heads, each)
+        wanted = torch.einsum("rhd,hed->rhe", query, self.attention[slot(relation.etype)])
+        wanted = wanted * (self.prior[slot(relation)] / math.sqrt(each)).unsqueeze(1)
+        scores = edges.dot(torch.einsum("rhe,hei->rhi", wanted,
+                                        key.weight.view(heads, each, self.width)))
+        return scores + edges.spread(torch.einsum("rhe,he->rh", wanted,
+                                                  key.bias.view(heads, each)))
+
+    def attend(self, edges: Edges, weights: Tensor) -> Tensor:
+        relation, heads, each = edges.relation, self.heads, self._each
+        value = self.values[slot(relation.src)]
+        sums = torch.einsum("rhi,hei->rhe", edges.attend(weights),
+                            value.weight.view(heads, each, self.width))
+        sums = sums + edges.total(weights).unsqueeze(2) * value.bias.view(heads, each)
+        return torch.einsum("rhe,hed->rhd", sums, self.message[slot(relation.etype)]).flatten(1)
+
+    def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
+        assert state is not None
+        share = torch.sigmoid(self.skip[slot(ntype)])
+        out = self.dropout(self.outputs[slot(ntype)](F.gelu(aggregated)))
+        out = share * out + (1 - share) * state
+        return out if self.norm is None else self.norm(out)

@@ -1,0 +1,41 @@
+"""What a model is built from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dgl_heta.schema import Relation, Schema
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a model provider gets to build a model.
+
+    Attributes
+    ----------
+    input_dims : width of the input features per node type; learnable features are `hidden`
+        wide.
+    static : node types with static features, which are projected to `hidden`.
+    num_classes : target node type → number of outputs.
+    """
+
+    schema: Schema
+    input_dims: Mapping[str, int]
+    static: frozenset[str]
+    num_classes: Mapping[str, int]
+    layers: int
+    hidden: int = 64
+    heads: int = 4
+    bases: int = 0
+    self_loop: bool = True
+    layer_norm: bool = False
+    dropout: float = 0.0
+    aggregate: str = "mean"
+    reduce: str = "sum"
+
+
+def slot(name: str | Relation) -> str:
+    """A key for a node type or relation that `nn.ModuleDict` accepts."""
+    text = name if isinstance(name, str) else ":".join(name)
+    return "of " + text.replace("%", "%25").replace(".", "%2E")

@@ -1,0 +1,263 @@
+"""Per-edge kernels of attention models over the in-edges of destination rows.
+
+R destination rows, E edges, S source rows, H heads, D width. `indptr` (R + 1, int64) and
+`indices` (E) are CSC over the rows; edges are in the order of their rows. On CPU each kernel is
+one compiled pass over the edges that writes nothing of size (E, H, D); elsewhere, and in half
+precision, PyTorch operators do the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.jit import kernel
+
+
+def edge_scores(indptr: Tensor, indices: Tensor, queries: Tensor, states: Tensor) -> Tensor:
+    """Products of each edge's source state with its row's queries.
+
+    `queries` (R, H, D), `states` (S, D); returns (E, H).
+    """
+    if _compiled(states):
+        return _Scores.apply(indptr, indices, queries, states)
+    rows = edge_index(indptr, len(indices))
+    return (queries[rows] * states[indices.long()].unsqueeze(1)).sum(2)
+
+
+def attend(indptr: Tensor, indices: Tensor, weights: Tensor, states: Tensor) -> Tensor:
+    """Sums of source states over each row's edges, weighted per head.
+
+    `weights` (E, H), `states` (S, D); returns (R, H, D), 0 for a row without edges.
+    """
+    if _compiled(states):
+        return _Attend.apply(indptr, indices, weights, states)
+    rows = edge_index(indptr, len(indices))
+    out = states.new_zeros((len(indptr) - 1, weights.shape[1], states.shape[1]))
+    return out.index_add(0, rows, weights.unsqueeze(2) * states[indices.long()].unsqueeze(1))
+
+
+def edge_sum(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> Tensor:
+    """`source[u] + destination[v]` for each edge: (S, H) and (R, H) to (E, H)."""
+    return source.index_select(0, indices.long()) + edge_rows(indptr, destination)
+
+
+def edge_rows(indptr: Tensor, values: Tensor) -> Tensor:
+    """Each edge gets its row's values: (R, H) to (E, H)."""
+    return torch.repeat_interleave(values, indptr.diff(), dim=0)
+
+
+def edge_index(indptr: Tensor, edges: int) -> Tensor:
+    """The row of each edge (E, int64)."""
+    return torch.repeat_interleave(torch.arange(len(indptr) - 1, device=indptr.device),
+                                   indptr.diff(), output_size=edges)
+
+
+def segment_total(indptr: Tensor, weights: Tensor) -> Tensor:
+    """Sums over each row's edges: (E, H) to (R, H)."""
+    if _compiled(weights):
+        return _Total.apply(indptr, weights)
+    out = weights.new_zeros((len(indptr) - 1, *weights.shape[1:]))
+    return out.index_add(0, edge_index(indptr, len(weights)), weights)
+
+
+def segment_max(indptr: Tensor, scores: Tensor) -> Tensor:
+    """Maxima over each row's edges, without a gradient: (E, H) to (R, H).
+
+    -inf for a row without edges.
+    """
+    scores = scores.detach()
+    out = scores.new_full((len(indptr) - 1, *scores.shape[1:]), float("-inf"))
+    if _compiled(scores):
+        _max_forward(indptr.numpy(), scores.contiguous().numpy(), out.numpy())
+        return out
+    index = edge_index(indptr, len(scores)).unsqueeze(1).expand_as(scores)
+    return out.scatter_reduce(0, index, scores, "amax")
+
+
+def segment_softmax(indptr: Tensor, scores: Tensor) -> Tensor:
+    """Softmax over each row's edges: (E, H) to (E, H)."""
+    if _compiled(scores):
+        return _Softmax.apply(indptr, scores)
+    weights = torch.exp(scores - edge_rows(indptr, segment_max(indptr, scores)))
+    return weights / edge_rows(indptr, segment_total(indptr, weights))
+
+
+def _compiled(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    found: np.ndarray = tensor.detach().contiguous().numpy()
+    return found
+
+
+class _Scores(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, indptr: Tensor, indices: Tensor, queries: Tensor, states: Tensor
+                ) -> Tensor:
+        ctx.save_for_backward(indptr, indices, queries, states)
+        out = states.new_empty((len(indices), queries.shape[1]))
+        _scores_forward(indptr.numpy(), indices.numpy(), _array(queries), _array(states),
+                        out.numpy())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        indptr, indices, queries, states = ctx.saved_tensors
+        to_queries, to_states = torch.zeros(queries.shape, dtype=grad.dtype), torch.zeros(
+            states.shape, dtype=grad.dtype)
+        _pair_backward(indptr.numpy(), indices.numpy(), _array(grad), _array(queries),
+                       _array(states), to_queries.numpy(), to_states.numpy())
+        return None, None, to_queries, to_states
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, indptr: Tensor, indices: Tensor, weights: Tensor, states: Tensor
+                ) -> Tensor:
+        ctx.save_for_backward(indptr, indices, weights, states)
+        out = states.new_zeros((len(indptr) - 1, weights.shape[1], states.shape[1]))
+        _attend_forward(indptr.numpy(), indices.numpy(), _array(weights), _array(states),
+                        out.numpy())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        indptr, indices, weights, states = ctx.saved_tensors
+        to_weights = torch.empty(weights.shape, dtype=grad.dtype)
+        to_states = torch.zeros(states.shape, dtype=grad.dtype)
+        _attend_backward(indptr.numpy(), indices.numpy(), _array(grad), _array(weights),
+                         _array(states), to_weights.numpy(), to_states.numpy())
+        return None, None, to_weights, to_states
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, indptr: Tensor, weights: Tensor) -> Tensor:
+        ctx.save_for_backward(indptr)
+        out = weights.new_zeros((len(indptr) - 1, weights.shape[1]))
+        _total_forward(indptr.numpy(), _array(weights), out.numpy())
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+        return None, edge_rows(ctx.saved_tensors[0], grad)
+
+
+class _Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, indptr: Tensor, scores: Tensor) -> Tensor:
+        out = torch.empty(scores.shape, dtype=scores.dtype)
+        _softmax_forward(indptr.numpy(), _array(scores), out.numpy())
+        ctx.save_for_backward(indptr, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+        indptr, out = ctx.saved_tensors
+        to_scores = torch.empty_like(out)
+        _softmax_backward(indptr.numpy(), _array(grad), out.numpy(), to_scores.numpy())
+        return None, to_scores
+
+
+@kernel
+def _scores_forward(indptr, indices, queries, states, out):  # type: ignore[no-untyped-def]
+    heads, width = queries.shape[1], queries.shape[2]
+    for row in range(len(indptr) - 1):
+        for edge in range(indptr[row], indptr[row + 1]):
+            source = indices[edge]
+            for head in range(heads):
+                total = states.dtype.type(0)
+                for k in range(width):
+                    total += queries[row, head, k] * states[source, k]
+                out[edge, head] = total
+
+
+@kernel
+def _pair_backward(indptr, indices, grad, queries, states, to_queries, to_states):  # type: ignore[no-untyped-def]
+    heads, width = queries.shape[1], queries.shape[2]
+    for row in range(len(indptr) - 1):
+        for edge in range(indptr[row], indptr[row + 1]):
+            source = indices[edge]
+            for head in range(heads):
+                g = grad[edge, head]
+                for k in range(width):
+                    to_queries[row, head, k] += g * states[source, k]
+                    to_states[source, k] += g * queries[row, head, k]
+
+
+@kernel
+def _attend_forward(indptr, indices, weights, states, out):  # type: ignore[no-untyped-def]
+    heads, width = weights.shape[1], states.shape[1]
+    for row in range(len(indptr) - 1):
+        for edge in range(indptr[row], indptr[row + 1]):
+            source = indices[edge]
+            for head in range(heads):
+                weight = weights[edge, head]
+                for k in range(width):
+                    out[row, head, k] += weight * states[source, k]
+
+
+@kernel
+def _attend_backward(indptr, indices, grad, weights, states, to_weights, to_states):  # type: ignore[no-untyped-def]
+    heads, width = weights.shape[1], states.shape[1]
+    for row in range(len(indptr) - 1):
+        for edge in range(indptr[row], indptr[row + 1]):
+            source = indices[edge]
+            for head in range(heads):
+                weight, total = weights[edge, head], states.dtype.type(0)
+                for k in range(width):
+                    g = grad[row, head, k]
+                    total += g * states[source, k]
+                    to_states[source, k] += weight * g
+                to_weights[edge, head] = total
+
+
+@kernel
+def _total_forward(indptr, weights, out):  # type: ignore[no-untyped-def]
+    for row in range(len(indptr) - 1):
+        for edge in range(indptr[row], indptr[row + 1]):
+            for head in range(weights.shape[1]):
+                out[row, head] += weights[edge, head]
+
+
+@kernel
+def _max_forward(indptr, scores, out):  # type: ignore[no-untyped-def]
+    for row in range(len(indptr) - 1):
+        for edge in range(indptr[row], indptr[row + 1]):
+            for head in range(scores.shape[1]):
+                value = scores[edge, head]
+                if value > out[row, head] or value != value:  # NaN stays NaN
+                    out[row, head] = value
+
+
+@kernel
+def _softmax_forward(indptr, scores, out):  # type: ignore[no-untyped-def]
+    for row in range(len(indptr) - 1):
+        low, high = indptr[row], indptr[row + 1]
+        for head in range(scores.shape[1]):
+            top = scores.dtype.type(-np.inf)
+            for edge in range(low, high):
+                top = max(top, scores[edge, head])
+            total = scores.dtype.type(0)
+            for edge in range(low, high):
+                out[edge, head] = np.exp(scores[edge, head] - top)
+                total += out[edge, head]
+            for edge in range(low, high):
+                out[edge, head] /= total
+
+
+@kernel
+def _softmax_backward(indptr, grad, out, to_scores):  # type: ignore[no-untyped-def]
+    for row in range(len(indptr) - 1):
+        low, high = indptr[row], indptr[row + 1]
+        for head in range(out.shape[1]):
+            total = out.dtype.type(0)
+            for edge in range(low, high):
+                total += grad[edge, head] * out[edge, head]
+            for edge in range(low, high):
+                to_scores[edge, head] = out[edge, head] * (grad[edge, head] - total)
