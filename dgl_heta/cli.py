@@ -21,6 +21,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from dgl_heta._version import __version__
+from dgl_heta.cost import Workload
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.inputs import GraphInput, open_input
 from dgl_heta.launch.command import EXAMPLE, launch
@@ -49,6 +50,12 @@ Metapaths = Annotated[Path | None, typer.Option(
     '[[["author", "writes", "paper"]]].')]
 Method = Annotated[str, typer.Option(help="Partition backend (see `dgl-heta plugins`).")]
 Seed = Annotated[int, typer.Option(help="Seed of backends that draw at random.")]
+Replication = Annotated[str | None, typer.Option(
+    help="full: each partition has all relations that its sub-metatrees need; none: a relation is "
+    "on one partition only. Default: the method's own.")]
+MemoryMb = Annotated[float | None, typer.Option(
+    "--memory-mb", help="Memory that a partition may hold, as predicted; with --replication none "
+    "large relations are cut.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object (last line).")]
 Config = Annotated[Path | None, typer.Option(
     "-c", "--config", help="Settings in TOML (see `dgl-heta settings`).")]
@@ -66,6 +73,7 @@ def plan(
         help="Partition backend (see `dgl-heta plugins`). Default: meta.")] = None,
     seed: Annotated[int | None, typer.Option(
         help="Seed of backends that draw at random. Default: 0.")] = None,
+    replication: Replication = None, memory_mb: MemoryMb = None,
     batch_size: Annotated[int, typer.Option(help="Seeds per worker, for the prediction.")] = 1024,
     hidden: Annotated[int, typer.Option(help="Hidden width, for the prediction.")] = 64,
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
@@ -77,18 +85,19 @@ def plan(
     """
     opened = open_input(graph, plugins())
     work = _positive(batch_size, "--batch-size"), _positive(hidden, "--hidden")
-    wishes = (target, hops, parts, metapaths, method, seed)
+    wishes = (target, hops, parts, metapaths, method, seed, replication, memory_mb)
     if opened.plan is not None and all(wish is None for wish in wishes):
         _show(opened.plan, *work, svg, as_json)
         return
     parts = parts if parts is not None else opened.plan.num_parts if opened.plan else 2
-    request = _request(opened, target, hops, parts, metapaths, seed or 0)
+    request = _request(opened, target, hops, parts, metapaths, seed or 0, replication, memory_mb,
+                       Workload(*work))
     backend = plugins().get("partition backend", method or "meta")
     _show(backend.plan(opened.schema, request), *work, svg, as_json)
 
 
 def _show(made: Plan, batch_size: int, hidden: int, svg: Path | None, as_json: bool) -> None:
-    from dgl_heta.cost import Workload, predict, to_json
+    from dgl_heta.cost import predict, to_json
 
     work = Workload(batch_size, hidden)
     costs = predict(made, work)
@@ -111,7 +120,8 @@ def partition(
     graph: Input,
     directory: Annotated[Path, typer.Option("--out", help="Directory to write.")],
     target: Target = None, hops: Hops = None, parts: Parts = 2, metapaths: Metapaths = None,
-    method: Method = "meta", seed: Seed = 0, overwrite: Overwrite = False,
+    method: Method = "meta", seed: Seed = 0, replication: Replication = None,
+    memory_mb: MemoryMb = None, overwrite: Overwrite = False,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Check what can be known before the edges are read and show the plan, "
         "write nothing.")] = False,
@@ -133,7 +143,7 @@ def partition(
         raise InputError(f"'{graph}' is a schema without edges; partition a graph, or use "
                          "`dgl-heta plan`")
     backend = plugins().get("partition backend", method)
-    request = _request(opened, target, hops, parts, metapaths, seed)
+    request = _request(opened, target, hops, parts, metapaths, seed, replication, memory_mb)
     if dry_run:
         if opened.source:
             from dgl_heta.store.writer import check_source
@@ -344,12 +354,19 @@ def _root(context: typer.Context, version: Annotated[bool, typer.Option(
 
 
 def _request(opened: GraphInput, target: list[str] | None, hops: int | None, parts: int,
-             metapaths: Path | None, seed: int) -> PartitionRequest:
+             metapaths: Path | None, seed: int, replication: str | None = None,
+             memory_mb: float | None = None, work: Workload | None = None) -> PartitionRequest:
     from dgl_heta.metatree import load_metapaths
 
+    if replication not in (None, "full", "none"):
+        raise InputError(f"--replication is '{replication}'; it must be full or none")
+    if memory_mb is not None and memory_mb <= 0:
+        raise InputError(f"--memory-mb is {memory_mb}; it must be more than 0")
     paths = load_metapaths(metapaths, opened.schema) if metapaths else []
-    return PartitionRequest(parts, _targets(opened, target),
-                            2 if hops is None and not paths else hops, paths, seed)
+    return PartitionRequest(
+        parts, _targets(opened, target), 2 if hops is None and not paths else hops, paths, seed,
+        replication=replication, workload=work or Workload(),
+        memory_limit=None if memory_mb is None else int(memory_mb * 1e6))
 
 
 def _targets(opened: GraphInput, given: list[str] | None) -> tuple[str, ...]:

@@ -6,10 +6,13 @@ them with the bytes that the engine counts.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dgl_heta.plan import Plan
+from dgl_heta.plan import Partition, Plan
+from dgl_heta.schema import Relation, Schema
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Workload:
     parameters: int = 0
     seed_states: bool = True
     reduce: str = "sum"
+    fanouts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,19 +66,12 @@ def predict(plan: Plan, work: Workload) -> list[PartitionCost]:
     has 2^31 nodes or more). Learnable features count their value and two moments of Adam.
     """
     schema = plan.schema
+    below = _below_last(plan, work) if plan.replication == "none" else {}
     costs = []
     for partition in plan.partitions:
-        topology = 0
-        for relation in partition.relations:
-            width = 4 if schema.node_counts[relation.src] < 2**31 else 8
-            topology += (schema.node_counts[relation.dst] + 1) * 8
-            topology += schema.edge_counts[relation] * width
-        features = learnable = 0
-        for ntype in partition.node_types:
-            if schema.feature_bytes.get(ntype):
-                features += schema.node_counts[ntype] * schema.feature_bytes[ntype]
-            else:
-                learnable += schema.node_counts[ntype] * work.hidden * work.itemsize * 3
+        topology = sum(relation_bytes(schema, r, *partition.ranges.get(r, (0, None)))
+                       for r in partition.relations)
+        features, learnable = type_bytes(schema, partition.node_types, work)
         size = len(plan.groups[partition.group])
         costs.append(PartitionCost(
             relations=len(partition.relations),
@@ -84,10 +81,84 @@ def predict(plan: Plan, work: Workload) -> list[PartitionCost]:
             feature_bytes=features,
             learnable_bytes=learnable,
             boundary_nodes=plan.boundary_nodes // len(plan.groups),
-            partial_bytes=_partials(size, plan.hops, work),
+            partial_bytes=(_partials(size, 1, work) + sum(below[t] for t in partition.node_types)
+                           if below else _partials(size, plan.hops, work)),
             gradient_bytes=_all_reduce(plan.num_parts, work.parameters * work.itemsize),
         ))
     return costs
+
+
+def relation_bytes(schema: Schema, relation: Relation, low: int = 0, high: int | None = None
+                   ) -> int:
+    """Bytes of the CSC of a relation, or of the part for destinations `low … high - 1`.
+
+    The edges of a part are taken to be in proportion to its destinations.
+    """
+    count = schema.node_counts[relation.dst]
+    rows = (count if high is None else high) - low
+    width = 4 if schema.node_counts[relation.src] < 2**31 else 8
+    return (rows + 1) * 8 + schema.edge_counts[relation] * rows // max(count, 1) * width
+
+
+def type_bytes(schema: Schema, ntypes: Iterable[str], work: Workload) -> tuple[int, int]:
+    """Bytes of static and of learnable features (value and two moments) of some node types."""
+    features = learnable = 0
+    for ntype in ntypes:
+        if schema.feature_bytes.get(ntype):
+            features += schema.node_counts[ntype] * schema.feature_bytes[ntype]
+        else:
+            learnable += schema.node_counts[ntype] * work.hidden * work.itemsize * 3
+    return features, learnable
+
+
+def memory(schema: Schema, partition: Partition, work: Workload) -> int:
+    """Bytes that a partition holds: topology, features, learnable features."""
+    return (sum(relation_bytes(schema, r, *partition.ranges.get(r, (0, None)))
+                for r in partition.relations)
+            + sum(type_bytes(schema, partition.node_types, work)))
+
+
+def expected_rows(plan: Plan, work: Workload) -> list[dict[str, float]]:
+    """Expected destination rows per node type of each layer, layer 1 first, of one step.
+
+    Draws of neighbours are taken to be even over the nodes of the source type, so that d draws
+    find N (1 - exp(-d / N)) of N nodes, and every node to have the mean number of neighbours.
+    """
+    schema = plan.schema
+    fanouts = work.fanouts or (25, *[20] * (plan.hops - 1))
+    seeds = work.batch_size * len(plan.groups[0]) / len(plan.targets)
+    rows = {t: min(seeds, float(schema.node_counts[t])) for t in plan.targets}
+    found = [rows]
+    for layer in range(plan.hops, 1, -1):
+        fanout = fanouts[layer - 1] if fanouts[layer - 1] >= 0 else math.inf
+        draws: dict[str, float] = {}
+        relations = {r for p in plan.partitions for r in p.layers[layer]}
+        for relation in relations:
+            degree = schema.edge_counts[relation] / max(schema.node_counts[relation.dst], 1)
+            draws[relation.src] = (draws.get(relation.src, 0.0)
+                                   + rows.get(relation.dst, 0.0) * min(fanout, degree))
+        rows = dict(rows)
+        for ntype, drawn in draws.items():
+            count = schema.node_counts[ntype]
+            already = rows.get(ntype, 0.0)
+            rows[ntype] = already + (count - already) * -math.expm1(-drawn / max(count, 1))
+        found.append(rows)
+    return found[::-1]
+
+
+def _below_last(plan: Plan, work: Workload) -> Mapping[str, int]:
+    """Bytes that each holder of a node type sends per step below the last layer.
+
+    Forward and backward an all-reduce of the type's rows over its holders, and their ids.
+    """
+    found = dict.fromkeys(plan.schema.node_types, 0)
+    for rows in expected_rows(plan, work)[:-1]:
+        for ntype, count in rows.items():
+            holders = len(plan.users(ntype, 0))
+            if holders > 1:
+                size = int(count) * work.hidden * work.itemsize
+                found[ntype] += 2 * _all_reduce(holders, size) + int(count) * 8
+    return found
 
 
 def _partials(group: int, layers: int, work: Workload) -> int:

@@ -9,18 +9,28 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from dgl_heta.cost import Workload
 from dgl_heta.errors import InputError
 from dgl_heta.graph import GraphSource
 from dgl_heta.hookspecs import hookimpl
-from dgl_heta.metatree import Metapath
-from dgl_heta.plan import Plan, longest_processing_time, make_plan
-from dgl_heta.schema import Schema
+from dgl_heta.memory import deal_within, within
+from dgl_heta.metatree import Metapath, check_hops
+from dgl_heta.plan import (
+    Piece,
+    Plan,
+    balanced,
+    deal_whole,
+    make_plan,
+    plan_without_replication,
+)
+from dgl_heta.schema import Relation, Schema
 from dgl_heta.store import Store
 from dgl_heta.store.directory import new_directory
 from dgl_heta.store.writer import Progress, check_source, fill_store, safe_name
@@ -40,6 +50,11 @@ class PartitionRequest:
     seed: int = 0
     edge_ids: bool = False
     """Whether a store that is written keeps the edges' positions in the source."""
+    replication: str | None = None
+    """`full`, `none`, or the backend's own."""
+    memory_limit: int | None = None
+    """Bytes that a partition may hold, as predicted for `workload`."""
+    workload: Workload = field(default_factory=Workload)
 
 
 class PartitionBackend(Protocol):
@@ -59,11 +74,14 @@ class PartitionBackend(Protocol):
 class MetatreeBackend(ABC):
     """A backend that deals sub-metatrees to partitions; subclasses say how.
 
-    Subclasses set `name` and `description` and define :meth:`assign`.
+    Subclasses set `name` and `description` and define :meth:`assign`; those with their own way
+    to deal relations without replication define :meth:`deal`.
     """
 
     name = ""
     description = ""
+    replication = "full"
+    """What is meant where the request does not say."""
 
     @abstractmethod
     def assign(self, weights: Sequence[int], parts: int, seed: int) -> Sequence[Sequence[int]]:
@@ -72,11 +90,37 @@ class MetatreeBackend(ABC):
         `weights` are those of the sub-metatrees, heaviest first; there are at least `parts`.
         """
 
+    def deal(self, schema: Schema, relations: Sequence[Relation], parts: int,
+             request: PartitionRequest) -> Sequence[Sequence[Piece]]:
+        """For each partition its pieces of the relations, where nothing is replicated.
+
+        Whole relations, heaviest first to the lightest partition; with a memory limit, those
+        that are too large are cut by destination.
+        """
+        if request.memory_limit is not None:
+            return deal_within(schema, relations, request.target, parts, request.memory_limit,
+                               request.workload)
+        return deal_whole(lambda r: schema.edge_counts[r] + schema.node_counts[r.dst])(
+            schema, relations, parts)
+
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
-        return make_plan(
-            schema, request.target, request.hops, request.parts, request.metapaths or None,
-            assign=lambda weights, parts: self.assign(weights, parts, request.seed),
-            method=self.name)
+        if (request.replication or self.replication) == "none":
+            if request.metapaths:
+                raise InputError(
+                    "metapaths need replication = full: without it a seed and a neighbour of one "
+                    "node share a row, but metapaths let them follow different relations")
+            plan = plan_without_replication(
+                schema, request.target, check_hops(request.hops, None), request.parts,
+                lambda schema, relations, parts: self.deal(schema, relations, parts, request),
+                self.name)
+        else:
+            plan = make_plan(
+                schema, request.target, request.hops, request.parts, request.metapaths or None,
+                assign=lambda weights, parts: self.assign(weights, parts, request.seed),
+                method=self.name)
+        if request.memory_limit is not None:
+            plan = within(plan, request.memory_limit, request.workload)
+        return plan
 
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
                   overwrite: bool = False, progress: Progress | None = None) -> Path:
@@ -93,7 +137,31 @@ class Meta(MetatreeBackend):
     description = "meta-partitioning: sub-metatrees to the lightest partition, heaviest first"
 
     def assign(self, weights: Sequence[int], parts: int, seed: int) -> Sequence[Sequence[int]]:
-        return longest_processing_time(weights, parts)
+        return balanced(weights, parts)
+
+
+class RelationRandom(MetatreeBackend):
+    """Relations at random to partitions, none replicated (Heta §8.5, Fig. 14)."""
+
+    name = "relation-random"
+    description = "relations to partitions at random, none on two (RAF without meta-partitioning)"
+    replication = "none"
+
+    def assign(self, weights: Sequence[int], parts: int, seed: int) -> Sequence[Sequence[int]]:
+        order = random.Random(seed).sample(range(len(weights)), len(weights))
+        return [sorted(order[part::parts]) for part in range(parts)]
+
+    def deal(self, schema: Schema, relations: Sequence[Relation], parts: int,
+             request: PartitionRequest) -> Sequence[Sequence[Piece]]:
+        if request.memory_limit is not None or parts > len(relations):
+            return super().deal(schema, relations, parts, request)
+        generator = random.Random(request.seed)
+        order = generator.sample(range(len(relations)), len(relations))
+        # One relation each first, so that no partition is without.
+        places = [*range(parts), *(generator.randrange(parts) for _ in order[parts:])]
+        return [[(relations[i], 0, schema.node_counts[relations[i].dst])
+                 for i in sorted(i for i, place in zip(order, places) if place == part)]
+                for part in range(parts)]
 
 
 class DistDGL:
@@ -111,12 +179,18 @@ class DistDGL:
                   overwrite: bool = False, progress: Progress | None = None) -> Path:
         from dgl_heta.dgl_partition import partition_with_dgl
 
+        for name, given in (("replication", request.replication),
+                            ("a memory limit", request.memory_limit)):
+            if given is not None:
+                raise InputError(f"method '{self.name}' is DistDGL's own and knows no {name}; "
+                                 "leave it out, or use method meta")
+
         return partition_with_dgl(source, self.name, request, out, overwrite=overwrite)
 
 
 @hookimpl
 def dgl_heta_partition_backends() -> list[PartitionBackend]:
-    return [Meta(), DistDGL("metis"), DistDGL("random")]
+    return [Meta(), RelationRandom(), DistDGL("metis"), DistDGL("random")]
 
 
 def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,

@@ -54,6 +54,11 @@ class PartitionSettings(_Section):
     target: str | None = Field(None, description="target node type of a script's "
                                "partition_graph; default: the type with a train_mask")
     metapaths: str | None = Field(None, description="JSON file of metapaths; default: all hops")
+    replication: Literal["full", "none"] | None = Field(
+        None, description="full: each partition has all relations that its sub-metatrees need; "
+        "none: a relation is on one partition only; default: the method's own")
+    memory_mb: float | None = Field(None, gt=0, description="memory that a partition may hold, as "
+                                    "predicted; with replication = none large relations are cut")
     seed: int = Field(0, ge=0, description="seed of backends that draw at random")
 
 

@@ -44,13 +44,33 @@ def test_workers_compute_what_one_process_computes(
     check(alone, run(job(store, tmp_path, parts), tmp_path))
 
 
-@pytest.mark.parametrize("parts", [6, 8])
+@pytest.mark.parametrize("parts", [6, 8, 9])
 def test_more_workers_than_sub_metatrees_compute_the_same(
         store: Path, alone: Results, tmp_path: Path, parts: int) -> None:
-    """4 sub-metatrees: 6 workers share seeds inside one group, 8 are two groups."""
+    """4 sub-metatrees: 6 workers share seeds inside one group, 8 and 9 are two groups."""
     names = ["sum-self_loop", "max-self_loop-bases", "mean", "sampled", "three layers",
-             "metapaths"]
+             "metapaths", "hgt-self_loop", "han", "links"]
     check(alone, run(job(store, tmp_path, parts, names), tmp_path))
+
+
+WIDE = ["sum-self_loop", "max-bases", "mean", "sampled", "without seed states", "rgat-self_loop",
+        "hgt-self_loop", "han", "hgt sampled, three layers", "two targets", "links"]
+
+
+@pytest.mark.parametrize(("parts", "cut"), [(2, False), (3, True), (4, True), (4, False)])
+def test_without_replication_workers_compute_the_same(
+        store: Path, alone: Results, tmp_path: Path, parts: int, cut: bool) -> None:
+    """Every relation on one partition, or cut by destination in uneven pieces."""
+    check(alone, run(job(store, tmp_path, parts, WIDE, cut=cut), tmp_path))
+
+
+@pytest.mark.parametrize("cut", [None, True])
+def test_several_trainers_of_a_partition_compute_the_same(
+        store: Path, alone: Results, tmp_path: Path, cut: bool | None) -> None:
+    names = ["sum-self_loop", "han", "hgt-self_loop", "links", "two targets"]
+    if cut is None:
+        names.append("metapaths")
+    check(alone, run(job(store, tmp_path, 4, names, cut=cut, **{"train.trainers": 2}), tmp_path))
 
 
 def test_data_parallel_wrapper_computes_the_same(

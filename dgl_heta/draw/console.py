@@ -34,7 +34,10 @@ def terminal(plan: Plan, costs: list[PartitionCost], console: Console, max_lines
         console.print(tree)
         console.print()
     _print_table(console, _partition_table(plan, max_rows))
-    if len(plan.groups) > 1 or any(len(h) > 1 for h in holders_of(plan)):
+    if plan.replication == "none":
+        console.print(Text("Nothing is replicated: partial aggregations of rows of any type that "
+                           "several partitions have are exchanged at every layer.", style="dim"))
+    elif len(plan.groups) > 1 or any(len(h) > 1 for h in holders_of(plan)):
         console.print(Text(
             f"{len(plan.groups)} group{'s' * (len(plan.groups) > 1)} of partitions, each with "
             "seeds of its own; share k/n of a sub-metatree is part k of n of the group's seeds.",
@@ -110,11 +113,15 @@ def _link(plan: Plan, vertex: Vertex, style: str = "", weight: int | None = None
 
 
 def _roots(plan: Plan, partition: Partition, limit: int) -> list[str]:
-    """Root relations of a partition with their shares, at most `limit` lines."""
+    """What a partition was dealt, with shares or ranges, at most `limit` lines."""
     names = [
         printable(plan.sub_metatrees[i].root)
         + (f" (share {share.index + 1}/{share.count} of the seeds)" if share.count > 1 else "")
         for i, share in partition.sub_metatrees.items()
+    ] if plan.replication == "full" else [
+        printable(r) + (" (nodes {:,} … {:,})".format(*partition.ranges[r])
+                        if r in partition.ranges else "")
+        for r in partition.relations
     ]
     if len(names) > limit:
         names = [*names[:limit - 1], f"… ({len(names) - limit + 1:,} more)"]
@@ -134,7 +141,8 @@ def _table(title: str, columns: Sequence[str], grows: int | None = None) -> Tabl
 
 def _partition_table(plan: Plan, max_rows: int) -> Table:
     grouped = len(plan.groups) > 1
-    columns = ["part", *(["group"] if grouped else []), "root relations",
+    dealt = "root relations" if plan.replication == "full" else "its own"
+    columns = ["part", *(["group"] if grouped else []), dealt,
                "relations", "nodes", "edges", "weight"]
     table = _table("Partitions", columns, grows=1 + grouped)
     for partition in plan.partitions[:max_rows]:

@@ -95,6 +95,10 @@ def holders_of(plan: Plan) -> list[list[tuple[int, Share]]]:
     for partition in plan.partitions:
         for index, share in partition.sub_metatrees.items():
             holders[index].append((partition.index, share))
+    if plan.replication == "none":
+        for index, tree in enumerate(plan.sub_metatrees):
+            holders[index] = [(p.index, Share()) for p in plan.partitions
+                              if tree.root in p.relations]
     return holders
 
 

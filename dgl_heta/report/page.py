@@ -237,6 +237,8 @@ def _plan_section(plan: Mapping[str, Any], plan_svg: str | None) -> str:
     for index, part in enumerate(_rows(plan.get("partitions"))):
         owned = [roots[i] for i in part.get("sub_metatrees") or []
                  if isinstance(i, int) and i < len(roots)]
+        if plan.get("replication") == "none":
+            owned = [" ".join(map(str, r)) for r in _rows(part.get("relations"))]
         shown = owned if len(owned) <= 6 else [*owned[:5], f"… {len(owned) - 5} more"]
         rows.append((index, ", ".join(shown) or "–", len(part.get("relations") or []),
                      *(_count(part.get(key)) for key in ("num_nodes", "num_edges", "weight"))))
@@ -245,8 +247,9 @@ def _plan_section(plan: Mapping[str, Any], plan_svg: str | None) -> str:
         _image(picture, "The metatree and the partitions",
                "The metatree with node and edge counts, and the relations that each partition "
                "runs at each layer (L1 is the layer farthest from the target)."),
-        _table(["partition", "root relations", "relations", "nodes", "edges", "weight"], rows,
-               (2, 3, 4, 5)),
+        _table(["partition",
+                "its own" if plan.get("replication") == "none" else "root relations",
+                "relations", "nodes", "edges", "weight"], rows, (2, 3, 4, 5)),
     )
 
 

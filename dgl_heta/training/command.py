@@ -19,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from dgl_heta.cost import Workload, predict, to_json
 from dgl_heta.errors import InputError
 from dgl_heta.inputs import GraphInput, open_input
+from dgl_heta.memory import within
 from dgl_heta.metatree import load_metapaths
 from dgl_heta.partition import PartitionRequest
 from dgl_heta.plan import Plan
@@ -139,6 +140,13 @@ def _plan(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
             raise InputError("the partition was not made for the metapaths of "
                              f"partition.metapaths={metapaths}; leave the setting out, or make "
                              "another partition with --metapaths")
+        if settings.partition.replication not in (None, opened.plan.replication):
+            raise InputError(
+                f"the partition was made with replication = {opened.plan.replication}, but the "
+                f"settings ask for {settings.partition.replication}; leave the setting out, or "
+                "make another partition")
+        if settings.partition.memory_mb is not None:
+            within(opened.plan, int(settings.partition.memory_mb * 1e6), _workload(settings))
         if settings.partition.seed:
             raise InputError("partition.seed has no effect on a partition that exists; leave it "
                              "out, or make another partition with --seed")
@@ -146,7 +154,10 @@ def _plan(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
     metapaths = settings.partition.metapaths
     request = PartitionRequest(
         settings.partition.parts, tuple(targets), settings.model.layers,
-        load_metapaths(metapaths, opened.schema) if metapaths else (), settings.partition.seed)
+        load_metapaths(metapaths, opened.schema) if metapaths else (), settings.partition.seed,
+        replication=settings.partition.replication, workload=_workload(settings),
+        memory_limit=(None if settings.partition.memory_mb is None
+                      else int(settings.partition.memory_mb * 1e6)))
     plan: Plan = registry.get("partition backend", settings.partition.method).plan(
         opened.schema, request)
     return plan
@@ -192,7 +203,8 @@ def _store(opened: GraphInput, run_dir: Path, request: TrainRequest,
 def _workload(settings: Settings, parameters: int = 0) -> Workload:
     return Workload(settings.train.batch_size, settings.model.hidden,
                     8 if settings.train.dtype == "float64" else 4, parameters,
-                    settings.train.seed_states, settings.model.reduce)
+                    settings.train.seed_states, settings.model.reduce,
+                    tuple(settings.train.fanouts))
 
 
 @contextmanager
