@@ -32,10 +32,11 @@ def dgl_heta_kernels() -> list[Kernel]:
 
 @hookimpl
 def dgl_heta_models() -> list[ModelProvider]:
-    from dgl_heta.models import BlockModel, HANLayer, HGTLayer, RGATLayer, RGCNLayer
+    from dgl_heta import models as m
 
-    return [BlockModel("rgcn", RGCNLayer), BlockModel("rgat", RGATLayer),
-            BlockModel("hgt", HGTLayer), BlockModel("han", HANLayer)]
+    return [m.BlockModel("rgcn", m.RGCNLayer), m.BlockModel("rgat", m.RGATLayer),
+            m.BlockModel("hgt", m.HGTLayer), m.BlockModel("han", m.HANLayer), m.PathModel(),
+            m.SubsetModel()]
 
 
 @hookimpl

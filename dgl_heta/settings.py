@@ -91,6 +91,7 @@ class ModelSettings(_Section):
     name: str = Field("rgcn", description="model provider")
     layers: int = Field(2, ge=1, description="layers of the model, hops of the plan")
     hidden: int = Field(64, ge=1, description="width of hidden states and learnable features")
+    subsets: int = Field(8, ge=1, description="subsets of relations (nars)")
     heads: int = Field(4, ge=1, description="attention heads (rgat, han, hgt, sehgnn)")
     bases: int = Field(0, ge=0, description="R-GCN bases; 0 gives every relation its own weight")
     self_loop: bool = Field(True, description="add the destination's own state")
@@ -122,6 +123,8 @@ class TrainSettings(_Section):
         "exact", description="learnable features of types that several workers use: one owner "
         "per row (exact) or a copy per worker (replica)")
     kernel: str = Field("fused", description="aggregation kernel")
+    precompute_mb: int = Field(512, ge=1, description="memory of buffers in which sehgnn and nars "
+                               "compute neighbour averages, per worker")
     cache: str = Field("none", description="cache policy for features")
     seed_states: bool = Field(
         True, description="complete the seeds' states below the last layer; false saves an "

@@ -26,7 +26,7 @@ from dgl_heta.training.tasks import NodeStep, resolve
 EPOCHS, STEPS = 2, 3
 
 
-def run_case(store: Store, case: dict, parts: int, plugins: Plugins,
+def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Path,
              steps_of: int | None = None) -> dict[str, np.ndarray]:
     """Six steps in two epochs, the last two with seeds that do not divide by the workers."""
     settings = load_settings(base=case["settings"], environ={})
@@ -39,7 +39,7 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins,
                                         deal_pieces(case["cut"]), "test")
     else:
         plan = make_plan(store.schema, targets, settings.model.layers, parts, metapaths)
-    engine = Engine(store, plan, settings, plugins)
+    engine = Engine(store, plan, settings, plugins, scratch)
     found: dict[str, np.ndarray] = {}
     step = 0
     for epoch in range(EPOCHS):
@@ -94,7 +94,8 @@ def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
     store, plugins = Store(job["store"]), Plugins(load_entry_points=False)
     for name, case in job["cases"].items():
-        found = run_case(store, case, job["parts"], plugins, job.get("steps_of"))
+        found = run_case(store, case, job["parts"], plugins,
+                         Path(job["out"]) / f"averages-{job['parts']}-{name}", job.get("steps_of"))
         np.savez(Path(job["out"]) / f"{name}-{job['parts']}-{os.environ['RANK']}.npz", **found)
     sys.stderr.flush()
     os._exit(0)  # as the real workers end: a process group's threads can abort an ordinary exit

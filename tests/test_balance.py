@@ -49,7 +49,8 @@ def test_large_assignments_are_never_worse_than_lpt(weights: list[int], parts: i
 
 
 def schema_of(name: str) -> tuple[Schema, str]:
-    source = load_dataset(Plugins(load_entry_points=False).get("dataset", "synthetic-" + name), {"scale": 0.001})
+    provider = Plugins(load_entry_points=False).get("dataset", "synthetic-" + name)
+    source = load_dataset(provider, {"scale": 0.001})
     assert source.task is not None
     return source.schema(), source.task.target
 

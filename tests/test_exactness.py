@@ -73,6 +73,18 @@ def test_several_trainers_of_a_partition_compute_the_same(
     check(alone, run(job(store, tmp_path, 4, names, cut=cut, **{"train.trainers": 2}), tmp_path))
 
 
+@pytest.mark.parametrize(("parts", "trainers"), [(2, 1), (3, 1), (6, 1), (4, 2)])
+def test_nars_computes_the_same(tmp_path: Path, parts: int, trainers: int) -> None:
+    """Averages over relations that lie on several partitions are added up."""
+    source = academic()
+    del source.node_arrays["field"]["feat"]  # all features must be equally wide
+    write_store(source, tmp_path / "store")
+    (tmp_path / "one").mkdir()
+    alone = run(job(tmp_path / "store", tmp_path / "one", 1, ["nars"]), tmp_path / "one")
+    check(alone, run(job(tmp_path / "store", tmp_path, parts, ["nars"],
+                         **{"train.trainers": trainers}), tmp_path))
+
+
 def test_data_parallel_wrapper_computes_the_same(
         store: Path, alone: Results, tmp_path: Path) -> None:
     names = ["sum-self_loop", "sampled", "metapaths"]

@@ -12,6 +12,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.models.han import HANLayer
 from dgl_heta.models.hgnn import HGNN, Edges, HGNNLayer
 from dgl_heta.models.hgt import HGTLayer
+from dgl_heta.models.precomputed import NARS, PathModel, SeHGNN, SubsetModel
 from dgl_heta.models.rgat import RGATLayer
 from dgl_heta.models.rgcn import RGCNLayer
 from dgl_heta.models.spec import ModelSpec, slot
@@ -19,12 +20,17 @@ from dgl_heta.models.spec import ModelSpec, slot
 if TYPE_CHECKING:
     from dgl_heta.plugins import Plugins
 
-__all__ = ["HGNN", "BlockModel", "Edges", "HANLayer", "HGNNLayer", "HGTLayer", "ModelProvider",
-           "ModelSpec", "RGATLayer", "RGCNLayer", "find_model", "slot"]
+__all__ = ["HGNN", "NARS", "BlockModel", "Edges", "HANLayer", "HGNNLayer", "HGTLayer",
+           "ModelProvider", "ModelSpec", "PathModel", "RGATLayer", "RGCNLayer", "SeHGNN",
+           "SubsetModel", "find_model", "slot"]
 
 
 class ModelProvider(Protocol):
-    """A provider of hook `dgl_heta_models`."""
+    """A provider of hook `dgl_heta_models`.
+
+    One with an attribute `precomputed` is for neighbour averages: "paths" or "subsets", see
+    :mod:`dgl_heta.models.precomputed`.
+    """
 
     name: str
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from dgl_heta.metatree import Metapath
 from dgl_heta.schema import Relation, Schema
 
 
@@ -18,6 +19,9 @@ class ModelSpec:
         wide.
     static : node types with static features, which are projected to `hidden`.
     num_classes : target node type → number of outputs.
+    subsets : of relations, for models over them (NARS).
+    paths : for models over metapaths (SeHGNN), target → metapaths with the width of their
+        precomputed averages.
     """
 
     schema: Schema
@@ -33,6 +37,8 @@ class ModelSpec:
     dropout: float = 0.0
     aggregate: str = "mean"
     reduce: str = "sum"
+    subsets: int = 8
+    paths: Mapping[str, tuple[tuple[Metapath, int], ...]] = field(default_factory=dict)
 
 
 def slot(name: str | Relation) -> str:

@@ -170,14 +170,15 @@ class CrossStack(CrossRelation):
         return "stack"
 
     def forward(self, block: Block, ntype: str, parts: Sequence[Part], width: int,  # type: ignore[override]
-                like: Tensor, combine: Callable[[Tensor, tuple[Relation, ...]], Tensor]
-                ) -> Tensor:
+                like: Tensor, combine: Callable[[Tensor, tuple[Relation, ...]], Tensor],
+                columns: int | None = None) -> Tensor:
         """Merge the parts of one node type, each (edges.num_rows, width).
 
         Parameters
         ----------
         combine : `combine(stacked, relations)` turns (rows, relations, width) into (rows, …);
             the relations, those that reach these rows, are in the schema's order.
+        columns : the parts are no relations but stand at their `place` among so many.
 
         Returns
         -------
@@ -185,18 +186,19 @@ class CrossStack(CrossRelation):
         """
         on_seeds = block.seed_relations.get(ntype, ())
         elsewhere = block.inner_relations.get(ntype, ())
-        columns = on_seeds if block.last else tuple(dict.fromkeys((*on_seeds, *elsewhere)))
-        place = {r: i for i, r in enumerate(columns)}
-        rows = block.num_dst[ntype]
-        spread = like.new_zeros((rows, len(columns), width))
+        reach = on_seeds if block.last else tuple(dict.fromkeys((*on_seeds, *elsewhere)))
+        place = {r: i for i, r in enumerate(reach)}
+        count, rows = len(reach) if columns is None else columns, block.num_dst[ntype]
+        spread = like.new_zeros((rows, count, width))
         for edges, value in parts:
             chosen = slice(edges.start, edges.stop) if edges.rows is None else edges.rows
-            spread[chosen, place[edges.relation]] = value
-        whole = _whole(rows)
+            spread[chosen, place[edges.relation] if columns is None else edges.place] = value
         found = merge(self.exchange, "sum", block, ntype,
-                      [(whole, spread.view(rows, len(columns) * width))],
-                      len(columns) * width, like, (1, 1))
-        found = found.view(len(found), len(columns), width)
+                      [(_whole(rows), spread.view(rows, count * width))], count * width, like,
+                      (1, 1))
+        found = found.view(len(found), count, width)
+        if columns is not None:
+            return combine(found, ())
         seeds = min(block.num_seeds(ntype), len(found))
         if on_seeds == elsewhere or seeds == len(found):
             return combine(_columns(found, place, on_seeds or elsewhere), on_seeds or elsewhere)

@@ -27,7 +27,7 @@ from dgl_heta.features import LearnableFeatures
 from dgl_heta.models import ModelProvider, ModelSpec, slot
 from dgl_heta.plugins import plugins
 from dgl_heta.raf.comm import Comm
-from dgl_heta.schema import Schema
+from dgl_heta.schema import Relation, Schema
 from dgl_heta.training.engine import Engine
 
 MODEL_FILE, SPEC_FILE = "model.safetensors", "model.json"
@@ -119,13 +119,15 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
         "schema": spec.schema.to_json(), "input_dims": dict(spec.input_dims),
         "static": sorted(spec.static), "num_classes": dict(spec.num_classes),
         "features": {t: list(rows.shape) for t, rows in tables.items()},
+        "paths": {t: [[[list(r) for r in path], width] for path, width in paths]
+                  for t, paths in spec.paths.items()},
         **{key: getattr(spec, key) for key in _SIZES},
     }, indent=1))
 
 
 _BLOCK = 2**16  # rows
 _SIZES = ("layers", "hidden", "heads", "bases", "self_loop", "layer_norm", "dropout", "aggregate",
-          "reduce")
+          "reduce", "subsets")
 
 
 class PlainModel(nn.Module):
@@ -166,7 +168,10 @@ def load_model(run_dir: str | Path, provider: ModelProvider | None = None) -> Pl
             provider = plugins().get("model", note["provider"])
         spec = ModelSpec(Schema.from_json(note["schema"]), note["input_dims"],
                          frozenset(note["static"]), note["num_classes"],
-                         **{key: note[key] for key in _SIZES})
+                         **{key: note[key] for key in _SIZES},
+                         paths={t: tuple((tuple(Relation(*r) for r in path), int(width))
+                                         for path, width in paths)
+                                for t, paths in note["paths"].items()})
         model = PlainModel(spec, {t: shape[0] for t, shape in note["features"].items()},
                            provider)
         weights = _load(run_dir / MODEL_FILE)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,14 +22,24 @@ from dgl_heta.models import ModelSpec, find_model
 from dgl_heta.nn import use_kernel
 from dgl_heta.plan import Plan
 from dgl_heta.plugins import Plugins
+from dgl_heta.precompute import common_width
 from dgl_heta.raf.comm import Traffic, init_workers, make_comms
 from dgl_heta.sampling import NeighborSampler, SamplingScope, hash_key
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
+from dgl_heta.training.averages import AverageInputs, paths_of
 from dgl_heta.training.tasks import Step, make_task
 
 STAGES = ("sample", "fetch", "forward", "backward", "update")
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
+
+
+class Sampler(Protocol):
+    """Makes the blocks of a step; see :meth:`NeighborSampler.sample`."""
+
+    def sample(self, seeds: Mapping[str, np.ndarray],
+               shares: Mapping[str, SeedShares] | None = None, step: int = 0,
+               without: np.ndarray | None = None) -> MiniBatch: ...
 
 
 class Engine:
@@ -38,6 +50,7 @@ class Engine:
     store, plan : the graph and the partition backend's plan; the module wrapper may replace
         the plan. With T trainers per partition, worker `rank` runs partition `rank // T`.
     settings, plugins : which providers, with which settings.
+    scratch : directory for neighbour averages, which some models compute first.
 
     Raises
     ------
@@ -46,7 +59,8 @@ class Engine:
         that the settings or the plan do not fit.
     """
 
-    def __init__(self, store: Store, plan: Plan, settings: Settings, plugins: Plugins) -> None:
+    def __init__(self, store: Store, plan: Plan, settings: Settings, plugins: Plugins,
+                 scratch: Path | None = None) -> None:
         train, model = settings.train, settings.model
         self.task = make_task(store, settings)
         if set(plan.targets) != set(self.task.targets):
@@ -84,20 +98,34 @@ class Engine:
             return NeighborSampler(store, scope, fanouts, train.seed, train.seed_states,
                                    self._agree, self.task.held_out)
 
-        self._sampler = sampler(train.fanouts)
-        self._eval_sampler = (self._sampler if train.eval_fanouts is None
-                              else sampler(train.eval_fanouts))
+        self.spec = model_spec(store, settings, self.task.outputs, self.plan,
+                               getattr(provider, "precomputed", None))
+        self.averages: AverageInputs | None = None
+        if kind := getattr(provider, "precomputed", None):
+            if self.task.held_out is not None:
+                raise InputError(f"model '{model.name}' averages over all edges beforehand, so it "
+                                 "cannot leave out those that link prediction asks for; use a "
+                                 "model that samples (rgcn, rgat, hgt, han)")
+            if scratch is None:
+                raise InputError(f"model '{model.name}' needs a directory for its averages")
+            self.averages = AverageInputs(kind, store, self.plan, self.rank, settings, scratch,
+                                          self.world, self.spec.paths)
+            self._sampler: Sampler = self.averages
+            self._eval_sampler: Sampler = self.averages
+        else:
+            self._sampler = sampler(train.fanouts)
+            self._eval_sampler = (self._sampler if train.eval_fanouts is None
+                                  else sampler(train.eval_fanouts))
         self._static = StaticFeatures(store, partition.node_types, self.dtype, self.device)
         used = {t for p in self.plan.partitions for t in p.node_types}
         featureless = [t for t in store.schema.node_types
-                       if t in used and not store.has_array(t, "feat")]
+                       if t in used and not store.has_array(t, "feat") and not self.averages]
         twice = self.plan.targets if scope.seeds_apart or self.task.held_out else ()
         self.learnable = LearnableFeatures(
             {t: store.schema.node_counts[t] for t in featureless},
             {t: self.plan.users(t) for t in featureless},
             model.hidden, self.dtype, self.world, train.learnable, AdamSettings(train.sparse_lr),
             train.seed, twice)
-        self.spec = model_spec(store, settings, self.task.outputs)
         torch.manual_seed(train.seed % 2**63)
         self.model = provider.build(self.spec).to(self.device, self.dtype)
         if not train.seed_states and any(getattr(m, "reads_state", False)
@@ -172,11 +200,13 @@ class Engine:
 
     def inputs(self, batch: MiniBatch, train: bool) -> dict[str, Tensor]:
         """Input features of a batch; learnable ones are leaves when training."""
+        if self.averages is not None:
+            return self.averages.fetch(batch, self.device)
         rows = self._static.fetch(batch.input_nodes)
         rows.update(self.learnable.fetch(batch.input_nodes, self.device, train))
         return {t: rows[t] for t in batch.input_nodes}
 
-    def _batch(self, sampler: NeighborSampler, step: Step, number: int) -> MiniBatch:
+    def _batch(self, sampler: Sampler, step: Step, number: int) -> MiniBatch:
         """The blocks of this worker's group's part of a step."""
         with self.timed("sample"):
             ranks = self.group.ranks if self.world.size > 1 else (0,)
@@ -223,13 +253,16 @@ def with_trainers(plan: Plan, trainers: int) -> Plan:
         for p in plan.partitions for t in range(trainers)))
 
 
-def model_spec(store: Store, settings: Settings, outputs: Mapping[str, int]) -> ModelSpec:
+def model_spec(store: Store, settings: Settings, outputs: Mapping[str, int], plan: Plan,
+               precomputed: str | None = None) -> ModelSpec:
     """What the model is built from: the store's types, the task's outputs, the settings."""
     model = settings.model
-    static = frozenset(t for t in store.schema.node_types if store.has_array(t, "feat"))
-    dims = {t: store.array(t, "feat").shape[1] if t in static else model.hidden
-            for t in store.schema.node_types}
-    return ModelSpec(store.schema, dims, static, dict(outputs),
+    widths = {t: store.array(t, "feat").shape[1] for t in store.schema.node_types
+              if store.has_array(t, "feat")}
+    other = common_width(store, model.hidden) if precomputed == "subsets" else model.hidden
+    dims = {t: widths.get(t, other) for t in store.schema.node_types}
+    paths = paths_of(plan, model.hidden, widths) if precomputed == "paths" else {}
+    return ModelSpec(store.schema, dims, frozenset(widths), dict(outputs), paths=paths,
                      **model.model_dump(exclude={"name"}))
 
 

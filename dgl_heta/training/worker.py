@@ -32,7 +32,7 @@ def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
     settings = Settings(**job["settings"])
     store = Store(job["store"])
     plan = Plan.from_json(job["plan"], store.schema, "of this job")
-    engine = Engine(store, plan, settings, plugins())
+    engine = Engine(store, plan, settings, plugins(), Path(job["run_dir"]) / "averages")
     return train(engine, Path(job["run_dir"]), settings, plugins(), resume=job["resume"],
                  report=report)
 

@@ -1,0 +1,149 @@
+"""Models over precomputed neighbour averages: SeHGNN and NARS (technical report, appendix C).
+
+What a relation's partition holds is projected there, the projections are exchanged, and what
+follows (fusion, classification) is data-parallel: every worker does it for its own seeds.
+A block is one layer, whose parts are metapaths, or subsets of relations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dgl_heta.block import Block, MiniBatch, RelationBlock
+from dgl_heta.models.rgat import head_width
+from dgl_heta.models.spec import ModelSpec, slot
+from dgl_heta.nn.cross import CrossRelation, CrossStack
+
+
+def part_key(edges: RelationBlock, *numbers: int) -> str:
+    """The name among a model's inputs of the rows that belong to a part of its block."""
+    return "/".join([edges.relation.dst, *map(str, (edges.place, edges.start, *numbers))])
+
+
+class SeHGNN(nn.Module):
+    """A projection per metapath, a transformer over metapaths, an MLP (Yang et al. 2023, §5).
+
+    Without label propagation: the inputs are features alone. `inputs` has a node type's own
+    features by its name, for the own seeds, and metapaths' averages by :func:`part_key`.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        width = spec.hidden
+        self.targets, self._paths = tuple(spec.num_classes), spec.paths
+        self._heads, self._each = spec.heads, head_width(width, spec.heads)
+        self.own = nn.ModuleDict({slot(t): _projection(spec.input_dims[t], width, spec.dropout)
+                                  for t in self.targets})
+        self.project = nn.ModuleDict({
+            slot(t): nn.ModuleList(_projection(dim, width, spec.dropout)
+                                   for _, dim in spec.paths[t]) for t in self.targets})
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.gain = nn.Parameter(torch.zeros(1))
+        self.dropout = nn.Dropout(spec.dropout)
+        self.heads = nn.ModuleDict({
+            slot(t): nn.Sequential(
+                nn.Linear(width * (1 + len(spec.paths[t])), width), nn.LayerNorm(width), nn.PReLU(),
+                nn.Dropout(spec.dropout), nn.Linear(width, outputs))
+            for t, outputs in spec.num_classes.items()})
+        self.width = width
+        self.cross = CrossStack()
+
+    def forward(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs per target type, (own seeds, classes)."""
+        (block,) = batch.blocks
+        return {t: self._of(block, t, inputs) for t in self.targets}
+
+    def _of(self, block: Block, ntype: str, inputs: Mapping[str, Tensor]) -> Tensor:
+        own = self.own[slot(ntype)](inputs[ntype])
+        parts = [(edges, self.project[slot(ntype)][edges.place](inputs[part_key(edges)]))
+                 for edges in block.into(ntype)]
+        fused: Tensor = self.cross(
+            block, ntype, parts, self.width, own,
+            lambda stacked, _: self._fuse(torch.cat([own.unsqueeze(1), stacked], 1)),
+            len(self._paths[ntype]))
+        out: Tensor = self.heads[slot(ntype)](fused)
+        return out
+
+    def _fuse(self, states: Tensor) -> Tensor:
+        """(rows, metapaths, width) to (rows, metapaths × width)."""
+        rows, tokens, _ = states.shape
+
+        def split(x: Tensor) -> Tensor:
+            return x.view(rows, tokens, self._heads, self._each).transpose(1, 2)
+
+        found = nn.functional.scaled_dot_product_attention(
+            split(self.query(states)), split(self.key(states)), split(self.value(states)))
+        found = found.transpose(1, 2).reshape(rows, tokens, self.width)
+        return self.dropout(states + self.gain * found).flatten(1)
+
+
+class NARS(nn.Module):
+    """A learned mean over subsets per hop, a projection per hop, an MLP (Yu et al. 2020, §4).
+
+    The mean over subsets and the projection are linear, so partitions add up their projections.
+    `inputs` has the averages of subset k and hop l by :func:`part_key`.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__()
+        width, self._hops, self._subsets = spec.hidden, spec.layers, spec.subsets
+        self.targets, self.width = tuple(spec.num_classes), width
+        dims = spec.input_dims
+        self.weights = nn.ParameterDict({
+            slot(t): nn.Parameter(torch.full((self._subsets, self._hops, dims[t]),
+                                             1 / self._subsets)) for t in self.targets})
+        self.own = nn.ModuleDict({slot(t): nn.Linear(dims[t], width) for t in self.targets})
+        self.project = nn.ModuleDict({
+            slot(t): nn.ModuleList(nn.Linear(dims[t], width, bias=False)
+                                   for _ in range(self._hops)) for t in self.targets})
+        self.heads = nn.ModuleDict({
+            slot(t): nn.Sequential(
+                nn.PReLU(), nn.Dropout(spec.dropout), nn.Linear(width * (1 + self._hops), width),
+                nn.PReLU(), nn.Dropout(spec.dropout), nn.Linear(width, outputs))
+            for t, outputs in spec.num_classes.items()})
+        self.cross = CrossRelation("sum")
+
+    def forward(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs per target type, (own seeds, classes)."""
+        (block,) = batch.blocks
+        out = {}
+        for ntype in self.targets:
+            own = self.own[slot(ntype)](inputs[ntype])
+            parts = []
+            for edges in block.into(ntype):
+                hops = []
+                for hop, project in enumerate(self.project[slot(ntype)]):
+                    weighted = [inputs[part_key(edges, k, hop)] * self.weights[slot(ntype)][k, hop]
+                                for k in range(self._subsets)]
+                    hops.append(project(torch.stack(weighted).sum(0)))
+                parts.append((edges, torch.cat(hops, 1)))
+            merged = self.cross(block, ntype, parts, self.width * self._hops, own)
+            out[ntype] = self.heads[slot(ntype)](torch.cat([own, merged], 1))
+        return out
+
+
+def _projection(dim: int, width: int, dropout: float) -> nn.Module:
+    return nn.Sequential(nn.Linear(dim, width), nn.LayerNorm(width), nn.PReLU(),
+                         nn.Dropout(dropout), nn.Linear(width, width), nn.LayerNorm(width),
+                         nn.PReLU())
+
+
+class PathModel:
+    """A provider of models over metapaths' neighbour averages."""
+
+    name, precomputed = "sehgnn", "paths"
+
+    def build(self, spec: ModelSpec) -> nn.Module:
+        return SeHGNN(spec)
+
+
+class SubsetModel:
+    """A provider of models over neighbour averages by subsets of relations."""
+
+    name, precomputed = "nars", "subsets"
+
+    def build(self, spec: ModelSpec) -> nn.Module:
+        return NARS(spec)
