@@ -41,6 +41,24 @@ class Exchange(Protocol):
     def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str) -> Tensor:
         """The gradient of all seeds' rows from the gradients that the workers hold, summed."""
 
+    def layout(self, ntype: str, layer: int, whole: Sequence[bool | None]
+               ) -> list[list[int]] | None:
+        """Which worker has which columns, if every column is on one worker; else None.
+
+        `whole` says of each column whether this worker has all rows of it, or none (None).
+        """
+
+    def gather(self, columns: Tensor, layout: list[list[int]], shares: SeedShares, own: bool,
+               layer: int, ntype: str) -> Tensor:
+        """Bring the workers' columns together: (seeds, own columns, width) to (…, all, width).
+
+        Returns all rows, or with `own` only this worker's.
+        """
+
+    def scatter(self, grad: Tensor, layout: list[list[int]], shares: SeedShares, own: bool,
+                ntype: str) -> Tensor:
+        """The adjoint of `gather`."""
+
 
 class Alone:
     """The exchange of a single process: partial rows are complete already."""
@@ -58,6 +76,18 @@ class Alone:
         return rows
 
     def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str) -> Tensor:
+        return grad
+
+    def layout(self, ntype: str, layer: int, whole: Sequence[bool | None]
+               ) -> list[list[int]] | None:
+        return None
+
+    def gather(self, columns: Tensor, layout: list[list[int]], shares: SeedShares, own: bool,
+               layer: int, ntype: str) -> Tensor:
+        return columns
+
+    def scatter(self, grad: Tensor, layout: list[list[int]], shares: SeedShares, own: bool,
+                ntype: str) -> Tensor:
         return grad
 
 
@@ -189,14 +219,23 @@ class CrossStack(CrossRelation):
         reach = on_seeds if block.last else tuple(dict.fromkeys((*on_seeds, *elsewhere)))
         place = {r: i for i, r in enumerate(reach)}
         count, rows = len(reach) if columns is None else columns, block.num_dst[ntype]
-        spread = like.new_zeros((rows, count, width))
-        for edges, value in parts:
-            chosen = slice(edges.start, edges.stop) if edges.rows is None else edges.rows
-            spread[chosen, place[edges.relation] if columns is None else edges.place] = value
-        found = merge(self.exchange, "sum", block, ntype,
-                      [(_whole(rows), spread.view(rows, count * width))], count * width, like,
-                      (1, 1))
-        found = found.view(len(found), count, width)
+        at = [place[e.relation] if columns is None else e.place for e, _ in parts]
+        seeds = block.num_seeds(ntype)
+        whole = _coverage(parts, at, count, seeds)
+        claimed = [column for column, all_rows in enumerate(whole) if all_rows]
+        layout = self.exchange.layout(ntype, block.layer, whole) if seeds else None
+        mine = list(range(count)) if layout is None or seeds < rows else claimed
+        spread = _spread(parts, at, mine, like.new_zeros((rows, width)))
+        if layout is None:
+            found = merge(self.exchange, "sum", block, ntype,
+                          [(_whole(rows), spread.view(rows, count * width))], count * width, like,
+                          (1, 1))
+            found = found.view(len(found), count, width)
+        else:
+            own = spread[:seeds] if mine == claimed else spread[:seeds, claimed]
+            found, self.exchange.token = _Gather.apply(
+                self.exchange, layout, block, ntype, own, self.exchange.token)
+            found = _join(found, spread[seeds:]) if seeds < rows else found
         if columns is not None:
             return combine(found, ())
         seeds = min(block.num_seeds(ntype), len(found))
@@ -206,6 +245,57 @@ class CrossStack(CrossRelation):
         if not seeds:
             return others
         return torch.cat([combine(_columns(found[:seeds], place, on_seeds), on_seeds), others])
+
+
+def _spread(parts: Sequence[Part], at: Sequence[int], wanted: Sequence[int], none: Tensor
+            ) -> Tensor:
+    """The wanted columns side by side: (rows, columns, width), 0 where a column has no part.
+
+    Made at once, because autograd copies the whole for each piece that is written into it.
+    """
+    pieces: dict[int, list[Part]] = {}
+    for part, column in zip(parts, at):
+        pieces.setdefault(column, []).append(part)
+    columns = []
+    for column in wanted:
+        found, reached = [], 0
+        for edges, value in sorted(pieces.get(column, ()), key=lambda part: part[0].start):
+            if edges.rows is not None:
+                value = none.index_copy(0, edges.rows, value)
+            found += [none[reached:edges.start], value]
+            reached = edges.start + len(value)
+        found = [piece for piece in (*found, none[reached:]) if len(piece)]
+        columns.append(found[0] if len(found) == 1 else torch.cat(found) if found else none)
+    return torch.stack(columns, 1) if columns else none.new_zeros((len(none), 0, none.shape[1]))
+
+
+def _coverage(parts: Sequence[Part], at: Sequence[int], count: int, seeds: int
+              ) -> list[bool | None]:
+    """For each column whether its parts have all the seeds' rows; None without a part."""
+    rows: dict[int, int] = {}
+    for (edges, _), column in zip(parts, at):
+        if edges.rows is not None:
+            rows[column] = -1  # a piece of a relation that is cut
+        elif edges.start < seeds or not edges.stop:
+            rows[column] = rows.get(column, 0) + min(edges.stop, seeds) - edges.start
+    return [rows[column] == seeds if column in rows else None for column in range(count)]
+
+
+class _Gather(torch.autograd.Function):
+    """Columns from the workers that have them, through the exchange."""
+
+    @staticmethod
+    def forward(ctx: Any, exchange: Exchange, layout: list[list[int]], block: Block, ntype: str,
+                columns: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.exchange, ctx.layout, ctx.ntype = exchange, layout, ntype
+        ctx.shares, ctx.own, ctx.token_like = block.seeds[ntype], block.last, token.detach()
+        return exchange.gather(columns.contiguous(), layout, ctx.shares, ctx.own, block.layer,
+                               ntype), token.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        found = ctx.exchange.scatter(grad, ctx.layout, ctx.shares, ctx.own, ctx.ntype)
+        return None, None, None, None, found, torch.zeros_like(ctx.token_like)
 
 
 def _columns(found: Tensor, place: dict[Relation, int], wanted: tuple[Relation, ...]) -> Tensor:

@@ -7,7 +7,7 @@ gradients of dense parameters over all workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -63,6 +63,7 @@ class GroupExchange:
     def __init__(self, group: Comm) -> None:
         self._group = group
         self.done: set[tuple[int, str]] = set()
+        self._layouts: dict[tuple[str, int, int], list[list[int]] | None] = {}
         self.token = torch.zeros(1)
 
     def begin(self) -> None:
@@ -82,6 +83,51 @@ class GroupExchange:
         if own:
             return shares.local(self._group.all_gather_rows(grad, shares.sizes, "partials"))
         return shares.local(self._group.holders(ntype).all_reduce(shares.canonical(grad)))
+
+    def layout(self, ntype: str, layer: int, whole: Sequence[bool | None]
+               ) -> list[list[int]] | None:
+        """Agreed on once: a plan gives the same columns in every step."""
+        key = (ntype, layer, len(whole))
+        if key not in self._layouts:
+            holders = self._group.holders(ntype)
+            mine = torch.tensor([[{None: 0, True: 1, False: 2}[w] for w in whole]])
+            every = holders.all_gather_rows(mine, [1] * holders.size, "control")
+            known = bool((every.sum(0) == 1).all())
+            self._layouts[key] = [torch.nonzero(row).flatten().tolist()
+                                  for row in every] if known else None
+        return self._layouts[key]
+
+    def gather(self, columns: Tensor, layout: list[list[int]], shares: SeedShares, own: bool,
+               layer: int, ntype: str) -> Tensor:
+        self.done.add((layer, ntype))
+        holders, width = self._group.holders(ntype), columns.shape[2]
+        mine, counts = columns.shape[1] * width, [len(c) * width for c in layout]
+        flat, rows = shares.canonical(columns).reshape(-1), shares.own if own else shares.total
+        found = holders.all_to_all_rows(
+            flat if own else flat.repeat(holders.size),
+            [size * mine for size in shares.sizes] if own else [rows * mine] * holders.size,
+            [rows * count for count in counts], "partials")
+        pieces = [piece.view(rows, -1, width) for piece in
+                  found.split([rows * count for count in counts])] if rows else [
+            columns.new_zeros(0, len(c), width) for c in layout]
+        order = torch.tensor([c for columns_of in layout for c in columns_of])
+        out = torch.cat(pieces, 1)[:, torch.argsort(order)]
+        return out if own else shares.local(out)
+
+    def scatter(self, grad: Tensor, layout: list[list[int]], shares: SeedShares, own: bool,
+                ntype: str) -> Tensor:
+        holders, width = self._group.holders(ntype), grad.shape[2]
+        grad = grad if own else shares.canonical(grad)
+        mine = len(layout[holders.rank]) * width
+        pieces = torch.cat([grad[:, c].reshape(-1) for c in layout])
+        send = [len(grad) * len(c) * width for c in layout]
+        if own:
+            found = holders.all_to_all_rows(pieces, send, [s * mine for s in shares.sizes],
+                                            "partials")
+        else:
+            found = holders.all_to_all_rows(pieces, send, [len(grad) * mine] * holders.size,
+                                            "partials").view(holders.size, -1).sum(0)
+        return shares.local(found.view(shares.total, len(layout[holders.rank]), width))
 
 
 class RafModule(nn.Module):
