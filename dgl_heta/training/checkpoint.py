@@ -24,8 +24,8 @@ from torch import Tensor, nn
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures
-from dgl_heta.models import ModelProvider, ModelSpec, slot
-from dgl_heta.plugins import plugins
+from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
+from dgl_heta.plugins import Plugins, plugins
 from dgl_heta.raf.comm import Comm
 from dgl_heta.schema import Relation, Schema
 from dgl_heta.training.engine import Engine
@@ -157,29 +157,45 @@ def load_model(run_dir: str | Path, provider: ModelProvider | None = None) -> Pl
         The run has no consolidated model (it did not end), or the file is damaged.
     """
     run_dir = Path(run_dir)
-    note = _note(run_dir / SPEC_FILE)
+    spec, rows, named = read_spec(run_dir, plugins(), given=provider)
+    model = PlainModel(spec, rows, named)
     try:
-        if provider is None:
-            if ":" in str(note["provider"]):
-                raise InputError(
-                    f"the model in {run_dir} was trained as '{note['provider']}', which a file "
-                    "cannot make dgl-heta import; give load_model the provider, for example "
-                    "BlockModel('mine', MyLayer)")
-            provider = plugins().get("model", note["provider"])
-        spec = ModelSpec(Schema.from_json(note["schema"]), note["input_dims"],
-                         frozenset(note["static"]), note["num_classes"],
-                         **{key: note[key] for key in _SIZES},
-                         paths={t: tuple((tuple(Relation(*r) for r in path), int(width))
-                                         for path, width in paths)
-                                for t, paths in note["paths"].items()})
-        model = PlainModel(spec, {t: shape[0] for t, shape in note["features"].items()},
-                           provider)
         weights = _load(run_dir / MODEL_FILE)
         model.to(next(iter(weights.values())).dtype)
         model.load_state_dict(weights)
     except (KeyError, TypeError, RuntimeError) as error:
         raise InputError(f"model {run_dir} is damaged: {error}") from None
     return model
+
+
+def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
+              given: ModelProvider | None = None
+              ) -> tuple[ModelSpec, dict[str, int], ModelProvider]:
+    """What a run's model was built from, its learnable types with their rows, its provider.
+
+    The provider is the one `given`, or that of a `name` that the user said, or the plugin that
+    the file names. A file must not say which code to import.
+    """
+    note = _note(run_dir / SPEC_FILE)
+    try:
+        spec = ModelSpec(Schema.from_json(note["schema"]), note["input_dims"],
+                         frozenset(note["static"]), note["num_classes"],
+                         **{key: note[key] for key in _SIZES},
+                         paths={t: tuple((tuple(Relation(*r) for r in path), int(width))
+                                         for path, width in paths)
+                                for t, paths in note["paths"].items()})
+        rows = {t: int(shape[0]) for t, shape in note["features"].items()}
+        found = given
+        if found is None:
+            if ":" in str(note["provider"]) and name is None:
+                raise InputError(
+                    f"the model in {run_dir} was trained as '{note['provider']}', which a file "
+                    "cannot make dgl-heta import; say so with --model, or give load_model the "
+                    "provider, for example BlockModel('mine', MyLayer)")
+            found = find_model(registry, name or note["provider"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"model {run_dir} is damaged: {error!r}") from None
+    return spec, rows, found
 
 
 def gather_tables(learnable: LearnableFeatures, world: Comm) -> dict[str, Tensor]:

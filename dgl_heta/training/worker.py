@@ -21,7 +21,7 @@ EXIT_INPUT, EXIT_PEER = 2, 3
 
 
 def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
-    """Train what a job describes, as the worker that the environment names."""
+    """Train, or predict, what a job describes, as the worker that the environment names."""
     from dgl_heta.plan import Plan
     from dgl_heta.plugins import plugins
     from dgl_heta.settings import Settings
@@ -29,6 +29,13 @@ def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
     from dgl_heta.training.engine import Engine
     from dgl_heta.training.loop import train
 
+    if job.get("predict"):
+        from dgl_heta.prediction.worker import run as predict
+
+        summary = predict(job, plugins(), report)
+        if os.environ.get("RANK", "0") == "0":
+            report({"event": "summary", **summary})
+        return summary
     settings = Settings(**job["settings"])
     store = Store(job["store"])
     plan = Plan.from_json(job["plan"], store.schema, "of this job")

@@ -1,0 +1,112 @@
+"""One worker of `dgl-heta predict`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from dgl_heta.errors import InputError
+from dgl_heta.models import HGNN, slot
+from dgl_heta.plan import Plan
+from dgl_heta.plugins import Plugins
+from dgl_heta.prediction.layerwise import Layerwise, head
+from dgl_heta.raf.comm import Traffic, init_workers, make_comms
+from dgl_heta.settings import Settings
+from dgl_heta.store import Store
+from dgl_heta.training.checkpoint import MODEL_FILE, read_spec
+from dgl_heta.training.engine import Engine
+from dgl_heta.training.tasks import NodeStep
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def run(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, Any]:
+    """Predict what a job describes, as the worker that the environment names.
+
+    Rows go into the mapped file `job["out"]`, which exists already.
+    """
+    store, settings = Store(job["store"]), Settings(**job["settings"])
+    plan = Plan.from_json(job["plan"], store.schema, "of this job")
+    out = np.lib.format.open_memmap(job["out"], "r+")
+    if job["layerwise"]:
+        _layerwise(job, store, plan, settings, registry, out, report)
+    else:
+        _batchwise(job, store, plan, settings, registry, out, report)
+    out.flush()
+    return {"nodes": len(out)}
+
+
+def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings,
+               registry: Plugins, out: np.ndarray, report: Report) -> None:
+    workers = int(os.environ.get("WORLD_SIZE", "1"))
+    torch.set_num_threads(max((os.cpu_count() or 1) // workers, 1))
+    init_workers("gloo", settings.run.timeout_s)
+    world, _ = make_comms(plan, Traffic(), settings.run.timeout_s)
+    file = Path(job["run_dir"]) / MODEL_FILE
+    spec, _, provider = read_spec(Path(job["run_dir"]), registry, job["model"])
+    model = provider.build(spec)
+    assert isinstance(model, HGNN)
+    with safe_open(file, "pt") as weights:
+        names = [k for k in weights.keys() if k.startswith("model.")]  # noqa: SIM118
+        found = {k.removeprefix("model."): weights.get_tensor(k) for k in names}
+        model.to(next(iter(found.values())).dtype)
+        model.load_state_dict(found)
+
+        def inputs(ntype: str, low: int, high: int) -> Tensor:
+            if store.has_array(ntype, "feat"):
+                return torch.from_numpy(np.array(store.array(ntype, "feat")[low:high]))
+            rows: Tensor = weights.get_slice(f"features.{slot(ntype)}.weight")[low:high]
+            return rows
+
+        (target,) = plan.targets
+        finish = None if job["what"] == "embeddings" else head(model, target)
+
+        def write(ids: np.ndarray, states: Tensor) -> None:
+            rows = states if finish is None else finish(states)
+            out[ids] = _of_kind(rows, job["what"], job["kind"])
+
+        Layerwise(store, plan, model, inputs, world, Path(job["scratch"]), job["chunk"],
+                  report if world.rank == 0 else lambda event: None).run(write)
+
+
+@torch.no_grad()
+def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings,
+               registry: Plugins, out: np.ndarray, report: Report) -> None:
+    engine = Engine(store, plan, settings, registry, Path(job["run_dir"]) / "averages")
+    with safe_open(Path(job["run_dir"]) / MODEL_FILE, "pt") as weights:
+        names = [k for k in weights.keys() if k.startswith("model.")]  # noqa: SIM118
+        engine.model.load_state_dict(
+            {k.removeprefix("model."): weights.get_tensor(k) for k in names})
+        for ntype, (low, rows) in engine.learnable.shards().items():
+            rows.copy_(weights.get_slice(f"features.{slot(ntype)}.weight")[low:low + len(rows)])
+    engine.model.eval()
+    target, size = job["ntype"], job["chunk"]
+    for number, low in enumerate(range(0, len(out), size)):
+        nodes = {t: np.empty(0, np.int64) for t in engine.task.targets}
+        nodes[target] = np.arange(low, min(low + size, len(out)))
+        batch = engine.sample(NodeStep(nodes), number)
+        rows = engine.wrapped(batch, engine.inputs(batch, train=False))[target]
+        out[batch.own_seeds[target]] = _of_kind(rows, job["what"], job["kind"])
+        if engine.rank == 0:
+            report({"event": "progress", "layer": settings.model.layers, "ntype": target,
+                    "done": min(low + size, len(out)), "total": len(out)})
+    engine.world.barrier()
+
+
+def _of_kind(rows: Tensor, what: str, kind: str) -> np.ndarray:
+    """Outputs as what the user asked for."""
+    if what == "predictions" and kind == "classification":
+        rows = rows.argmax(1)
+    elif what == "predictions" and kind == "multilabel":
+        rows = (rows > 0).to(torch.uint8)
+    elif what not in ("predictions", "scores", "embeddings"):
+        raise InputError(f"'{what}' is unknown; known are predictions, scores, embeddings")
+    found: np.ndarray = rows.cpu().numpy()
+    return found
