@@ -77,6 +77,12 @@ def plan(
     batch_size: Annotated[int, typer.Option(help="Seeds per worker, for the prediction.")] = 1024,
     hidden: Annotated[int, typer.Option(help="Hidden width, for the prediction.")] = 64,
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
+    compare: Annotated[bool, typer.Option(
+        "--compare", help="Compare meta-partitioning with relation-random, random and METIS: bytes "
+        "per epoch, memory, balance. Samples some steps, so it needs edges.")] = False,
+    fanouts: Annotated[str | None, typer.Option(
+        help="Neighbours per relation and layer, input layer first, for the comparison. Default: "
+        "25, then 20.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how a graph would be partitioned, with what each partition costs.
@@ -85,6 +91,10 @@ def plan(
     """
     opened = open_input(graph, plugins())
     work = _positive(batch_size, "--batch-size"), _positive(hidden, "--hidden")
+    if compare:
+        _compare(opened, _request(opened, target, hops, parts or 2, None, seed or 0),
+                 Workload(*work, fanouts=_fanouts(fanouts, hops or 2)), as_json)
+        return
     wishes = (target, hops, parts, metapaths, method, seed, replication, memory_mb)
     if opened.plan is not None and all(wish is None for wish in wishes):
         _show(opened.plan, *work, svg, as_json)
@@ -94,6 +104,63 @@ def plan(
                        Workload(*work))
     backend = plugins().get("partition backend", method or "meta")
     _show(backend.plan(opened.schema, request), *work, svg, as_json)
+
+
+def _fanouts(text: str | None, hops: int) -> tuple[int, ...]:
+    try:
+        found = tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise InputError(f"--fanouts is '{text}'; write numbers, for example 25,20") from None
+    if text and len(found) != hops:
+        raise InputError(f"--fanouts has {len(found)} numbers, but there are {hops} hops")
+    return found
+
+
+def _compare(opened: GraphInput, request: PartitionRequest, work: Workload, as_json: bool) -> None:
+    import tempfile
+
+    from dgl_heta.compare import compare
+    from dgl_heta.draw import human_bytes
+    from dgl_heta.store import Store, write_store
+
+    with tempfile.TemporaryDirectory() as directory:
+        if opened.store is None:
+            if opened.source is None:
+                raise InputError("--compare samples the graph, but a schema has no edges; give a "
+                                 "store, a partition, a directory of edge files or a data set")
+            write_store(opened.source, Path(directory) / "store")
+        store = opened.store or Store(Path(directory) / "store")
+        with err.status("comparing") as status:
+            found = compare(store, request, work, progress=lambda what: status.update(what))
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    causes = ("partials", "features", "learnable", "sampling")
+    numbers = ("total", *causes, "memory", "balance", "replication")
+    table = _table("method", *numbers, title="Predicted: MB per epoch on the network, by cause",
+                   right=numbers)
+    for method in found.methods:
+        if method.missing is not None:
+            table.add_row(method.name, "–")
+            continue
+        table.add_row(
+            method.name, f"{method.total / 1e6:,.1f}",
+            *(f"{method.bytes_per_epoch.get(c, 0) / 1e6:,.1f}" for c in causes),
+            human_bytes(method.memory_bytes),
+            f"{method.memory_balance:.2f}, {method.edge_balance:.2f}",
+            "–" if method.replication_factor is None else f"{method.replication_factor:.2f}")
+    Console(width=max(out.width, 104)).print(table)  # a long line beats a folded number
+    out.print("memory: of the partition that holds most; balance: most over mean of memory and of "
+              "sampled edges", style="dim", highlight=False)
+    for method in found.methods:
+        if method.missing is not None:
+            out.print(f"{method.name}: {escape(method.missing)}", style="dim", highlight=False)
+    out.print(f"{found.parts} partitions, {found.sampled_steps} of {found.steps_per_epoch} steps "
+              f"sampled, batch {work.batch_size} per worker, hidden {work.hidden}; without the "
+              "averaging of dense gradients, which is the same for all", style="dim",
+              highlight=False)
+    for warning in found.warnings:
+        out.print(f"warning: {escape(warning)}", style="yellow", highlight=False)
 
 
 def _show(made: Plan, batch_size: int, hidden: int, svg: Path | None, as_json: bool) -> None:
