@@ -17,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 
 import exactness
-from graphs import academic
+from graphs import academic, with_tasks
 
 from dgl_heta.store import write_store
 
@@ -31,7 +31,7 @@ def main() -> None:
     chosen = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         store = Path(name) / "store"
-        write_store(academic(), store)
+        write_store(with_tasks(academic()), store)
         alone = exactness.run(exactness.job(store, Path(name), 1), Path(name))
         print(f"| workers | cases | {' | '.join(KINDS)} |")
         print("|---|---|" + "---|" * len(KINDS))
