@@ -117,6 +117,16 @@ class RelationBlock:
     def stop(self) -> int:
         return self.start + self.num_rows
 
+    def with_edges(self) -> RelationBlock:
+        """The same edges over those rows only that have any, if that are many fewer."""
+        degrees = self.indptr.diff()
+        kept = torch.nonzero(degrees).flatten()
+        if 4 * len(kept) > 3 * self.num_rows:
+            return self
+        indptr = torch.cat([self.indptr[kept], self.indptr[-1:]])
+        rows = kept + self.start if self.rows is None else self.rows[kept]
+        return RelationBlock(self.relation, 0, indptr, self.indices, self.place, rows)
+
     def of(self, values: Tensor) -> Tensor:
         """The rows of `values` (destination rows, …) that belong to this relation."""
         return values[self.start:self.stop] if self.rows is None else values[self.rows]

@@ -113,10 +113,12 @@ class HGNNLayer(nn.Module):
     heads : attention heads, where `reduce` is softmax.
     reads_state : whether :meth:`score`, :meth:`aggregate` or :meth:`update` read the state of
         the destination. If not, training can leave it out (`train.seed_states = false`).
+    zero_without_edges : whether :meth:`aggregate` gives 0 for a row without edges (no bias, for
+        one). Then sum and mean leave such rows out, which most relations have many of.
     """
 
     def __init__(self, reduce: str = "sum", width: int = 64, heads: int = 1,
-                 reads_state: bool = True) -> None:
+                 reads_state: bool = True, zero_without_edges: bool = False) -> None:
         super().__init__()
         if reduce in REDUCERS:
             self.cross: CrossRelation = CrossRelation(reduce)
@@ -126,6 +128,7 @@ class HGNNLayer(nn.Module):
             raise InputError(f"reduce '{reduce}' is unknown; known are "
                              f"{', '.join(REDUCERS)}, softmax, stack")
         self.width, self.heads, self.reads_state = width, heads, reads_state
+        self._sparse = reduce == "softmax" or (zero_without_edges and reduce in ("sum", "mean"))
 
     def aggregate(self, edges: Edges) -> Tensor:
         """AGG_r: (edges.num_rows, width). It must depend on its relation alone."""
@@ -162,13 +165,14 @@ class HGNNLayer(nn.Module):
 
     def _merged(self, block: Block, ntype: str, states: dict[str, Tensor]) -> Tensor:
         like = next(iter(states.values()))
-        views = {id(edges): Edges(block, edges, states) for edges in block.into(ntype)}
+        into = [edges.with_edges() if self._sparse else edges for edges in block.into(ntype)]
+        views = {id(edges): Edges(block, edges, states) for edges in into}
         if isinstance(self.cross, CrossSoftmax):
-            scores = [(edges, self.score(views[id(edges)])) for edges in block.into(ntype)]
+            scores = [(edges, self.score(views[id(edges)])) for edges in into]
             return self.cross(block, ntype, scores, self.width, like,
                               lambda edges, weights: self.attend(views[id(edges)], weights),
                               self.heads)
-        parts = [(edges, self.aggregate(views[id(edges)])) for edges in block.into(ntype)]
+        parts = [(edges, self.aggregate(views[id(edges)])) for edges in into]
         if isinstance(self.cross, CrossStack):
             return self.cross(block, ntype, parts, self.width, like,
                               lambda stacked, relations: self.combine(ntype, stacked, relations))

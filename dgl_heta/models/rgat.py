@@ -46,7 +46,7 @@ class RGATLayer(HGNNLayer):
     """h_v = σ( AGG_all_r attention_r({h_u}, h_v) + h_v W_0 + b )."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec.reduce, spec.hidden)
+        super().__init__(spec.reduce, spec.hidden, zero_without_edges=True)
         width = spec.hidden
         self.attention = nn.ModuleDict({
             slot(r): RelationAttention(width, spec.heads) for r in spec.schema.relations})

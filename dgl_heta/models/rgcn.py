@@ -20,7 +20,8 @@ class RGCNLayer(HGNNLayer):
     """
 
     def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec.reduce, spec.hidden, reads_state=spec.self_loop)
+        super().__init__(spec.reduce, spec.hidden, reads_state=spec.self_loop,
+                         zero_without_edges=True)
         width, relations = spec.hidden, spec.schema.relations
         self._spec = spec
         self._place = {r: i for i, r in enumerate(relations)}

@@ -385,7 +385,9 @@ class _Merge(torch.autograd.Function):
 def _apply(out: Tensor, edges: RelationBlock, value: Tensor,
            how: Callable[[Tensor, Tensor], Tensor]) -> None:
     """`out[rows] = how(out[rows], value)` for the rows of a relation, in place."""
-    if edges.rows is not None:
+    if edges.rows is not None and how is torch.add:
+        out.index_add_(0, edges.rows, value)
+    elif edges.rows is not None:
         out[edges.rows] = how(out[edges.rows], value)
     elif how is torch.add:
         out[edges.start:edges.stop] += value
