@@ -25,6 +25,12 @@ _LAZY = {
     "MetatreeBackend": "dgl_heta.partition",
     "PartitionRequest": "dgl_heta.partition",
     "partition_graph": "dgl_heta.dgl_partition",
+    "BlockModel": "dgl_heta.models",
+    "Edges": "dgl_heta.models",
+    "HGNN": "dgl_heta.models",
+    "HGNNLayer": "dgl_heta.models",
+    "ModelSpec": "dgl_heta.models",
+    "slot": "dgl_heta.models",
     "enable": "dgl_heta.distdgl.activate",
     "disable": "dgl_heta.distdgl.activate",
     "load_model": "dgl_heta.training.checkpoint",
@@ -33,11 +39,16 @@ _LAZY = {
 }
 
 __all__ = [
+    "HGNN",
+    "BlockModel",
     "EdgeArrays",
+    "Edges",
     "GraphSource",
+    "HGNNLayer",
     "HetaError",
     "InputError",
     "MetatreeBackend",
+    "ModelSpec",
     "PartitionRequest",
     "Plan",
     "Relation",
@@ -51,6 +62,7 @@ __all__ = [
     "load_model",
     "make_plan",
     "partition_graph",
+    "slot",
     "write_store",
 ]
 
@@ -59,6 +71,7 @@ if TYPE_CHECKING:
     from dgl_heta.distdgl.activate import disable, enable
     from dgl_heta.errors import HetaError, InputError
     from dgl_heta.graph import EdgeArrays, GraphSource, Task
+    from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
     from dgl_heta.partition import MetatreeBackend, PartitionRequest
     from dgl_heta.plan import Plan, make_plan
     from dgl_heta.schema import Relation, Schema
