@@ -74,11 +74,18 @@ class Session:
         if train.dtype != "float32":
             raise InputError(f"train.dtype = '{train.dtype}' cannot be used with DistDGL scripts: "
                              "the script's own model decides; leave it out")
+        if train.trainers != 1:
+            raise InputError(f"train.trainers = {train.trainers} has no effect on DistDGL scripts: "
+                             "the launcher says how many trainers a machine has; leave it out")
         self.settings, self.part, self.part_config = settings, part, part_config
         self.whole: Any = None
         self.store, plan = open_partition(Path(part_config).parent)
         self._stored_names = {(t, given): stored for t in self.store.schema.node_types
                               for stored, given in graph_names(self.store, t).items()}
+        if plan.replication != "full":
+            raise InputError(f"the partition {part_config} was made with replication = "
+                             f"{plan.replication}, which DistDGL scripts cannot use: their blocks "
+                             "have common rows for seeds alone; partition with --replication full")
         self.wrapper = plugins.get("module wrapper", train.wrapper)
         plugins.get("cache policy", train.cache)
         use_kernel(plugins.get("aggregation kernel", train.kernel))

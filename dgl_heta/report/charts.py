@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-_ACCURACIES = {"train_acc": "training", "val_acc": "validation", "test_acc": "test"}
+_SCORES = {"train_acc": "training", "val_acc": "validation", "test_acc": "test"}
 _REST = "#aab2bb"
 _MAX_BARS = 60
 
 
-def learning_chart(epochs: Sequence[Mapping[str, Any]], against_time: bool) -> str | None:
-    """Loss and accuracies against the epoch or against the seconds trained so far."""
+def learning_chart(epochs: Sequence[Mapping[str, Any]], against_time: bool,
+                   metric: str = "accuracy") -> str | None:
+    """Loss and scores against the epoch or against the seconds trained so far."""
     xs: list[float]
     if against_time:
         seconds = [total_of(as_numbers(e.get("seconds")), as_mapping(e.get("seconds")).get("total"))
@@ -32,7 +33,7 @@ def learning_chart(epochs: Sequence[Mapping[str, Any]], against_time: bool) -> s
         xs = list(accumulate(s or 0.0 for s in seconds))
     else:
         xs = [e["epoch"] for e in epochs]
-    curves = {key: [_nan(e.get(key)) for e in epochs] for key in ("loss", *_ACCURACIES)}
+    curves = {key: [_nan(e.get(key)) for e in epochs] for key in ("loss", *_SCORES)}
     curves = {key: ys for key, ys in curves.items() if not all(map(math.isnan, ys))}
     if not curves:
         return None
@@ -40,10 +41,10 @@ def learning_chart(epochs: Sequence[Mapping[str, Any]], against_time: bool) -> s
     style: dict[str, Any] = {"marker": "o" if len(xs) <= 40 else "", "markersize": 3.5,
                              "linewidth": 1.6}
     axes[0].set_title("Loss", loc="left", fontsize=10.5, color="#1f2933")
-    axes[1].set_title("Accuracy", loc="left", fontsize=10.5, color="#1f2933")
+    axes[1].set_title(metric[:1].upper() + metric[1:], loc="left", fontsize=10.5, color="#1f2933")
     if "loss" in curves:
         axes[0].plot(xs, curves["loss"], color=PALETTE[0], **style)
-    for colour, (key, name) in zip((PALETTE[1], PALETTE[2], PALETTE[3]), _ACCURACIES.items()):
+    for colour, (key, name) in zip((PALETTE[1], PALETTE[2], PALETTE[3]), _SCORES.items()):
         if key in curves:
             axes[1].plot(xs, curves[key], color=colour, label=name, **style)
     if len(curves) > ("loss" in curves):

@@ -13,14 +13,15 @@ from typing import Any
 from dgl_heta.draw import printable
 
 STAGES = ("sample", "fetch", "forward", "backward", "update")
-CAUSES = ("partials", "gradients", "learnable")
+CAUSES = ("partials", "gradients", "learnable", "sampling")
 
 
 @dataclass
 class Figures:
     """The main figures, from the summary or else from the epochs."""
 
-    accuracy: dict[str, float]
+    scores: dict[str, float]
+    metric: str
     stages: dict[str, float]
     seconds: float | None
     causes: dict[str, float]
@@ -30,12 +31,13 @@ class Figures:
 
 def main_figures(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]] = ()) -> Figures:
     last = epochs[-1] if epochs else {}
-    accuracy = {}
+    scores = {}
     for key, name in (("test_acc", "test"), ("val_acc", "validation"), ("train_acc", "training")):
         value = as_number(summary.get(key))
         value = as_number(last.get(key)) if value is None else value
         if value is not None:
-            accuracy[name] = value
+            scores[name] = value
+    metric = summary.get("metric")
     stages = as_numbers(summary.get("stages"), STAGES) or _mean(epochs, "seconds", STAGES)
     causes = as_numbers(summary.get("bytes"), CAUSES) or _mean(epochs, "bytes_sent", CAUSES)
     seconds = total_of(stages, summary.get("epoch_seconds"),
@@ -47,7 +49,8 @@ def main_figures(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]
     peaks = [n for source in (summary, *epochs)
              if (n := as_number(source.get("peak_rss_mb"))) is not None]
     memory = as_number(summary.get("peak_rss_mb"))
-    return Figures(accuracy, with_other(stages, seconds), seconds, with_other(causes, sent), sent,
+    return Figures(scores, metric if isinstance(metric, str) else "accuracy",
+                   with_other(stages, seconds), seconds, with_other(causes, sent), sent,
                    max(peaks, default=None) if memory is None else memory)
 
 

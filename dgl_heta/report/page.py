@@ -129,8 +129,8 @@ def _warnings(run: Run) -> Iterable[str]:
 
 
 def _cards(figures: Figures) -> str:
-    cards = [(f"{accuracy:.4f}", f"{name} accuracy")
-             for name, accuracy in figures.accuracy.items() if name != "training"]
+    cards = [(f"{score:.4f}", f"{name} {figures.metric}")
+             for name, score in figures.scores.items() if name != "training"]
     if figures.seconds is not None:
         cards.append((human_seconds(figures.seconds), "per epoch"))
     if figures.sent is not None:
@@ -172,11 +172,14 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: Seque
 def _chart_sections(epochs: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
                     ) -> Iterable[str]:
     figures = main_figures(summary, epochs)
+    metric = figures.metric
     yield _section(
         "Learning",
-        _image(learning_chart(epochs, against_time=False), "Loss and accuracy against the epoch",
-               "Loss and accuracy (fraction of the nodes predicted right) after each epoch."),
-        _image(learning_chart(epochs, against_time=True), "Loss and accuracy against time",
+        _image(learning_chart(epochs, against_time=False, metric=metric),
+               f"Loss and {metric} against the epoch",
+               f"Loss and {metric} after each epoch."),
+        _image(learning_chart(epochs, against_time=True, metric=metric),
+               f"Loss and {metric} against time",
                "The same against the seconds trained so far, the sum of the epochs' times."),
     )
     yield _section(
@@ -191,7 +194,7 @@ def _chart_sections(epochs: Sequence[Mapping[str, Any]], summary: Mapping[str, A
         _image(stack_chart(epochs, "bytes_sent", CAUSES, unit, scale),
                "Bytes sent in every epoch by cause",
                f"Bytes sent in every epoch by cause, in {unit}: partial aggregations, "
-               "gradients of dense parameters, rows of learnable features."),
+               "gradients of dense parameters, rows of learnable features, ids of common rows."),
         _share_table("cause", figures.causes, figures.sent, human_bytes),
     )
 

@@ -14,7 +14,7 @@ from dgl_heta.report.figures import human_megabytes, human_seconds, main_figures
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
-    """Accuracy, seconds per epoch by stage, bytes sent per epoch by cause and peak memory."""
+    """Scores, seconds per epoch by stage, bytes sent per epoch by cause and peak memory."""
     title = " · ".join(run_names(summary)) or "Training"
     table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD,
                   show_edge=False, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -27,8 +27,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         table.add_row(Text(printable(name) if main else f"  {printable(name)}",
                            style="bold" if main else ""), value, share)
 
-    for name, accuracy in figures.accuracy.items():
-        row(f"{name} accuracy", f"{accuracy:.4f}")
+    for name, score in figures.scores.items():
+        row(f"{name} {figures.metric}", f"{score:.4f}")
     for heading, total, parts, shown in (
         ("seconds per epoch", figures.seconds, figures.stages, human_seconds),
         ("sent per epoch", figures.sent, figures.causes, human_bytes),
