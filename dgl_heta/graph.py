@@ -15,6 +15,9 @@ import numpy as np
 from dgl_heta.errors import InputError
 from dgl_heta.schema import Relation, Schema
 
+KINDS = ("classification", "multilabel", "regression")
+"""Kinds of tasks that a graph can come with."""
+
 
 class EdgeSource(Protocol):
     """Edges of one relation, readable any number of times."""

@@ -72,6 +72,12 @@ def deal_within(schema: Schema, relations: Sequence[Relation], targets: Sequence
                                              for p in range(parts)])
         if not pieces:
             room = sum(max(limit - with_types(p, relation), 0) for p in range(parts))
+            features = sum(type_bytes(schema, {relation.src, relation.dst, *targets}, work))
+            if features > limit:
+                raise InputError(
+                    f"the features of the targets and of the ends of '{relation}' alone take "
+                    f"{_mb(features)} MB, {_mb(features - limit)} MB more than the limit of "
+                    f"{_mb(limit)} MB; node types are not cut, so use a limit above that")
             raise InputError(
                 f"relation '{relation}' needs {_mb(whole)} MB, but {parts} partitions of "
                 f"{_mb(limit)} MB have room for {_mb(room)} MB of it beside the other relations "

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.graph import Task
+from dgl_heta.graph import KINDS, Task
 
 MASKS = ("train_mask", "val_mask", "test_mask")
 
@@ -121,7 +121,7 @@ def check_ids(ids: np.ndarray, count: int, what: str) -> None:
 
 def node_task(target: str, num_classes: int | None, label: str,
               node_arrays: Mapping[str, dict[str, np.ndarray]],
-              node_types: Mapping[str, int]) -> Task:
+              node_types: Mapping[str, int], kind: str = "classification") -> Task:
     """The task of predicting `label` of `target`; its labels are brought into the common form.
 
     Without `num_classes` there are as many as the largest label says.
@@ -144,6 +144,13 @@ def node_task(target: str, num_classes: int | None, label: str,
             f"{listing(arrays)}" + nearest(label, arrays)
         )
     what = f"array '{label}' of node type '{target}'"
+    if kind not in KINDS:
+        raise InputError(f"task kind '{kind}' is unknown; known are {', '.join(KINDS)}")
+    if kind != "classification":
+        columns = arrays[label].shape[1] if arrays[label].ndim == 2 else 1
+        if num_classes not in (None, columns):
+            raise InputError(f"num_classes is {num_classes}, but {what} has {columns} columns")
+        return Task(target, columns, label, kind)
     labels = arrays[label] = class_labels(arrays[label], what)
     largest = int(labels.max()) if len(labels) else -1
     if num_classes is None:

@@ -12,7 +12,8 @@
                           {"src_file": "writes-2-src.npy", "dst_file": "writes-2-dst.npy"}]}],
      "task": {"target": "paper", "num_classes": 349, "label": "label"}}
 
-Optional are `arrays`, `task`, and in it `num_classes` (then: largest label plus one) and
+Optional are `arrays`, `task`, and in it `kind` (classification, multilabel or regression),
+`num_classes` (then: largest label plus one) and
 `label`. Paths are relative to the directory. An edge file is a `.npy` integer array of shape
 (2, E), a `.csv` or `.csv.gz` with two columns and an optional header line, or a pair of
 one-dimensional `.npy` files; the files of a relation are read one after the other.
@@ -90,13 +91,14 @@ def read_edge_files(directory: str | Path) -> GraphSource:
     task = None
     if "task" in data:
         where = f"{path}: task"
-        _keys(data["task"], where, required=("target",), optional=("num_classes", "label"))
+        _keys(data["task"], where, required=("target",), optional=("num_classes", "label", "kind"))
         classes = data["task"].get("num_classes")
         task = node_task(
             _text(data["task"]["target"], f"{where}: 'target'"),
             None if classes is None else _positive(classes, f"{where}: 'num_classes'"),
             _text(data["task"].get("label", "label"), f"{where}: 'label'"),
-            node_arrays, node_counts)
+            node_arrays, node_counts,
+            _text(data["task"].get("kind", "classification"), f"{where}: 'kind'"))
     return GraphSource(name, node_counts, sources, node_arrays, task,
                        {"format": "edge files", "path": str(directory)})
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError, listing
-from dgl_heta.graph import GraphSource, Task
+from dgl_heta.graph import KINDS, GraphSource, Task
 from dgl_heta.schema import Relation
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.directory import new_directory
@@ -167,7 +167,7 @@ def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
             relations.append(RelationEntry(relation, shape[0], pointer.close(), body.close(),
                                            ids.close() if ids else None))
     task = source.task and Task(source.task.target, int(source.task.num_classes),
-                                source.task.label)
+                                source.task.label, source.task.kind)
     return Manifest(source.name, {t: int(n) for t, n in source.node_counts.items()}, arrays,
                     tuple(relations), task, source.info, f"dgl-heta {__version__}")
 
@@ -246,7 +246,13 @@ def check_source(source: GraphSource) -> None:
             raise InputError(f"target node type '{task.target}' has no array '{name}'; it has: "
                              f"{listing(arrays)}")
     label = arrays[task.label]
-    if label.ndim != 1 or label.dtype.kind not in "iu":
+    if task.kind not in KINDS:
+        raise InputError(f"task kind '{task.kind}' is unknown; known are {', '.join(KINDS)}")
+    if task.kind != "classification":
+        if label.ndim > 2 or (label.ndim < 2 and task.kind == "multilabel"):
+            raise InputError(f"labels '{task.label}' of '{task.target}' are {label.dtype} of shape "
+                             f"{label.shape}; {task.kind} needs one row per node")
+    elif label.ndim != 1 or label.dtype.kind not in "iu":
         raise InputError(f"labels '{task.label}' of '{task.target}' are {label.dtype} of shape "
                          f"{label.shape}; they must be integers, one per node")
     for name in MASKS:
@@ -256,6 +262,8 @@ def check_source(source: GraphSource) -> None:
         if mask.ndim != 1 or mask.dtype.kind not in "biu":
             raise InputError(f"mask '{name}' of '{task.target}' is {mask.dtype} of shape "
                              f"{mask.shape}; it must be boolean, one entry per node")
+        if task.kind != "classification":
+            continue
         chosen = np.flatnonzero(mask)
         values = np.asarray(label[chosen])
         wrong = np.flatnonzero((values < 0) | (values >= task.num_classes))

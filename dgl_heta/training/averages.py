@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.block import Block, MiniBatch, RelationBlock, SeedShares
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import HetaError
 from dgl_heta.features import StaticFeatures, initial_rows
 from dgl_heta.metatree import Metapath
 from dgl_heta.models.precomputed import part_key
@@ -55,20 +55,11 @@ class AverageInputs:
     directory : for the arrays; one per partition is made in it.
     world : all workers; those of one partition share their arrays, which the first computes.
     paths : per target, as :func:`paths_of` has them.
-
-    Raises
-    ------
-    InputError
-        The plan replicates nothing, or features that do not fit (NARS).
     """
 
     def __init__(self, kind: str, store: Store, plan: Plan, part: int, settings: Settings,
                  directory: Path, world: Comm,
                  paths: Mapping[str, Sequence[tuple[Metapath, int]]]) -> None:
-        if plan.replication != "full":
-            raise InputError(f"model '{settings.model.name}' reads averages over whole metapaths, "
-                             "which a plan without replication has on no partition; use "
-                             "partition.replication = full")
         self._kind, self._store, self._plan, self._paths = kind, store, plan, paths
         self._roots, self._settings = plan.roots(part), settings
         self._dtype = torch.float64 if settings.train.dtype == "float64" else torch.float32

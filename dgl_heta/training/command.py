@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -72,7 +73,15 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
 def _train(request: TrainRequest, registry: Plugins, opened: GraphInput, settings: Settings,
            plan: Plan, run_dir: Path, out: Console, err: Console) -> dict[str, Any] | None:
     under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    from dgl_heta.training.engine import check
+
     store = _store(opened, run_dir, request, under_torchrun)
+    try:
+        check(store, plan, settings, registry)
+    except InputError:
+        if opened.store is None and not request.resume:
+            shutil.rmtree(store.directory)  # of a run that never was
+        raise
     if settings.run.verify:
         here = (plan.partitions[int(os.environ["RANK"]):][:1] if under_torchrun
                 else plan.partitions)

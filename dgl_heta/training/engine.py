@@ -18,7 +18,7 @@ from dgl_heta.block import MiniBatch, SeedShares
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.sparse_adam import AdamSettings
-from dgl_heta.models import ModelSpec, find_model
+from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.nn import use_kernel
 from dgl_heta.plan import Plan
 from dgl_heta.plugins import Plugins
@@ -28,7 +28,7 @@ from dgl_heta.sampling import NeighborSampler, SamplingScope, hash_key
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.training.averages import AverageInputs, paths_of
-from dgl_heta.training.tasks import Step, make_task
+from dgl_heta.training.tasks import Step, TrainingTask, make_task
 
 STAGES = ("sample", "fetch", "forward", "backward", "update")
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
@@ -62,18 +62,8 @@ class Engine:
     def __init__(self, store: Store, plan: Plan, settings: Settings, plugins: Plugins,
                  scratch: Path | None = None) -> None:
         train, model = settings.train, settings.model
-        self.task = make_task(store, settings)
-        if set(plan.targets) != set(self.task.targets):
-            raise InputError(
-                f"the plan is for target {', '.join(plan.targets)}, but the task is about "
-                f"{', '.join(self.task.targets)}; plan with "
-                f"{' '.join(f'--target {t}' for t in self.task.targets)}"
-            )
-        if plan.hops != model.layers:
-            raise InputError(f"the plan has {plan.hops} hops, but model.layers is {model.layers}; "
-                             "they must be equal")
+        self.task, self.spec, provider = check(store, plan, settings, plugins)
         wrapper = plugins.get("module wrapper", train.wrapper)
-        provider = find_model(plugins, model.name)
         use_kernel(plugins.get("aggregation kernel", train.kernel))
         self.device = _device(train.device)
         self.dtype = torch.float64 if train.dtype == "float64" else torch.float32
@@ -98,14 +88,8 @@ class Engine:
             return NeighborSampler(store, scope, fanouts, train.seed, train.seed_states,
                                    self._agree, self.task.held_out)
 
-        self.spec = model_spec(store, settings, self.task.outputs, self.plan,
-                               getattr(provider, "precomputed", None))
         self.averages: AverageInputs | None = None
         if kind := getattr(provider, "precomputed", None):
-            if self.task.held_out is not None:
-                raise InputError(f"model '{model.name}' averages over all edges beforehand, so it "
-                                 "cannot leave out those that link prediction asks for; use a "
-                                 "model that samples (rgcn, rgat, hgt, han)")
             if scratch is None:
                 raise InputError(f"model '{model.name}' needs a directory for its averages")
             self.averages = AverageInputs(kind, store, self.plan, self.rank, settings, scratch,
@@ -128,10 +112,6 @@ class Engine:
             train.seed, twice)
         torch.manual_seed(train.seed % 2**63)
         self.model = provider.build(self.spec).to(self.device, self.dtype)
-        if not train.seed_states and any(getattr(m, "reads_state", False)
-                                         for m in self.model.modules()):
-            raise InputError(f"model '{model.name}' reads the destination's state, which "
-                             "train.seed_states = false leaves out; set it to true")
         self.wrapped = wrapper.wrap(self.model, self.world, self.group)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=train.lr,
                                           weight_decay=train.weight_decay)
@@ -238,6 +218,42 @@ class Engine:
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         self.seconds[stage] += time.perf_counter() - start
+
+
+def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
+          ) -> tuple[TrainingTask, ModelSpec, ModelProvider]:
+    """Everything about a run that can be wrong before a worker starts.
+
+    Returns the task, what the model is built from, and its provider.
+    """
+    train, model = settings.train, settings.model
+    task = make_task(store, settings)
+    if set(plan.targets) != set(task.targets):
+        raise InputError(
+            f"the plan is for target {', '.join(plan.targets)}, but the task is about "
+            f"{', '.join(task.targets)}; plan with "
+            f"{' '.join(f'--target {t}' for t in task.targets)}"
+        )
+    if plan.hops != model.layers:
+        raise InputError(f"the plan has {plan.hops} hops, but model.layers is {model.layers}; "
+                         "they must be equal")
+    provider = find_model(plugins, model.name)
+    precomputed = getattr(provider, "precomputed", None)
+    if precomputed and task.held_out is not None:
+        raise InputError(f"model '{model.name}' averages over all edges beforehand, so it cannot "
+                         "leave out those that link prediction asks for; use a model that samples "
+                         "(rgcn, rgat, hgt, han)")
+    if precomputed and plan.replication != "full":
+        raise InputError(f"model '{model.name}' reads averages over whole metapaths, which a plan "
+                         "without replication has on no partition; use partition.replication = "
+                         "full")
+    spec = model_spec(store, settings, task.outputs, plan, precomputed)
+    with torch.random.fork_rng(devices=[]):
+        built = provider.build(spec)
+    if not train.seed_states and any(getattr(m, "reads_state", False) for m in built.modules()):
+        raise InputError(f"model '{model.name}' reads the destination's state, which "
+                         "train.seed_states = false leaves out; set it to true")
+    return task, spec, provider
 
 
 def with_trainers(plan: Plan, trainers: int) -> Plan:

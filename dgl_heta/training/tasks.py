@@ -266,14 +266,9 @@ class Regression:
         self._labels = labels.reshape(len(labels), -1)
         self.outputs = self._labels.shape[1]
         self.statistics = 3 * self.outputs
-        self._name = f"array '{label}' of node type '{ntype}'"
 
     def loss(self, outputs: Tensor, ids: np.ndarray) -> tuple[Tensor, list[float]]:
         labels = torch.from_numpy(np.asarray(self._labels[ids], np.float64)).to(outputs)
-        if not bool(torch.isfinite(labels).all()):
-            bad = int(ids[int((~torch.isfinite(labels)).any(1).nonzero()[0])])
-            raise InputError(f"{self._name} is not a number for node {bad}, which is in a mask; "
-                             "take it out of the masks")
         squares = ((outputs - labels) ** 2).sum(0)
         found = torch.cat([squares.detach(), labels.sum(0), (labels ** 2).sum(0)])
         return squares.sum() / self.outputs, found.tolist()
