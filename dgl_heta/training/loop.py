@@ -105,9 +105,10 @@ def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
 
 def fingerprint(engine: Engine, settings: Settings) -> str:
     """What must be equal for a checkpoint to be continued."""
-    train = settings.train.model_dump(exclude={"epochs", "threads", "device", "eval_every"})
+    train = settings.train.model_dump(
+        exclude={"epochs", "threads", "device", "eval_every", "precompute_mb"})
     content = [engine.store.manifest.to_json()["sha256"], engine.plan.to_json(),
-               settings.model.model_dump(), train]
+               settings.task.model_dump(), settings.model.model_dump(), train]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
