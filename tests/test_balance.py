@@ -138,8 +138,10 @@ def test_a_limit_that_no_plan_meets_says_by_how_much_and_what_would() -> None:
     with pytest.raises(InputError, match=r"more than the limit of .* a limit of .* MB would do"):
         Meta().plan(schema, replace(request, memory_limit=least // 2))
     assert Meta().plan(schema, replace(request, memory_limit=least)).num_parts == 2
-    with pytest.raises(InputError, match="too little; use more partitions or a higher limit"):
+    with pytest.raises(InputError, match="alone take .* node types are not cut"):
         Meta().plan(schema, replace(request, memory_limit=least // 50, replication="none"))
+    with pytest.raises(InputError, match="too little; use more partitions or a higher limit"):
+        Meta().plan(schema, replace(request, memory_limit=least * 7 // 10, replication="none"))
 
 
 def test_metapaths_and_doubtful_pieces_are_refused() -> None:

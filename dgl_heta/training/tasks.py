@@ -365,7 +365,7 @@ class LinkPrediction:
         left = outputs[self.relation.src][_places(ids[self.relation.src], sources)]
         rows, known = outputs[self.relation.dst], ids[self.relation.dst]
         right = (left * rows[_places(known, destinations)]).sum(1)
-        others = rows[_places(known, negatives.ravel())].view(*negatives.shape, -1)
+        others = rows[_places(known, negatives.ravel())].view(*negatives.shape, rows.shape[1])
         wrong = (left.unsqueeze(1) * others).sum(2)
         summed = F.softplus(-right).sum() + F.softplus(wrong).sum() / max(negatives.shape[1], 1)
         ranks = 1 + (wrong > right.unsqueeze(1)).sum(1) + (
