@@ -41,7 +41,9 @@ def check(alone: Results, together: Results) -> None:
 @pytest.mark.parametrize("parts", [2, 3, 4])
 def test_workers_compute_what_one_process_computes(
         store: Path, alone: Results, tmp_path: Path, parts: int) -> None:
-    check(alone, run(job(store, tmp_path, parts), tmp_path))
+    """All cases on 2 and 4 workers; on 3, those with something to share unevenly."""
+    names = [*WIDE, "max-self_loop", "min-bases", "metapaths", "sehgnn"] if parts == 3 else None
+    check(alone, run(job(store, tmp_path, parts, names), tmp_path))
 
 
 @pytest.mark.parametrize("parts", [6, 8])
