@@ -1,0 +1,111 @@
+"""Attention kernels against PyTorch operators, one thread, forward and backward, interleaved.
+
+    python scripts/bench/attention.py [--rows 20000] [--degree 20] [--width 64] [--heads 4]
+
+Prints the median milliseconds of each over the rounds, and the ratio to ours. Both must agree
+first, gradients included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from rows import compare
+from torch import Tensor
+
+from dgl_heta.nn.attention import attend, edge_scores, segment_softmax
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--degree", type=int, default=20)
+    parser.add_argument("--width", type=int, default=64)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=9)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    rows, edges, heads, width = (chosen.rows, chosen.rows * chosen.degree, chosen.heads,
+                                 chosen.width)
+    sources = 2 * rows
+    indptr = torch.arange(0, edges + 1, chosen.degree)
+    indices = torch.from_numpy(
+        np.random.default_rng(0).integers(sources, size=edges, dtype=np.int32))
+    ours, theirs = Compiled(indptr, indices), Operators(indptr, indices)
+    queries, states = torch.randn(rows, heads, width), torch.randn(sources, width)
+    queries /= math.sqrt(width)
+    scores, weights = torch.randn(edges, heads), torch.rand(edges, heads)
+    report("edge_scores", chosen.rounds, ours.scores, theirs.scores, (queries, states))
+    report("segment_softmax", chosen.rounds, ours.softmax, theirs.softmax, (scores,))
+    report("attend", chosen.rounds, ours.attend, theirs.attend, (weights, states))
+    report("all three", chosen.rounds, ours.attention, theirs.attention, (queries, states))
+
+
+class Compiled:
+    """The kernels of dgl_heta over one block."""
+
+    def __init__(self, indptr: Tensor, indices: Tensor) -> None:
+        self._indptr, self._indices = indptr, indices
+
+    def scores(self, queries: Tensor, states: Tensor) -> Tensor:
+        return edge_scores(self._indptr, self._indices, queries, states)
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        return segment_softmax(self._indptr, scores)
+
+    def attend(self, weights: Tensor, states: Tensor) -> Tensor:
+        return attend(self._indptr, self._indices, weights, states)
+
+    def attention(self, queries: Tensor, states: Tensor) -> Tensor:
+        return self.attend(self.softmax(self.scores(queries, states)), states)
+
+
+class Operators(Compiled):
+    """The same by gathers and scatters, from row numbers that are made beforehand."""
+
+    def __init__(self, indptr: Tensor, indices: Tensor) -> None:
+        self._count = len(indptr) - 1
+        self._rows = torch.repeat_interleave(torch.arange(self._count), indptr.diff())
+        self._sources = indices.long()
+
+    def scores(self, queries: Tensor, states: Tensor) -> Tensor:
+        gathered = states.index_select(0, self._sources).unsqueeze(1)
+        return (queries.index_select(0, self._rows) * gathered).sum(2)
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        index = self._rows.unsqueeze(1).expand_as(scores)
+        top = scores.new_full((self._count, scores.shape[1]), -math.inf)
+        top = top.scatter_reduce(0, index, scores.detach(), "amax")
+        weights = torch.exp(scores - top.index_select(0, self._rows))
+        total = torch.zeros_like(top).index_add(0, self._rows, weights)
+        return weights / total.index_select(0, self._rows)
+
+    def attend(self, weights: Tensor, states: Tensor) -> Tensor:
+        messages = weights.unsqueeze(2) * states.index_select(0, self._sources).unsqueeze(1)
+        return messages.new_zeros((self._count, *messages.shape[1:])).index_add(
+            0, self._rows, messages)
+
+
+def report(title: str, rounds: int, ours: Callable[..., Tensor], theirs: Callable[..., Tensor],
+           inputs: tuple[Tensor, ...]) -> None:
+    """Check that both give the same, gradients included, and time them in turn."""
+    inputs = tuple(tensor.clone().requires_grad_() for tensor in inputs)
+    grad = torch.randn_like(ours(*inputs))
+
+    def step(call: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        out = call(*inputs)
+        return out.detach(), *torch.autograd.grad(out, inputs, grad)
+
+    torch.testing.assert_close(step(ours), step(theirs), rtol=1e-3, atol=1e-3)
+    compare(title, rounds, {"dgl-heta": lambda: step(ours),
+                            "torch operators": lambda: step(theirs)})
+
+
+if __name__ == "__main__":
+    main()
