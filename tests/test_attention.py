@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dgl_heta.errors import InputError
 from dgl_heta.nn import attention
 
 HEADS, WIDTH = 2, 3
@@ -47,17 +48,74 @@ def cases(indptr: Tensor, indices: Tensor, sources: int) -> list[tuple[Callable[
     ]
 
 
+def by_operators(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The kernel as it is where nothing is compiled for."""
+    def call(*inputs: Tensor) -> Tensor:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attention, "_compiled", lambda *tensors: False)
+            return kernel(*inputs)
+    return call
+
+
 @settings(max_examples=25, deadline=None)
 @given(blocks())
-def test_compiled_kernels_agree_with_pytorch_and_their_gradients_are_right(block) -> None:  # type: ignore[no-untyped-def]
+def test_compiled_kernels_agree_with_pytorch_and_gradients_of_both_are_right(block) -> None:  # type: ignore[no-untyped-def]
     for kernel, *inputs in cases(*block):
-        got = kernel(*inputs)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attention, "_compiled", lambda tensor: False)
-            want = kernel(*inputs)
+        operators = by_operators(kernel)
+        got, want = kernel(*inputs), operators(*inputs)
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
         if got.requires_grad and got.numel():
             assert torch.autograd.gradcheck(kernel, inputs)
+            assert torch.autograd.gradcheck(operators, inputs)
+
+
+@pytest.mark.parametrize(("rows", "sources"), [(0, 0), (0, 3), (4, 0), (4, 3)])
+def test_a_block_without_edges(rows: int, sources: int) -> None:
+    block = torch.zeros(rows + 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int32), sources
+    for kernel, *inputs in cases(*block):
+        got = kernel(*inputs)
+        torch.testing.assert_close(got, by_operators(kernel)(*inputs))
+        assert len(got) in (0, rows)
+        if got.requires_grad:
+            for grad in torch.autograd.grad(got.sum(), inputs):
+                assert (grad == 0).all()
+
+
+def test_wide_rows_in_single_and_double_precision() -> None:
+    generator = torch.Generator().manual_seed(1)
+    indptr = torch.arange(0, 401, 8)
+    indices = torch.randint(30, (400,), generator=generator).int()
+    queries = torch.randn(50, 4, 67, dtype=torch.float64, generator=generator)
+    states = torch.randn(30, 67, dtype=torch.float64, generator=generator)
+
+    def run(queries: Tensor, states: Tensor) -> Tensor:
+        scores = attention.edge_scores(indptr, indices, queries, states)
+        return attention.attend(indptr, indices, attention.segment_softmax(indptr, scores), states)
+
+    for dtype, error in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
+        inputs = [x.to(dtype).requires_grad_() for x in (queries, states)]
+        exact = [x.clone().requires_grad_() for x in (queries, states)]
+        got, want = run(*inputs), by_operators(run)(*exact)
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), want, rtol=error, atol=error)
+        for mine, right in zip(torch.autograd.grad(got.square().sum(), inputs),
+                               torch.autograd.grad(want.square().sum(), exact)):
+            torch.testing.assert_close(mine.double(), right, rtol=error, atol=10 * error)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_and_mixed_precision(dtype: torch.dtype) -> None:
+    indptr, indices = torch.tensor([0, 2, 2, 3]), torch.tensor([0, 1, 1], dtype=torch.int32)
+    for kernel, *inputs in cases(indptr, indices, 2):
+        got = kernel(*(x.to(dtype) for x in inputs))
+        assert got.dtype == dtype
+        torch.testing.assert_close(got.double(), kernel(*inputs), rtol=0.05, atol=0.05)
+    weights, states = torch.rand(3, HEADS), torch.rand(2, WIDTH)
+    want = attention.attend(indptr, indices, weights, states)
+    for mixed in (weights.to(dtype), states), (weights, states.to(dtype)):
+        got = attention.attend(indptr, indices, *mixed)
+        assert got.dtype == torch.float32
+        torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
 
 
 def test_together_they_are_dense_attention() -> None:
@@ -77,15 +135,60 @@ def test_together_they_are_dense_attention() -> None:
     assert (got[2] == 0).all()
 
 
-def test_nan_is_not_lost_and_strides_do_not_matter() -> None:
+def test_nan_and_infinity_are_not_lost() -> None:
+    nan, inf = float("nan"), float("inf")
+    indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0], dtype=torch.int32)
+    states = torch.ones(2, 20)
+    states[1, 7] = nan
+    scores = attention.edge_scores(indptr, indices, torch.ones(2, 1, 20), states)
+    assert scores.isnan().flatten().tolist() == [False, True, False]
+    weights = attention.segment_softmax(indptr, scores)
+    assert weights.isnan().flatten().tolist() == [True, True, False]
+    assert attention.segment_max(indptr, scores)[:, 0].isnan().tolist() == [True, False]
+    assert attention.segment_total(indptr, scores)[:, 0].isnan().tolist() == [True, False]
+    ones = torch.ones(3, 1, requires_grad=True)
+    sums = attention.attend(indptr, indices, ones, states)
+    assert sums.isnan().nonzero().tolist() == [[0, 0, 7]]
+    (grad,) = torch.autograd.grad(sums.sum(), ones)
+    assert grad.isnan().flatten().tolist() == [False, True, False]
+    states[1, 7] = -inf
+    scores = attention.edge_scores(indptr, indices, torch.ones(2, 1, 20), states)
+    assert scores.flatten().tolist() == [20, -inf, 20]
+    assert attention.segment_softmax(indptr, scores).flatten().tolist() == [1, 0, 1]
+
+
+def test_large_scores_do_not_overflow() -> None:
+    scores = torch.tensor([[1e4], [1e4], [-1e4]])
+    got = attention.segment_softmax(torch.tensor([0, 3]), scores)
+    assert got.flatten().tolist() == [0.5, 0.5, 0]
+
+
+def test_strides_do_not_matter() -> None:
     indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1], dtype=torch.int32)
-    states = torch.tensor([[1.0, 2.0], [float("nan"), 3.0]])
-    weights = torch.ones(3, 1)
-    assert attention.attend(indptr, indices, weights, states)[:, 0, 0].isnan().all()
-    top = attention.segment_max(indptr, torch.tensor([[float("nan")], [1.0], [2.0]]))
-    assert top[0].isnan().all()
-    assert top[1] == 2
-    wide = torch.randn(2, 4)
-    torch.testing.assert_close(attention.attend(indptr, indices, weights, wide[:, ::2]),
-                               attention.attend(indptr, indices, weights,
-                                                wide[:, ::2].contiguous()))
+    for kernel, *inputs in cases(indptr, indices, 2):
+        apart = [torch.stack([x, x], -1).detach()[..., 0].requires_grad_() for x in inputs]
+        assert not any(x.is_contiguous() for x in apart)
+        got, want = kernel(*apart), kernel(*inputs)
+        torch.testing.assert_close(got, want)
+        if want.requires_grad:
+            grad = torch.stack([torch.randn_like(want)] * 2, -1)[..., 0]
+            for a, b in zip(torch.autograd.grad(got, apart, grad),
+                            torch.autograd.grad(want, inputs, grad.contiguous())):
+                torch.testing.assert_close(a, b)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1], dtype=torch.int32)
+    a = attention
+    with pytest.raises(InputError, match=r"states .* \(2, 2\); it should be \(source rows, 4\)"):
+        a.edge_scores(indptr, indices, torch.ones(2, 1, 4), torch.ones(2, 2))
+    with pytest.raises(InputError, match=r"queries .* \(3, 1, 4\); .* \(2, heads, width\)"):
+        a.edge_scores(indptr, indices, torch.ones(3, 1, 4), torch.ones(2, 4))
+    with pytest.raises(InputError, match="have 1 rows, but an edge starts at row 1"):
+        a.attend(indptr, indices, torch.ones(3, 1), torch.ones(1, 4))
+    with pytest.raises(InputError, match=r"weights .* \(2, 1\); it should be \(3, heads\)"):
+        a.attend(indptr, indices, torch.ones(2, 1), torch.ones(2, 4))
+    for kernel in (a.segment_softmax, a.segment_max, a.segment_total):
+        for wrong in torch.ones(2, 1), torch.ones(4, 1), torch.ones(3):
+            with pytest.raises(InputError, match=r"it should be \(3, heads\)"):
+                kernel(indptr, wrong)

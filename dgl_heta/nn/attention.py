@@ -2,27 +2,36 @@
 
 R destination rows, E edges, S source rows, H heads, D width. `indptr` (R + 1, int64) and
 `indices` (E) are CSC over the rows; edges are in the order of their rows. On CPU each kernel is
-one compiled pass over the edges that writes nothing of size (E, H, D); elsewhere, and in half
-precision, PyTorch operators do the same.
+one compiled pass over the edges that writes nothing of size (E, H, D); elsewhere, in half and in
+mixed precision, PyTorch operators do the same.
+
+With these, scores and sums of messages W_r h_u are computed from h_u itself: W_r goes to the
+queries and to the sums, of which there is one per row and not one per edge (Heta, Eq. 1: AGG_r).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
 
+from dgl_heta.errors import InputError
 from dgl_heta.jit import kernel
 
 
 def edge_scores(indptr: Tensor, indices: Tensor, queries: Tensor, states: Tensor) -> Tensor:
     """Products of each edge's source state with its row's queries.
 
-    `queries` (R, H, D), `states` (S, D); returns (E, H).
+    `queries` (R, H, D), `states` (S, D); returns (E, H). Raises :class:`InputError` where a
+    shape does not fit.
     """
-    if _compiled(states):
+    _want("queries", queries, (len(indptr) - 1, "heads", "width"))
+    _want("states", states, ("source rows", queries.shape[2]))
+    if _compiled(queries, states):
+        _reach(indices, states)
         return _Scores.apply(indptr, indices, queries, states)
     rows = edge_index(indptr, len(indices))
     return (queries[rows] * states[indices.long()].unsqueeze(1)).sum(2)
@@ -31,13 +40,18 @@ def edge_scores(indptr: Tensor, indices: Tensor, queries: Tensor, states: Tensor
 def attend(indptr: Tensor, indices: Tensor, weights: Tensor, states: Tensor) -> Tensor:
     """Sums of source states over each row's edges, weighted per head.
 
-    `weights` (E, H), `states` (S, D); returns (R, H, D), 0 for a row without edges.
+    `weights` (E, H), `states` (S, D); returns (R, H, D), 0 for a row without edges. Raises
+    :class:`InputError` where a shape does not fit.
     """
-    if _compiled(states):
+    _want("weights", weights, (len(indices), "heads"))
+    _want("states", states, ("source rows", "width"))
+    if _compiled(weights, states):
+        _reach(indices, states)
         return _Attend.apply(indptr, indices, weights, states)
     rows = edge_index(indptr, len(indices))
-    out = states.new_zeros((len(indptr) - 1, weights.shape[1], states.shape[1]))
-    return out.index_add(0, rows, weights.unsqueeze(2) * states[indices.long()].unsqueeze(1))
+    messages = weights.unsqueeze(2) * states[indices.long()].unsqueeze(1)
+    out = messages.new_zeros((len(indptr) - 1, *messages.shape[1:]))
+    return out.index_add(0, rows, messages)
 
 
 def edge_sum(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> Tensor:
@@ -57,8 +71,12 @@ def edge_index(indptr: Tensor, edges: int) -> Tensor:
 
 
 def segment_total(indptr: Tensor, weights: Tensor) -> Tensor:
-    """Sums over each row's edges: (E, H) to (R, H)."""
+    """Sums over each row's edges: (E, H) to (R, H), 0 for a row without edges.
+
+    Raises :class:`InputError` where a shape does not fit.
+    """
     if _compiled(weights):
+        _want("weights", weights, (int(indptr[-1]), "heads"))
         return _Total.apply(indptr, weights)
     out = weights.new_zeros((len(indptr) - 1, *weights.shape[1:]))
     return out.index_add(0, edge_index(indptr, len(weights)), weights)
@@ -67,11 +85,12 @@ def segment_total(indptr: Tensor, weights: Tensor) -> Tensor:
 def segment_max(indptr: Tensor, scores: Tensor) -> Tensor:
     """Maxima over each row's edges, without a gradient: (E, H) to (R, H).
 
-    -inf for a row without edges.
+    -inf for a row without edges. Raises :class:`InputError` where a shape does not fit.
     """
     scores = scores.detach()
     out = scores.new_full((len(indptr) - 1, *scores.shape[1:]), float("-inf"))
     if _compiled(scores):
+        _want("scores", scores, (int(indptr[-1]), "heads"))
         _max_forward(indptr.numpy(), scores.contiguous().numpy(), out.numpy())
         return out
     index = edge_index(indptr, len(scores)).unsqueeze(1).expand_as(scores)
@@ -79,15 +98,36 @@ def segment_max(indptr: Tensor, scores: Tensor) -> Tensor:
 
 
 def segment_softmax(indptr: Tensor, scores: Tensor) -> Tensor:
-    """Softmax over each row's edges: (E, H) to (E, H)."""
+    """Softmax over each row's edges: (E, H) to (E, H).
+
+    Raises :class:`InputError` where a shape does not fit.
+    """
     if _compiled(scores):
+        _want("scores", scores, (int(indptr[-1]), "heads"))
         return _Softmax.apply(indptr, scores)
     weights = torch.exp(scores - edge_rows(indptr, segment_max(indptr, scores)))
     return weights / edge_rows(indptr, segment_total(indptr, weights))
 
 
-def _compiled(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.dtype in (torch.float32, torch.float64)
+def _compiled(*tensors: Tensor) -> bool:
+    dtype = tensors[0].dtype
+    return dtype in (torch.float32, torch.float64) and all(
+        tensor.device.type == "cpu" and tensor.dtype == dtype for tensor in tensors)
+
+
+def _want(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
+    """Compiled kernels do not check bounds: what does not fit is memory of something else."""
+    if tensor.dim() != len(shape) or any(
+            isinstance(size, int) and size != got for size, got in zip(shape, tensor.shape)):
+        raise InputError(f"the {name} of an attention kernel have the shape "
+                         f"{tuple(tensor.shape)}; it should be ({', '.join(map(str, shape))})")
+
+
+def _reach(indices: Tensor, states: Tensor) -> None:
+    last = int(indices.max()) if len(indices) else -1
+    if last >= len(states):
+        raise InputError(f"the states of an attention kernel have {len(states)} rows, but an edge "
+                         f"starts at row {last}; give one for each source row")
 
 
 def _array(tensor: Tensor) -> np.ndarray:
@@ -164,17 +204,22 @@ class _Softmax(torch.autograd.Function):
         return None, to_scores
 
 
+@numba.njit(error_model="numpy", fastmath={"reassoc"})
+def _dot(a, b):  # type: ignore[no-untyped-def]
+    """Free to add in any order, it is vectorised; NaN and infinity are kept."""
+    total = a.dtype.type(0)
+    for k in range(len(a)):
+        total += a[k] * b[k]
+    return total
+
+
 @kernel
 def _scores_forward(indptr, indices, queries, states, out):  # type: ignore[no-untyped-def]
-    heads, width = queries.shape[1], queries.shape[2]
     for row in range(len(indptr) - 1):
         for edge in range(indptr[row], indptr[row + 1]):
             source = indices[edge]
-            for head in range(heads):
-                total = states.dtype.type(0)
-                for k in range(width):
-                    total += queries[row, head, k] * states[source, k]
-                out[edge, head] = total
+            for head in range(queries.shape[1]):
+                out[edge, head] = _dot(queries[row, head], states[source])
 
 
 @kernel
@@ -209,12 +254,10 @@ def _attend_backward(indptr, indices, grad, weights, states, to_weights, to_stat
         for edge in range(indptr[row], indptr[row + 1]):
             source = indices[edge]
             for head in range(heads):
-                weight, total = weights[edge, head], states.dtype.type(0)
+                weight = weights[edge, head]
                 for k in range(width):
-                    g = grad[row, head, k]
-                    total += g * states[source, k]
-                    to_states[source, k] += weight * g
-                to_weights[edge, head] = total
+                    to_states[source, k] += weight * grad[row, head, k]
+                to_weights[edge, head] = _dot(grad[row, head], states[source])
 
 
 @kernel
