@@ -41,6 +41,6 @@ def dgl_heta_models() -> list[ModelProvider]:
 
 @hookimpl
 def dgl_heta_cache_policies() -> list[CachePolicy]:
-    from dgl_heta.cache import NoCache
+    from dgl_heta.cache import built_in
 
-    return [NoCache()]
+    return [*built_in()]

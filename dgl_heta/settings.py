@@ -125,7 +125,6 @@ class TrainSettings(_Section):
     kernel: str = Field("fused", description="aggregation kernel")
     precompute_mb: int = Field(512, ge=1, description="memory of buffers in which sehgnn and nars "
                                "compute neighbour averages, per worker")
-    cache: str = Field("none", description="cache policy for features")
     seed_states: bool = Field(
         True, description="complete the seeds' states below the last layer; false saves an "
         "exchange per layer for models that do not read the destination's state")
@@ -148,6 +147,27 @@ class TrainSettings(_Section):
         return value
 
 
+class CacheSettings(_Section):
+    """Which feature rows stay in faster memory: a GPU's, or RAM in front of files."""
+
+    policy: str = Field("none", description="cache policy (see `dgl-heta plugins`)")
+    capacity_mb: float | None = Field(
+        None, ge=0, description="capacity per device; default: 4,000, at most half of what is free")
+    epochs: float = Field(0.5, gt=0, description="epochs of pre-sampling to count visits in; a "
+                          "part of one will do")
+    batches: int = Field(50, ge=1, description="batches to count visits in, and to fill the cache "
+                         "after, where a script samples (GraphBolt, DistDGL)")
+    reads: Literal["auto", "mapped", "direct"] = Field(
+        "auto", description="how static rows are read from files: memory-mapped, or directly, past "
+        "the page cache; auto: directly if they are larger than free memory")
+    learnable: Literal["memory", "disk"] = Field(
+        "memory", description="where learnable features live")
+    profile: str | None = Field(None, description="directory of a profile (`dgl-heta profile "
+                                "--out`); default: with the partition or the store")
+    gate: bool = Field(True, description="do not cache types of which a miss was measured to cost "
+                       "nothing; false caches them all the same")
+
+
 class RunSettings(_Section):
     """Around the training."""
 
@@ -163,6 +183,7 @@ class Settings(_Section):
     task: TaskSettings = TaskSettings()
     model: ModelSettings = ModelSettings()
     train: TrainSettings = TrainSettings()
+    cache: CacheSettings = CacheSettings()
     run: RunSettings = RunSettings()
 
     def check(self) -> Settings:

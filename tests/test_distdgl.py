@@ -92,7 +92,7 @@ def test_disable_puts_every_name_back(off):
 @pytest.mark.parametrize(("settings", "message"), [
     (["partition.method=nope"], "unknown partition backend 'nope'|partition backend"),
     (["train.wrapper=nope"], "module wrapper"),
-    (["train.cache=nope"], "cache policy"),
+    (["cache.policy=nope"], "cache policy"),
     (["train.kernel=nope"], "aggregation kernel"),
     (["train.wraper=raf"], "unknown setting 'train.wraper'; did you mean 'train.wrapper'"),
     (["train.learnable=both"], "train.learnable"),

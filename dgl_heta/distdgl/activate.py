@@ -54,7 +54,7 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
     known = plugins()
     for kind, name in (("partition backend", chosen.partition.method),
                        ("module wrapper", chosen.train.wrapper),
-                       ("cache policy", chosen.train.cache),
+                       ("cache policy", chosen.cache.policy),
                        ("aggregation kernel", chosen.train.kernel)):
         known.get(kind, name)
     _check_version()

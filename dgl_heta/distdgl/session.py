@@ -87,7 +87,7 @@ class Session:
                              f"{plan.replication}, which DistDGL scripts cannot use: their blocks "
                              "have common rows for seeds alone; partition with --replication full")
         self.wrapper = plugins.get("module wrapper", train.wrapper)
-        plugins.get("cache policy", train.cache)
+        plugins.get("cache policy", settings.cache.policy)
         use_kernel(plugins.get("aggregation kernel", train.kernel))
         self.plan: Plan = self.wrapper.plan(plan)
         self.traffic = Traffic()

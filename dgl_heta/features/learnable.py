@@ -11,20 +11,23 @@ use there are two modes (Heta §4 keeps learnable features as part of a worker's
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from dgl_heta.errors import InputError
-from dgl_heta.features.rows import gather_rows, sum_rows
+from dgl_heta.features.disk_tables import memory_tables
+from dgl_heta.features.rows import sum_rows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
 from dgl_heta.raf.comm import Comm
 from dgl_heta.sampling import hash_key
 
 MODES = ("exact", "replica")
 _CHUNK = 2**16
+_CPU = torch.device("cpu")
 
 
 def initial_rows(seed: int, ntype: str, low: int, high: int, width: int,
@@ -46,6 +49,25 @@ def initial_rows(seed: int, ntype: str, low: int, high: int, width: int,
     return torch.cat(pieces) if pieces else torch.empty((0, width), dtype=dtype)
 
 
+class Table(Protocol):
+    """Rows with optimizer state: a :class:`RowTable`, or one whose rows are partly cached."""
+
+    step: int
+
+    @property
+    def shape(self) -> torch.Size: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def value(self) -> Tensor: ...
+    def read(self, ids: np.ndarray, device: torch.device) -> Tensor: ...
+    def update(self, rows: np.ndarray, grads: Tensor, scale: float, adam: AdamSettings) -> None: ...
+    def blocks(self) -> Iterator[Mapping[str, Tensor]]: ...
+    def load(self, blocks: Iterable[Mapping[str, Tensor]], step: int) -> None: ...
+
+
 class LearnableFeatures:
     """The learnable features that this worker uses or owns.
 
@@ -54,39 +76,49 @@ class LearnableFeatures:
     counts : node type → number of nodes, for every type with learnable features that any
         worker uses, the same on all workers.
     users : node type → ranks that use it.
-    width, dtype : of a row. Tables live in the CPU's memory.
+    width, dtype : of a row.
     world : all workers.
     mode : `exact` or `replica`.
     repeated : node types of which a batch can name a node twice.
+    make : makes a table of zeros from name, rows, width and dtype; default: in memory.
+
+    Attributes
+    ----------
+    local : node type → table of those types that this worker has for itself.
+    owned : table of the rows of shared types that this worker owns, type after type.
     """
 
     def __init__(self, counts: Mapping[str, int], users: Mapping[str, Sequence[int]], width: int,
                  dtype: torch.dtype, world: Comm, mode: str = "exact",
                  adam: AdamSettings | None = None, seed: int = 0,
-                 repeated: Sequence[str] = ()) -> None:
+                 repeated: Sequence[str] = (),
+                 make: Callable[[str, int, int, torch.dtype], RowTable] = memory_tables) -> None:
         if mode not in MODES:
             raise InputError(f"learnable mode '{mode}' is unknown; known are {', '.join(MODES)}")
         self._world, self._adam = world, adam or AdamSettings()
         self.width, self.dtype, self.mode = width, dtype, mode
         self.counts = dict(counts)
-        self.local: dict[str, RowTable] = {}
+        self.local: dict[str, Table] = {}
         self._shared: dict[str, _Shared] = {}
         for ntype, count in counts.items():
             ranks = tuple(users[ntype])
             if mode == "exact" and len(ranks) > 1:
                 self._shared[ntype] = _Shared(count, ranks)
             elif world.rank in ranks:
-                self.local[ntype] = RowTable(
-                    initial_rows(seed, ntype, 0, count, width, dtype))
+                table = make(ntype, count, width, dtype)
+                _start(table.value, seed, ntype, 0)
+                self.local[ntype] = table
         offset = base = 0
-        owned: list[Tensor] = []
-        for ntype, shared in self._shared.items():
+        for shared in self._shared.values():
             low, high = shared.range_of(world.rank)
             shared.offset, shared.base = offset, base
             offset, base = offset + shared.count, base + high - low
-            owned.append(initial_rows(seed, ntype, low, high, width, dtype))
-        self.owned = RowTable(torch.cat(owned)) if owned else None
-        self._slots = np.full(len(self.owned.value) if self.owned else 0, -1, np.int32)
+        self.owned: Table | None = None
+        if self._shared:
+            self.owned = owned = make("owned", base, width, dtype)
+            for ntype, (low, start, rows) in self.owned_ranges().items():
+                _start(owned.value[start:start + rows], seed, ntype, low)
+        self._slots = np.full(base, -1, np.int32)
         self._repeated = {t: np.full(counts[t], -1, np.int32) for t in repeated
                           if t in self.local}
         self._leaves: dict[str, Tensor] = {}
@@ -102,12 +134,12 @@ class LearnableFeatures:
         rows = {}
         for ntype, table in self.local.items():
             if ntype in nodes:
-                rows[ntype] = _rows_of(table, nodes[ntype])
+                rows[ntype] = table.read(nodes[ntype], device)
         if self._shared:
             route = self._plan_route(nodes)
             assert self.owned is not None
             answered = self._world.all_to_all_rows(
-                _rows_of(self.owned, route.asked), route.receive, route.send, "learnable")
+                self.owned.read(route.asked, _CPU), route.receive, route.send, "learnable")
             found = torch.empty_like(answered)
             found[route.order] = answered
             start = 0
@@ -177,27 +209,41 @@ class LearnableFeatures:
             places[mine] = asked[mine] - shared.offset - low + shared.base
         return _Route(torch.from_numpy(order), send, receive, places, sizes)
 
+    def owned_ranges(self) -> dict[str, tuple[int, int, int]]:
+        """Shared type → `(its first row here, where that is in the table `owned`, rows)`."""
+        ranges = {}
+        for ntype, shared in self._shared.items():
+            low, high = shared.range_of(self._world.rank)
+            ranges[ntype] = (low, shared.base, high - low)
+        return ranges
+
     def shards(self) -> dict[str, tuple[int, Tensor]]:
         """What this worker holds of each type: `(first row, values)`."""
         held = {t: (0, table.value) for t, table in self.local.items()}
-        for ntype, shared in self._shared.items():
-            low, high = shared.range_of(self._world.rank)
-            if high > low and self.owned is not None:
-                held[ntype] = (low, self.owned.value[shared.base:shared.base + high - low])
+        value = self.owned.value if self.owned is not None else None
+        for ntype, (low, start, rows) in self.owned_ranges().items():
+            if rows and value is not None:
+                held[ntype] = (low, value[start:start + rows])
         return held
 
-    def tables(self) -> dict[str, RowTable]:
+    def tables(self) -> dict[str, Table]:
         """The tables with optimizer state, by a name that is stable for a checkpoint."""
         named = {f"local.{t}": table for t, table in self.local.items()}
         return {**named, "owned": self.owned} if self.owned is not None else named
 
     @property
     def bytes(self) -> int:
-        return sum(3 * table.value.nbytes for table in self.tables().values())
+        return sum(table.bytes for table in self.tables().values())
 
 
-def _rows_of(table: RowTable, ids: np.ndarray) -> Tensor:
-    return torch.from_numpy(gather_rows(table.value.numpy(), ids))
+def _start(value: Tensor, seed: int, ntype: str, low: int) -> None:
+    """Write the initial values of the rows from `low` on, a block at a time."""
+    start = 0
+    while start < len(value):
+        stop = min(start + _CHUNK - (low + start) % _CHUNK, len(value))  # draws each block once
+        value[start:stop].copy_(initial_rows(seed, ntype, low + start, low + stop, value.shape[1],
+                                             value.dtype))
+        start = stop
 
 
 class _Shared:

@@ -18,18 +18,59 @@ def gather_rows(array: np.ndarray, ids: np.ndarray) -> np.ndarray:
     IndexError
         An id out of range.
     """
-    if len(ids) and not 0 <= ids.min() <= ids.max() < len(array):
-        raise IndexError(f"row ids reach from {ids.min()} to {ids.max()}, but there are "
-                         f"{len(array)} rows")
+    check_ids(ids, len(array))
     out = np.empty((len(ids), array.shape[1]), array.dtype)
-    if array.dtype.kind == "f" and array.dtype.itemsize in (4, 8) and array.dtype.isnative:
-        _gather(array, ids, out)
-    elif array.dtype.itemsize in (1, 2, 4, 8):  # bits are bits: half precision, odd byte orders
-        bits = np.dtype(f"u{array.dtype.itemsize}")
-        _gather(array.view(bits), ids, out.view(bits))
-    else:
-        np.take(array, ids, axis=0, out=out)
+    _gather(as_bits(array), ids, as_bits(out))
     return out
+
+
+def gather_cached(slots: np.ndarray, cached: np.ndarray, array: np.ndarray, ids: np.ndarray
+                  ) -> tuple[np.ndarray, int]:
+    """`array[ids]`, taking the rows with a slot from `cached[slots[ids]]`; and how many those are.
+
+    `slots` is int32, one per row of `array`, -1 where a row is not cached.
+
+    Raises
+    ------
+    IndexError
+        An id out of range.
+    """
+    check_ids(ids, len(array))
+    out = np.empty((len(ids), array.shape[1]), array.dtype)
+    return out, int(_gather_cached(slots, as_bits(cached), as_bits(array), ids, as_bits(out)))
+
+
+def scatter_from(arena: np.ndarray, places: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """`out[rows[i]] = arena[places[i]: places[i] + width]`, all of bytes."""
+    _scatter_from(arena, places, rows, out)
+
+
+def count_ids(counts: np.ndarray, ids: np.ndarray) -> None:
+    """Add one to `counts` (int64) for each of `ids`.
+
+    Raises
+    ------
+    IndexError
+        An id out of range.
+    """
+    check_ids(ids, len(counts))
+    _count_ids(counts, ids)
+
+
+def check_ids(ids: np.ndarray, rows: int) -> None:
+    """Raise IndexError unless 0 ≤ ids < rows: compiled kernels do not check."""
+    if len(ids) and not 0 <= ids.min() <= ids.max() < rows:
+        raise IndexError(f"row ids reach from {ids.min()} to {ids.max()}, but there are "
+                         f"{rows} rows")
+
+
+def as_bits(array: np.ndarray) -> np.ndarray:
+    """The array as numbers that a kernel can copy: half precision and odd byte orders, too."""
+    if array.dtype.kind == "f" and array.dtype.itemsize in (4, 8) and array.dtype.isnative:
+        return array
+    if array.dtype.itemsize in (1, 2, 4, 8):
+        return array.view(f"u{array.dtype.itemsize}")
+    return array.view(np.uint8).reshape(len(array), array.shape[1] * array.dtype.itemsize)
 
 
 def sum_rows(rows: np.ndarray, values: np.ndarray, slots: np.ndarray
@@ -50,6 +91,38 @@ def _gather(array, ids, out):  # type: ignore[no-untyped-def]
         source, target = array[ids[i]], out[i]
         for k in range(len(source)):
             target[k] = source[k]
+
+
+@kernel
+def _gather_cached(slots, cached, array, ids, out):  # type: ignore[no-untyped-def]
+    hits = 0
+    for i in range(len(ids)):
+        slot, target = slots[ids[i]], out[i]
+        if slot >= 0:
+            hits += 1
+            near = cached[slot]
+            for k in range(len(target)):
+                target[k] = near[k]
+        else:
+            far = array[ids[i]]
+            for k in range(len(target)):
+                target[k] = far[k]
+    return hits
+
+
+@kernel
+def _scatter_from(arena, places, rows, out):  # type: ignore[no-untyped-def]
+    width = out.shape[1]
+    for i in range(len(rows)):
+        place, target = places[i], out[rows[i]]
+        for k in range(width):
+            target[k] = arena[place + k]
+
+
+@kernel
+def _count_ids(counts, ids):  # type: ignore[no-untyped-def]
+    for i in range(len(ids)):
+        counts[ids[i]] += 1
 
 
 @kernel

@@ -7,13 +7,18 @@ table, moments of rows that are not touched stay as they are.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from dgl_heta.features.rows import gather_rows
 from dgl_heta.jit import kernel
+
+BLOCK = 2**16  # rows of a table that are moved at a time
 
 
 @dataclass(frozen=True)
@@ -27,37 +32,75 @@ class AdamSettings:
 
 
 class RowTable:
-    """Rows of learnable features with their optimizer state: CPU tensors (rows, width)."""
+    """Rows of learnable features with their optimizer state: CPU tensors (rows, width).
 
-    def __init__(self, value: Tensor) -> None:
+    Parameters
+    ----------
+    value : the rows.
+    first, second : their moments; default: zeros.
+    """
+
+    def __init__(self, value: Tensor, first: Tensor | None = None, second: Tensor | None = None
+                 ) -> None:
         self.value = value
-        self.first = torch.zeros_like(value)
-        self.second = torch.zeros_like(value)
+        self.first = torch.zeros_like(value) if first is None else first
+        self.second = torch.zeros_like(value) if second is None else second
         self.step = 0
+        self.evict: Callable[[], None] | None = None
+        """Drops the rows from memory where they are a file's; None where they are not."""
 
-    def state(self) -> dict[str, Tensor]:
-        return {"value": self.value, "first": self.first, "second": self.second,
-                "step": torch.tensor(self.step)}
+    @property
+    def shape(self) -> torch.Size:
+        return self.value.shape
 
-    def load(self, state: dict[str, Tensor]) -> None:
-        self.value.copy_(state["value"])
-        self.first.copy_(state["first"])
-        self.second.copy_(state["second"])
-        self.step = int(state["step"])
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.value.dtype
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all rows with their moments."""
+        return 3 * self.value.nbytes
+
+    def read(self, ids: np.ndarray, device: torch.device) -> Tensor:
+        """Values of the rows `ids` (int64), in their order."""
+        return torch.from_numpy(gather_rows(self.value.numpy(), ids)).to(device)
+
+    def blocks(self) -> Iterator[dict[str, Tensor]]:
+        """All rows, in order, a block of value, first and second moment at a time."""
+        for start in range(0, len(self.value), BLOCK):
+            part = slice(start, start + BLOCK)
+            yield {"value": self.value[part], "first": self.first[part],
+                   "second": self.second[part]}
+
+    def load(self, blocks: Iterable[Mapping[str, Tensor]], step: int) -> None:
+        """Take over all rows, as :meth:`blocks` gives them, and the number of steps."""
+        start = 0
+        for block in blocks:
+            part = slice(start, start + len(block["value"]))
+            self.value[part].copy_(block["value"])
+            self.first[part].copy_(block["first"])
+            self.second[part].copy_(block["second"])
+            start += len(block["value"])
+        self.step = step
 
     def update(self, rows: np.ndarray, grads: Tensor, scale: float, adam: AdamSettings) -> None:
         """One step on unique `rows` (int64) with `scale` times their gradients (rows, width)."""
         self.step += 1
+        grads = grads.detach().to("cpu", self.dtype)
+        fused_step(rows, grads.contiguous().numpy(), self.value.numpy(), self.first.numpy(),
+                   self.second.numpy(), *self.constants(scale, adam))
+
+    def constants(self, scale: float, adam: AdamSettings) -> tuple[Any, ...]:
+        """Scale, rate, 1 - β₁, 1 - β₂ and ε of the step that is counted, in the table's type."""
         rate = adam.lr * math.sqrt(1 - adam.beta2**self.step) / (1 - adam.beta1**self.step)
-        grads = grads.detach().to(self.value.device, self.value.dtype)
-        number = np.float64 if self.value.dtype == torch.float64 else np.float32
-        _fused_step(rows, grads.contiguous().numpy(), self.value.numpy(), self.first.numpy(),
-                    self.second.numpy(), number(scale), number(rate), number(1 - adam.beta1),
-                    number(1 - adam.beta2), number(adam.eps))
+        number = np.float64 if self.dtype == torch.float64 else np.float32
+        return tuple(number(x) for x in (scale, rate, 1 - adam.beta1, 1 - adam.beta2, adam.eps))
 
 
 @kernel
-def _fused_step(rows, grads, value, first, second, scale, rate, keep1, keep2, eps):  # type: ignore[no-untyped-def]
+def fused_step(rows, grads, value, first, second, scale, rate, keep1, keep2, eps):  # type: ignore[no-untyped-def]
+    """The step of `rows` of value, first and second moment, in place."""
     for i in range(len(rows)):
         row = rows[i]
         g, x, m, v = grads[i], value[row], first[row], second[row]
@@ -66,3 +109,18 @@ def _fused_step(rows, grads, value, first, second, scale, rate, keep1, keep2, ep
             m[k] += keep1 * (grad - m[k])
             v[k] += keep2 * (grad * grad - v[k])
             x[k] -= rate * m[k] / (np.sqrt(v[k]) + eps)
+
+
+def step_by_operators(state: Tensor, grads: Tensor, constants: tuple[Any, ...]) -> Tensor:
+    """The same step of rows `[value | first | second]` by PyTorch operators, on any device.
+
+    One rounding per operation, in the order of :func:`fused_step`, so the bits are the same.
+    """
+    # Floats, not NumPy scalars; an operator rounds them to the tensors' type.
+    scale, rate, keep1, keep2, eps = map(float, constants)
+    value, first, second = state.chunk(3, 1)
+    grads = grads * scale
+    first = first + (grads - first) * keep1
+    second = second + (grads * grads - second) * keep2
+    value = value - first * rate / (second.sqrt() + eps)
+    return torch.cat([value, first, second], 1)

@@ -1,15 +1,24 @@
-"""Static features: rows of memory-mapped arrays."""
+"""Static features: rows of memory-mapped arrays, through a cache where there is one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.features.rows import gather_rows
+from dgl_heta.errors import InputError
+from dgl_heta.features.sources import DirectRows, MappedRows, Rows
+from dgl_heta.memory_limits import free_bytes
 from dgl_heta.store import Store
+
+
+class Cached(Protocol):
+    """What reads rows in the place of a source: :class:`dgl_heta.cache.rows.CachedRows`."""
+
+    def read(self, ids: np.ndarray, device: torch.device) -> Tensor: ...
 
 
 class StaticFeatures:
@@ -19,22 +28,46 @@ class StaticFeatures:
     ----------
     ntypes : types to serve; those without static features are left out.
     dtype, device : of the rows returned.
+    reads : "mapped" or "direct" (see :mod:`dgl_heta.features.sources`), or "auto": direct if the
+        rows are larger than the free memory.
+    sharers : processes that use the machine's memory alike.
+
+    Attributes
+    ----------
+    fits : whether the rows fit in the free memory.
+    sources : node type → all rows.
+    cached : node type → what reads its rows instead of the source; empty at first.
     """
 
     def __init__(self, store: Store, ntypes: tuple[str, ...], dtype: torch.dtype,
-                 device: torch.device) -> None:
-        self._arrays = {t: store.array(t, "feat") for t in ntypes if store.has_array(t, "feat")}
+                 device: torch.device, reads: str = "mapped", sharers: int = 1) -> None:
+        arrays = {t: store.array(t, "feat") for t in ntypes if store.has_array(t, "feat")}
+        self.fits = sharers * sum(a.nbytes for a in arrays.values()) <= free_bytes(
+            torch.device("cpu"))
+        self.reads = reads if reads != "auto" else "mapped" if self.fits else "direct"
+        self.sources: dict[str, Rows] = {}
+        try:
+            if self.reads == "direct":
+                self.sources = {t: DirectRows(array) for t, array in arrays.items()}
+        except InputError:
+            if reads == "direct":
+                raise
+            self.reads = "mapped"  # auto, and a file system without direct reads
+        if self.reads == "mapped":
+            self.sources = {t: MappedRows(array) for t, array in arrays.items()}
+            if not self.fits:
+                for array in arrays.values():
+                    MappedRows(array).expect_misses()
+        self.cached: dict[str, Cached] = {}
         self._dtype, self._device = dtype, device
-
-    @property
-    def dims(self) -> dict[str, int]:
-        return {t: array.shape[1] for t, array in self._arrays.items()}
 
     def fetch(self, nodes: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """Rows of the given nodes, per type, in their order."""
         rows = {}
         for ntype, ids in nodes.items():
-            if ntype in self._arrays:
-                block = torch.from_numpy(gather_rows(self._arrays[ntype], ids))
+            if ntype in self.cached:
+                rows[ntype] = self.cached[ntype].read(ids, self._device).to(self._dtype)
+            elif ntype in self.sources:
+                block = torch.from_numpy(self.sources[ntype].read(ids))
                 rows[ntype] = block.to(self._device, self._dtype)
         return rows

@@ -79,7 +79,7 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
 @torch.no_grad()
 def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings,
                registry: Plugins, out: np.ndarray, report: Report) -> None:
-    engine = Engine(store, plan, settings, registry, Path(job["run_dir"]) / "averages")
+    engine = Engine(store, plan, settings, registry, Path(job["run_dir"]))
     with safe_open(Path(job["run_dir"]) / MODEL_FILE, "pt") as weights:
         names = [k for k in weights.keys() if k.startswith("model.")]  # noqa: SIM118
         engine.model.load_state_dict(

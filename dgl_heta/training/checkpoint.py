@@ -29,6 +29,7 @@ from dgl_heta.plugins import Plugins, plugins
 from dgl_heta.raf.comm import Comm
 from dgl_heta.schema import Relation, Schema
 from dgl_heta.training.engine import Engine
+from dgl_heta.training.table_files import load_tables, write_tables
 
 MODEL_FILE, SPEC_FILE = "model.safetensors", "model.json"
 
@@ -45,9 +46,9 @@ def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, A
     tensors = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
     for index, state in engine.optimizer.state_dict()["state"].items():
         tensors.update({f"adam.{index}.{k}": torch.as_tensor(v) for k, v in state.items()})
-    for name, table in engine.learnable.tables().items():
-        tensors.update({f"rows.{name}.{k}": v for k, v in table.state().items()})
     _save(folder / f"rank-{engine.rank}.safetensors", tensors)
+    with _replacing(folder / f"rows-{engine.rank}.safetensors") as rows:
+        write_tables(rows, engine.learnable.tables())
     engine.world.barrier()
     note = {"epoch": epoch, "best": best, "fingerprint": fingerprint}
     _write(folder / f"complete-{engine.rank}.json", json.dumps(note))
@@ -73,8 +74,7 @@ def load_checkpoint(engine: Engine, run_dir: Path, epoch: int) -> dict[str, Any]
                 state.setdefault(int(index), {})[key] = value
         groups = engine.optimizer.state_dict()["param_groups"]
         engine.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        for name, table in engine.learnable.tables().items():
-            table.load({key: tensors[f"rows.{name}.{key}"] for key in table.state()})
+        load_tables(folder / f"rows-{engine.rank}.safetensors", engine.learnable.tables())
     except (KeyError, RuntimeError, ValueError) as error:
         raise InputError(f"checkpoint {folder} does not fit this run: {error}") from None
     return note

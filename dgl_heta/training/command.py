@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from dgl_heta.cache.profile import DIRECTORY
 from dgl_heta.cost import Workload, predict, to_json
 from dgl_heta.errors import InputError
 from dgl_heta.inputs import GraphInput, open_input
@@ -54,7 +55,8 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
 
     find_model(registry, settings.model.name)
     for kind, name in (("module wrapper", settings.train.wrapper),
-                       ("aggregation kernel", settings.train.kernel)):
+                       ("aggregation kernel", settings.train.kernel),
+                       ("cache policy", settings.cache.policy)):
         registry.get(kind, name)
     plan = _plan(opened, settings, registry)
     if request.dry_run:
@@ -88,7 +90,9 @@ def _train(request: TrainRequest, registry: Plugins, opened: GraphInput, setting
         store.verify({t for p in here for t in p.node_types},
                      {r for p in here for r in p.relations})
     job = {"settings": settings.model_dump(), "store": str(store.directory.resolve()),
-           "plan": plan.to_json(), "run_dir": str(run_dir.resolve()), "resume": request.resume}
+           "plan": plan.to_json(), "run_dir": str(run_dir.resolve()), "resume": request.resume,
+           "profiles": str((Path(request.graph) if opened.plan is not None
+                            else store.directory).resolve() / DIRECTORY)}
     first = os.environ.get("RANK", "0") == "0"
     with _Monitor(err, first and not request.quiet, settings.train.epochs) as monitor:
         if under_torchrun:
@@ -278,11 +282,23 @@ class _Monitor:
                 self._task = self._bar.add_task(title, total=event["steps"], loss="")
             self._bar.update(self._task, description=title, completed=event["step"],
                              total=event["steps"], loss=f"loss {event['loss']:.3f}")
+        elif event["event"] == "profile":
+            if self._task is None:
+                self._task = self._bar.add_task("", total=event["total"], loss="")
+            self._bar.update(self._task, description="pre-sampling", completed=event["done"],
+                             total=event["total"])
+        elif event["event"] == "note" and self._show:
+            self._console.print(f"note: {escape(event['text'])}", highlight=False)
         elif event["event"] == "epoch" and self._show:
             val = event["val_acc"]
+            cached = event.get("cache") or {}
+            reads = sum(c["reads"] for c in cached.values())
+            hits = sum(c["hits"] for c in cached.values())
             self._console.print(
                 f"epoch {event['epoch']}/{self._epochs}: loss {event['loss']:.4f}, train "
                 f"{event['train_acc']:.4f}, val {'-' if val is None else f'{val:.4f}'}, "
                 f"{event['seconds']['total']:.1f} s, "
-                f"{event['bytes_sent']['total'] / 1e6:.1f} MB sent", highlight=False)
+                f"{event['bytes_sent']['total'] / 1e6:.1f} MB sent"
+                + (f", {hits / reads:.1%} of rows in the cache" if reads else ""),
+                highlight=False)
 

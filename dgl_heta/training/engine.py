@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from dgl_heta.block import MiniBatch, SeedShares
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
+from dgl_heta.features.disk_tables import DiskTables, memory_tables
 from dgl_heta.features.sparse_adam import AdamSettings
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.nn import use_kernel
@@ -29,6 +30,9 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.training.averages import AverageInputs, paths_of
 from dgl_heta.training.tasks import Step, TrainingTask, make_task
+
+if TYPE_CHECKING:
+    from dgl_heta.training.caching import FeatureCaches
 
 STAGES = ("sample", "fetch", "forward", "backward", "update")
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
@@ -50,7 +54,8 @@ class Engine:
     store, plan : the graph and the partition backend's plan; the module wrapper may replace
         the plan. With T trainers per partition, worker `rank` runs partition `rank // T`.
     settings, plugins : which providers, with which settings.
-    scratch : directory for neighbour averages, which some models compute first.
+    scratch : directory for neighbour averages, which some models compute first, and for tables
+        on disk.
 
     Raises
     ------
@@ -92,24 +97,29 @@ class Engine:
         if kind := getattr(provider, "precomputed", None):
             if scratch is None:
                 raise InputError(f"model '{model.name}' needs a directory for its averages")
-            self.averages = AverageInputs(kind, store, self.plan, self.rank, settings, scratch,
-                                          self.world, self.spec.paths)
+            self.averages = AverageInputs(kind, store, self.plan, self.rank, settings,
+                                          scratch / "averages", self.world, self.spec.paths)
             self._sampler: Sampler = self.averages
             self._eval_sampler: Sampler = self.averages
         else:
             self._sampler = sampler(train.fanouts)
             self._eval_sampler = (self._sampler if train.eval_fanouts is None
                                   else sampler(train.eval_fanouts))
-        self._static = StaticFeatures(store, partition.node_types, self.dtype, self.device)
+        self.static = StaticFeatures(store, partition.node_types, self.dtype, self.device,
+                                     settings.cache.reads, local_workers)
         used = {t for p in self.plan.partitions for t in p.node_types}
         featureless = [t for t in store.schema.node_types
                        if t in used and not store.has_array(t, "feat") and not self.averages]
+        if settings.cache.learnable == "disk" and scratch is None:
+            raise InputError("cache.learnable = disk needs a directory for the tables")
+        make = (DiskTables(scratch / "tables") if settings.cache.learnable == "disk" and scratch
+                else memory_tables)
         twice = self.plan.targets if scope.seeds_apart or self.task.held_out else ()
         self.learnable = LearnableFeatures(
             {t: store.schema.node_counts[t] for t in featureless},
             {t: self.plan.users(t) for t in featureless},
             model.hidden, self.dtype, self.world, train.learnable, AdamSettings(train.sparse_lr),
-            train.seed, twice)
+            train.seed, twice, make)
         torch.manual_seed(train.seed % 2**63)
         self.model = provider.build(self.spec).to(self.device, self.dtype)
         self.wrapped = wrapper.wrap(self.model, self.world, self.group)
@@ -117,12 +127,16 @@ class Engine:
                                           weight_decay=train.weight_decay)
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self.own_epochs: list[tuple[float, float, float]] = []  # seconds, waiting, bytes sent
+        self.local_workers = local_workers
+        self.caches: FeatureCaches | None = None  # see dgl_heta.training.caching
 
     def start_epoch(self, epoch: int) -> None:
         """Reset counters, and the generator of dropout, which each worker has its own of."""
         torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank) % 2**63)
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.traffic.reset()
+        if self.caches is not None:
+            self.caches.reset()
 
     def steps(self, split: str, epoch: int = 0) -> list[Step]:
         """The steps of an epoch over a split, the same on all workers."""
@@ -182,7 +196,7 @@ class Engine:
         """Input features of a batch; learnable ones are leaves when training."""
         if self.averages is not None:
             return self.averages.fetch(batch, self.device)
-        rows = self._static.fetch(batch.input_nodes)
+        rows = self.static.fetch(batch.input_nodes)
         rows.update(self.learnable.fetch(batch.input_nodes, self.device, train))
         return {t: rows[t] for t in batch.input_nodes}
 

@@ -127,6 +127,7 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, report: Report) -> di
     sent = Counter(engine.traffic.bytes)
     engine.own_epochs.append((seconds, engine.traffic.seconds, float(sum(sent.values()))))
     waited, stages = engine.traffic.seconds, dict(engine.seconds)
+    cached = {} if engine.caches is None else {"cache": engine.caches.counted()}
     train_acc, loss = engine.score(totals)
     if not math.isfinite(loss):
         raise InputError(f"the loss of epoch {epoch} is {loss}: training diverged; lower "
@@ -143,6 +144,7 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, report: Report) -> di
                     "total": seconds},
         "bytes_sent": {**causes, "total": sum(causes.values())},
         "peak_rss_mb": peak_rss_mb(),
+        **cached,
     }
 
 
@@ -171,6 +173,7 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
         "workers": [{"rank": rank, "peak_rss_mb": rss, "seconds": seconds, "waiting": waiting,
                      "bytes_sent": int(sent)}
                     for rank, (rss, seconds, waiting, sent) in enumerate(workers)],
+        **_cache(engine, steady),
         "metric": engine.task.metric,
         "dataset": engine.store.manifest.name, "model": settings.model.name,
         "wrapper": settings.train.wrapper, "parts": engine.plan.num_parts,
@@ -178,6 +181,24 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
         "settings": settings.model_dump(), "versions": versions(),
         "plan": engine.plan.to_json(),
     }
+
+
+def _cache(engine: Engine, steady: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the caches did in an average epoch, with what they were chosen by on worker 0."""
+    caches = engine.caches
+    if caches is None:
+        return {}
+    types: dict[str, dict[str, Any]] = {}
+    for line in steady:
+        for ntype, counted in line.get("cache", {}).items():
+            mean = types.setdefault(ntype, dict.fromkeys(counted, 0))
+            for name, value in counted.items():
+                mean[name] += value / len(steady)
+    return {"cache": {
+        "policy": caches.policy, "capacity_bytes": caches.capacity,
+        "profile_seconds": caches.seconds, "notes": caches.notes,
+        "types": {t: {**{name: int(value) for name, value in mean.items()},
+                      "penalty": caches.penalties.get(t)} for t, mean in types.items()}}}
 
 
 def _number(value: float) -> float | None:

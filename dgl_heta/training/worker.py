@@ -26,6 +26,7 @@ def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
     from dgl_heta.plugins import plugins
     from dgl_heta.settings import Settings
     from dgl_heta.store import Store
+    from dgl_heta.training.caching import attach
     from dgl_heta.training.engine import Engine
     from dgl_heta.training.loop import train
 
@@ -39,7 +40,9 @@ def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
     settings = Settings(**job["settings"])
     store = Store(job["store"])
     plan = Plan.from_json(job["plan"], store.schema, "of this job")
-    engine = Engine(store, plan, settings, plugins(), Path(job["run_dir"]) / "averages")
+    engine = Engine(store, plan, settings, plugins(), Path(job["run_dir"]))
+    attach(engine, plugins(), Path(job["profiles"]) if job.get("profiles") else None,
+           report if engine.rank == 0 else lambda event: None)
     return train(engine, Path(job["run_dir"]), settings, plugins(), resume=job["resume"],
                  report=report)
 

@@ -1,0 +1,102 @@
+"""What a miss costs: reading rows where they are, against reading them from the cache.
+
+The miss-penalty ratio of Heta §6: seconds per byte of cache that a miss takes longer than a hit,
+for static rows a read, for learnable ones a read and an update of value and moments. It depends on
+the size of a row and on how many are read at once, so it is measured at several batch sizes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+SIZES = (64, 512, 4096, 32768)
+"""Rows per read."""
+_REPEATS = 3
+_LONG_S = 0.05  # a reading that took so long is not tried with more rows
+_SAME = 1.15  # a miss that takes less than this times a hit costs nothing
+
+Access = Callable[[np.ndarray], Any]
+
+
+@dataclass(frozen=True)
+class Penalty:
+    """The miss penalty of a node type.
+
+    Attributes
+    ----------
+    row_bytes : of a row in the cache.
+    seconds : rows per read → (seconds of misses, seconds of hits).
+    """
+
+    row_bytes: int
+    seconds: Mapping[int, tuple[float, float]]
+
+    def at(self, rows: float) -> float:
+        """Seconds per byte, for reads of about so many rows; 0 where a miss costs nothing."""
+        if not self.seconds:
+            return 0.0
+        size = max((s for s in self.seconds if s <= rows), default=min(self.seconds))
+        slow, fast = self.seconds[size]
+        return max(slow - fast, 0.0) / (size * self.row_bytes) if slow > _SAME * fast else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        return {"row_bytes": self.row_bytes,
+                "seconds": {str(size): list(pair) for size, pair in self.seconds.items()}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Penalty:
+        """The penalty that :meth:`to_json` described; ValueError or TypeError if it is none."""
+        seconds = {int(size): (float(slow), float(fast))
+                   for size, (slow, fast) in data["seconds"].items()}
+        for pair in seconds.values():
+            if not all(0 <= s < float("inf") for s in pair):
+                raise ValueError(f"seconds are {pair}")
+        return cls(int(data["row_bytes"]), seconds)
+
+
+def measure(rows: int, row_bytes: int, miss: Access, hit: Access, cached: int,
+            evict: Callable[[], None] | None = None, seed: int = 0) -> Penalty:
+    """Measure the miss penalty of rows.
+
+    Parameters
+    ----------
+    rows : how many there are.
+    row_bytes : of one in the cache.
+    miss, hit : use the given rows where they are, and the given slots of a cache.
+    cached : slots of that cache.
+    evict : drops the rows from memory first, where misses are to be read from a disk.
+    """
+    generator = np.random.default_rng(seed)
+    seconds: dict[int, tuple[float, float]] = {}
+    if not rows or not cached:
+        return Penalty(row_bytes, seconds)
+    few = generator.integers(0, min(rows, cached), 8)
+    miss(few), hit(few)  # compiles
+    if evict:
+        evict()
+    for size in SIZES:
+        if size > rows and seconds:
+            break
+        size = min(size, rows)
+        taken: list[tuple[float, float]] = []
+        for _ in range(_REPEATS):
+            # Each id once: an update has each row once, and a second read would find it in memory.
+            ids = generator.choice(rows, size, replace=False, shuffle=False) if rows < 8 * size \
+                else np.unique(generator.integers(0, rows, size))
+            slots = ids % cached if cached < rows else ids
+            spent = []
+            for access, places in ((miss, ids), (hit, np.unique(slots))):
+                start = time.perf_counter()
+                access(places)
+                spent.append((time.perf_counter() - start) * size / len(places))
+            taken.append((spent[0], spent[1]))
+        seconds[size] = (float(np.median([t[0] for t in taken])),
+                         float(np.median([t[1] for t in taken])))
+        if seconds[size][0] > _LONG_S:
+            break
+    return Penalty(row_bytes, seconds)

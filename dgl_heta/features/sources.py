@@ -1,0 +1,196 @@
+"""Where the rows of a static feature come from: a memory-mapped array, or direct reads of a file.
+
+`mapped` rows go through the page cache. `direct` ones do not: each read goes to the disk, many at
+a time, and leaves the page cache to others. That is faster where features are larger than memory,
+because a mapped array reads one page after another, each with what the kernel reads ahead.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.features.rows import gather_rows, scatter_from
+from dgl_heta.jit import kernel
+
+READS = ("mapped", "direct")
+_BLOCK = 4096  # bytes; reads are aligned to it
+_READS = 32  # at a time
+_EXTENTS = 4096  # blocks or runs of blocks per round
+_RUN = 64  # blocks in one read at most
+
+
+class Rows(Protocol):
+    """Rows of two-dimensional data: (rows, width)."""
+
+    shape: tuple[int, int]
+    dtype: np.dtype
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        """The rows `ids` (int64, in range), in their order: (ids, width)."""
+
+
+class MappedRows:
+    """Rows of an array in memory or mapped from a file."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = array
+        self.shape, self.dtype = (array.shape[0], array.shape[1]), array.dtype
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        return gather_rows(self.array, ids)
+
+    def expect_misses(self) -> None:
+        """Tell the kernel that the file will not fit in memory: it should not read ahead."""
+        if isinstance(self.array, np.memmap) and hasattr(mmap, "MADV_RANDOM"):
+            mapping: Any = self.array._mmap  # type: ignore[attr-defined]
+            mapping.madvise(mmap.MADV_RANDOM)
+
+    def evict(self) -> None:
+        """Drop the rows from memory, as far as no other process has them mapped."""
+        if not isinstance(self.array, np.memmap) or not hasattr(os, "posix_fadvise"):
+            return
+        mapping: Any = self.array._mmap  # type: ignore[attr-defined]
+        mapping.madvise(mmap.MADV_DONTNEED)
+        handle = os.open(str(self.array.filename), os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+class CalledRows:
+    """Rows that a function reads, of which a cache may hold copies."""
+
+    def __init__(self, shape: tuple[int, int], dtype: np.dtype,
+                 read: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.shape, self.dtype, self._read = shape, np.dtype(dtype), read
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        return self._read(ids)
+
+
+class DirectRows:
+    """Rows of a file, read past the page cache by several threads.
+
+    Parameters
+    ----------
+    array : the memory-mapped array of the file (`numpy.memmap`), which says what is where.
+
+    Raises
+    ------
+    InputError
+        The file system has no direct reads.
+    """
+
+    def __init__(self, array: np.ndarray) -> None:
+        if not isinstance(array, np.memmap) or not isinstance(array.filename, str | Path):
+            raise InputError("direct reads need a memory-mapped array of a file")
+        self.shape, self.dtype = (array.shape[0], array.shape[1]), array.dtype
+        self._path, self._offset = str(array.filename), int(array.offset)
+        self._row = array.shape[1] * array.dtype.itemsize
+        if not hasattr(os, "O_DIRECT"):
+            raise InputError("cache.reads = direct needs O_DIRECT, which this system does not "
+                             "have; use cache.reads=mapped")
+        try:
+            self._file = os.open(self._path, os.O_RDONLY | os.O_DIRECT)
+            if array.size:
+                with mmap.mmap(-1, _BLOCK) as block:
+                    os.preadv(self._file, [block], 0)
+        except OSError as error:
+            raise InputError(f"cache.reads = direct cannot be used with {self._path}: its file "
+                             f"system has no direct reads ({error.strerror}); use "
+                             "cache.reads=mapped") from None
+        self._bytes = os.fstat(self._file).st_size
+        self._pool = ThreadPoolExecutor(_READS, "direct-read")
+        self._arena: mmap.mmap | None = None
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pool"):
+            self._pool.shutdown(wait=False)
+        if hasattr(self, "_file"):
+            os.close(self._file)
+
+    def read(self, ids: np.ndarray) -> np.ndarray:
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self.shape[0]:
+            raise IndexError(f"row ids reach from {ids.min()} to {ids.max()}, but there are "
+                             f"{self.shape[0]} rows")
+        out = np.empty((len(ids), self.shape[1]), self.dtype)
+        if not self._row or not len(ids):
+            return out
+        order = np.argsort(ids, kind="stable")
+        target = out.view(np.uint8).reshape(len(ids), self._row)
+        done = 0
+        while done < len(ids):
+            done = self._round(ids, order, done, target)
+        return out
+
+    def _round(self, ids: np.ndarray, order: np.ndarray, done: int, target: np.ndarray) -> int:
+        """Read as many rows as fit in a round of extents; returns how many are done."""
+        starts, sizes, places = (np.empty(_EXTENTS, np.int64), np.empty(_EXTENTS, np.int64),
+                                 np.empty(len(ids) - done, np.int64))
+        rows, count = _extents(ids, order, done, self._offset, self._row,
+                               max(_RUN, self._row // _BLOCK + 2), starts, sizes, places)
+        bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
+        arena = self._room(int(bounds[-1]))
+        step = -(-count // _READS)
+        jobs = [self._pool.submit(self._read, arena, starts, bounds, first,
+                                  min(first + step, count)) for first in range(0, count, step)]
+        for job in jobs:
+            job.result()
+        scatter_from(np.frombuffer(arena, np.uint8), places[:rows], order[done:done + rows], target)
+        return done + int(rows)
+
+    def _read(self, arena: mmap.mmap, starts: np.ndarray, bounds: np.ndarray, first: int, last: int
+              ) -> None:
+        view = memoryview(arena)
+        for i in range(first, last):
+            low, high, start = int(bounds[i]), int(bounds[i + 1]), int(starts[i])
+            want = min(high - low, self._bytes - start)
+            got = os.preadv(self._file, [view[low:high]], start)
+            while got < want:  # at the end of a file reads may be short
+                more = os.pread(self._file, _BLOCK, start + got // _BLOCK * _BLOCK)
+                if not more:
+                    raise HetaError(f"{self._path} ended at byte {start + got}: it was truncated "
+                                    "while it was read")
+                place = low + got // _BLOCK * _BLOCK
+                view[place:place + len(more)] = more
+                got = got // _BLOCK * _BLOCK + len(more)
+
+    def _room(self, size: int) -> mmap.mmap:
+        if self._arena is None or len(self._arena) < size:
+            self._arena = mmap.mmap(-1, max(size, _EXTENTS * _BLOCK))
+        return self._arena
+
+
+@kernel
+def _extents(ids, order, done, offset, row, longest, starts, sizes, places):  # type: ignore[no-untyped-def]
+    """Runs of blocks that hold the rows `order[done:]`, and where each row will be in them."""
+    count, used, n = 0, 0, 0
+    end = -1  # of the last extent
+    for i in range(done, len(order)):
+        low = offset + ids[order[i]] * row
+        high = low + row
+        first, last = low // 4096 * 4096, -(-high // 4096) * 4096
+        if count and first <= end and last - starts[count - 1] <= longest * 4096:
+            if last > end:
+                sizes[count - 1] += last - end
+                end = last
+        else:
+            if count == len(starts):
+                break
+            if count:
+                used += sizes[count - 1]
+            starts[count], sizes[count] = first, last - first
+            count += 1
+            end = last
+        places[n] = used + low - starts[count - 1]
+        n += 1
+    return n, count
