@@ -16,9 +16,10 @@ import numpy as np
 
 SIZES = (64, 512, 4096, 32768)
 """Rows per read."""
-_REPEATS = 3
+_REPEATS = 5
 _LONG_S = 0.05  # a reading that took so long is not tried with more rows
 _SAME = 1.15  # a miss that takes less than this times a hit costs nothing
+_NOISE_S = 20e-6  # nor does one that takes so little longer per read
 
 Access = Callable[[np.ndarray], Any]
 
@@ -42,7 +43,9 @@ class Penalty:
             return 0.0
         size = max((s for s in self.seconds if s <= rows), default=min(self.seconds))
         slow, fast = self.seconds[size]
-        return max(slow - fast, 0.0) / (size * self.row_bytes) if slow > _SAME * fast else 0.0
+        if slow <= _SAME * fast or slow - fast <= _NOISE_S:
+            return 0.0
+        return (slow - fast) / (size * self.row_bytes)
 
     def to_json(self) -> dict[str, Any]:
         return {"row_bytes": self.row_bytes,

@@ -117,8 +117,12 @@ class CachedTable:
         for where, taken, copy in self._by_device(rows[places], slots):
             here = torch.from_numpy(places[where]).to(grads.device)
             mine = grads.index_select(0, here).to(copy.device)
-            copy.index_copy_(0, taken,
-                             step_by_operators(copy.index_select(0, taken), mine, constants))
+            if copy.device == CPU:
+                fused_step(taken.numpy(), mine.contiguous().numpy(),
+                           *(part.numpy() for part in copy.chunk(3, 1)), *constants)
+            else:
+                copy.index_copy_(0, taken,
+                                 step_by_operators(copy.index_select(0, taken), mine, constants))
         fused_step(rows[misses], missed.numpy(), *held, *constants)
 
     def blocks(self) -> Iterator[dict[str, Tensor]]:

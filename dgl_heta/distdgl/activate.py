@@ -65,10 +65,12 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
 def disable() -> None:
     """Put DGL back as it was, and forget the graph that is open."""
     global _settings
+    from dgl_heta.distdgl import tensors
     from dgl_heta.distdgl.session import close_session
 
     patches.remove()
     close_session()
+    tensors.close()
     _settings = None
 
 
@@ -89,11 +91,13 @@ def _check_version() -> None:
 
 def open_graph(graph: Any, part_config: str | None) -> None:
     """Called for every new DistGraph: opens a session if its partition is ours."""
+    from dgl_heta.distdgl import tensors
     from dgl_heta.distdgl.partitions import is_ours
     from dgl_heta.distdgl.session import open_session
 
     config = part_config or os.environ.get("DGL_CONF_PATH")
     if config is None or not is_ours(config):
+        tensors.open_graph(graph)
         return
     if patches.plain_modules:
         raise InputError("DistributedDataParallel was called before the DistGraph of a "

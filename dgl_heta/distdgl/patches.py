@@ -212,11 +212,10 @@ def _refused_request(original: Any) -> Any:
 
 def _tensor_getitem(original: Any) -> Any:
     def __getitem__(self: Any, idx: Any) -> Any:
-        session = _session()
-        if session is not None and not self._attach:
+        if not self._attach:
             from dgl_heta.distdgl.tensors import read
 
-            found = read(session, self, idx)
+            found = read(_session(), self, idx, original)
             if found is not None:
                 return found
         return original(self, idx)
@@ -225,11 +224,10 @@ def _tensor_getitem(original: Any) -> Any:
 
 def _tensor_setitem(original: Any) -> Any:
     def __setitem__(self: Any, idx: Any, val: Any) -> None:
-        session = _session()
-        if session is not None and not self._attach:
+        if not self._attach:
             from dgl_heta.distdgl.tensors import refuse_write
 
-            refuse_write(session, self)
+            refuse_write(_session(), self)
         original(self, idx, val)
     return __setitem__
 
@@ -383,7 +381,29 @@ def _parallel_no_sync(original: Any) -> Any:
     return no_sync
 
 
+def _store_read(original: Any) -> Any:
+    def read(self: Any, domain: str, type_name: str, feature_name: str, ids: Any = None) -> Any:
+        from dgl_heta.distdgl.feature_stores import cached
+
+        store = cached(self, original)
+        if store is None or ids is None:
+            return original(self, domain, type_name, feature_name, ids)
+        return store.read(domain, type_name, feature_name, ids)
+    return read
+
+
+def _store_update(original: Any) -> Any:
+    def update(self: Any, domain: str, type_name: str, feature_name: str, value: Any,
+               ids: Any = None) -> None:
+        from dgl_heta.distdgl.feature_stores import written
+
+        original(self, domain, type_name, feature_name, value, ids)
+        written(self, (domain, type_name, feature_name))
+    return update
+
+
 _DIST = "dgl.distributed"
+_STORE = "dgl.graphbolt.impl.basic_feature_store:BasicFeatureStore"
 _DDP = "torch.nn.parallel.distributed:DistributedDataParallel"
 _SERVICES = "dgl.distributed.graph_services"
 
@@ -437,6 +457,8 @@ PATCHES: tuple[Patch, ...] = (
           "learnable features"),
     Patch("dgl.distributed.optim.pytorch.sparse_optim:DistSparseGradOptimizer.step", _sparse_step,
           "learnable features"),
+    Patch(f"{_STORE}.read", _store_read, "the feature cache of GraphBolt scripts"),
+    Patch(f"{_STORE}.update", _store_update, "what is written is not cached"),
     Patch(f"{_DDP}.__init__", _parallel_init, "average gradients after RAF's backward pass"),
     Patch(f"{_DDP}.forward", _parallel_forward, "check that all reductions were done"),
     Patch(f"{_DDP}.train", _parallel_train, "there is no reducer"),

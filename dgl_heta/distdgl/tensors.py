@@ -1,44 +1,147 @@
-"""Node data of a meta-partitioned graph: read from this machine's store, not over the network."""
+"""Node data of a graph in DistDGL: read from this machine's store, and through the feature cache.
+
+Of a meta-partitioned graph, node data is in the store of every machine that needs it. Of a graph
+that DGL partitioned (METIS, random), rows of other machines are pulled over the network; with a
+cache policy, copies of some of them are kept (the baseline DGL-Opt of Heta §8.1).
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.session import Session
-from dgl_heta.errors import HetaError
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.rows import gather_rows
+from dgl_heta.features.sources import DirectRows, MappedRows, Rows
+from dgl_heta.memory_limits import capacity_bytes, free_bytes
+
+Pull = Callable[[Any, Any], Tensor]
+
+_CPU = torch.device("cpu")
+_cache: ObservingCache | None = None
+_graph_data: set[str] = set()
+"""Names of the node data of graphs that DGL partitioned."""
 
 
-def read(session: Session, tensor: Any, index: Any) -> Tensor | None:
-    """Rows of a DistTensor that holds an array of the graph; None if it is not stored here."""
+def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor | None:
+    """Rows of a DistTensor that holds node data of the graph; None if it is not ours to read."""
     from dgl.distributed.utils import totensor
 
-    array = session.rows(tensor._name)
-    if array is None or tensor.dtype not in _known(array):
+    array = session.rows(tensor._name) if session is not None else None
+    if array is None and tensor._name not in _graph_data:
+        return None
+    if array is not None and tensor.dtype not in _known(array):
         return None
     ids = totensor(index)
     if ids.dtype == torch.bool or ids.dim() != 1:
         return None
-    flat = array.reshape(len(array), -1)
-    rows = torch.from_numpy(gather_rows(flat, ids.to(torch.int64).numpy()))
+    numbers = ids.to(torch.int64).numpy()
+    cache = _cache_for(session)
+    if cache is not None and _cacheable(tensor):
+        if tensor._name not in cache:
+            source, evict, costly = (_pulled(tensor, pull) if array is None
+                                     else (_stored(array, session), None, None))
+            cache.add(tensor._name, source, evict, costly)
+        rows = cache.read(tensor._name, numbers)
+        return rows.view(len(ids), *tensor.shape[1:]).to(tensor.dtype)
+    if array is None:
+        return None
+    rows = torch.from_numpy(gather_rows(array.reshape(len(array), -1), numbers))
     return rows.view(len(ids), *array.shape[1:]).to(tensor.dtype)
 
 
-def refuse_write(session: Session, tensor: Any) -> None:
-    """Refuse to write what the trainers read from their stores.
+def refuse_write(session: Session | None, tensor: Any) -> None:
+    """Refuse to write what the trainers read from their stores, or may have cached.
 
     Raises
     ------
     HetaError
         The DistTensor holds an array of the graph.
     """
-    if session.rows(tensor._name) is not None:
+    if session is not None and session.rows(tensor._name) is not None:
         raise HetaError(f"'{tensor.name}' belongs to the meta-partitioned graph and is read from "
                         "its store on every machine, so it cannot be written; create a "
                         "dgl.distributed.DistTensor for results")
+    if tensor._name in _graph_data and _cacheable(tensor):
+        raise HetaError(f"'{tensor.name}' belongs to the graph, and trainers may have cached rows "
+                        "of it (cache.policy), which would not see what is written; use "
+                        "cache.policy=none, or create a dgl.distributed.DistTensor for results")
+
+
+def open_graph(graph: Any) -> None:
+    """A graph that DGL partitioned was opened: its node data may be cached."""
+    from dgl_heta.distdgl.activate import selected
+
+    _graph_data.clear()
+    if selected()[0].cache.policy == "none":
+        return
+    data = graph._ndata_store
+    tables = [data] if len(graph.ntypes) == 1 else [data[t] for t in graph.ntypes]
+    _graph_data.update(tensor._name for table in tables for tensor in table.values())
+
+
+def close() -> None:
+    """Forget what is cached."""
+    global _cache
+    _cache = None
+    _graph_data.clear()
+
+
+def _cache_for(session: Session | None) -> ObservingCache | None:
+    """The cache of this process, made when it is first needed; None where none is wanted."""
+    global _cache
+    from dgl_heta.distdgl.activate import selected
+    from dgl_heta.distdgl.feature_stores import tell
+    from dgl_heta.plugins import plugins
+
+    cache = selected()[0].cache
+    if cache.policy == "none":
+        return None
+    if _cache is None:
+        sharers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        _cache = made = ObservingCache(plugins().get("cache policy", cache.policy),
+                                       capacity_bytes(cache.capacity_mb, _CPU, sharers),
+                                       batches=cache.batches, gate=cache.gate)
+        atexit.register(lambda: tell(made))
+    return _cache
+
+
+def _cacheable(tensor: Any) -> bool:
+    """Features: rows of floating point numbers; not labels and masks."""
+    return len(tensor.shape) >= 2 and tensor.dtype in (torch.float16, torch.float32, torch.float64)
+
+
+def _pulled(tensor: Any, pull: Pull) -> tuple[Rows, None, np.ndarray]:
+    """Rows that are pulled; those of other machines are the ones to cache."""
+    source = called_rows(tensor.shape[0], tensor.shape[1:], tensor.dtype,
+                         lambda ids: pull(tensor, ids))
+    assert source is not None
+    policy = tensor.part_policy
+    parts = policy.to_partid(torch.arange(tensor.shape[0])).numpy()
+    return source, None, np.flatnonzero(parts != policy.part_id)
+
+
+def _stored(array: np.ndarray, session: Session | None) -> Rows:
+    """Rows of this machine's store, read as the settings say."""
+    from dgl_heta.distdgl.activate import selected
+
+    reads = selected()[0].cache.reads
+    flat = array.reshape(len(array), -1) if array.ndim != 2 else array
+    if reads == "direct" or (reads == "auto" and array.nbytes > free_bytes(_CPU)):
+        try:
+            return DirectRows(flat)
+        except InputError:
+            if reads == "direct":
+                raise
+    return MappedRows(flat)
 
 
 def _known(array: Any) -> set[torch.dtype]:

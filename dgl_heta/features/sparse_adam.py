@@ -112,9 +112,10 @@ def fused_step(rows, grads, value, first, second, scale, rate, keep1, keep2, eps
 
 
 def step_by_operators(state: Tensor, grads: Tensor, constants: tuple[Any, ...]) -> Tensor:
-    """The same step of rows `[value | first | second]` by PyTorch operators, on any device.
+    """The same step of rows `[value | first | second]` by PyTorch operators, for GPUs.
 
-    One rounding per operation, in the order of :func:`fused_step`, so the bits are the same.
+    One rounding per operation, in the order of :func:`fused_step`, so the bits are the same where
+    operators round correctly. PyTorch's square root on CPUs does not (MKL, up to one unit).
     """
     # Floats, not NumPy scalars; an operator rounds them to the tensors' type.
     scale, rate, keep1, keep2, eps = map(float, constants)

@@ -305,7 +305,7 @@ def _read_copies(source: Rows, rows: int, device: torch.device) -> Access:
 
     def read(slots: np.ndarray) -> None:
         if device == CPU:
-            gather_rows(copies.numpy(), slots)
+            torch.from_numpy(gather_rows(copies.numpy(), slots))
         else:
             copies.index_select(0, torch.from_numpy(slots).to(device))
             _finish(device)

@@ -1,0 +1,163 @@
+"""The feature cache for GraphBolt: a feature store in front of another one.
+
+Usable with nothing else of dgl-heta: give it to `fetch_feature` in the place of the data set's
+own store.
+
+>>> from dgl_heta.graphbolt import CachedFeatureStore
+>>> store = CachedFeatureStore(dataset.feature, policy="hotness", capacity_mb=500)
+>>> datapipe = datapipe.fetch_feature(store, node_feature_keys={"paper": ["feat"]})
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from dgl import graphbolt as gb
+from torch import Tensor
+
+from dgl_heta.cache.observing import ObservingCache, called_rows
+from dgl_heta.cache.policies import CachePolicy
+from dgl_heta.memory_limits import capacity_bytes
+from dgl_heta.plugins import plugins
+
+Key = tuple[str, str | None, str]
+
+
+class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
+    """Another feature store, with copies of the rows that are read most, or cost most.
+
+    The first batches are only counted; then a policy chooses rows by visits and by what a miss is
+    measured to cost. What is read is the same, bit for bit, always.
+
+    Parameters
+    ----------
+    store : the feature store to read from.
+    policy : a cache policy, or the name of one (see `dgl-heta plugins`).
+    capacity_mb : 10⁶ bytes per device; default: 4,000, at most half of what is free.
+    devices : where copies live; row `n` on device `n mod len(devices)`. Default: the CPU.
+    batches : batches to count before the cache is filled.
+    counts : (domain, type, name) → visits per row; then nothing is counted.
+    gate : do not cache features of which a miss costs nothing (of arrays in memory, on a CPU).
+
+    Raises
+    ------
+    InputError
+        An unknown policy, or one that needs degrees; more capacity than there is memory.
+    """
+
+    def __init__(self, store: Any, policy: str | CachePolicy = "miss_penalty",
+                 capacity_mb: float | None = None,
+                 devices: Sequence[str | torch.device] = ("cpu",), batches: int = 50,
+                 counts: Mapping[Key, np.ndarray] | None = None, gate: bool = True) -> None:
+        super().__init__()
+        chosen: CachePolicy = (plugins().get("cache policy", policy) if isinstance(policy, str)
+                               else policy)
+        places = [torch.device(d) for d in devices]
+        capacity = min(capacity_bytes(capacity_mb, d) for d in places)
+        self._store = store
+        self.cache = ObservingCache(chosen, capacity, places, batches, gate, counts)
+        self._plain: set[Key] = set()
+        self._shapes: dict[Key, torch.Size] = {}
+
+    def read(self, domain: str, type_name: str | None, feature_name: str,
+             ids: Tensor | None = None) -> Tensor:
+        """Rows `ids` of a feature, or all of it."""
+        key = (domain, type_name, feature_name)
+        if ids is None or key in self._plain or not self._known(key):
+            return self._store.read(*key, ids)
+        rows = self.cache.read(key, ids.detach().to("cpu", torch.int64).numpy(), ids.device)
+        return rows.view(len(ids), *self._shapes[key])
+
+    def size(self, domain: str, type_name: str | None, feature_name: str) -> torch.Size:
+        """The shape of a row."""
+        return self._store.size(domain, type_name, feature_name)
+
+    def metadata(self, domain: str, type_name: str | None, feature_name: str) -> Any:
+        """The feature's metadata."""
+        return self._store.metadata(domain, type_name, feature_name)
+
+    def update(self, domain: str, type_name: str | None, feature_name: str, value: Tensor,
+               ids: Tensor | None = None) -> None:
+        """Write to the feature, which is read from the other store from then on."""
+        self._store.update(domain, type_name, feature_name, value, ids)
+        self.forget((domain, type_name, feature_name))
+
+    def forget(self, key: Key) -> None:
+        """A feature was written to: read it from the other store from now on."""
+        self.cache.forget(key)
+        self._plain.add(key)
+
+    def stats(self) -> dict[Any, dict[str, Any]]:
+        """Per feature: reads and hits since the cache was filled, rows and bytes cached."""
+        return self.cache.stats()
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    def keys(self) -> list[Key]:
+        """The (domain, type, name) of all features."""
+        found: list[Key] = self._store.keys()
+        return found
+
+    def _known(self, key: Key) -> bool:
+        """Make a feature known to the cache, if it is one of rows of numbers."""
+        if key in self.cache:
+            return True
+        some = self._store.read(*key, torch.zeros(0, dtype=torch.int64))
+        source = None
+        if some.dim() >= 2 and some.dtype.is_floating_point and (some.device.type == "cpu"):
+            count = rows_of(self._store, key)
+            if count is not None:
+                source = called_rows(count, some.shape[1:], some.dtype,
+                                     lambda ids: self._store.read(*key, ids))
+        if source is None:
+            self._plain.add(key)
+            return False
+        self._shapes[key] = some.shape[1:]
+        self.cache.add(key, source)
+        return True
+
+
+def rows_of(store: Any, key: Key) -> int | None:
+    """How many rows a feature has; None if that cannot be found out without reading it."""
+    features = getattr(store, "_features", None)
+    tensor = getattr((features or {}).get(key), "_tensor", None)
+    return len(tensor) if isinstance(tensor, Tensor) else None
+
+
+class CachedFeature(gb.Feature):  # type: ignore[misc]
+    """One feature with copies of some rows: as :class:`CachedFeatureStore`, for a `gb.Feature`.
+
+    Parameters
+    ----------
+    feature : the feature to read from.
+    options : as for :class:`CachedFeatureStore`; `counts` is an array.
+    """
+
+    _KEY: Key = ("node", None, "feature")
+
+    def __init__(self, feature: Any, counts: np.ndarray | None = None, **options: Any) -> None:
+        super().__init__()
+        self._feature = feature
+        self.store = CachedFeatureStore(
+            gb.BasicFeatureStore({self._KEY: feature}),
+            counts=None if counts is None else {self._KEY: counts}, **options)
+
+    def read(self, ids: Tensor | None = None) -> Tensor:
+        """The rows `ids`, or all of them."""
+        return self.store.read(*self._KEY, ids)
+
+    def size(self) -> torch.Size:
+        """The shape of a row."""
+        return self._feature.size()
+
+    def update(self, value: Tensor, ids: Tensor | None = None) -> None:
+        """Write to the feature, which is not cached from then on."""
+        self.store.update(*self._KEY, value, ids)
+
+    def metadata(self) -> Any:
+        """The feature's metadata."""
+        return self._feature.metadata()

@@ -1,0 +1,364 @@
+"""The feature cache: policies, slots, copies of rows, direct reads, penalties, limits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgl_heta.cache import built_in, by_device, choose
+from dgl_heta.cache.observing import ObservingCache
+from dgl_heta.cache.penalties import Penalty, measure
+from dgl_heta.cache.policies import Policy, share_bytes
+from dgl_heta.cache.rows import CachedRows
+from dgl_heta.cache.slots import Slots
+from dgl_heta.cache.table import CachedTable
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.features.disk_tables import DiskTables
+from dgl_heta.features.sources import CalledRows, DirectRows, MappedRows
+from dgl_heta.features.sparse_adam import AdamSettings, RowTable, step_by_operators
+from dgl_heta.memory_limits import capacity_bytes, free_bytes
+
+CPU = torch.device("cpu")
+POLICIES = {policy.name: policy for policy in built_in()}
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+DEVICES = [CPU, pytest.param(torch.device("cuda", 0) if torch.cuda.is_available() else CPU,
+                             marks=CUDA, id="cuda")]
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple:
+    """Counts, row bytes, penalties and a capacity, of up to four types."""
+    types = [f"type{i}" for i in range(draw(st.integers(1, 4)))]
+    counts = {t: np.asarray(draw(st.lists(st.integers(0, 9), max_size=20)), np.int64)
+              for t in types}
+    row_bytes = {t: draw(st.integers(1, 50)) for t in types}
+    penalties = {t: draw(st.sampled_from([0.0, 1e-9, 3e-9, 1e-6])) for t in types}
+    return counts, row_bytes, penalties, draw(st.integers(0, 2000))
+
+
+@settings(deadline=None)
+@given(problems(), st.sampled_from(sorted(POLICIES)))
+def test_a_policy_fills_the_capacity_and_no_more(problem: tuple, name: str) -> None:
+    counts, row_bytes, penalties, capacity = problem
+    found = choose(POLICIES[name], counts, row_bytes, penalties, capacity)
+    assert set(found) == set(counts)
+    used = sum(len(ids) * row_bytes[t] for t, ids in found.items())
+    assert used <= capacity
+    useful = {t for t in counts if penalties[t]}
+    assert all(not len(ids) for t, ids in found.items() if t not in useful)
+    left = [row_bytes[t] for t in useful if len(found[t]) < len(counts[t])]
+    if name in ("hotness", "density", "degree", "miss_penalty") and not left:
+        assert used == sum(len(counts[t]) * row_bytes[t] for t in useful)
+    if name == "miss_penalty" and left and any(counts[t].sum() for t in useful):
+        # Only what is smaller than a row of each type that could use it stays free.
+        seen = [row_bytes[t] for t in useful if len(found[t]) < len(counts[t]) and counts[t].sum()]
+        assert not seen or capacity - used < max(seen) * len(useful)
+
+
+@given(problems())
+@settings(deadline=None)
+def test_density_saves_at_least_as_much_as_any_policy_but_for_one_row(problem: tuple) -> None:
+    counts, row_bytes, penalties, capacity = problem
+
+    def saved(name: str) -> float:
+        found = choose(POLICIES[name], counts, row_bytes, penalties, capacity)
+        return sum(float(counts[t][ids].sum()) * penalties[t] * row_bytes[t]
+                   for t, ids in found.items())
+
+    # Ties are shared among types, so up to a row of each type may be missing.
+    rows = sum(float(count.max(initial=0)) * penalties[t] * row_bytes[t]
+               for t, count in counts.items())
+    best = max(saved(name) for name in POLICIES)
+    assert saved("density") >= best - rows - 1e-12
+
+
+def test_miss_penalty_is_the_rule_of_the_paper() -> None:
+    counts = {"a": np.arange(100), "b": np.full(100, 9)}
+    penalties = {"a": 2e-9, "b": 1e-9}
+    found = choose(POLICIES["miss_penalty"], counts, {"a": 10, "b": 10}, penalties, 1000)
+    weight_a, weight_b = 2 * counts["a"].sum(), counts["b"].sum()
+    assert len(found["a"]) == pytest.approx(100 * weight_a / (weight_a + weight_b), abs=1)
+    assert sorted(found["a"]) == list(range(100 - len(found["a"]), 100))  # the most visited
+    assert len(found["a"]) + len(found["b"]) == 100
+
+
+def test_what_a_type_cannot_use_goes_to_the_others() -> None:
+    found = choose(POLICIES["miss_penalty"],
+                   {"small": np.full(3, 1000), "large": np.ones(100, np.int64)},
+                   {"small": 8, "large": 8}, {"small": 1e-6, "large": 1e-9}, 8 * 50)
+    assert (len(found["small"]), len(found["large"])) == (3, 47)
+    assert share_bytes({"x": 3.0, "y": 1.0, "z": 0.0}, {"x": 10, "y": 100, "z": 100}, 50) == {
+        "x": 10, "y": 40, "z": 0}
+
+
+def test_hotness_ranks_nodes_of_all_types_by_visits_alone() -> None:
+    found = choose(POLICIES["hotness"], {"a": np.array([5, 1, 9]), "b": np.array([7, 2])},
+                   {"a": 4, "b": 400}, {"a": 1e-6, "b": 1e-9}, 408)
+    assert sorted(found["a"]) == [0, 2]
+    assert found["b"].tolist() == [0]
+
+
+@pytest.mark.parametrize(("penalty", "capacity", "message"), [
+    (float("nan"), 10, "the miss penalty of 'a' is nan"),
+    (float("inf"), 10, "the miss penalty of 'a' is inf"),
+    (-1.0, 10, "the miss penalty of 'a' is -1"),
+    (1.0, -1, "capacity is -1 bytes; it must be 0 or more"),
+])
+def test_wrong_numbers_are_refused(penalty: float, capacity: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        choose(POLICIES["hotness"], {"a": np.ones(3, np.int64)}, {"a": 4}, {"a": penalty}, capacity)
+
+
+@pytest.mark.parametrize(("answer", "message"), [
+    ({"a": [0, 1, 2]}, "selected 12 bytes for a cache of 8"),
+    ({"a": [1, 1]}, "more than once"),
+    ({"a": [7]}, "from 7 to 7, but there are 3 nodes"),
+    ({"a": [0.5]}, "vector of integers"),
+    ({"z": [0]}, "must map node types"),
+    (None, "must map node types"),
+])
+def test_what_a_third_partys_policy_gets_wrong_is_said(answer: object, message: str) -> None:
+    policy = Policy("theirs", lambda *numbers: answer)
+    with pytest.raises(HetaError, match=f"cache policy 'theirs' .*{message}"):
+        choose(policy, {"a": np.ones(3, np.int64)}, {"a": 4}, {"a": 1e-9}, 8)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.data(), st.sampled_from([None, "fifo", "clock"]), st.integers(1, 3))
+def test_every_row_has_one_slot_and_every_slot_one_row(data: st.DataObject, rule: str | None,
+                                                       devices: int) -> None:
+    count = data.draw(st.integers(1, 30))
+    ids = np.asarray(data.draw(st.lists(st.integers(0, count - 1), unique=True)), np.int64)
+    slots = Slots(count, ids, 1 if rule else devices, rule)
+    for _ in range(5):
+        asked = np.asarray(data.draw(st.lists(st.integers(0, count - 1), max_size=40)), np.int64)
+        places, found, misses = slots.split(asked)
+        assert sorted([*places, *misses]) == list(range(len(asked)))
+        assert all(slots.held[n % slots.devices][s] == n for n, s in zip(asked[places], found))
+        admitted, taken, _ = slots.admit(found, asked[misses])
+        assert len(set(taken)) == len(taken)
+        assert all(slots.of[asked[misses[a]]] == s for a, s in zip(admitted, taken))
+        for device, held in enumerate(slots.held):
+            assert (slots.of[held] == np.arange(len(held))).all()
+            assert (held % slots.devices == device).all()
+        assert np.count_nonzero(slots.of >= 0) == len(slots) == len(ids)
+
+
+def test_clock_keeps_what_is_used_and_fifo_does_not() -> None:
+    for rule, kept in (("clock", True), ("fifo", False)):
+        slots = Slots(100, np.arange(4), 1, rule)
+        for new in range(4, 9):
+            _, found, misses = slots.split(np.array([0, new]))
+            slots.admit(found, np.array([0, new])[misses])
+        assert (slots.of[0] >= 0) == kept
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", [None, "fifo", "clock"])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", "i4"])
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_cached_rows_are_the_rows(device, rule: str | None, dtype: str, share: float) -> None:
+    rng = np.random.default_rng(0)
+    array = rng.integers(0, 1000, (50, 5)).astype(dtype)
+    ids = rng.permutation(50)[:int(50 * share)]
+    for source in (MappedRows(array), CalledRows(array.shape, array.dtype, lambda i: array[i])):
+        cached = CachedRows(source, ids, [device], rule)
+        for _ in range(6):
+            asked = rng.integers(0, 50, 40)
+            want = torch.from_numpy(array[asked].astype(array.dtype.newbyteorder("=")))
+            torch.testing.assert_close(cached.read(asked, device).cpu(), want, rtol=0, atol=0)
+        assert cached.rows == 240
+        if rule is None:
+            assert (cached.hits == 240) == (share == 1) and (cached.hits == 0) == (share == 0)
+        with pytest.raises(IndexError, match="50 rows"):
+            cached.read(np.array([50]), device)
+
+
+def test_rows_of_several_devices_have_no_second_copy() -> None:
+    array = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    chosen = by_device(POLICIES["hotness"], {"a": np.arange(40)}, {"a": 12}, {"a": 1e-9}, 120, 3)
+    cached = CachedRows(MappedRows(array), chosen["a"], [CPU, CPU, CPU])
+    assert [len(copy) for copy in cached.copies] == [10, 10, 10]
+    assert cached.bytes == 360
+    for device, held in enumerate(cached.slots.held):
+        assert (held % 3 == device).all()
+        np.testing.assert_array_equal(cached.copies[device].numpy(), array[held])
+    asked = np.random.default_rng(1).integers(0, 40, 100)
+    np.testing.assert_array_equal(cached.read(asked).numpy(), array[asked])
+    with pytest.raises(InputError, match="one device"):
+        CachedRows(MappedRows(array), chosen["a"], [CPU, CPU], "fifo")
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("rule", [None, "fifo", "clock"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_updates_through_a_cache_are_the_updates(device, rule, dtype, devices, tmp_path) -> None:
+    """Value and moments, bit for bit, whichever tier a row is in and whatever moves it."""
+    if rule and devices > 1:
+        devices = 1
+    rng = np.random.default_rng(0)
+    start = torch.randn(30, 4, dtype=dtype, generator=torch.Generator().manual_seed(1))
+    plain, below = RowTable(start.clone()), DiskTables(tmp_path)("x", 30, 4, dtype)
+    below.value.copy_(start)
+    assert list(tmp_path.iterdir()) == []  # the file has no name, so nothing can be left behind
+    cached = CachedTable(below, rng.permutation(30)[:12], [device] * devices, rule, starts=[0, 20])
+    adam = AdamSettings(lr=0.03)
+    for step in range(8):
+        rows = rng.permutation(30)[:17]
+        torch.testing.assert_close(cached.read(rows, device).cpu(), plain.read(rows, CPU), rtol=0,
+                                   atol=0)
+        grads = torch.randn(17, 4, dtype=dtype)
+        plain.update(rows, grads, 0.25, adam)
+        cached.update(rows, grads.to(device), 0.25, adam)
+        if step % 3 == 2:
+            for want, got in zip(plain.blocks(), cached.blocks()):
+                assert all(torch.equal(want[part], got[part]) for part in want)
+    assert cached.rows.sum() == 8 * 17
+    assert 0 < cached.hits.sum() < 8 * 17
+    assert torch.equal(cached.value, plain.value)
+    assert torch.equal(cached.table.first, plain.first)
+    assert torch.equal(cached.table.second, plain.second)
+    saved = [{k: v.clone() for k, v in block.items()} for block in plain.blocks()]
+    cached.update(np.arange(30), torch.ones(30, 4, dtype=dtype, device=device), 1.0, adam)
+    cached.load(iter(saved), 8)
+    assert cached.step == 8
+    assert torch.equal(cached.read(np.arange(30), device).cpu(), plain.value)
+
+
+@pytest.fixture
+def on_disk(tmp_path):
+    """Makes a memory-mapped array whose file can be read directly, or skips."""
+    def make(rows: int, width: int, dtype: str = "f4") -> np.ndarray:
+        array = np.random.default_rng(3).standard_normal((rows, width)).astype(dtype)
+        np.save(tmp_path / "rows.npy", array)
+        mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+        try:
+            DirectRows(mapped)
+        except InputError as error:
+            pytest.skip(f"no direct reads here: {error}")
+        return mapped
+    return make
+
+
+@pytest.mark.parametrize(("rows", "width", "dtype"), [
+    (1, 1, "f4"), (5000, 7, "f4"), (3000, 789, "f4"), (40, 70_000, "f2"), (1000, 3, "f8"),
+    (20_000, 1, "f2")])
+def test_direct_reads_are_the_rows(on_disk, rows: int, width: int, dtype: str) -> None:
+    array = on_disk(rows, width, dtype)
+    source, rng = DirectRows(array), np.random.default_rng(0)
+    for ids in (np.empty(0, np.int64), np.arange(rows), rng.integers(0, rows, 3 * rows // 2),
+                np.array([rows - 1, 0, rows - 1])):
+        np.testing.assert_array_equal(source.read(ids), array[ids])
+    for wrong in (-1, rows):
+        with pytest.raises(IndexError, match=f"{rows} rows"):
+            source.read(np.array([wrong]))
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_an_error_and_no_rows_of_zeros(on_disk) -> None:
+    array = on_disk(5000, 16)
+    source = DirectRows(array)
+    with open(array.filename, "r+b") as file:
+        file.truncate(8192)
+    with pytest.raises(HetaError, match="truncated while it was read"):
+        source.read(np.arange(5000))
+
+
+def test_direct_reads_need_a_file() -> None:
+    with pytest.raises(InputError, match="memory-mapped"):
+        DirectRows(np.zeros((3, 3)))
+
+
+def test_penalties_are_what_a_miss_takes_longer() -> None:
+    import time
+
+    def slow(ids: np.ndarray) -> None:
+        time.sleep(1e-4 * len(ids))
+
+    found = measure(10_000, 40, slow, lambda ids: None, 10_000)
+    assert found.at(64) == pytest.approx(1e-4 / 40, rel=1)
+    assert found.at(10**6) > 0
+    free = measure(10_000, 40, slow, slow, 10_000)
+    assert free.at(64) == 0
+    assert Penalty.from_json(found.to_json()) == found
+    assert measure(0, 4, slow, slow, 0).at(1) == 0
+    with pytest.raises(ValueError, match="nan"):
+        Penalty.from_json({"row_bytes": 4, "seconds": {"64": [float("nan"), 1.0]}})
+
+
+def test_capacity_is_what_is_free_at_most() -> None:
+    free = free_bytes(CPU)
+    assert 0 < free < 2**50
+    assert capacity_bytes(1.5, CPU) == 1_500_000
+    assert capacity_bytes(0, CPU) == 0
+    assert 0 < capacity_bytes(None, CPU) <= 4_000_000_000
+    with pytest.raises(InputError, match=r"cpu has [\d,]+ MB free.*smaller cache.capacity_mb"):
+        capacity_bytes(free / 1e6 * 2, CPU)
+    with pytest.raises(InputError, match="for each of 4 workers"):
+        capacity_bytes(free / 1e6 / 2, CPU, 4)
+    for wrong in (-1, float("nan"), float("inf")):
+        with pytest.raises(InputError, match="must be 0 or more"):
+            capacity_bytes(wrong, CPU)
+
+
+def slow_source(array: np.ndarray) -> CalledRows:
+    def read(ids: np.ndarray) -> np.ndarray:
+        import time
+
+        time.sleep(2e-6 * len(ids))
+        return array[ids]
+    return CalledRows(array.shape, array.dtype, read)
+
+
+def test_a_cache_that_observes_reads_the_same_before_and_after_it_is_filled() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {("node", t, "feat"): rng.standard_normal((200, w)).astype(np.float32)
+              for t, w in (("a", 4), ("b", 9))}
+    cache = ObservingCache(POLICIES["density"], 1000, batches=5)
+    cache.add(("node", "a", "feat"), slow_source(arrays["node", "a", "feat"]))
+    cache.add(("node", "b", "feat"), slow_source(arrays["node", "b", "feat"]),
+              costly=np.arange(0, 200, 2))
+    for step in range(12):
+        assert cache.filled == (step > 5)
+        for key, array in arrays.items():
+            ids = (rng.random(80) ** 3 * 200).astype(np.int64)
+            np.testing.assert_array_equal(cache.read(key, ids).numpy(), array[ids])
+    stats = cache.stats()
+    assert 0 < sum(s["cached_bytes"] for s in stats.values()) <= 1000
+    assert stats["node", "a", "feat"]["hits"] > 0
+    held = cache._features["node", "b", "feat"].cached
+    assert held is None or (np.concatenate(held.slots.held) % 2 == 0).all()
+    assert "node/a/feat" in cache.describe()
+    cache.forget(("node", "a", "feat"))
+    arrays["node", "a", "feat"][:] = 7
+    assert (cache.read(("node", "a", "feat"), np.arange(200)).numpy() == 7).all()
+
+
+def test_what_costs_nothing_to_miss_is_cached_only_without_the_gate() -> None:
+    array = np.zeros((5000, 8), np.float32)
+    for gate in (True, False):
+        cache = ObservingCache(POLICIES["hotness"], 10_000, batches=1, gate=gate)
+        cache.add("a", MappedRows(array))
+        for _ in range(3):
+            cache.read("a", np.arange(100))
+        assert bool(cache.stats()["a"]["rows"]) != gate
+
+
+def test_observing_needs_a_policy_of_visits() -> None:
+    with pytest.raises(InputError, match="'degree' chooses by degrees"):
+        ObservingCache(POLICIES["degree"], 10)
+
+
+def test_the_step_by_operators_is_the_compiled_step_but_for_the_square_roots_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    state = torch.rand(500, 12, dtype=torch.float64, generator=generator)
+    grads = torch.randn(500, 4, dtype=torch.float64, generator=generator)
+    table = RowTable(*(part.clone() for part in state.chunk(3, 1)))
+    table.update(np.arange(500), grads, 0.5, AdamSettings())
+    got = step_by_operators(state, grads, table.constants(0.5, AdamSettings()))
+    want = torch.cat([table.value, table.first, table.second], 1)
+    torch.testing.assert_close(got, want, rtol=1e-14, atol=0)
+    assert torch.equal(got[:, 4:], want[:, 4:])
