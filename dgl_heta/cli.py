@@ -304,6 +304,30 @@ def predict(
               f"{result['workers']} workers", highlight=False, soft_wrap=True)
 
 
+@app.command(epilog="Example: dgl-heta profile data/debian --svg saved.svg")
+def profile(
+    graph: Input, config: Config = None, overrides: Set = None,
+    output: Annotated[Path | None, typer.Option(
+        "--out", help="Directory of the profile, to be named by cache.profile. Default: with the "
+        "partition or the store, where training finds it.")] = None,
+    svg: Annotated[Path | None, typer.Option(
+        help="Write a picture of what each cache policy would save.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count visits by pre-sampling, measure what cache misses cost, and show what policies save.
+
+    Training with a cache policy does the first two by itself where no profile is stored.
+    """
+    from dgl_heta.training.profiling import ProfileRequest, profile_command, show
+
+    result = profile_command(ProfileRequest(graph, config, overrides or [], output, svg, as_json),
+                             plugins(), err)
+    if as_json:
+        print(json.dumps(result), flush=True)
+    else:
+        show(result, out)
+
+
 @app.command(
     epilog="Example: dgl-heta run -c heta.toml partition_graph.py --part_method meta",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})

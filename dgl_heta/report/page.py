@@ -96,6 +96,7 @@ def _page(run: Run, plan_svg: str | None) -> str:
         *_warnings(run),
         _cards(main_figures(summary, epochs)),
         *_chart_sections(epochs, summary),
+        _cache_section(as_mapping(summary.get("cache"))),
         _plan_section(as_mapping(summary.get("plan")), plan_svg),
         _worker_section(_rows(summary.get("workers"))),
         _settings_section(summary),
@@ -167,6 +168,31 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[object]], numeric: Seque
     named = f"<caption>{_text(caption)}</caption>" if caption else ""
     kind = ' class="narrow"' if narrow else ""
     return f'<div class="scroll"><table{kind}>{named}{top}<tbody>{body}</tbody></table></div>'
+
+
+def _cache_section(cache: Mapping[str, Any]) -> str:
+    """Hit rates and bytes per node type, and how the rows were chosen."""
+    def number(value: object) -> float:
+        return as_number(value) or 0.0
+
+    rows = []
+    for ntype, found in as_mapping(cache.get("types")).items():
+        one = as_mapping(found)
+        reads, hits = number(one.get("reads")), number(one.get("hits"))
+        missed = number(one.get("bytes")) - number(one.get("hit_bytes"))
+        rows.append([ntype, f"{number(one.get('rows')):,.0f}",
+                     human_bytes(int(number(one.get("cached_bytes")))), percent(hits, reads),
+                     human_bytes(int(number(one.get("hit_bytes")))), human_bytes(int(missed)),
+                     f"{number(one.get('penalty')) * 1e9:,.2f}"])
+    notes = cache.get("notes")
+    texts = [f"Policy {_value(cache.get('policy'))}, "
+             f"{human_bytes(int(number(cache.get('capacity_bytes'))))} per device; "
+             f"{human_seconds(number(cache.get('profile_seconds')))} to profile and fill.",
+             *(str(note) for note in (notes if isinstance(notes, list) else []))]
+    return _section("Feature cache", _table(
+        ["node type", "rows cached", "size", "hits", "read from the cache per epoch",
+         "read below it", "miss penalty, ns per byte"], rows, numeric=range(1, 7)),
+        *(f'<p class="note">{_text(text)}</p>' for text in texts)) if cache else ""
 
 
 def _chart_sections(epochs: Sequence[Mapping[str, Any]], summary: Mapping[str, Any]
@@ -262,7 +288,7 @@ def _count(value: Any) -> str:
 
 
 def _settings_section(summary: Mapping[str, Any]) -> str:
-    known = {"event", "settings", "versions", "plan", "workers", "stages", "bytes"}
+    known = {"cache", "event", "settings", "versions", "plan", "workers", "stages", "bytes"}
     figures = [(key, _value(value)) for key, value in summary.items() if key not in known]
     settings = list(_flat(as_mapping(summary.get("settings"))))
     versions = list(_flat(as_mapping(summary.get("versions"))))

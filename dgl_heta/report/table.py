@@ -10,7 +10,15 @@ from rich.table import Table
 from rich.text import Text
 
 from dgl_heta.draw import human_bytes, printable
-from dgl_heta.report.figures import human_megabytes, human_seconds, main_figures, percent, run_names
+from dgl_heta.report.figures import (
+    as_mapping,
+    as_number,
+    human_megabytes,
+    human_seconds,
+    main_figures,
+    percent,
+    run_names,
+)
 
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
@@ -38,6 +46,13 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         row(heading, shown(total))
         for name, value in parts.items():
             row(name, shown(value), percent(value, total), main=False)
+    types = as_mapping(as_mapping(summary.get("cache")).get("types"))
+    counted = {t: (as_number(as_mapping(c).get("hits")) or 0.0,
+                   as_number(as_mapping(c).get("reads")) or 0.0) for t, c in types.items()}
+    if any(reads for _, reads in counted.values()):
+        row("rows found in the cache", percent(*map(sum, zip(*counted.values()))))
+        for ntype, (hits, reads) in counted.items():
+            row(ntype, percent(hits, reads), main=False)
     if figures.memory is not None:
         row("peak memory of a worker", human_megabytes(figures.memory))
     if not table.row_count:

@@ -48,12 +48,14 @@ class Profiler:
     engine : of this worker, before training.
     directory : of the profile's files; None: nothing is stored.
     counts : "visits", or "degree" for the edges that leave a node.
+    fresh : count and measure, whatever is stored.
     """
 
     def __init__(self, engine: Engine, directory: Path | None, counts: str = "visits",
-                 report: Report = lambda event: None) -> None:
+                 report: Report = lambda event: None, fresh: bool = False) -> None:
         self.engine, self._counts, self._report = engine, counts, report
         self.notes: list[str] = []
+        self._fresh = fresh
         given = engine.settings.cache.profile
         place = Path(given) if given else directory
         self.sizes = self._sizes()
@@ -88,7 +90,8 @@ class Profiler:
 
     def visits(self) -> Visits:
         """Stored visits if all workers have them; else counted, and stored."""
-        stored = self._files.load_visits(self.sizes) if self._files else None
+        stored = (self._files.load_visits(self.sizes) if self._files and not self._fresh
+                  else None)
         everyone = torch.tensor([float(stored is not None)])
         if self.engine.world.all_reduce(everyone, "min", "control").item() and stored is not None:
             return stored
@@ -148,7 +151,8 @@ class Profiler:
     def penalties(self) -> dict[str, Penalty]:
         """Stored penalties if they are this machine's; else measured, and stored."""
         sizes = self.row_bytes()
-        stored = self._files.load_penalties(sizes) if self._files else None
+        stored = (self._files.load_penalties(sizes) if self._files and not self._fresh
+                  else None)
         if stored is not None:
             return stored
         found = {t: self._measure(t, sizes[t]) for t in sizes}

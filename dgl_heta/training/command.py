@@ -50,7 +50,7 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
     if opened.store is None and opened.source is None:
         raise InputError(f"'{request.graph}' is a schema without edges; train on a store, a "
                          "partition, a directory of edge files or a data set")
-    settings = _settings(request, opened)
+    settings = settings_of(request, opened)
     from dgl_heta.models import find_model
 
     find_model(registry, settings.model.name)
@@ -58,13 +58,13 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
                        ("aggregation kernel", settings.train.kernel),
                        ("cache policy", settings.cache.policy)):
         registry.get(kind, name)
-    plan = _plan(opened, settings, registry)
+    plan = plan_of(opened, settings, registry)
     if request.dry_run:
         from dgl_heta.draw import terminal
 
         if request.quiet:
-            return {**plan.to_json(), "prediction": to_json(plan, _workload(settings))}
-        terminal(plan, predict(plan, _workload(settings)), out)
+            return {**plan.to_json(), "prediction": to_json(plan, workload_of(settings))}
+        terminal(plan, predict(plan, workload_of(settings)), out)
         return None
     under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     run_dir = _run_dir(request, settings, opened.name, under_torchrun)
@@ -107,7 +107,7 @@ def _train(request: TrainRequest, registry: Plugins, opened: GraphInput, setting
     from dgl_heta.draw import svg
     from dgl_heta.report import summary_table, write_report
 
-    report = write_report(run_dir, svg(plan, predict(plan, _workload(settings,
+    report = write_report(run_dir, svg(plan, predict(plan, workload_of(settings,
                                                                      summary["parameters"]))))
     if not request.quiet:
         out.print(summary_table(summary))
@@ -117,7 +117,7 @@ def _train(request: TrainRequest, registry: Plugins, opened: GraphInput, setting
             "run_dir": str(run_dir)}
 
 
-def _settings(request: TrainRequest, opened: GraphInput) -> Settings:
+def settings_of(request: TrainRequest, opened: GraphInput) -> Settings:
     base: dict[str, Any] = {}
     if opened.plan is not None:
         base = {"partition": {"parts": opened.plan.num_parts, "method": opened.plan.method},
@@ -127,7 +127,7 @@ def _settings(request: TrainRequest, opened: GraphInput) -> Settings:
     return load_settings(request.config, request.overrides, base=base)
 
 
-def _plan(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
+def plan_of(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
     from dgl_heta.training.tasks import resolve
 
     targets = resolve(settings.task, opened.task, opened.schema).targets or []
@@ -159,7 +159,7 @@ def _plan(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
                 f"settings ask for {settings.partition.replication}; leave the setting out, or "
                 "make another partition")
         if settings.partition.memory_mb is not None:
-            within(opened.plan, int(settings.partition.memory_mb * 1e6), _workload(settings))
+            within(opened.plan, int(settings.partition.memory_mb * 1e6), workload_of(settings))
         if settings.partition.seed:
             raise InputError("partition.seed has no effect on a partition that exists; leave it "
                              "out, or make another partition with --seed")
@@ -168,7 +168,7 @@ def _plan(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
     request = PartitionRequest(
         settings.partition.parts, tuple(targets), settings.model.layers,
         load_metapaths(metapaths, opened.schema) if metapaths else (), settings.partition.seed,
-        replication=settings.partition.replication, workload=_workload(settings),
+        replication=settings.partition.replication, workload=workload_of(settings),
         memory_limit=(None if settings.partition.memory_mb is None
                       else int(settings.partition.memory_mb * 1e6)))
     plan: Plan = registry.get("partition backend", settings.partition.method).plan(
@@ -213,7 +213,7 @@ def _store(opened: GraphInput, run_dir: Path, request: TrainRequest,
     return Store(path)
 
 
-def _workload(settings: Settings, parameters: int = 0) -> Workload:
+def workload_of(settings: Settings, parameters: int = 0) -> Workload:
     return Workload(settings.train.batch_size, settings.model.hidden,
                     8 if settings.train.dtype == "float64" else 4, parameters,
                     settings.train.seed_states, settings.model.reduce,

@@ -21,7 +21,7 @@ EXIT_INPUT, EXIT_PEER = 2, 3
 
 
 def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
-    """Train, or predict, what a job describes, as the worker that the environment names."""
+    """Train, predict or profile what a job describes, as the worker that the environment names."""
     from dgl_heta.plan import Plan
     from dgl_heta.plugins import plugins
     from dgl_heta.settings import Settings
@@ -41,6 +41,14 @@ def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
     store = Store(job["store"])
     plan = Plan.from_json(job["plan"], store.schema, "of this job")
     engine = Engine(store, plan, settings, plugins(), Path(job["run_dir"]))
+    if job.get("profile"):
+        from dgl_heta.training.profiling import profile_worker
+
+        summary = profile_worker(engine, job, plugins(), report if engine.rank == 0
+                                 else lambda event: None)
+        if engine.rank == 0:
+            report({"event": "summary", **summary})
+        return summary
     attach(engine, plugins(), Path(job["profiles"]) if job.get("profiles") else None,
            report if engine.rank == 0 else lambda event: None)
     return train(engine, Path(job["run_dir"]), settings, plugins(), resume=job["resume"],
