@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from dgl_heta.cache.rows import CachedRows
 from dgl_heta.cache.slots import Slots
 from dgl_heta.cache.table import CachedTable
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.features import direct_io
 from dgl_heta.features.disk_tables import DiskTables
 from dgl_heta.features.sources import CalledRows, DirectRows, MappedRows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable, step_by_operators
@@ -245,6 +248,19 @@ def on_disk(tmp_path):
     return make
 
 
+@pytest.fixture(params=["asynchronous", "threads"])
+def way(request, monkeypatch):
+    """How direct reads are made; the choice is kept, so it is forgotten before and after."""
+    direct_io._context.cache_clear()
+    if request.param == "threads":
+        monkeypatch.setenv("DGL_HETA_READS", "threads")
+    elif direct_io._context(os.getpid()) is None:
+        pytest.skip("asynchronous reads are not allowed here")
+    yield request.param
+    direct_io._context.cache_clear()
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("rows", "width", "dtype"), [
     (1, 1, "f4"), (5000, 7, "f4"), (3000, 789, "f4"), (40, 70_000, "f2"), (1000, 3, "f8"),
     (20_000, 1, "f2")])
@@ -259,6 +275,7 @@ def test_direct_reads_are_the_rows(on_disk, rows: int, width: int, dtype: str) -
             source.read(np.array([wrong]))
 
 
+@pytest.mark.usefixtures("way")
 def test_a_file_that_shrinks_while_it_is_read_is_an_error_and_no_rows_of_zeros(on_disk) -> None:
     array = on_disk(5000, 16)
     source = DirectRows(array)

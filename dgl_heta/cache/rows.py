@@ -12,7 +12,7 @@ from dgl_heta.cache.slots import Slots
 from dgl_heta.features.rows import gather_cached, gather_rows
 from dgl_heta.features.sources import MappedRows, Rows
 
-_FILL = 2**16  # rows copied at a time
+_FILL = 8 * 2**20  # bytes copied at a time
 CPU = torch.device("cpu")
 
 
@@ -40,9 +40,10 @@ class CachedRows:
         width = source.shape[1]
         self.copies = [torch.empty((len(held), width), dtype=torch_dtype(source.dtype), device=d)
                        for held, d in zip(self.slots.held, self.devices)]
+        step = max(_FILL // max(self.row_bytes, 1), 1)
         for copy, held in zip(self.copies, self.slots.held):
-            for start in range(0, len(held), _FILL):
-                rows = source.read(held[start:start + _FILL])
+            for start in range(0, len(held), step):
+                rows = source.read(held[start:start + step])
                 copy[start:start + len(rows)].copy_(as_tensor(rows))
         self._staging = Staging()
 

@@ -1,8 +1,8 @@
 """Where the rows of a static feature come from: a memory-mapped array, or direct reads of a file.
 
 `mapped` rows go through the page cache. `direct` ones do not: each read goes to the disk, many at
-a time, and leaves the page cache to others. That is faster where features are larger than memory,
-because a mapped array reads one page after another, each with what the kernel reads ahead.
+a time (:mod:`dgl_heta.features.direct_io`), and the page cache is left to others. That is faster
+where features are larger than memory, because a mapped array reads one page after another.
 """
 
 from __future__ import annotations
@@ -10,21 +10,20 @@ from __future__ import annotations
 import mmap
 import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import InputError
+from dgl_heta.features.direct_io import BLOCK, Extents, read_extents
 from dgl_heta.features.rows import gather_rows, scatter_from
 from dgl_heta.jit import kernel
 
 READS = ("mapped", "direct")
-_BLOCK = 4096  # bytes; reads are aligned to it
-_READS = 32  # at a time
 _EXTENTS = 4096  # blocks or runs of blocks per round
-_RUN = 64  # blocks in one read at most
+_RUN = 64  # blocks in one read at most, unless a row has more
+_ARENA = 32 * 2**20  # bytes read per round, unless a row has more
 
 
 class Rows(Protocol):
@@ -78,7 +77,7 @@ class CalledRows:
 
 
 class DirectRows:
-    """Rows of a file, read past the page cache by several threads.
+    """Rows of a file, read past the page cache, many at a time.
 
     Parameters
     ----------
@@ -102,19 +101,16 @@ class DirectRows:
         try:
             self._file = os.open(self._path, os.O_RDONLY | os.O_DIRECT)
             if array.size:
-                with mmap.mmap(-1, _BLOCK) as block:
+                with mmap.mmap(-1, BLOCK) as block:
                     os.preadv(self._file, [block], 0)
         except OSError as error:
             raise InputError(f"cache.reads = direct cannot be used with {self._path}: its file "
                              f"system has no direct reads ({error.strerror}); use "
                              "cache.reads=mapped") from None
         self._bytes = os.fstat(self._file).st_size
-        self._pool = ThreadPoolExecutor(_READS, "direct-read")
         self._arena: mmap.mmap | None = None
 
     def __del__(self) -> None:
-        if hasattr(self, "_pool"):
-            self._pool.shutdown(wait=False)
         if hasattr(self, "_file"):
             os.close(self._file)
 
@@ -137,41 +133,21 @@ class DirectRows:
         starts, sizes, places = (np.empty(_EXTENTS, np.int64), np.empty(_EXTENTS, np.int64),
                                  np.empty(len(ids) - done, np.int64))
         rows, count = _extents(ids, order, done, self._offset, self._row,
-                               max(_RUN, self._row // _BLOCK + 2), starts, sizes, places)
+                               max(_RUN, self._row // BLOCK + 2), _ARENA, starts, sizes, places)
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
         arena = self._room(int(bounds[-1]))
-        step = -(-count // _READS)
-        jobs = [self._pool.submit(self._read, arena, starts, bounds, first,
-                                  min(first + step, count)) for first in range(0, count, step)]
-        for job in jobs:
-            job.result()
+        read_extents(Extents(self._path, self._file, arena, starts[:count], bounds, self._bytes))
         scatter_from(np.frombuffer(arena, np.uint8), places[:rows], order[done:done + rows], target)
         return done + int(rows)
 
-    def _read(self, arena: mmap.mmap, starts: np.ndarray, bounds: np.ndarray, first: int, last: int
-              ) -> None:
-        view = memoryview(arena)
-        for i in range(first, last):
-            low, high, start = int(bounds[i]), int(bounds[i + 1]), int(starts[i])
-            want = min(high - low, self._bytes - start)
-            got = os.preadv(self._file, [view[low:high]], start)
-            while got < want:  # at the end of a file reads may be short
-                more = os.pread(self._file, _BLOCK, start + got // _BLOCK * _BLOCK)
-                if not more:
-                    raise HetaError(f"{self._path} ended at byte {start + got}: it was truncated "
-                                    "while it was read")
-                place = low + got // _BLOCK * _BLOCK
-                view[place:place + len(more)] = more
-                got = got // _BLOCK * _BLOCK + len(more)
-
     def _room(self, size: int) -> mmap.mmap:
         if self._arena is None or len(self._arena) < size:
-            self._arena = mmap.mmap(-1, max(size, _EXTENTS * _BLOCK))
+            self._arena = mmap.mmap(-1, max(size, _EXTENTS * BLOCK))
         return self._arena
 
 
 @kernel
-def _extents(ids, order, done, offset, row, longest, starts, sizes, places):  # type: ignore[no-untyped-def]
+def _extents(ids, order, done, offset, row, longest, most, starts, sizes, places):  # type: ignore[no-untyped-def]
     """Runs of blocks that hold the rows `order[done:]`, and where each row will be in them."""
     count, used, n = 0, 0, 0
     end = -1  # of the last extent
@@ -184,7 +160,7 @@ def _extents(ids, order, done, offset, row, longest, starts, sizes, places):  # 
                 sizes[count - 1] += last - end
                 end = last
         else:
-            if count == len(starts):
+            if count == len(starts) or (count and used + sizes[count - 1] >= most):
                 break
             if count:
                 used += sizes[count - 1]

@@ -18,7 +18,7 @@ from torch import Tensor
 from dgl_heta.features.rows import gather_rows
 from dgl_heta.jit import kernel
 
-BLOCK = 2**16  # rows of a table that are moved at a time
+BLOCK = 2**13  # rows of a table that are moved at a time
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,264 @@
+"""Cache policies: epoch time and hit rate against capacity, features larger than memory.
+
+    python scripts/bench/cache.py --plot cache.svg                  # all of it, some hours
+    python scripts/bench/cache.py --graph donor --capacities 1      # one shape, one capacity
+
+One worker trains R-GCN in a memory control group that holds the process and a quarter of its
+features (`--share`); learnable features are in files, too. So the slow tier are memory-mapped
+files on a cold disk, with the page cache that the limit leaves; what a cache takes, the page cache
+loses. With `--reads direct` rows below the cache are read past the page cache. Every round runs
+every configuration in a process of its own; the first epoch of each warms up and is not counted.
+Needs root and control groups (version 1) for memory; elsewhere nothing is limited, and the report
+says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from common import CLI, finish, machine, markdown, parser, progress, run_child, spread, work_dir
+
+GRAPHS = {"donor": "synthetic-donor:scale=0.04", "mag240m": "synthetic-mag240m:scale=0.005"}
+POLICIES = ("degree", "hotness", "miss_penalty", "density", "fifo", "clock")
+GROUP = Path("/sys/fs/cgroup/memory/dgl-heta-bench")
+SLACK_MB = 100  # of the limit, beside what the process needs and the share of its features
+
+
+def child(job: dict[str, Any]) -> None:
+    """Train some steps an epoch, and print what they took."""
+    if job["limited"]:
+        (GROUP / "tasks").write_text(str(os.getpid()))
+    from dgl_heta.partition import open_partition
+    from dgl_heta.plugins import plugins
+    from dgl_heta.settings import load_settings
+    from dgl_heta.training.caching import attach
+    from dgl_heta.training.engine import Engine
+
+    store, plan = open_partition(job["partition"])
+    engine = Engine(store, plan, load_settings(None, job["settings"], {}), plugins(),
+                    Path(job["scratch"]))
+    started = time.perf_counter()
+    caches = attach(engine, plugins(), Path(job["scratch"]) / "profiles")
+    prepared = time.perf_counter() - started
+    if job["evict"]:
+        for path in Path(job["partition"]).rglob("*.npy"):
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    seconds, fetch, update, losses = [], [], [], []
+    for epoch in range(job["epochs"] + 1):
+        engine.start_epoch(epoch)
+        started = time.perf_counter()
+        for number, step in enumerate(engine.steps("train", epoch)[:job["steps"]]):
+            losses.append(float(engine.train_step(step, (epoch << 20) + number)[0]))
+        seconds.append(time.perf_counter() - started)
+        fetch.append(engine.seconds["fetch"])
+        update.append(engine.seconds["update"])
+    print(json.dumps({
+        "seconds": seconds[1:], "fetch": fetch[1:], "update": update[1:], "losses": losses,
+        "prepared": prepared,
+        "bytes": sum(s.shape[0] * s.shape[1] * s.dtype.itemsize
+                     for s in engine.static.sources.values()) + engine.learnable.bytes,
+        "reads": engine.static.reads, "notes": caches.notes if caches else [],
+        "cache": caches.counted() if caches else {},
+        "profile_seconds": caches.seconds if caches else 0.0,
+        "penalties": caches.penalties if caches else {}}))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+class Bench:
+    """Runs configurations of one graph."""
+
+    def __init__(self, args: argparse.Namespace, name: str, directory: Path) -> None:
+        self.args, self.name = args, name
+        self.partition = directory / name
+        spec = GRAPHS.get(name, name)
+        if args.quick and name in GRAPHS:
+            spec = spec.partition(":")[0] + (":scale=0.002" if name == "donor" else
+                                             ":scale=0.0005")
+        run_child([*CLI, "partition", spec, "--parts", "1", "--out", str(self.partition), "--json"],
+                  f"writing {spec}")
+        self.scratch = directory / f"{name}-scratch"
+        self.scratch.mkdir()
+        self.limited = _make_group()
+        self.spec = spec
+        first = self.run("none", 0.0, limit=None)
+        self.bytes = first["bytes"]
+        self.base_mb = first["anon_mb"]
+        self.limit = int((self.base_mb + SLACK_MB) * 1e6 + args.share * self.bytes)
+
+    def run(self, policy: str, capacity_mb: float, limit: int | None) -> dict[str, Any]:
+        """One process; its epochs' seconds and the rest that `child` prints."""
+        args = self.args
+        if self.limited:
+            _set_limit(limit)
+            Path("/proc/sys/vm/drop_caches").write_text("1")
+        settings = [
+            f"cache.policy={policy}", f"cache.capacity_mb={capacity_mb}",
+            f"cache.reads={args.reads}", "cache.learnable=disk", "model.hidden=64",
+            f"train.batch_size={64 if args.quick else args.batch_size}", "train.fanouts=25,20",
+            "train.device=cpu", f"cache.epochs={args.presample}"]
+        job = {"partition": str(self.partition), "scratch": str(self.scratch),
+               "settings": settings, "limited": self.limited and limit is not None,
+               "epochs": args.epochs, "steps": args.steps, "evict": self.limited}
+        found = run_child([sys.executable, __file__, "--child", json.dumps(job)],
+                          f"{self.name} {policy} {capacity_mb:,.0f} MB")
+        return {**found.result, "anon_mb": found.anon_mb}
+
+    def all(self) -> list[dict[str, Any]]:
+        """Every policy and capacity, round after round, each round with its own `none`."""
+        budget = self.args.share * self.bytes / 1e6
+        runs = []
+        for turn in range(self.args.rounds):
+            base = self.run("none", 0.0, self.limit)
+            runs.append({"round": turn, "policy": "none", "share": 0.0, **base})
+            for share in self.args.capacities:
+                for policy in self.args.policies:
+                    found = self.run(policy, share * budget, self.limit)
+                    if found["losses"] != base["losses"]:
+                        sys.exit(f"error: {policy} gives other losses than none")
+                    ratio = statistics.median(base["seconds"]) / statistics.median(
+                        found["seconds"])
+                    progress(f"  {ratio:.2f} times as fast as no cache")
+                    runs.append({"round": turn, "policy": policy, "share": share,
+                                 "speedup": ratio, **found})
+        return [{k: v for k, v in run.items() if k != "losses"} for run in runs]
+
+
+def hit_rate(run: dict[str, Any]) -> float:
+    """Rows found in the cache, of all rows that are read."""
+    reads = sum(c["reads"] for c in run["cache"].values())
+    return sum(c["hits"] for c in run["cache"].values()) / reads if reads else 0.0
+
+
+def tables(bench: Bench, runs: list[dict[str, Any]]) -> list[str]:
+    """The report on one graph."""
+    args, parts = bench.args, []
+    rows = []
+    plain = [statistics.median(r["seconds"]) for r in runs if r["policy"] == "none"]
+    fetched = [statistics.median(r["fetch"]) for r in runs if r["policy"] == "none"]
+    rows.append(["none", "0", spread(plain), spread(fetched), "1", "-", ""])
+    for share in args.capacities:
+        of = {p: [r for r in runs if r["policy"] == p and r["share"] == share]
+              for p in args.policies}
+        for policy, found in of.items():
+            versus = ""
+            if "hotness" in of:
+                ratios = [statistics.median(h["seconds"]) / statistics.median(r["seconds"])
+                          for h, r in zip(of["hotness"], found)]
+                versus = spread(ratios)
+            rows.append([policy, f"{share * args.share * bench.bytes / 1e6:,.0f}",
+                         spread([statistics.median(r["seconds"]) for r in found]),
+                         spread([statistics.median(r["fetch"]) for r in found]),
+                         spread([r["speedup"] for r in found]),
+                         f"{statistics.median(map(hit_rate, found)):.1%}", versus])
+    limit = f"limit {bench.limit / 1e6:,.0f} MB" if bench.limited else "no limit of memory"
+    parts.append(
+        f"### {bench.name}: {bench.spec}\n\nFeatures {bench.bytes / 1e6:,.0f} MB, {limit} (process "
+        f"{bench.base_mb:,.0f} MB), rows below the cache {runs[0]['reads']}; {args.rounds} rounds "
+        f"of {args.epochs} epochs of {args.steps} steps. Median (least–largest).\n\n" + markdown(
+            ["policy", "capacity, MB", "s/epoch", "of it fetching", "times as fast as none",
+             "rows in the cache", "times as fast as hotness"], rows))
+    profiled = [r["profile_seconds"] for r in runs if r["policy"] != "none"][:1]
+    epoch = statistics.median(plain)
+    if profiled:
+        parts.append(f"The first profile took {profiled[0]:.2f} s, {profiled[0] / epoch:.2f} "
+                     f"of an epoch without a cache. Penalties, ns per byte: "
+                     + ", ".join(f"{t} {p * 1e9:.1f}" for t, p in next(
+                         r["penalties"] for r in runs if r["policy"] != "none").items()) + ".")
+    return parts
+
+
+def plot(found: dict[str, tuple[Bench, list[dict[str, Any]]]], path: Path) -> None:
+    """Epoch time and hit rate against capacity, a row per graph."""
+    from matplotlib.figure import Figure
+
+    from dgl_heta.draw import PALETTE
+
+    figure = Figure(figsize=(10, 3.3 * len(found)), layout="constrained")
+    for row, (name, (bench, runs)) in enumerate(found.items()):
+        left = figure.add_subplot(len(found), 2, 2 * row + 1)
+        right = figure.add_subplot(len(found), 2, 2 * row + 2)
+        base = statistics.median(statistics.median(r["seconds"]) for r in runs
+                                 if r["policy"] == "none")
+        left.axhline(base, color="#7b8794", linestyle="--", label="none")
+        for colour, policy in zip(PALETTE, bench.args.policies):
+            shares = sorted({r["share"] for r in runs if r["policy"] == policy})
+            xs = [s * bench.args.share * 100 for s in shares]
+            mine = [[r for r in runs if r["policy"] == policy and r["share"] == s] for s in shares]
+            left.plot(xs, [statistics.median(statistics.median(r["seconds"]) for r in group)
+                           for group in mine], marker="o", color=colour, label=policy)
+            right.plot(xs, [statistics.median(map(hit_rate, group)) for group in mine],
+                       marker="o", color=colour, label=policy)
+        left.set_ylim(0)
+        right.set_ylim(0, 1)
+        left.set_ylabel("seconds per epoch")
+        right.set_ylabel("rows found in the cache")
+        left.set_title(name, loc="left")
+        for ax in (left, right):
+            ax.set_xlabel("capacity, % of all features")
+            ax.spines[["top", "right"]].set_visible(False)
+        left.legend(frameon=False, fontsize=8)
+    figure.savefig(path)
+
+
+def _make_group() -> bool:
+    try:
+        GROUP.mkdir(exist_ok=True)
+        return os.access("/proc/sys/vm/drop_caches", os.W_OK)
+    except OSError:
+        progress("no control group for memory can be made here: memory is not limited")
+        return False
+
+
+def _set_limit(limit: int | None) -> None:
+    (GROUP / "memory.limit_in_bytes").write_text(str(limit if limit is not None else -1))
+
+
+def main() -> None:
+    made = parser(__doc__, "scripts/bench/cache.py --plot cache.svg")
+    made.add_argument("--graph", action="append", help="donor, mag240m or any data set")
+    made.add_argument("--policies", nargs="+", default=list(POLICIES))
+    made.add_argument("--capacities", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0],
+                      help="as shares of the memory for features")
+    made.add_argument("--share", type=float, default=0.25,
+                      help="memory for features, as a share of them")
+    made.add_argument("--reads", choices=["mapped", "direct"], default="mapped")
+    made.add_argument("--rounds", type=int, default=2)
+    made.add_argument("--epochs", type=int, default=2)
+    made.add_argument("--steps", type=int, default=8, help="steps per epoch")
+    made.add_argument("--batch-size", type=int, default=512)
+    made.add_argument("--presample", type=float, default=0.5, help="epochs of pre-sampling")
+    made.add_argument("--plot", type=Path)
+    made.add_argument("--child", help=argparse.SUPPRESS)
+    args = made.parse_args()
+    if args.child:
+        child(json.loads(args.child))
+    if args.quick:
+        args.rounds, args.epochs, args.steps = 1, 1, 2
+        args.capacities, args.policies = [1.0], ["hotness", "miss_penalty"]
+    before = machine()
+    parts, found, data = [], {}, {}
+    with work_dir(args) as directory:
+        for name in args.graph or list(GRAPHS):
+            bench = Bench(args, name, directory)
+            runs = bench.all()
+            parts += tables(bench, runs)
+            found[name] = bench, runs
+            data[name] = {"bytes": bench.bytes, "limit": bench.limit, "runs": runs}
+        if args.plot:
+            plot(found, args.plot)
+    if GROUP.exists():
+        GROUP.rmdir()
+    finish(args, "Cache policies", parts, {"graphs": data}, before)
+
+
+if __name__ == "__main__":
+    main()
