@@ -131,7 +131,6 @@ class _Context:
             got = self._call(self._events, self._context, ctypes.c_long(least),
                              ctypes.c_long(_DEPTH), ctypes.c_void_p(events.ctypes.data), limit)
             if not got:
-                # The reads may still come, and write to this memory: it must stay.
                 _abandoned.append((extents.memory, blocks))
                 raise HetaError(f"{extents.path}: the disk has not answered for {_LIMIT_S} s")
             done = events[:got]
@@ -148,6 +147,7 @@ class _Context:
 
 
 _abandoned: list[object] = []
+"""Memory of reads that did not end: they may still come and write to it, so it must stay."""
 
 
 @lru_cache(maxsize=2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from dgl_heta.jit import kernel
 READS = ("mapped", "direct")
 _EXTENTS = 4096  # blocks or runs of blocks per round
 _RUN = 64  # blocks in one read at most, unless a row has more
-_ARENA = 32 * 2**20  # bytes read per round, unless a row has more
+_ARENA = 16 * 2**20  # bytes read per round, unless a row has more
 
 
 class Rows(Protocol):
@@ -108,7 +109,6 @@ class DirectRows:
                              f"system has no direct reads ({error.strerror}); use "
                              "cache.reads=mapped") from None
         self._bytes = os.fstat(self._file).st_size
-        self._arena: mmap.mmap | None = None
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):
@@ -135,15 +135,25 @@ class DirectRows:
         rows, count = _extents(ids, order, done, self._offset, self._row,
                                max(_RUN, self._row // BLOCK + 2), _ARENA, starts, sizes, places)
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
-        arena = self._room(int(bounds[-1]))
-        read_extents(Extents(self._path, self._file, arena, starts[:count], bounds, self._bytes))
-        scatter_from(np.frombuffer(arena, np.uint8), places[:rows], order[done:done + rows], target)
+        with _lock:
+            arena = _room(int(bounds[-1]))
+            read_extents(Extents(self._path, self._file, arena, starts[:count], bounds,
+                                 self._bytes))
+            scatter_from(np.frombuffer(arena, np.uint8), places[:rows], order[done:done + rows],
+                         target)
         return done + int(rows)
 
-    def _room(self, size: int) -> mmap.mmap:
-        if self._arena is None or len(self._arena) < size:
-            self._arena = mmap.mmap(-1, max(size, _EXTENTS * BLOCK))
-        return self._arena
+
+_lock = threading.Lock()
+_arena: mmap.mmap | None = None
+"""What is read goes here first: one for all sources, used under the lock."""
+
+
+def _room(size: int) -> mmap.mmap:
+    global _arena
+    if _arena is None or len(_arena) < size:
+        _arena = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return _arena
 
 
 @kernel

@@ -28,7 +28,7 @@ from common import CLI, finish, machine, markdown, parser, progress, run_child, 
 GRAPHS = {"donor": "synthetic-donor:scale=0.04", "mag240m": "synthetic-mag240m:scale=0.005"}
 POLICIES = ("degree", "hotness", "miss_penalty", "density", "fifo", "clock")
 GROUP = Path("/sys/fs/cgroup/memory/dgl-heta-bench")
-SLACK_MB = 100  # of the limit, beside what the process needs and the share of its features
+SLACK_MB = 200  # of the limit, beside what the process needs and the share of its features
 
 
 def child(job: dict[str, Any]) -> None:
@@ -109,7 +109,7 @@ class Bench:
                "settings": settings, "limited": self.limited and limit is not None,
                "epochs": args.epochs, "steps": args.steps, "evict": self.limited}
         found = run_child([sys.executable, __file__, "--child", json.dumps(job)],
-                          f"{self.name} {policy} {capacity_mb:,.0f} MB")
+                          f"{self.name} {policy} {capacity_mb:,.0f} MB", timeout=900)
         return {**found.result, "anon_mb": found.anon_mb}
 
     def all(self) -> list[dict[str, Any]]:
