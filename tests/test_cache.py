@@ -380,3 +380,26 @@ def test_the_step_by_operators_is_the_compiled_step_but_for_the_square_roots_rou
     want = torch.cat([table.value, table.first, table.second], 1)
     torch.testing.assert_close(got, want, rtol=1e-14, atol=0)
     assert torch.equal(got[:, 4:], want[:, 4:])
+
+
+def test_rows_of_a_file_that_does_not_fit_in_memory(on_disk, tmp_path, monkeypatch) -> None:
+    """They are asked for beforehand, and are the same."""
+    monkeypatch.setattr("dgl_heta.features.disk_tables.free_bytes", lambda device: 0)
+    rng, array = np.random.default_rng(0), on_disk(3000, 7)
+    source = MappedRows(array)
+    source.expect_misses()
+    cached = CachedRows(source, np.arange(0, 3000, 4))
+    table = DiskTables(tmp_path)("x", 3000, 7, torch.float32)
+    assert table.prefetch is not None
+    table.value.copy_(torch.from_numpy(np.array(array)))
+    tables = (table, CachedTable(table, np.arange(0, 3000, 3)))
+    for ids in (rng.integers(0, 3000, 500), np.empty(0, np.int64), np.array([2999])):
+        source.evict()
+        assert table.evict is not None
+        table.evict()
+        np.testing.assert_array_equal(source.read(ids), array[ids])
+        np.testing.assert_array_equal(cached.read(ids).numpy(), array[ids])
+        for each in tables:
+            np.testing.assert_array_equal(each.read(ids, CPU).numpy(), array[ids])
+    with pytest.raises(IndexError, match="3000 rows"):
+        source.read(np.array([3000]))

@@ -69,7 +69,8 @@ class CachedRows:
             if self.slots.complete:
                 self.hits += len(ids)
                 return torch.from_numpy(gather_rows(self.copies[0].numpy(), ids))
-            if isinstance(self.source, MappedRows) and self.source.array.dtype.isnative:
+            if (isinstance(self.source, MappedRows) and self.source.array.dtype.isnative
+                    and self.source.cold is None):
                 rows, hits = gather_cached(self.slots.of, self.copies[0].numpy(),
                                            self.source.array, ids)
                 self.hits += hits

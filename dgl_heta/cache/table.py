@@ -82,6 +82,8 @@ class CachedTable:
         """Values of the rows `ids` (int64), in their order."""
         if self._compiled(device):
             check_ids(ids, len(self.slots.of))
+            if self.table.prefetch is not None:
+                self.table.prefetch(ids[self.slots.of[ids] < 0])
             out = np.empty((len(ids), self.width), self.table.value.numpy().dtype)
             _read(self.slots.of, self.copies[0].numpy(), self.table.value.numpy(), ids, out,
                   self._starts, self.rows, self.hits)

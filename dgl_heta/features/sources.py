@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from dgl_heta.errors import InputError
-from dgl_heta.features.direct_io import BLOCK, Extents, read_extents
-from dgl_heta.features.rows import gather_rows, scatter_from
+from dgl_heta.features.direct_io import BLOCK, Extents, prefetch, read_extents
+from dgl_heta.features.rows import check_ids, gather_rows, scatter_from
 from dgl_heta.jit import kernel
 
 READS = ("mapped", "direct")
@@ -43,15 +43,27 @@ class MappedRows:
     def __init__(self, array: np.ndarray) -> None:
         self.array = array
         self.shape, self.dtype = (array.shape[0], array.shape[1]), array.dtype
+        self.cold: int | None = None
+        """Descriptor of the file, if it does not fit in memory: rows are asked for beforehand."""
+
+    def __del__(self) -> None:
+        if self.cold is not None:
+            os.close(self.cold)
 
     def read(self, ids: np.ndarray) -> np.ndarray:
+        if self.cold is not None:
+            check_ids(ids, len(self.array))
+            prefetch(self.cold, int(self.array.offset),  # type: ignore[attr-defined]
+                     self.array.shape[1] * self.array.itemsize, ids)
         return gather_rows(self.array, ids)
 
     def expect_misses(self) -> None:
-        """Tell the kernel that the file will not fit in memory: it should not read ahead."""
+        """The file will not fit in memory: read many rows at once, and none ahead."""
         if isinstance(self.array, np.memmap) and hasattr(mmap, "MADV_RANDOM"):
             mapping: Any = self.array._mmap  # type: ignore[attr-defined]
             mapping.madvise(mmap.MADV_RANDOM)
+            if self.cold is None:
+                self.cold = os.open(str(self.array.filename), os.O_RDONLY)
 
     def evict(self) -> None:
         """Drop the rows from memory, as far as no other process has them mapped."""

@@ -48,6 +48,8 @@ class RowTable:
         self.step = 0
         self.evict: Callable[[], None] | None = None
         """Drops the rows from memory where they are a file's; None where they are not."""
+        self.prefetch: Callable[[np.ndarray], None] | None = None
+        """Asks for rows of a file that does not fit in memory, before they are read."""
 
     @property
     def shape(self) -> torch.Size:
@@ -64,6 +66,8 @@ class RowTable:
 
     def read(self, ids: np.ndarray, device: torch.device) -> Tensor:
         """Values of the rows `ids` (int64), in their order."""
+        if self.prefetch is not None:
+            self.prefetch(ids)
         return torch.from_numpy(gather_rows(self.value.numpy(), ids)).to(device)
 
     def blocks(self) -> Iterator[dict[str, Tensor]]:

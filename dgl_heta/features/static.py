@@ -54,10 +54,11 @@ class StaticFeatures:
                 raise
             self.reads = "mapped"  # auto, and a file system without direct reads
         if self.reads == "mapped":
-            self.sources = {t: MappedRows(array) for t, array in arrays.items()}
-            if not self.fits:
-                for array in arrays.values():
-                    MappedRows(array).expect_misses()
+            mapped = {t: MappedRows(array) for t, array in arrays.items()}
+            for source in mapped.values():
+                if not self.fits:
+                    source.expect_misses()
+            self.sources = {**mapped}
         self.cached: dict[str, Cached] = {}
         self._dtype, self._device = dtype, device
 

@@ -112,7 +112,7 @@ class Engine:
                        if t in used and not store.has_array(t, "feat") and not self.averages]
         if settings.cache.learnable == "disk" and scratch is None:
             raise InputError("cache.learnable = disk needs a directory for the tables")
-        make = (DiskTables(scratch) if settings.cache.learnable == "disk" and scratch
+        make = (DiskTables(scratch, local_workers) if settings.cache.learnable == "disk" and scratch
                 else memory_tables)
         twice = self.plan.targets if scope.seeds_apart or self.task.held_out else ()
         self.learnable = LearnableFeatures(
