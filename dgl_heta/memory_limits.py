@@ -55,6 +55,14 @@ def _group_free() -> int:
     return free
 
 
+def fit_in_memory(size: int) -> bool:
+    """Whether files of so many bytes will stay in memory while a process works beside them.
+
+    They do if they take half of what is free at most: batches, caches and the model need some.
+    """
+    return 2 * size <= free_bytes(torch.device("cpu"))
+
+
 def capacity_bytes(megabytes: float | None, device: torch.device, sharers: int = 1) -> int:
     """The capacity of a cache on a device, which `sharers` processes use alike.
 

@@ -382,14 +382,13 @@ def test_the_step_by_operators_is_the_compiled_step_but_for_the_square_roots_rou
     assert torch.equal(got[:, 4:], want[:, 4:])
 
 
-def test_rows_of_a_file_that_does_not_fit_in_memory(on_disk, tmp_path, monkeypatch) -> None:
+def test_rows_of_a_file_that_does_not_fit_in_memory(on_disk, tmp_path) -> None:
     """They are asked for beforehand, and are the same."""
-    monkeypatch.setattr("dgl_heta.features.disk_tables.free_bytes", lambda device: 0)
     rng, array = np.random.default_rng(0), on_disk(3000, 7)
     source = MappedRows(array)
     source.expect_misses()
     cached = CachedRows(source, np.arange(0, 3000, 4))
-    table = DiskTables(tmp_path)("x", 3000, 7, torch.float32)
+    table = DiskTables(tmp_path, fits=False)("x", 3000, 7, torch.float32)
     assert table.prefetch is not None
     table.value.copy_(torch.from_numpy(np.array(array)))
     tables = (table, CachedTable(table, np.arange(0, 3000, 3)))

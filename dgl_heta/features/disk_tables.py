@@ -14,7 +14,6 @@ import torch
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.direct_io import prefetch
 from dgl_heta.features.sparse_adam import RowTable
-from dgl_heta.memory_limits import free_bytes
 
 
 class DiskTables:
@@ -26,11 +25,11 @@ class DiskTables:
     Parameters
     ----------
     directory : is made if it is not there; on a disk, not in memory.
-    sharers : processes that use the machine's memory alike.
+    fits : whether what they hold will stay in memory; if not, rows are asked for beforehand.
     """
 
-    def __init__(self, directory: Path, sharers: int = 1) -> None:
-        self._directory, self._sharers = directory, sharers
+    def __init__(self, directory: Path, fits: bool = True) -> None:
+        self._directory, self._fits = directory, fits
 
     def __call__(self, name: str, rows: int, width: int, dtype: torch.dtype) -> RowTable:
         """A table of zeros.
@@ -64,7 +63,7 @@ class DiskTables:
         whole = torch.from_numpy(np.frombuffer(mapped, number).reshape(rows, 3 * width))
         table = RowTable(*whole.chunk(3, 1))
         table.evict = lambda: _evict(mapped, handle)
-        if size * self._sharers > free_bytes(torch.device("cpu")):
+        if not self._fits:
             row_bytes = 3 * width * dtype.itemsize
             table.prefetch = lambda ids: prefetch(handle, 0, row_bytes, ids)
         return table

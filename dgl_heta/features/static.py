@@ -11,7 +11,6 @@ from torch import Tensor
 
 from dgl_heta.errors import InputError
 from dgl_heta.features.sources import DirectRows, MappedRows, Rows
-from dgl_heta.memory_limits import free_bytes
 from dgl_heta.store import Store
 
 
@@ -29,22 +28,20 @@ class StaticFeatures:
     ntypes : types to serve; those without static features are left out.
     dtype, device : of the rows returned.
     reads : "mapped" or "direct" (see :mod:`dgl_heta.features.sources`), or "auto": direct if the
-        rows are larger than the free memory.
-    sharers : processes that use the machine's memory alike.
+        rows do not fit in memory.
+    fits : whether they do.
 
     Attributes
     ----------
-    fits : whether the rows fit in the free memory.
     sources : node type → all rows.
     cached : node type → what reads its rows instead of the source; empty at first.
     """
 
     def __init__(self, store: Store, ntypes: tuple[str, ...], dtype: torch.dtype,
-                 device: torch.device, reads: str = "mapped", sharers: int = 1) -> None:
+                 device: torch.device, reads: str = "mapped", fits: bool = True) -> None:
         arrays = {t: store.array(t, "feat") for t in ntypes if store.has_array(t, "feat")}
-        self.fits = sharers * sum(a.nbytes for a in arrays.values()) <= free_bytes(
-            torch.device("cpu"))
-        self.reads = reads if reads != "auto" else "mapped" if self.fits else "direct"
+        self.fits = fits
+        self.reads = reads if reads != "auto" else "mapped" if fits else "direct"
         self.sources: dict[str, Rows] = {}
         try:
             if self.reads == "direct":
@@ -56,7 +53,7 @@ class StaticFeatures:
         if self.reads == "mapped":
             mapped = {t: MappedRows(array) for t, array in arrays.items()}
             for source in mapped.values():
-                if not self.fits:
+                if not fits:
                     source.expect_misses()
             self.sources = {**mapped}
         self.cached: dict[str, Cached] = {}

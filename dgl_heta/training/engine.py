@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +18,8 @@ from dgl_heta.block import MiniBatch, SeedShares
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.disk_tables import DiskTables, memory_tables
-from dgl_heta.features.sparse_adam import AdamSettings
+from dgl_heta.features.sparse_adam import AdamSettings, RowTable
+from dgl_heta.memory_limits import fit_in_memory
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.nn import use_kernel
 from dgl_heta.plan import Plan
@@ -105,15 +106,23 @@ class Engine:
             self._sampler = sampler(train.fanouts)
             self._eval_sampler = (self._sampler if train.eval_fanouts is None
                                   else sampler(train.eval_fanouts))
-        self.static = StaticFeatures(store, partition.node_types, self.dtype, self.device,
-                                     settings.cache.reads, local_workers)
         used = {t for p in self.plan.partitions for t in p.node_types}
         featureless = [t for t in store.schema.node_types
                        if t in used and not store.has_array(t, "feat") and not self.averages]
-        if settings.cache.learnable == "disk" and scratch is None:
-            raise InputError("cache.learnable = disk needs a directory for the tables")
-        make = (DiskTables(scratch, local_workers) if settings.cache.learnable == "disk" and scratch
-                else memory_tables)
+        make: Callable[[str, int, int, torch.dtype], RowTable] = memory_tables
+        tables = 0  # bytes on disk, at most
+        if settings.cache.learnable == "disk":
+            if scratch is None:
+                raise InputError("cache.learnable = disk needs a directory for the tables")
+            tables = 3 * model.hidden * self.dtype.itemsize * sum(
+                store.schema.node_counts[t] for t in featureless if t in partition.node_types)
+        rows = sum(store.array(t, "feat").nbytes for t in partition.node_types
+                   if store.has_array(t, "feat"))
+        fits = fit_in_memory(local_workers * (rows + tables))
+        if tables and scratch is not None:
+            make = DiskTables(scratch, fits)
+        self.static = StaticFeatures(store, partition.node_types, self.dtype, self.device,
+                                     settings.cache.reads, fits)
         twice = self.plan.targets if scope.seeds_apart or self.task.held_out else ()
         self.learnable = LearnableFeatures(
             {t: store.schema.node_counts[t] for t in featureless},
