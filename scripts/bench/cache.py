@@ -28,6 +28,7 @@ from common import CLI, finish, machine, markdown, parser, progress, run_child, 
 GRAPHS = {"donor": "synthetic-donor:scale=0.04", "mag240m": "synthetic-mag240m:scale=0.005"}
 POLICIES = ("degree", "hotness", "miss_penalty", "density", "fifo", "clock")
 GROUP = Path("/sys/fs/cgroup/memory/dgl-heta-bench")
+BATCH = {"donor": 512, "mag240m": 128}
 SLACK_MB = 200  # of the limit, beside what the process needs and the share of its features
 
 
@@ -89,6 +90,7 @@ class Bench:
         self.scratch.mkdir()
         self.limited = _make_group()
         self.spec = spec
+        self.batch = 64 if args.quick else args.batch_size or BATCH.get(name, 512)
         first = self.run("none", 0.0, limit=None)
         self.bytes = first["bytes"]
         self.base_mb = first["anon_mb"]
@@ -103,7 +105,7 @@ class Bench:
         settings = [
             f"cache.policy={policy}", f"cache.capacity_mb={capacity_mb}",
             f"cache.reads={args.reads}", "cache.learnable=disk", "model.hidden=64",
-            f"train.batch_size={64 if args.quick else args.batch_size}", "train.fanouts=25,20",
+            f"train.batch_size={self.batch}", "train.fanouts=25,20",
             "train.device=cpu", f"cache.epochs={args.presample}"]
         job = {"partition": str(self.partition), "scratch": str(self.scratch),
                "settings": settings, "limited": self.limited and limit is not None,
@@ -163,7 +165,7 @@ def tables(bench: Bench, runs: list[dict[str, Any]]) -> list[str]:
     parts.append(
         f"### {bench.name}: {bench.spec}\n\nFeatures {bench.bytes / 1e6:,.0f} MB, {limit} (process "
         f"{bench.base_mb:,.0f} MB), rows below the cache {runs[0]['reads']}; {args.rounds} rounds "
-        f"of {args.epochs} epochs of {args.steps} steps. Median (least–largest).\n\n" + markdown(
+        f"of {args.epochs} epochs of {args.steps} steps of {bench.batch} seeds. Median (least–largest).\n\n" + markdown(
             ["policy", "capacity, MB", "s/epoch", "of it fetching", "times as fast as none",
              "rows in the cache", "times as fast as hotness"], rows))
     profiled = [r["profile_seconds"] for r in runs if r["policy"] != "none"][:1]
@@ -234,7 +236,8 @@ def main() -> None:
     made.add_argument("--rounds", type=int, default=2)
     made.add_argument("--epochs", type=int, default=2)
     made.add_argument("--steps", type=int, default=8, help="steps per epoch")
-    made.add_argument("--batch-size", type=int, default=512)
+    made.add_argument("--batch-size", type=int,
+                      help="default: 512, of mag240m 128")
     made.add_argument("--presample", type=float, default=0.5, help="epochs of pre-sampling")
     made.add_argument("--plot", type=Path)
     made.add_argument("--child", help=argparse.SUPPRESS)
