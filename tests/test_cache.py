@@ -299,6 +299,10 @@ def test_penalties_are_what_a_miss_takes_longer() -> None:
     found = measure(10_000, 40, slow, lambda ids: None, 10_000)
     assert found.at(64) == pytest.approx(1e-4 / 40, rel=1)
     assert found.at(10**6) > 0
+    between = Penalty(10, {64: (0.64, 0.0), 128: (0.64, 0.0)})
+    assert [between.at(n) for n in (1, 64, 96, 128, 1000)] == pytest.approx(
+        [1e-3, 1e-3, 0.64 / 960, 5e-4, 5e-4])
+    assert between.at(0) == 0
     free = measure(10_000, 40, slow, slow, 10_000)
     assert free.at(64) == 0
     assert Penalty.from_json(found.to_json()) == found

@@ -38,14 +38,19 @@ class Penalty:
     seconds: Mapping[int, tuple[float, float]]
 
     def at(self, rows: float) -> float:
-        """Seconds per byte, for reads of about so many rows; 0 where a miss costs nothing."""
-        if not self.seconds:
+        """Seconds per byte, for reads of about so many rows; 0 where a miss costs nothing.
+
+        Between measured sizes a read takes what lies between, beyond them in proportion.
+        """
+        if not self.seconds or rows <= 0:
             return 0.0
-        size = max((s for s in self.seconds if s <= rows), default=min(self.seconds))
-        slow, fast = self.seconds[size]
+        sizes = sorted(self.seconds)
+        at = min(max(rows, sizes[0]), sizes[-1])
+        slow, fast = (float(np.interp(at, sizes, [self.seconds[s][i] for s in sizes]))
+                      for i in range(2))
         if slow <= _SAME * fast or slow - fast <= _NOISE_S:
             return 0.0
-        return (slow - fast) / (size * self.row_bytes)
+        return (slow - fast) / (at * self.row_bytes)
 
     def to_json(self) -> dict[str, Any]:
         return {"row_bytes": self.row_bytes,
@@ -82,10 +87,9 @@ def measure(rows: int, row_bytes: int, miss: Access, hit: Access, cached: int,
     miss(few), hit(few)  # compiles
     if evict:
         evict()
-    for size in SIZES:
-        if size > rows and seconds:
-            break
-        size = min(size, rows)
+    for size in (*(s for s in SIZES if s < rows), min(rows, SIZES[-1])):
+        if size in seconds:
+            continue
         taken: list[tuple[float, float]] = []
         for _ in range(_REPEATS):
             # Each id once: an update has each row once, and a second read would find it in memory.

@@ -165,7 +165,8 @@ def tables(bench: Bench, runs: list[dict[str, Any]]) -> list[str]:
     parts.append(
         f"### {bench.name}: {bench.spec}\n\nFeatures {bench.bytes / 1e6:,.0f} MB, {limit} (process "
         f"{bench.base_mb:,.0f} MB), rows below the cache {runs[0]['reads']}; {args.rounds} rounds "
-        f"of {args.epochs} epochs of {args.steps} steps of {bench.batch} seeds. Median (least–largest).\n\n" + markdown(
+        f"of {args.epochs} epochs of {args.steps} steps of {bench.batch} seeds. Median "
+        "(least–largest).\n\n" + markdown(
             ["policy", "capacity, MB", "s/epoch", "of it fetching", "times as fast as none",
              "rows in the cache", "times as fast as hotness"], rows))
     profiled = [r["profile_seconds"] for r in runs if r["policy"] != "none"][:1]
