@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.cache.slots import Slots
-from dgl_heta.features.rows import gather_cached, gather_rows
+from dgl_heta.features.rows import gather_cached, gather_rows, gather_to
 from dgl_heta.features.sources import MappedRows, Rows
 
 _FILL = 8 * 2**20  # bytes copied at a time
@@ -77,6 +77,12 @@ class CachedRows:
                 return torch.from_numpy(rows)
         places, slots, misses = self.slots.split(ids)
         self.hits += len(places)
+        if self.devices == (CPU,) and device == CPU and self.dtype.isnative:
+            found = np.empty((len(ids), self.shape[1]), self.dtype)
+            gather_to(self.copies[0].numpy(), slots, found, places)
+            self.source.read_to(ids[misses], found, misses)
+            self._admit(slots, ids[misses], misses, torch.from_numpy(found))
+            return torch.from_numpy(found)
         out = torch.empty((len(ids), self.shape[1]), dtype=self.copies[0].dtype, device=device)
         missed = ids[misses]
         wait = self._staging.put(out, misses, as_tensor(self.source.read(missed)))
@@ -86,12 +92,17 @@ class CachedRows:
             rows_of = torch.from_numpy(slots[mine]).to(copy.device)
             out.index_copy_(0, where, copy.index_select(0, rows_of).to(device))
         wait()
+        self._admit(slots, missed, misses, out)
+        return out
+
+    def _admit(self, slots: np.ndarray, missed: np.ndarray, places: np.ndarray, out: Tensor
+               ) -> None:
+        """Let rows that were missed, and are in `out[places]`, take the places of others."""
         admitted, taken, _ = self.slots.admit(slots, missed)
         if len(admitted):
-            found = out.index_select(0, torch.from_numpy(misses[admitted]).to(device))
+            found = out.index_select(0, torch.from_numpy(places[admitted]).to(out.device))
             copy = self.copies[0]
             copy.index_copy_(0, torch.from_numpy(taken).to(copy.device), found.to(copy.device))
-        return out
 
 
 class Staging:

@@ -40,6 +40,11 @@ def gather_cached(slots: np.ndarray, cached: np.ndarray, array: np.ndarray, ids:
     return out, int(_gather_cached(slots, as_bits(cached), as_bits(array), ids, as_bits(out)))
 
 
+def gather_to(array: np.ndarray, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
+    """`out[places] = array[ids]`, of one dtype; ids and places must be in range."""
+    _gather_to(as_bits(array), ids, as_bits(out), places)
+
+
 def scatter_from(arena: np.ndarray, places: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
     """`out[rows[i]] = arena[places[i]: places[i] + width]`, all of bytes."""
     _scatter_from(arena, places, rows, out)
@@ -108,6 +113,14 @@ def _gather_cached(slots, cached, array, ids, out):  # type: ignore[no-untyped-d
             for k in range(len(target)):
                 target[k] = far[k]
     return hits
+
+
+@kernel
+def _gather_to(array, ids, out, places):  # type: ignore[no-untyped-def]
+    for i in range(len(ids)):
+        source, target = array[ids[i]], out[places[i]]
+        for k in range(len(target)):
+            target[k] = source[k]
 
 
 @kernel

@@ -18,7 +18,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.features.direct_io import BLOCK, Extents, prefetch, read_extents
-from dgl_heta.features.rows import check_ids, gather_rows, scatter_from
+from dgl_heta.features.rows import check_ids, gather_rows, gather_to, scatter_from
 from dgl_heta.jit import kernel
 
 READS = ("mapped", "direct")
@@ -36,6 +36,9 @@ class Rows(Protocol):
     def read(self, ids: np.ndarray) -> np.ndarray:
         """The rows `ids` (int64, in range), in their order: (ids, width)."""
 
+    def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
+        """`out[places] = rows[ids]`; places are int64, each once."""
+
 
 class MappedRows:
     """Rows of an array in memory or mapped from a file."""
@@ -51,11 +54,19 @@ class MappedRows:
             os.close(self.cold)
 
     def read(self, ids: np.ndarray) -> np.ndarray:
+        self._ask(ids)
+        return gather_rows(self.array, ids)
+
+    def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
+        self._ask(ids)
+        check_ids(ids, len(self.array))
+        gather_to(self.array, ids, out, places)
+
+    def _ask(self, ids: np.ndarray) -> None:
         if self.cold is not None:
             check_ids(ids, len(self.array))
             prefetch(self.cold, int(self.array.offset),  # type: ignore[attr-defined]
                      self.array.shape[1] * self.array.itemsize, ids)
-        return gather_rows(self.array, ids)
 
     def expect_misses(self) -> None:
         """The file will not fit in memory: read many rows at once, and none ahead."""
@@ -87,6 +98,9 @@ class CalledRows:
 
     def read(self, ids: np.ndarray) -> np.ndarray:
         return self._read(ids)
+
+    def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
+        out[places] = self._read(ids)
 
 
 class DirectRows:
@@ -127,32 +141,33 @@ class DirectRows:
             os.close(self._file)
 
     def read(self, ids: np.ndarray) -> np.ndarray:
-        if len(ids) and not 0 <= ids.min() <= ids.max() < self.shape[0]:
-            raise IndexError(f"row ids reach from {ids.min()} to {ids.max()}, but there are "
-                             f"{self.shape[0]} rows")
         out = np.empty((len(ids), self.shape[1]), self.dtype)
-        if not self._row or not len(ids):
-            return out
-        order = np.argsort(ids, kind="stable")
-        target = out.view(np.uint8).reshape(len(ids), self._row)
-        done = 0
-        while done < len(ids):
-            done = self._round(ids, order, done, target)
+        self.read_to(ids, out, np.arange(len(ids)))
         return out
 
-    def _round(self, ids: np.ndarray, order: np.ndarray, done: int, target: np.ndarray) -> int:
+    def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
+        check_ids(ids, self.shape[0])
+        if not self._row or not len(ids):
+            return
+        order = np.argsort(ids, kind="stable")
+        target, done = out.view(np.uint8).reshape(len(out), self._row), 0
+        while done < len(ids):
+            done = self._round(ids, order, done, target, places)
+
+    def _round(self, ids: np.ndarray, order: np.ndarray, done: int, target: np.ndarray,
+               places: np.ndarray) -> int:
         """Read as many rows as fit in a round of extents; returns how many are done."""
-        starts, sizes, places = (np.empty(_EXTENTS, np.int64), np.empty(_EXTENTS, np.int64),
-                                 np.empty(len(ids) - done, np.int64))
+        starts, sizes = np.empty((2, _EXTENTS), np.int64)
+        offsets = np.empty(len(ids) - done, np.int64)
         rows, count = _extents(ids, order, done, self._offset, self._row,
-                               max(_RUN, self._row // BLOCK + 2), _ARENA, starts, sizes, places)
+                               max(_RUN, self._row // BLOCK + 2), _ARENA, starts, sizes, offsets)
         bounds = np.concatenate([[0], np.cumsum(sizes[:count])])
         with _lock:
             arena = _room(int(bounds[-1]))
             read_extents(Extents(self._path, self._file, arena, starts[:count], bounds,
                                  self._bytes))
-            scatter_from(np.frombuffer(arena, np.uint8), places[:rows], order[done:done + rows],
-                         target)
+            scatter_from(np.frombuffer(arena, np.uint8), offsets[:rows],
+                         places[order[done:done + rows]], target)
         return done + int(rows)
 
 
