@@ -16,16 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.cache.penalties import Access, measure
+from dgl_heta.cache.penalties import measure_reads, ungated
 from dgl_heta.cache.policies import CachePolicy, by_device
-from dgl_heta.cache.rows import CPU, CachedRows, torch_dtype
+from dgl_heta.cache.rows import CPU, CachedRows
 from dgl_heta.errors import InputError
-from dgl_heta.features.rows import count_ids, gather_rows
+from dgl_heta.features.rows import count_ids
 from dgl_heta.features.sources import CalledRows, Rows
 
 log = logging.getLogger("dgl_heta")
-_SAMPLE_BYTES = 64_000_000
-_NO_PENALTY = 1e-9
 
 
 @dataclass
@@ -130,13 +128,13 @@ class ObservingCache:
             counts[name], sizes[name] = feature.counts[chosen], row_bytes
             feature.penalty = 0.0
             if len(counts[name]) and row_bytes and self.capacity:
-                penalty = self._measure(feature, row_bytes)
+                penalty = measure_reads(feature.source, self.devices[0], feature.evict,
+                                        feature.costly)
                 feature.penalty = penalty.at(feature.counts.sum() / max(feature.batches, 1)
                                              if feature.batches else 2**15)
             penalties[name] = feature.penalty
         if not self._gate:
-            least = min((p for p in penalties.values() if p), default=_NO_PENALTY)
-            penalties = {t: p or least for t, p in penalties.items()}
+            penalties = ungated(penalties)
         found = by_device(self.policy, counts, sizes, penalties, self.capacity, len(self.devices))
         for name, key in names.items():
             feature, ids = self._features[key], found[name]
@@ -148,27 +146,6 @@ class ObservingCache:
             feature.counts = np.empty(0, np.int64)
         self.seconds = time.perf_counter() - start
         log.info("cache filled in %.2f s: %s", self.seconds, self.describe())
-
-    def _measure(self, feature: _Feature, row_bytes: int) -> Any:
-        source, costly, device = feature.source, feature.costly, self.devices[0]
-        rows = source.shape[0] if costly is None else len(costly)
-        sample = min(rows, max(_SAMPLE_BYTES // row_bytes, 1))
-        copies = torch.ones((sample, source.shape[1]), dtype=torch_dtype(source.dtype),
-                            device=device)
-
-        def miss(ids: np.ndarray) -> None:
-            torch.from_numpy(source.read(ids if costly is None else costly[ids])).to(device)
-            _finish(device)
-
-        def hit(slots: np.ndarray) -> None:
-            if device == CPU:
-                torch.from_numpy(gather_rows(copies.numpy(), slots))
-            else:
-                copies.index_select(0, torch.from_numpy(slots).to(device))
-                _finish(device)
-
-        access: tuple[Access, Access] = (miss, hit)
-        return measure(rows, row_bytes, *access, sample, feature.evict)
 
     def forget(self, key: Hashable) -> None:
         """A feature was written to: read it from its source from now on."""
@@ -205,11 +182,6 @@ class ObservingCache:
 
 def _name(key: Hashable) -> str:
     return "/".join(str(part) for part in key if part) if isinstance(key, tuple) else str(key)
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def called_rows(count: int, shape: Sequence[int], dtype: torch.dtype,

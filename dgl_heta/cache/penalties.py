@@ -13,6 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
+
+from dgl_heta.cache.rows import CPU, torch_dtype
+from dgl_heta.features.rows import gather_rows
+from dgl_heta.features.sources import Rows
+
+SAMPLE_BYTES = 64_000_000
+"""Of a cache that hits are timed on."""
 
 SIZES = (64, 512, 4096, 32768)
 """Rows per read."""
@@ -107,3 +115,44 @@ def measure(rows: int, row_bytes: int, miss: Access, hit: Access, cached: int,
         if seconds[size][0] > _LONG_S:
             break
     return Penalty(row_bytes, seconds)
+
+
+def measure_reads(source: Rows, device: torch.device, evict: Callable[[], None] | None = None,
+                  among: np.ndarray | None = None) -> Penalty:
+    """Measure the miss penalty of static rows that are read to a device.
+
+    Parameters
+    ----------
+    source : the rows.
+    evict : as for :func:`measure`.
+    among : ids of the rows to read; default: all.
+    """
+    row_bytes = source.shape[1] * source.dtype.itemsize
+    rows = source.shape[0] if among is None else len(among)
+    cached = min(rows, max(SAMPLE_BYTES // max(row_bytes, 1), 1))
+    copies = torch.ones((cached, source.shape[1]), dtype=torch_dtype(source.dtype), device=device)
+
+    def miss(ids: np.ndarray) -> None:
+        torch.from_numpy(source.read(ids if among is None else among[ids])).to(device)
+        finish(device)
+
+    def hit(slots: np.ndarray) -> None:
+        if device == CPU:
+            torch.from_numpy(gather_rows(copies.numpy(), slots))
+        else:
+            copies.index_select(0, torch.from_numpy(slots).to(device))
+            finish(device)
+
+    return measure(rows, row_bytes, miss, hit, cached, evict)
+
+
+def ungated(penalties: Mapping[str, float]) -> dict[str, float]:
+    """The penalties, with a small one where there is none: for types to be cached all the same."""
+    least = min((p for p in penalties.values() if p), default=1e-9)
+    return {t: p or least for t, p in penalties.items()}
+
+
+def finish(device: torch.device) -> None:
+    """Wait until a device has done what it was asked to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

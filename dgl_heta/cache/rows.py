@@ -120,9 +120,9 @@ class Staging:
         """
         if out.device.type != "cuda":
             out.index_copy_(0, torch.from_numpy(places).to(out.device), rows.to(out.device))
-            return Wait(None)
+            return Wait()
         if not len(places):
-            return Wait(None)
+            return Wait()
         if self._stream is None:
             self._stream = torch.cuda.Stream(out.device)
         if self._free is not None:
@@ -138,18 +138,19 @@ class Staging:
             out.index_copy_(0, where, staged.to(out.device, non_blocking=True))
             self._free = self._stream.record_event()
         out.record_stream(self._stream)
-        return Wait(self._free)
+        return Wait(self._free, out.device)
 
 
 class Wait:
-    """Called, lets the current stream wait for an event."""
+    """Called, lets the current stream of a device wait for an event, if there is one."""
 
-    def __init__(self, event: torch.cuda.Event | None) -> None:
-        self._event = event
+    def __init__(self, event: torch.cuda.Event | None = None,
+                 device: torch.device | None = None) -> None:
+        self._event, self._device = event, device
 
     def __call__(self) -> None:
         if self._event is not None:
-            torch.cuda.current_stream().wait_event(self._event)
+            torch.cuda.current_stream(self._device).wait_event(self._event)
 
 
 def as_tensor(rows: np.ndarray) -> Tensor:

@@ -17,13 +17,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_heta.cache.penalties import Access, Penalty, measure
+from dgl_heta.cache.penalties import (
+    SAMPLE_BYTES,
+    Access,
+    Penalty,
+    finish,
+    measure,
+    measure_reads,
+    ungated,
+)
 from dgl_heta.cache.policies import CachePolicy, choose
 from dgl_heta.cache.profile import ProfileFiles, Visits, hardware
 from dgl_heta.cache.rows import CPU, CachedRows
 from dgl_heta.cache.table import CachedTable
-from dgl_heta.features.rows import count_ids, gather_rows
-from dgl_heta.features.sources import MappedRows, Rows
+from dgl_heta.features.rows import count_ids
+from dgl_heta.features.sources import MappedRows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
 from dgl_heta.memory_limits import capacity_bytes
 from dgl_heta.plugins import Plugins
@@ -32,8 +40,6 @@ from dgl_heta.training.engine import Engine
 STATIC, LEARNABLE = "static", "learnable"
 _STEPS = 1 << 41  # step numbers of pre-sampling, far from those of training and evaluation
 _EPOCH = 1 << 30
-_SAMPLE_BYTES = 64_000_000  # of a cache that hits are timed on
-_NO_PENALTY = 1e-9  # seconds per byte, for types that are cached though a miss costs nothing
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -110,6 +116,8 @@ class Profiler:
         found = {t: np.zeros(store.schema.node_counts[t], np.int64) for t in sorted(types)}
         whole = len(engine.steps("train", _EPOCH))
         batches = max(round(engine.settings.cache.epochs * whole), 1)
+        if not whole:
+            return found, 1  # training says that there is nothing to train on
         for done in range(batches):
             if done % whole == 0:
                 steps = engine.steps("train", _EPOCH + done // whole)
@@ -162,18 +170,17 @@ class Profiler:
 
     def _measure(self, ntype: str, row_bytes: int) -> Penalty:
         engine = self.engine
-        rows = min(self.sizes[ntype], max(_SAMPLE_BYTES // max(row_bytes, 1), 1))
         if ntype in engine.static.sources:
             source = engine.static.sources[ntype]
-            evict = source.evict if isinstance(source, MappedRows) and not engine.static.fits \
-                else None
-            return measure(self.sizes[ntype], row_bytes, _read_rows(source, engine.device),
-                           _read_copies(source, rows, engine.device), rows, evict)
+            evict = (source.evict if isinstance(source, MappedRows) and not engine.static.fits
+                     else None)
+            return measure_reads(source, engine.device, evict)
         table = engine.learnable.local.get(ntype, engine.learnable.owned)
         assert isinstance(table, RowTable)
         low = engine.learnable.owned_ranges().get(ntype, (0, 0, 0))[1]
         if engine.device == CPU and table.evict is None:
             return Penalty(row_bytes, {})  # where the cache would be
+        rows = min(self.sizes[ntype], max(SAMPLE_BYTES // max(row_bytes, 1), 1))
         near = RowTable(torch.zeros((rows, engine.learnable.width), dtype=table.dtype))
         copies = CachedTable(near, np.arange(rows), [self._device(ntype)])
         return measure(self.sizes[ntype], row_bytes, _use_rows(table, low, self._device(ntype)),
@@ -210,8 +217,7 @@ class FeatureCaches:
         visits, penalties = profiler.visits(), profiler.penalties()
         self.penalties = {t: penalties[t].at(visits.per_batch(t)) for t in profiler.sizes}
         if not cache.gate:
-            least = min((p for p in self.penalties.values() if p), default=_NO_PENALTY)
-            self.penalties = {t: p or least for t, p in self.penalties.items()}
+            self.penalties = ungated(self.penalties)
         elif free := [t for t, p in self.penalties.items() if not p]:
             self.notes.append("not cached, because reading from the cache was measured to be no "
                               f"faster (cache.gate): {', '.join(free)}")
@@ -296,26 +302,6 @@ def attach(engine: Engine, plugins: Plugins, directory: Path | None,
     return engine.caches
 
 
-def _read_rows(source: Rows, device: torch.device) -> Access:
-    def read(ids: np.ndarray) -> None:
-        torch.from_numpy(source.read(ids)).to(device)
-        _finish(device)
-    return read
-
-
-def _read_copies(source: Rows, rows: int, device: torch.device) -> Access:
-    copies = torch.ones((rows, source.shape[1]), dtype=torch.from_numpy(
-        np.empty(0, source.dtype)).dtype, device=device)
-
-    def read(slots: np.ndarray) -> None:
-        if device == CPU:
-            torch.from_numpy(gather_rows(copies.numpy(), slots))
-        else:
-            copies.index_select(0, torch.from_numpy(slots).to(device))
-            _finish(device)
-    return read
-
-
 def _use_rows(table: RowTable | CachedTable, low: int, device: torch.device) -> Access:
     """Read rows and update them by a gradient of zero, which in a new table changes nothing."""
     adam = AdamSettings()
@@ -325,13 +311,8 @@ def _use_rows(table: RowTable | CachedTable, low: int, device: torch.device) -> 
         step = table.step
         table.update(ids + low, torch.zeros_like(rows), 1.0, adam)
         table.step = step
-        _finish(device)
+        finish(device)
     return use
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _digest(value: Any) -> str:
