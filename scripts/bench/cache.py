@@ -66,7 +66,7 @@ def child(job: dict[str, Any]) -> None:
         "prepared": prepared,
         "bytes": sum(s.shape[0] * s.shape[1] * s.dtype.itemsize
                      for s in engine.static.sources.values()) + engine.learnable.bytes,
-        "reads": engine.static.reads, "notes": caches.notes if caches else [],
+        "whole": len(engine.steps("train")), "reads": engine.static.reads, "notes": caches.notes if caches else [],
         "cache": caches.counted() if caches else {},
         "profile_seconds": caches.seconds if caches else 0.0,
         "penalties": caches.penalties if caches else {}}))
@@ -170,10 +170,11 @@ def tables(bench: Bench, runs: list[dict[str, Any]]) -> list[str]:
             ["policy", "capacity, MB", "s/epoch", "of it fetching", "times as fast as none",
              "rows in the cache", "times as fast as hotness"], rows))
     profiled = [r["profile_seconds"] for r in runs if r["policy"] != "none"][:1]
-    epoch = statistics.median(plain)
+    whole = runs[0]["whole"]
+    epoch = statistics.median(plain) * whole / args.steps
     if profiled:
         parts.append(f"The first profile took {profiled[0]:.2f} s, {profiled[0] / epoch:.2f} "
-                     f"of an epoch without a cache. Penalties, ns per byte: "
+                     f"of a whole epoch ({whole} steps) without a cache. Penalties, ns per byte: "
                      + ", ".join(f"{t} {p * 1e9:.1f}" for t, p in next(
                          r["penalties"] for r in runs if r["policy"] != "none").items()) + ".")
     return parts
