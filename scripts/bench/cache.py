@@ -66,7 +66,8 @@ def child(job: dict[str, Any]) -> None:
         "prepared": prepared,
         "bytes": sum(s.shape[0] * s.shape[1] * s.dtype.itemsize
                      for s in engine.static.sources.values()) + engine.learnable.bytes,
-        "whole": len(engine.steps("train")), "reads": engine.static.reads, "notes": caches.notes if caches else [],
+        "whole": len(engine.steps("train")), "reads": engine.static.reads,
+        "notes": caches.notes if caches else [],
         "cache": caches.counted() if caches else {},
         "profile_seconds": caches.seconds if caches else 0.0,
         "penalties": caches.penalties if caches else {}}))
