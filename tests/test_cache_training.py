@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from graphs import academic
+from rich.console import Console
 from safetensors.torch import load_file
 
 from dgl_heta.cache.policies import Policy
@@ -23,6 +24,7 @@ from dgl_heta.settings import Settings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training import caching
 from dgl_heta.training.engine import Engine
+from dgl_heta.training.profiling import show
 
 SETTINGS = ["model.hidden=8", "train.fanouts=3,3", "train.batch_size=8", "train.threads=1",
             "train.epochs=2", "train.device=cpu"]
@@ -213,13 +215,10 @@ def test_profile_command_shows_what_policies_would_save(store: Path, tmp_path: P
     sets = [part for text in [*SETTINGS, "cache.learnable=disk", "partition.parts=2"]
             for part in ("--set", text)]
 
-    def profile(*options: str) -> str:
-        return subprocess.run([sys.executable, "-m", "dgl_heta", "profile", str(store), *sets,
-                               "--out", str(tmp_path / "profile"), *options], check=True,
-                              capture_output=True, text=True, timeout=240,
-                              env={**os.environ, "COLUMNS": "120"}).stdout
-
-    result = json.loads(profile("--json", "--svg", str(tmp_path / "saved.svg")).splitlines()[-1])
+    command = [sys.executable, "-m", "dgl_heta", "profile", str(store), *sets, "--json", "--out",
+               str(tmp_path / "profile"), "--svg", str(tmp_path / "saved.svg")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240)
+    result = json.loads(done.stdout.splitlines()[-1])
     assert [w["rank"] for w in result["workers"]] == [0, 1]
     for worker in result["workers"]:
         curve = worker["policies"]["hotness"]
@@ -229,7 +228,9 @@ def test_profile_command_shows_what_policies_would_save(store: Path, tmp_path: P
     assert (tmp_path / "saved.svg").read_text().startswith("<?xml")
     assert {p.name.split("-")[0] for p in (tmp_path / "profile").iterdir()} == {
         "visits", "penalties"}
-    text = profile()
+    console = Console(width=120, record=True, file=io.StringIO())
+    show(result, console)
+    text = console.export_text()
     assert "Worker 1" in text
     assert "density" in text
     # Training takes it from there.
