@@ -10,6 +10,7 @@ own store.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,8 +21,11 @@ from torch import Tensor
 
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.cache.policies import CachePolicy
+from dgl_heta.errors import InputError
 from dgl_heta.memory_limits import capacity_bytes
 from dgl_heta.plugins import plugins
+
+log = logging.getLogger("dgl_heta")
 
 Key = tuple[str, str | None, str]
 
@@ -30,7 +34,12 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
     """Another feature store, with copies of the rows that are read most, or cost most.
 
     The first batches are only counted; then a policy chooses rows by visits and by what a miss is
-    measured to cost. What is read is the same, bit for bit, always.
+    measured to cost. What is read is the same, bit for bit. Write by :meth:`update` of this store:
+    it cannot see what is written to the other one behind its back.
+
+    Cached are features of rows of floating point numbers without gradients (not bfloat16) whose
+    number of rows is known, from a `TorchBasedFeature` or from `counts`. Others are read as they
+    were; a warning says so once.
 
     Parameters
     ----------
@@ -39,7 +48,8 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
     capacity_mb : 10⁶ bytes per device; default: 4,000, at most half of what is free.
     devices : where copies live; row `n` on device `n mod len(devices)`. Default: the CPU.
     batches : batches to count before the cache is filled.
-    counts : (domain, type, name) → visits per row; then nothing is counted.
+    counts : (domain, type, name) → visits per row, whole numbers; then nothing is counted, and
+        other features are not cached.
     gate : do not cache features of which a miss costs nothing (of arrays in memory, on a CPU).
 
     Raises
@@ -55,18 +65,28 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
         super().__init__()
         chosen: CachePolicy = (plugins().get("cache policy", policy) if isinstance(policy, str)
                                else policy)
-        places = [torch.device(d) for d in devices]
-        capacity = min(capacity_bytes(capacity_mb, d) for d in places)
+        if not callable(getattr(store, "read", None)):
+            raise InputError(f"there is no feature store to cache: {str(store)[:60]!r}")
+        if not callable(getattr(chosen, "select", None)):
+            raise InputError(f"{policy!r} is no cache policy: give a name or an object with select")
+        places = [torch.device(d) for d in ([devices] if isinstance(devices, str) else devices)]
+        capacity = min((capacity_bytes(capacity_mb, d, places.count(d)) for d in places), default=0)
         self._store = store
         self.cache = ObservingCache(chosen, capacity, places, batches, gate, counts)
         self._plain: set[Key] = set()
         self._shapes: dict[Key, torch.Size] = {}
+        for key in counts or ():
+            if key not in list(store.keys()):
+                raise InputError(f"there are visits of {key}, but the store has no such feature; "
+                                 f"it has {', '.join(map(str, store.keys()))}")
+            self._known(key, len(np.atleast_1d((counts or {})[key])))
 
     def read(self, domain: str, type_name: str | None, feature_name: str,
              ids: Tensor | None = None) -> Tensor:
         """Rows `ids` of a feature, or all of it."""
         key = (domain, type_name, feature_name)
-        if ids is None or key in self._plain or not self._known(key):
+        if ids is None or key in self._plain or ids.dim() != 1 or not self._known(key) or bool(
+                (ids < 0).any()):
             return self._store.read(*key, ids)
         rows = self.cache.read(key, ids.detach().to("cpu", torch.int64).numpy(), ids.device)
         return rows.view(len(ids), *self._shapes[key])
@@ -102,19 +122,30 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
         found: list[Key] = self._store.keys()
         return found
 
-    def _known(self, key: Key) -> bool:
-        """Make a feature known to the cache, if it is one of rows of numbers."""
+    def _known(self, key: Key, rows: int | None = None) -> bool:
+        """Make a feature known to the cache, if it is one that can be cached."""
         if key in self.cache:
             return True
         some = self._store.read(*key, torch.zeros(0, dtype=torch.int64))
-        source = None
-        if some.dim() >= 2 and some.dtype.is_floating_point and (some.device.type == "cpu"):
-            count = rows_of(self._store, key)
-            if count is not None:
-                source = called_rows(count, some.shape[1:], some.dtype,
-                                     lambda ids: self._store.read(*key, ids))
+        source, reason = None, ""
+        count = rows_of(self._store, key)
+        count = rows if count is None else count
+        if some.dim() < 2 or not some.dtype.is_floating_point:
+            pass  # labels and the like: nobody expects them to be cached
+        elif some.device.type != "cpu":
+            reason = f"it is on {some.device} already"
+        elif some.requires_grad:
+            reason = "it requires gradients"
+        elif count is None:
+            reason = "its number of rows is not known (give counts)"
+        else:
+            source = called_rows(count, some.shape[1:], some.dtype,
+                                 lambda ids: self._store.read(*key, ids))
+            reason = f"NumPy has no {some.dtype}"
         if source is None:
             self._plain.add(key)
+            if reason:
+                log.warning("%s is not cached: %s", "/".join(p for p in key if p), reason)
             return False
         self._shapes[key] = some.shape[1:]
         self.cache.add(key, source)

@@ -154,8 +154,8 @@ class CacheSettings(_Section):
     policy: str = Field("none", description="cache policy (see `dgl-heta plugins`)")
     capacity_mb: float | None = Field(
         None, ge=0, description="capacity per device; default: 4,000, at most half of what is free")
-    epochs: float = Field(0.5, gt=0, description="epochs of pre-sampling to count visits in; a "
-                          "part of one will do")
+    epochs: float = Field(0.5, gt=0, le=100, description="epochs of pre-sampling to count visits "
+                          "in; a part of one will do")
     batches: int = Field(50, ge=1, description="batches to count visits in, and to fill the cache "
                          "after, where a script samples (GraphBolt, DistDGL)")
     reads: Literal["auto", "mapped", "direct"] = Field(

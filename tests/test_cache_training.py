@@ -124,7 +124,7 @@ def test_a_profile_of_something_else_is_refused_by_name(store: Path, tmp_path: P
     engine_of(store, tmp_path, "cache.policy=hotness")
     named = [f"cache.profile={tmp_path / 'profiles'}", "cache.policy=hotness"]
     engine_of(store, tmp_path / "a", *named)
-    with pytest.raises(InputError, match=r"another fanouts \(\[3, 3\] instead of \[2, 3\]\)"):
+    with pytest.raises(InputError, match=r"another train.fanouts \(\[3, 3\] instead of \[2, 3\]\)"):
         engine_of(store, tmp_path / "b", *named, "train.fanouts=2,3")
     write_store(academic(seed=1, papers=120), tmp_path / "other")
     with pytest.raises(InputError, match="was made for another graph"):
@@ -137,6 +137,20 @@ def test_a_profile_of_something_else_is_refused_by_name(store: Path, tmp_path: P
     penalties.write_text(json.dumps(note))
     with pytest.raises(InputError, match=r"penalties.* is damaged: seconds are \(nan"):
         engine_of(store, tmp_path, *named)
+    note["types"]["paper"]["seconds"] = {"0": [1.0, 1.0]}
+    penalties.write_text(json.dumps(note))
+    with pytest.raises(InputError, match=r"penalties.* is damaged: .* for 0 rows"):
+        engine_of(store, tmp_path, *named)
+    penalties.unlink()
+    engine_of(store, tmp_path, *named, "cache.policy=degree")  # counted, not read
+
+
+def test_a_profile_that_cannot_be_stored_is_a_note(store: Path, tmp_path: Path) -> None:
+    (tmp_path / "profiles").write_text("a file where the directory would be")
+    engine = engine_of(store, tmp_path, "cache.policy=hotness", "cache.gate=false")
+    assert engine.caches is not None
+    assert "could not be stored" in engine.caches.notes[0]
+    assert engine.caches.counted()
 
 
 def test_what_cannot_be_is_said(store: Path, tmp_path: Path) -> None:

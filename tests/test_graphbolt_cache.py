@@ -101,15 +101,61 @@ def test_one_feature_with_visits_that_are_known() -> None:
         CachedFeature(gb.TorchBasedFeature(whole), visits[:3]).read(torch.arange(3))
 
 
+def test_visits_of_several_features_fill_the_cache_at_once() -> None:
+    plain, rows = stores()
+    counts = {PAPER: np.arange(50), AUTHOR: np.arange(30)}
+    store = CachedFeatureStore(plain, "hotness", 1, counts=counts, gate=False)
+    for key in counts:
+        assert torch.equal(store.read(*key, torch.arange(30)), rows[key][:30])
+    assert {key: s["rows"] for key, s in store.stats().items()} == {PAPER: 50, AUTHOR: 30}
+    for wrong, message in (({("node", "typo", "feat"): np.arange(3)}, "has no such feature"),
+                           ({PAPER: np.arange(50) / 10}, "whole numbers"),
+                           ({PAPER: np.arange(50) - 1}, "0 or more")):
+        with pytest.raises(InputError, match=message):
+            CachedFeatureStore(plain, "hotness", 1, counts=wrong)
+
+
+def test_what_is_not_cached_is_read_as_before(caplog: pytest.LogCaptureFixture) -> None:
+    class Own(gb.Feature):
+        rows = torch.randn(9, 2)
+
+        def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
+            return self.rows if ids is None else self.rows[ids]
+
+    whole = torch.randn(9, 4, requires_grad=True)
+    store = CachedFeatureStore(gb.BasicFeatureStore({
+        PAPER: gb.TorchBasedFeature(whole), AUTHOR: Own(),
+        ("node", "a", "b"): gb.TorchBasedFeature(torch.ones(9, 2, dtype=torch.bfloat16))}),
+        "hotness", 1, batches=1, gate=False)
+    for _ in range(3):
+        for key in store.keys():  # noqa: SIM118 - a method of feature stores
+            assert torch.equal(store.read(*key, torch.arange(4)), store.read(*key)[:4])
+    assert store.read(*PAPER, torch.arange(4)).requires_grad
+    for reason in ("requires gradients", "rows is not known (give counts)", "no torch.bfloat16"):
+        assert caplog.text.count(reason) == 1
+    plain, rows = stores()
+    store = CachedFeatureStore(plain, "hotness", 1, batches=1, gate=False)
+    for _ in range(3):
+        assert torch.equal(store.read(*PAPER, torch.tensor([-1, 3])), rows[PAPER][[-1, 3]])
+        assert store.read(*PAPER, torch.zeros(0, dtype=torch.int64)).shape == (0, 4)
+        with pytest.raises(IndexError):
+            store.read(*PAPER, torch.tensor([50]))
+
+
 def test_wrong_options_are_said() -> None:
     plain, _ = stores()
     for options, message in (({"policy": "hotest"}, "did you mean 'hotness'"),
                              ({"capacity_mb": -1}, "must be 0 or more"),
                              ({"capacity_mb": 1e9}, "MB free"),
                              ({"policy": "degree"}, "chooses by degrees"),
-                             ({"batches": 0}, "1 or more")):
+                             ({"batches": 0}, "1 or more"), ({"batches": 2.5}, "whole number"),
+                             ({"policy": "fifo", "devices": ["cpu", "cpu"]}, "on one device"),
+                             ({"devices": []}, "needs a device"),
+                             ({"policy": None}, "no cache policy")):
         with pytest.raises(InputError, match=message):
             CachedFeatureStore(plain, **options)
+    with pytest.raises(InputError, match="no feature store"):
+        CachedFeatureStore(None)
 
 
 def run(out: Path, dataset: Path, *options: str) -> str:

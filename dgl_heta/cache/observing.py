@@ -65,8 +65,14 @@ class ObservingCache:
         if getattr(policy, "counts", "visits") != "visits" and counts is None:
             raise InputError(f"cache policy '{policy.name}' chooses by degrees, which are not "
                              "known where a script samples; use hotness or miss_penalty")
-        if batches < 1:
-            raise InputError(f"the number of batches to observe is {batches}; it must be 1 or more")
+        if not isinstance(batches, int) or batches < 1:
+            raise InputError(f"the number of batches to observe is {batches}; it must be a whole "
+                             "number, 1 or more")
+        if not devices:
+            raise InputError("a cache needs a device; for example devices=['cpu']")
+        if getattr(policy, "replacement", None) and len(devices) > 1:
+            raise InputError(f"cache policy '{policy.name}' replaces rows, which works on one "
+                             f"device; there are {len(devices)}")
         self.policy, self.capacity, self.devices = policy, capacity, tuple(devices)
         self._batches, self._gate, self._counts = batches, gate, counts
         self._features: dict[Hashable, _Feature] = {}
@@ -86,14 +92,16 @@ class ObservingCache:
             never cached. Default: all.
         """
         given = None if self._counts is None else self._counts.get(key)
-        if given is not None and np.shape(given) != (source.shape[0],):
-            raise InputError(f"there are visits of {len(given)} rows of {key}, but it has "
+        counts = np.zeros(source.shape[0], np.int64) if given is None else np.asarray(given)
+        if counts.shape != (source.shape[0],):
+            raise InputError(f"there are visits of {len(counts)} rows of {_name(key)}, but it has "
                              f"{source.shape[0]}")
-        counts = (np.zeros(source.shape[0], np.int64) if given is None
-                  else np.asarray(given, np.int64))
-        self._features[key] = _Feature(source, evict, costly, counts)
+        if counts.dtype.kind not in "iu" or (len(counts) and counts.min() < 0):
+            raise InputError(f"visits of {_name(key)} must be whole numbers, 0 or more")
+        self._features[key] = _Feature(source, evict, costly, counts.astype(np.int64))
         if self.filled:
-            log.warning("%s was first read after the cache was filled, so it is not cached", key)
+            log.warning("%s was first read after the cache was filled, so it is not cached",
+                        _name(key))
 
     def __contains__(self, key: Hashable) -> bool:
         return key in self._features
@@ -109,7 +117,7 @@ class ObservingCache:
         return torch.from_numpy(feature.source.read(ids)).to(device)
 
     def _observe(self, feature: _Feature, ids: np.ndarray) -> None:
-        if self._counts is not None or feature.batches == self._batches:
+        if self._counts is not None or feature.batches >= self._batches:
             self.fill()
             return
         count_ids(feature.counts, ids)
@@ -120,7 +128,7 @@ class ObservingCache:
         start = time.perf_counter()
         self.filled = True
         counts, sizes, penalties = {}, {}, {}
-        names = {str(key): key for key in self._features}
+        names = {_name(key): key for key in self._features}
         for name, key in names.items():
             feature = self._features[key]
             row_bytes = feature.source.shape[1] * feature.source.dtype.itemsize
@@ -152,7 +160,7 @@ class ObservingCache:
         if key in self._features:
             feature = self._features[key]
             if feature.cached is not None:
-                log.warning("%s was written to, so it is not cached any longer", key)
+                log.warning("%s was written to, so it is not cached any longer", _name(key))
             feature.cached = None
             feature.costly = np.empty(0, np.int64)  # nor later
 
@@ -181,7 +189,8 @@ class ObservingCache:
 
 
 def _name(key: Hashable) -> str:
-    return "/".join(str(part) for part in key if part) if isinstance(key, tuple) else str(key)
+    parts = key if isinstance(key, tuple) else (key,)
+    return "/".join(str(part) for part in parts if part is not None)
 
 
 def called_rows(count: int, shape: Sequence[int], dtype: torch.dtype,

@@ -69,9 +69,9 @@ class Penalty:
         """The penalty that :meth:`to_json` described; ValueError or TypeError if it is none."""
         seconds = {int(size): (float(slow), float(fast))
                    for size, (slow, fast) in data["seconds"].items()}
-        for pair in seconds.values():
-            if not all(0 <= s < float("inf") for s in pair):
-                raise ValueError(f"seconds are {pair}")
+        for size, pair in seconds.items():
+            if size < 1 or not all(0 <= s < float("inf") for s in pair):
+                raise ValueError(f"seconds are {pair} for {size} rows")
         return cls(int(data["row_bytes"]), seconds)
 
 
@@ -110,8 +110,10 @@ def measure(rows: int, row_bytes: int, miss: Access, hit: Access, cached: int,
                 access(places)
                 spent.append((time.perf_counter() - start) * size / len(places))
             taken.append((spent[0], spent[1]))
-        seconds[size] = (float(np.median([t[0] for t in taken])),
-                         float(np.median([t[1] for t in taken])))
+        # Noise only adds. But of a cold disk the first reading is the coldest, the least is luck.
+        typical = np.median if evict else np.min
+        seconds[size] = (float(typical([t[0] for t in taken])),
+                         float(typical([t[1] for t in taken])))
         if seconds[size][0] > _LONG_S:
             break
     return Penalty(row_bytes, seconds)

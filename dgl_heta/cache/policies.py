@@ -229,7 +229,11 @@ def _checked(name: str, found: Any, counts: Counts, row_bytes: Mapping[str, int]
                         f"({listing(counts)}) to ids")
     rows = {}
     for ntype, ids in found.items():
-        ids = np.asarray(ids)
+        try:
+            ids = np.asarray(ids)
+        except ValueError:
+            raise HetaError(f"cache policy '{name}' returned no vector of ids for '{ntype}', but "
+                            f"{str(ids)[:60]}") from None
         if ids.ndim != 1 or (len(ids) and ids.dtype.kind not in "iu"):
             raise HetaError(f"cache policy '{name}' returned ids of '{ntype}' with shape "
                             f"{ids.shape} and type {ids.dtype}; they must be a vector of integers")

@@ -6,6 +6,7 @@ plan and sampling, and `penalties-KEY-RANK.json`, keyed by hardware and by where
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -24,6 +25,8 @@ from safetensors.torch import save_file
 from dgl_heta.cache.penalties import Penalty
 from dgl_heta.errors import InputError
 
+_SETTINGS = {"epochs": "cache.epochs", "fanouts": "train.fanouts", "learnable": "train.learnable",
+             "batch_size": "train.batch_size", "seed_states": "train.seed_states"}
 FORMAT, VERSION = "dgl-heta-profile", 1
 DIRECTORY = "profiles"
 
@@ -110,6 +113,8 @@ class ProfileFiles:
                 if visits.shape != (counts[ntype],) or visits.dtype != np.int64 or (
                         visits < 0).any():
                     raise ValueError(f"visits of '{ntype}' are {visits.dtype}{visits.shape}")
+            if not 1 <= note["batches"] < 2**62:
+                raise ValueError(f"it is of {note['batches']} batches")
             return Visits(found, int(note["batches"]), float(note["seconds"]))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             if self._given:
@@ -166,7 +171,8 @@ class ProfileFiles:
                 raise InputError(f"cannot write the profile {path}") from None
             return False
         finally:
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
 
     def _other(self) -> str:
         """Says in what the profiles of the directory differ from the one that is needed."""
@@ -176,7 +182,8 @@ class ProfileFiles:
                     made = _note(file)["sampling"]
                 for name, wanted in self._sampling.items():
                     if made.get(name) != wanted:
-                        return (f"the profile in {self.directory} was made for another {name} "
+                        what = _SETTINGS.get(name, name)
+                        return (f"the profile in {self.directory} was made for another {what} "
                                 f"({_short(made.get(name))} instead of {_short(wanted)}); make "
                                 "one with `dgl-heta profile` and the same settings, or leave "
                                 "cache.profile out")

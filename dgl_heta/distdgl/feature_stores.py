@@ -21,6 +21,9 @@ class _Plain:
     def read(self, *arguments: Any) -> Any:
         return self._read(self._store, *arguments)
 
+    def keys(self) -> Any:
+        return self._store.keys()
+
 
 def cached(store: Any, read: Callable[..., Any]) -> Any:
     """The cached store before a store, made when it is first read; None where none is wanted.

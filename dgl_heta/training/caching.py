@@ -62,11 +62,12 @@ class Profiler:
         self.engine, self._counts, self._report = engine, counts, report
         self.notes: list[str] = []
         self._fresh = fresh
-        given = engine.settings.cache.profile
+        given = engine.settings.cache.profile or None
         place = Path(given) if given else directory
         self.sizes = self._sizes()
         self._files = None if place is None else ProfileFiles(
-            place, self._sampling(), self._machine(), engine.rank, given is not None)
+            place, self._sampling(), self._machine(), engine.rank,
+            given is not None and counts == "visits")  # degrees are counted in a moment
 
     def _sizes(self) -> dict[str, int]:
         """Rows of each type that this worker reads or owns: those that a cache can hold."""
@@ -214,13 +215,15 @@ class FeatureCaches:
         self.seconds = 0.0
         if not self.capacity:
             self.notes.append("cache.capacity_mb is 0: nothing is cached")
+            return
         visits, penalties = profiler.visits(), profiler.penalties()
         self.penalties = {t: penalties[t].at(visits.per_batch(t)) for t in profiler.sizes}
         if not cache.gate:
             self.penalties = ungated(self.penalties)
         elif free := [t for t, p in self.penalties.items() if not p]:
-            self.notes.append("not cached, because reading from the cache was measured to be no "
-                              f"faster (cache.gate): {', '.join(free)}")
+            where = f" on worker {engine.rank}" if engine.world.size > 1 else ""
+            self.notes.append(f"not cached{where}, because reading from the cache was measured to "
+                              f"be no faster (cache.gate): {', '.join(free)}")
         chosen = choose(policy, visits.counts, self.row_bytes, self.penalties, self.capacity)
         self._attach(chosen, getattr(policy, "replacement", None))
         self.seconds = time.perf_counter() - start

@@ -59,6 +59,7 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
                        ("cache policy", settings.cache.policy)):
         registry.get(kind, name)
     plan = plan_of(opened, settings, registry)
+    _check_cache(settings, plan.num_parts * settings.train.trainers)
     if request.dry_run:
         from dgl_heta.draw import terminal
 
@@ -115,6 +116,23 @@ def _train(request: TrainRequest, registry: Plugins, opened: GraphInput, setting
                   highlight=False)
     return {**{k: v for k, v in summary.items() if k not in ("plan", "settings")},
             "run_dir": str(run_dir)}
+
+
+def _check_cache(settings: Settings, workers: int) -> None:
+    """Check what can be known of a cache before workers start."""
+    cache = settings.cache
+    if cache.policy == "none":
+        return
+    import torch
+
+    from dgl_heta.memory_limits import capacity_bytes
+
+    if cache.profile and not Path(cache.profile).is_dir():
+        raise InputError(f"cache.profile: there is no directory {cache.profile}; make a profile "
+                         "with `dgl-heta profile --out`, or leave the setting out")
+    if settings.train.device == "cpu" or not torch.cuda.is_available():
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", workers))
+        capacity_bytes(cache.capacity_mb, torch.device("cpu"), local)
 
 
 def settings_of(request: TrainRequest, opened: GraphInput) -> Settings:

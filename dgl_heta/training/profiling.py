@@ -54,23 +54,32 @@ def profile_command(request: ProfileRequest, registry: Plugins, err: Console) ->
         raise InputError(f"'{request.graph}' is a schema without edges; profile a store, a "
                          "partition, a directory of edge files or a data set")
     settings = settings_of(TrainRequest(request.graph, request.config, request.overrides), opened)
+    named = settings.cache.profile
+    if request.out is not None and named and Path(named) != request.out:
+        raise InputError(f"--out is {request.out}, but cache.profile is {named}; leave one of them "
+                         "out")
+    out = request.out or (Path(named) if named else None)
+    settings = settings.model_copy(
+        update={"cache": settings.cache.model_copy(update={"profile": None})})
+    if request.svg is not None and not request.svg.parent.is_dir():
+        raise InputError(f"--svg: there is no directory {request.svg.parent}")
     plan = plan_of(opened, settings, registry)
-    if opened.store is None and request.out is None:
+    if opened.store is None and out is None:
         raise InputError(f"'{request.graph}' has no directory to keep a profile in; write a store "
                          f"with `dgl-heta partition {request.graph} --out DIR`, or give --out")
     with tempfile.TemporaryDirectory(prefix=".dgl-heta-profile-",
-                                     dir=_parent(request.out)) as scratch:
+                                     dir=_parent(out)) as scratch:
         store = opened.store
         if store is None:
             assert opened.source is not None
             write_store(opened.source, Path(scratch) / "store")
             store = Store(Path(scratch) / "store")
         from dgl_heta.training.engine import check
-        from dgl_heta.training.launch import launch
+        from dgl_heta.training.launch import WorkerError, launch
 
         check(store, plan, settings, registry)
-        if request.out is not None:
-            directory = request.out
+        if out is not None:
+            directory = out
         else:
             directory = (Path(request.graph) if opened.plan is not None
                          else store.directory) / DIRECTORY
@@ -88,7 +97,10 @@ def profile_command(request: ProfileRequest, registry: Plugins, err: Console) ->
 
         workers = plan.num_parts * settings.train.trainers
         with bar:
-            launch(job, workers, Path(scratch), report)
+            try:
+                launch(job, workers, Path(scratch), report)
+            except WorkerError as error:  # its log goes with the scratch directory
+                raise WorkerError(str(error).partition("; its log is")[0], error.details) from None
         found = [json.loads((Path(scratch) / f"profile-{rank}.json").read_text(encoding="utf-8"))
                  for rank in range(workers)]
     if request.svg:
