@@ -1,4 +1,4 @@
-"""Is a feature cache ever slower than none? Pairs of epochs in one process.
+"""Is a feature cache ever slower than none? Pairs of steps in one process.
 
     python scripts/bench/cache_pairs.py debian synthetic-donor:scale=0.02
 
@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import CLI, finish, machine, markdown, parser, progress, run_child, spread, work_dir
+from common import CLI, finish, machine, markdown, parser, progress, run_child, work_dir
 
 CASES = (("mapped", "gate on", "memory"), ("mapped", "gate off", "memory"),
          ("direct", "gate on", "memory"), ("mapped", "gate on", "disk"))
@@ -46,12 +46,19 @@ def main() -> None:
                 for reads, gate, learnable in CASES for policy in args.policies
                 for capacity in args.capacities]
             rows = [[r["reads"], r["gate"], r["learnable"], r["policy"], f"{r['capacity']:.0%}",
-                     spread(r["ratios"], 3), f"{r['hits']:.0%}"] for r in data[graph]]
-            parts.append(f"### {graph}\n\nTime with the cache ÷ without, {args.epochs} pairs of "
-                         f"epochs of {args.steps} steps, median (least–largest).\n\n" + markdown(
+                     quartiles(r["ratios"]), f"{r['hits']:.0%}"] for r in data[graph]]
+            parts.append(f"### {graph}\n\nTime with the cache ÷ without, "
+                         f"{args.epochs * args.steps} pairs of steps, median (quartiles). What is "
+                         "beside 0 % is the noise.\n\n" + markdown(
                              ["reads", "gate", "learnable features in", "policy", "capacity",
                               "with ÷ without", "rows in the cache"], rows))
     finish(args, "A cache against none", parts, {"graphs": data}, before)
+
+
+def quartiles(ratios: list[float]) -> str:
+    """The median with the quartiles around it."""
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return f"{middle:.3f} ({low:.3f}–{high:.3f})"
 
 
 def pairs(args: argparse.Namespace, partition: Path, reads: str, gate: str, learnable: str,
@@ -82,16 +89,16 @@ def pairs(args: argparse.Namespace, partition: Path, reads: str, gate: str, lear
             engines.append(engine)
         ratios = []
         for epoch in range(args.epochs + 1):
-            seconds = [0.0, 0.0]
             for engine in engines:
                 engine.start_epoch(epoch)
             for number, step in enumerate(engines[0].steps("train", epoch)[:args.steps]):
+                seconds = [0.0, 0.0]
                 for which in ((0, 1) if number % 2 else (1, 0)):
                     start = time.perf_counter()
                     engines[which].train_step(step, (epoch << 20) + number)
-                    seconds[which] += time.perf_counter() - start
-            if epoch:  # the first compiles and warms up
-                ratios.append(seconds[1] / seconds[0])
+                    seconds[which] = time.perf_counter() - start
+                if epoch:  # the first compiles and warms up
+                    ratios.append(seconds[1] / seconds[0])
         counted = engines[1].caches.counted() if engines[1].caches else {}
     reads_of = sum(c["reads"] for c in counted.values())
     progress(f"{partition.name} {reads} {gate} {learnable} {policy} {capacity:.0%}: "
