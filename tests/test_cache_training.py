@@ -211,7 +211,9 @@ def test_workers_share_and_resume_with_caches_as_without(store: Path, tmp_path: 
     found = summary["cache"]
     assert found["policy"] == "density"
     assert found["types"]
-    assert all(0 < c["hits"] <= c["reads"] for c in found["types"].values())
+    assert all(0 <= c["hits"] <= c["reads"] for c in found["types"].values())
+    assert sum(c["hits"] for c in found["types"].values()) > 0
+    assert set(found["types"]) == {"paper", "field", "author", "institution"}
     report = (tmp_path / "cached" / "report.html").read_text()
     assert "Feature cache" in report
     assert len(list((tmp_path / "part" / "profiles").iterdir())) == 4

@@ -209,6 +209,11 @@ class LearnableFeatures:
             places[mine] = asked[mine] - shared.offset - low + shared.base
         return _Route(torch.from_numpy(order), send, receive, places, sizes)
 
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, without its moments."""
+        return self.width * self.dtype.itemsize
+
     def owned_ranges(self) -> dict[str, tuple[int, int, int]]:
         """Shared type → `(its first row here, where that is in the table `owned`, rows)`."""
         ranges = {}

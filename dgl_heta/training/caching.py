@@ -210,6 +210,7 @@ class FeatureCaches:
         self._types = engine.store.schema.node_types
         self._cached: dict[str, tuple[CachedRows | CachedTable, int]] = {}
         self._rows = dict.fromkeys(self._types, 0)
+        self._reads = dict.fromkeys(self._types, 0)
         self.penalties: dict[str, float] = {}
         self.row_bytes = profiler.row_bytes()
         self.seconds = 0.0
@@ -250,8 +251,14 @@ class FeatureCaches:
             self._cached.update((t, (found, i)) for i, t in enumerate(ranges))
         self._rows.update((t, len(found)) for t, found in chosen.items())
 
+    def read(self, nodes: Mapping[str, np.ndarray]) -> None:
+        """Called for the input nodes of a batch, cached or not."""
+        for ntype, ids in nodes.items():
+            self._reads[ntype] += len(ids)
+
     def reset(self) -> None:
         """Count from zero."""
+        self._reads = dict.fromkeys(self._types, 0)
         for cached, index in self._cached.values():
             if isinstance(cached, CachedRows):
                 cached.rows = cached.hits = 0
@@ -259,27 +266,26 @@ class FeatureCaches:
                 cached.rows[index] = cached.hits[index] = 0
 
     def counted(self) -> dict[str, dict[str, int]]:
-        """Per type the rows read through a cache and those found in it, on all workers.
+        """Per type the rows that batches read and those found in a cache, on all workers.
 
         Also the bytes of both, and what is cached: `{type: {reads, hits, bytes, hit_bytes, rows,
         cached_bytes}}`. All workers must call it.
         """
         totals = np.zeros((len(self._types), 6))
         for row, ntype in enumerate(self._types):
-            if ntype not in self._cached:
-                continue
-            cached, index = self._cached[ntype]
-            if isinstance(cached, CachedRows):
-                reads, hits, size = cached.rows, cached.hits, cached.row_bytes
-            else:
-                reads, hits = int(cached.rows[index]), int(cached.hits[index])
-                size = cached.row_bytes // 3  # reads are of the value alone
-            held = self._rows[ntype]
-            totals[row] = (reads, hits, reads * size, hits * size, held, held * cached.row_bytes)
+            reads, hits, held = self._reads[ntype], 0, self._rows[ntype]
+            size = self.row_bytes.get(ntype, 0)
+            if ntype in self._engine.learnable.counts:
+                size = self._engine.learnable.row_bytes  # reads are of the value alone
+            if ntype in self._cached:
+                cached, index = self._cached[ntype]
+                hits = cached.hits if isinstance(cached, CachedRows) else int(cached.hits[index])
+            totals[row] = (reads, hits, reads * size, hits * size, held,
+                           held * self.row_bytes.get(ntype, 0))
         whole = self._engine.world.all_reduce(torch.from_numpy(totals), cause="control").tolist()
         names = ("reads", "hits", "bytes", "hit_bytes", "rows", "cached_bytes")
         return {t: {name: int(value) for name, value in zip(names, row)}
-                for t, row in zip(self._types, whole) if row[4]}
+                for t, row in zip(self._types, whole) if row[0] or row[4]}
 
 
 def attach(engine: Engine, plugins: Plugins, directory: Path | None,

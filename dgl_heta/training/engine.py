@@ -205,6 +205,8 @@ class Engine:
         """Input features of a batch; learnable ones are leaves when training."""
         if self.averages is not None:
             return self.averages.fetch(batch, self.device)
+        if self.caches is not None:
+            self.caches.read(batch.input_nodes)
         rows = self.static.fetch(batch.input_nodes)
         rows.update(self.learnable.fetch(batch.input_nodes, self.device, train))
         return {t: rows[t] for t in batch.input_nodes}
