@@ -160,7 +160,7 @@ class CacheSettings(_Section):
                          "after, where a script samples (GraphBolt, DistDGL)")
     reads: Literal["auto", "mapped", "direct"] = Field(
         "auto", description="how static rows are read from files: memory-mapped, or directly, past "
-        "the page cache; auto: directly if they are larger than free memory")
+        "the page cache; auto: directly if a worker's files take more than half of free memory")
     learnable: Literal["memory", "disk"] = Field(
         "memory", description="where learnable features live")
     profile: str | None = Field(None, description="directory of a profile (`dgl-heta profile "
