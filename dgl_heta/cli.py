@@ -81,8 +81,8 @@ def plan(
         "--compare", help="Compare meta-partitioning with relation-random, random and METIS: bytes "
         "per epoch, memory, balance. Samples some steps, so it needs edges.")] = False,
     fanouts: Annotated[str | None, typer.Option(
-        help="Neighbours per relation and layer, input layer first, for the comparison. Default: "
-        "25, then 20.")] = None,
+        help="Neighbours per relation and layer, input layer first, for the comparison and the "
+        "prediction without replication. Default: 25, then 20.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how a graph would be partitioned, with what each partition costs.
@@ -92,18 +92,25 @@ def plan(
     opened = open_input(graph, plugins())
     work = _positive(batch_size, "--batch-size"), _positive(hidden, "--hidden")
     if compare:
-        _compare(opened, _request(opened, target, hops, parts or 2, None, seed or 0),
+        for option, given in (("--metapaths", metapaths), ("--method", method), ("--svg", svg),
+                              ("--replication", replication), ("--memory-mb", memory_mb)):
+            if given is not None:
+                raise InputError(f"{option} has no effect on --compare, which shows methods side "
+                                 "by side; leave one of them out")
+        if parts is None:
+            parts = opened.plan.num_parts if opened.plan else 2
+        _compare(opened, _request(opened, target, hops, parts, None, seed or 0),
                  Workload(*work, fanouts=_fanouts(fanouts, hops or 2)), as_json)
         return
     wishes = (target, hops, parts, metapaths, method, seed, replication, memory_mb)
     if opened.plan is not None and all(wish is None for wish in wishes):
-        _show(opened.plan, *work, svg, as_json)
+        _show(opened.plan, *work, svg, as_json, fanouts)
         return
     parts = parts if parts is not None else opened.plan.num_parts if opened.plan else 2
     request = _request(opened, target, hops, parts, metapaths, seed or 0, replication, memory_mb,
                        Workload(*work))
     backend = plugins().get("partition backend", method or "meta")
-    _show(backend.plan(opened.schema, request), *work, svg, as_json)
+    _show(backend.plan(opened.schema, request), *work, svg, as_json, fanouts)
 
 
 def _fanouts(text: str | None, hops: int) -> tuple[int, ...]:
@@ -113,6 +120,8 @@ def _fanouts(text: str | None, hops: int) -> tuple[int, ...]:
         raise InputError(f"--fanouts is '{text}'; write numbers, for example 25,20") from None
     if text and len(found) != hops:
         raise InputError(f"--fanouts has {len(found)} numbers, but there are {hops} hops")
+    if wrong := [fanout for fanout in found if fanout < 1 and fanout != -1]:
+        raise InputError(f"--fanouts has {wrong[0]}; a fanout is 1 or more, or -1 for all")
     return found
 
 
@@ -163,10 +172,11 @@ def _compare(opened: GraphInput, request: PartitionRequest, work: Workload, as_j
         out.print(f"warning: {escape(warning)}", style="yellow", highlight=False)
 
 
-def _show(made: Plan, batch_size: int, hidden: int, svg: Path | None, as_json: bool) -> None:
+def _show(made: Plan, batch_size: int, hidden: int, svg: Path | None, as_json: bool,
+          fanouts: str | None = None) -> None:
     from dgl_heta.cost import predict, to_json
 
-    work = Workload(batch_size, hidden)
+    work = Workload(batch_size, hidden, fanouts=_fanouts(fanouts, made.hops))
     costs = predict(made, work)
     if svg:
         from dgl_heta.draw import save_svg
@@ -483,13 +493,13 @@ def _request(opened: GraphInput, target: list[str] | None, hops: int | None, par
 
     if replication not in (None, "full", "none"):
         raise InputError(f"--replication is '{replication}'; it must be full or none")
-    if memory_mb is not None and memory_mb <= 0:
-        raise InputError(f"--memory-mb is {memory_mb}; it must be more than 0")
+    if memory_mb is not None and not 0 < memory_mb < float("inf"):
+        raise InputError(f"--memory-mb is {memory_mb}; it must be a number above 0")
     paths = load_metapaths(metapaths, opened.schema) if metapaths else []
     return PartitionRequest(
         parts, _targets(opened, target), 2 if hops is None and not paths else hops, paths, seed,
         replication=replication, workload=work or Workload(),
-        memory_limit=None if memory_mb is None else int(memory_mb * 1e6))
+        memory_limit=None if memory_mb is None else round(memory_mb * 1e6))
 
 
 def _targets(opened: GraphInput, given: list[str] | None) -> tuple[str, ...]:

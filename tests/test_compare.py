@@ -12,6 +12,7 @@ from graphs import academic
 
 from dgl_heta.compare import compare
 from dgl_heta.cost import Workload
+from dgl_heta.errors import InputError
 from dgl_heta.partition import PartitionRequest
 from dgl_heta.store import Store, write_store
 
@@ -77,3 +78,18 @@ def test_a_schema_alone_is_not_enough(tmp_path: Path) -> None:
     done = run("plan", str(tmp_path / "schema.json"), "--target", "paper", "--compare")
     assert done.returncode == 2
     assert "has no edges; give a store" in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    (["--compare", "--method", "meta"], "--method has no effect on --compare"),
+    (["--fanouts", "0,3"], "a fanout is 1 or more"),
+    (["--memory-mb", "inf"], "must be a number above 0"),
+])
+def test_options_of_plan_that_cannot_be_meant(options: list[str], message: str) -> None:
+    from typer.testing import CliRunner
+
+    from dgl_heta.cli import app
+
+    done = CliRunner().invoke(app, ["plan", "debian", *options])
+    assert isinstance(done.exception, InputError)
+    assert message in str(done.exception)
