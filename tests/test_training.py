@@ -257,7 +257,7 @@ def test_small_batches_and_a_last_batch_smaller_than_the_workers_train(tmp_path:
     del source.node_arrays["paper"]["val_mask"]
     write_store(source, tmp_path / "store")
     assert mask.sum() == 73
-    for extra in ([], ["--set", "train.wrapper=ddp"], ["--set", "model.reduce=max"]):
+    for extra in (["--set", "train.wrapper=ddp"], ["--set", "model.reduce=max"]):
         summary = train(tmp_path / "store", tmp_path / f"run{extra[-1:]}", "--parts", "3", *extra,
                         "--set", "train.batch_size=1", "--set", "train.fanouts=1,1",
                         "--set", "train.epochs=1")
