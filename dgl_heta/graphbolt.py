@@ -22,7 +22,7 @@ from torch import Tensor
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.cache.policies import CachePolicy
 from dgl_heta.errors import InputError
-from dgl_heta.memory_limits import capacity_bytes
+from dgl_heta.free_memory import capacity_bytes
 from dgl_heta.plugins import plugins
 
 log = logging.getLogger("dgl_heta")

@@ -22,7 +22,7 @@ from dgl_heta.features import direct_io
 from dgl_heta.features.disk_tables import DiskTables
 from dgl_heta.features.sources import CalledRows, DirectRows, MappedRows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable, step_by_operators
-from dgl_heta.memory_limits import capacity_bytes, free_bytes
+from dgl_heta.free_memory import capacity_bytes, free_bytes
 
 CPU = torch.device("cpu")
 POLICIES = {policy.name: policy for policy in built_in()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,12 @@ class _Feature:
     """One feature: where its rows come from, and what was read of them."""
 
     source: Rows
-    evict: Callable[[], None] | None
     costly: np.ndarray | None
     counts: np.ndarray
     batches: int = 0
     cached: CachedRows | None = None
     rows: int = 0
     penalty: float = 0.0
-    notes: list[str] = field(default_factory=list)
 
 
 class ObservingCache:
@@ -79,15 +77,13 @@ class ObservingCache:
         self.filled = False
         self.seconds = 0.0
 
-    def add(self, key: Hashable, source: Rows, evict: Callable[[], None] | None = None,
-            costly: np.ndarray | None = None) -> None:
+    def add(self, key: Hashable, source: Rows, costly: np.ndarray | None = None) -> None:
         """Make a feature known.
 
         Parameters
         ----------
         key : names it.
         source : its rows.
-        evict : drops them from memory before misses are timed.
         costly : ids (int64, ascending) of those rows whose misses cost something; others are
             never cached. Default: all.
         """
@@ -98,7 +94,7 @@ class ObservingCache:
                              f"{source.shape[0]}")
         if counts.dtype.kind not in "iu" or (len(counts) and counts.min() < 0):
             raise InputError(f"visits of {_name(key)} must be whole numbers, 0 or more")
-        self._features[key] = _Feature(source, evict, costly, counts.astype(np.int64))
+        self._features[key] = _Feature(source, costly, counts.astype(np.int64))
         if self.filled:
             log.warning("%s was first read after the cache was filled, so it is not cached",
                         _name(key))
@@ -136,8 +132,7 @@ class ObservingCache:
             counts[name], sizes[name] = feature.counts[chosen], row_bytes
             feature.penalty = 0.0
             if len(counts[name]) and row_bytes and self.capacity:
-                penalty = measure_reads(feature.source, self.devices[0], feature.evict,
-                                        feature.costly)
+                penalty = measure_reads(feature.source, self.devices[0], feature.costly)
                 feature.penalty = penalty.at(feature.counts.sum() / max(feature.batches, 1)
                                              if feature.batches else 2**15)
             penalties[name] = feature.penalty

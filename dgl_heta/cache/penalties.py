@@ -17,7 +17,7 @@ import torch
 
 from dgl_heta.cache.rows import CPU, torch_dtype
 from dgl_heta.features.rows import gather_rows
-from dgl_heta.features.sources import Rows
+from dgl_heta.features.sources import MappedRows, Rows
 
 SAMPLE_BYTES = 64_000_000
 """Of a cache that hits are timed on."""
@@ -119,14 +119,12 @@ def measure(rows: int, row_bytes: int, miss: Access, hit: Access, cached: int,
     return Penalty(row_bytes, seconds)
 
 
-def measure_reads(source: Rows, device: torch.device, evict: Callable[[], None] | None = None,
-                  among: np.ndarray | None = None) -> Penalty:
+def measure_reads(source: Rows, device: torch.device, among: np.ndarray | None = None) -> Penalty:
     """Measure the miss penalty of static rows that are read to a device.
 
     Parameters
     ----------
-    source : the rows.
-    evict : as for :func:`measure`.
+    source : the rows; those of a file that does not fit in memory are read from a cold disk.
     among : ids of the rows to read; default: all.
     """
     row_bytes = source.shape[1] * source.dtype.itemsize
@@ -145,6 +143,9 @@ def measure_reads(source: Rows, device: torch.device, evict: Callable[[], None] 
             copies.index_select(0, torch.from_numpy(slots).to(device))
             finish(device)
 
+    evict = None
+    if isinstance(source, MappedRows) and source.cold is not None:
+        evict = source.evict
     return measure(rows, row_bytes, miss, hit, cached, evict)
 
 

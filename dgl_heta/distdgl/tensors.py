@@ -18,10 +18,10 @@ from torch import Tensor
 
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.session import Session
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import HetaError
 from dgl_heta.features.rows import gather_rows
-from dgl_heta.features.sources import DirectRows, MappedRows, Rows
-from dgl_heta.memory_limits import capacity_bytes, free_bytes
+from dgl_heta.features.sources import Rows, open_rows
+from dgl_heta.free_memory import capacity_bytes, fit_in_memory
 
 Pull = Callable[[Any, Any], Tensor]
 
@@ -44,12 +44,10 @@ def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor
     if ids.dtype == torch.bool or ids.dim() != 1:
         return None
     numbers = ids.to(torch.int64).numpy()
-    cache = _cache_for(session)
+    cache = _cache_in_force()
     if cache is not None and _cacheable(tensor):
         if tensor._name not in cache:
-            source, evict, costly = (_pulled(tensor, pull) if array is None
-                                     else (_stored(array, session), None, None))
-            cache.add(tensor._name, source, evict, costly)
+            cache.add(tensor._name, *(_pulled(tensor, pull) if array is None else _stored(array)))
         rows = cache.read(tensor._name, numbers)
         return rows.view(len(ids), *tensor.shape[1:]).to(tensor.dtype)
     if array is None:
@@ -95,7 +93,7 @@ def close() -> None:
     _graph_data.clear()
 
 
-def _cache_for(session: Session | None) -> ObservingCache | None:
+def _cache_in_force() -> ObservingCache | None:
     """The cache of this process, made when it is first needed; None where none is wanted."""
     global _cache
     from dgl_heta.distdgl.activate import selected
@@ -119,29 +117,23 @@ def _cacheable(tensor: Any) -> bool:
     return len(tensor.shape) >= 2 and tensor.dtype in (torch.float16, torch.float32, torch.float64)
 
 
-def _pulled(tensor: Any, pull: Pull) -> tuple[Rows, None, np.ndarray]:
+def _pulled(tensor: Any, pull: Pull) -> tuple[Rows, np.ndarray]:
     """Rows that are pulled; those of other machines are the ones to cache."""
     source = called_rows(tensor.shape[0], tensor.shape[1:], tensor.dtype,
                          lambda ids: pull(tensor, ids))
     assert source is not None
     policy = tensor.part_policy
     parts = policy.to_partid(torch.arange(tensor.shape[0])).numpy()
-    return source, None, np.flatnonzero(parts != policy.part_id)
+    return source, np.flatnonzero(parts != policy.part_id)
 
 
-def _stored(array: np.ndarray, session: Session | None) -> Rows:
+def _stored(array: np.ndarray) -> tuple[Rows]:
     """Rows of this machine's store, read as the settings say."""
     from dgl_heta.distdgl.activate import selected
 
-    reads = selected()[0].cache.reads
-    flat = array.reshape(len(array), -1) if array.ndim != 2 else array
-    if reads == "direct" or (reads == "auto" and array.nbytes > free_bytes(_CPU)):
-        try:
-            return DirectRows(flat)
-        except InputError:
-            if reads == "direct":
-                raise
-    return MappedRows(flat)
+    flat = array.reshape(len(array), -1)
+    return (open_rows({"rows": flat}, selected()[0].cache.reads,
+                      fit_in_memory(array.nbytes))["rows"],)
 
 
 def _known(array: Any) -> set[torch.dtype]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +21,6 @@ from dgl_heta.features.direct_io import BLOCK, Extents, prefetch, read_extents
 from dgl_heta.features.rows import check_ids, gather_rows, gather_to, scatter_from
 from dgl_heta.jit import kernel
 
-READS = ("mapped", "direct")
 _EXTENTS = 4096  # blocks or runs of blocks per round
 _RUN = 64  # blocks in one read at most, unless a row has more
 _ARENA = 16 * 2**20  # bytes read per round, unless a row has more
@@ -87,6 +86,33 @@ class MappedRows:
             os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
         finally:
             os.close(handle)
+
+
+def open_rows(arrays: Mapping[str, np.ndarray], reads: str, fits: bool) -> dict[str, Rows]:
+    """Sources of memory-mapped arrays, all read in one way.
+
+    Parameters
+    ----------
+    reads : "mapped", "direct", or "auto": direct if the files do not fit in memory, and if their
+        file system has direct reads.
+    fits : whether they do.
+
+    Raises
+    ------
+    InputError
+        Direct reads are asked for, and there are none.
+    """
+    if reads == "direct" or (reads == "auto" and not fits):
+        try:
+            return {name: DirectRows(array) for name, array in arrays.items()}
+        except InputError:
+            if reads == "direct":
+                raise
+    mapped = {name: MappedRows(array) for name, array in arrays.items()}
+    for source in mapped.values():
+        if not fits:
+            source.expect_misses()
+    return {**mapped}
 
 
 class CalledRows:

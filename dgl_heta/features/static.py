@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.errors import InputError
-from dgl_heta.features.sources import DirectRows, MappedRows, Rows
+from dgl_heta.features.sources import DirectRows, open_rows
 from dgl_heta.store import Store
 
 
@@ -27,9 +26,7 @@ class StaticFeatures:
     ----------
     ntypes : types to serve; those without static features are left out.
     dtype, device : of the rows returned.
-    reads : "mapped" or "direct" (see :mod:`dgl_heta.features.sources`), or "auto": direct if the
-        rows do not fit in memory.
-    fits : whether they do.
+    reads, fits : as for :func:`dgl_heta.features.sources.open_rows`.
 
     Attributes
     ----------
@@ -40,24 +37,15 @@ class StaticFeatures:
     def __init__(self, store: Store, ntypes: tuple[str, ...], dtype: torch.dtype,
                  device: torch.device, reads: str = "mapped", fits: bool = True) -> None:
         arrays = {t: store.array(t, "feat") for t in ntypes if store.has_array(t, "feat")}
-        self.fits = fits
-        self.reads = reads if reads != "auto" else "mapped" if fits else "direct"
-        self.sources: dict[str, Rows] = {}
-        try:
-            if self.reads == "direct":
-                self.sources = {t: DirectRows(array) for t, array in arrays.items()}
-        except InputError:
-            if reads == "direct":
-                raise
-            self.reads = "mapped"  # auto, and a file system without direct reads
-        if self.reads == "mapped":
-            mapped = {t: MappedRows(array) for t, array in arrays.items()}
-            for source in mapped.values():
-                if not fits:
-                    source.expect_misses()
-            self.sources = {**mapped}
+        self.sources = open_rows(arrays, reads, fits)
         self.cached: dict[str, Cached] = {}
         self._dtype, self._device = dtype, device
+
+    @property
+    def reads(self) -> str:
+        """How rows are read: "mapped" or "direct"."""
+        direct = any(isinstance(source, DirectRows) for source in self.sources.values())
+        return "direct" if direct else "mapped"
 
     def fetch(self, nodes: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
         """Rows of the given nodes, per type, in their order."""

@@ -31,13 +31,11 @@ from dgl_heta.cache.profile import ProfileFiles, Visits, hardware
 from dgl_heta.cache.rows import CPU, CachedRows
 from dgl_heta.cache.table import CachedTable
 from dgl_heta.features.rows import count_ids
-from dgl_heta.features.sources import MappedRows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
-from dgl_heta.memory_limits import capacity_bytes
+from dgl_heta.free_memory import capacity_bytes
 from dgl_heta.plugins import Plugins
 from dgl_heta.training.engine import Engine
 
-STATIC, LEARNABLE = "static", "learnable"
 _STEPS = 1 << 41  # step numbers of pre-sampling, far from those of training and evaluation
 _EPOCH = 1 << 30
 
@@ -92,7 +90,7 @@ class Profiler:
         return {**hardware(engine.device), "disk": os.stat(engine.store.directory).st_dev,
                 "graph": _digest(engine.store.manifest.to_json()["sha256"]),
                 "workers": engine.local_workers, "reads": engine.static.reads,
-                "fits": engine.static.fits, "learnable": engine.settings.cache.learnable,
+                "fits": engine.fits, "learnable": engine.settings.cache.learnable,
                 "dtype": engine.settings.train.dtype, "width": engine.learnable.width}
 
     def visits(self) -> Visits:
@@ -172,10 +170,7 @@ class Profiler:
     def _measure(self, ntype: str, row_bytes: int) -> Penalty:
         engine = self.engine
         if ntype in engine.static.sources:
-            source = engine.static.sources[ntype]
-            evict = (source.evict if isinstance(source, MappedRows) and not engine.static.fits
-                     else None)
-            return measure_reads(source, engine.device, evict)
+            return measure_reads(engine.static.sources[ntype], engine.device)
         table = engine.learnable.local.get(ntype, engine.learnable.owned)
         assert isinstance(table, RowTable)
         low = engine.learnable.owned_ranges().get(ntype, (0, 0, 0))[1]

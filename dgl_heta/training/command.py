@@ -125,7 +125,7 @@ def _check_cache(settings: Settings, workers: int) -> None:
         return
     import torch
 
-    from dgl_heta.memory_limits import capacity_bytes
+    from dgl_heta.free_memory import capacity_bytes
 
     if cache.profile and not Path(cache.profile).is_dir():
         raise InputError(f"cache.profile: there is no directory {cache.profile}; make a profile "

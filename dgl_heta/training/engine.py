@@ -19,7 +19,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.disk_tables import DiskTables, memory_tables
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
-from dgl_heta.memory_limits import fit_in_memory
+from dgl_heta.free_memory import fit_in_memory
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.nn import use_kernel
 from dgl_heta.plan import Plan
@@ -118,11 +118,11 @@ class Engine:
                 store.schema.node_counts[t] for t in featureless if t in partition.node_types)
         rows = sum(store.array(t, "feat").nbytes for t in partition.node_types
                    if store.has_array(t, "feat"))
-        fits = fit_in_memory(local_workers * (rows + tables))
+        self.fits = fit_in_memory(local_workers * (rows + tables))  # all that is in files
         if tables and scratch is not None:
-            make = DiskTables(scratch, fits)
+            make = DiskTables(scratch, self.fits)
         self.static = StaticFeatures(store, partition.node_types, self.dtype, self.device,
-                                     settings.cache.reads, fits)
+                                     settings.cache.reads, self.fits)
         twice = self.plan.targets if scope.seeds_apart or self.task.held_out else ()
         self.learnable = LearnableFeatures(
             {t: store.schema.node_counts[t] for t in featureless},

@@ -1,6 +1,6 @@
 """Cache policies: epoch time and hit rate against capacity, features larger than memory.
 
-    python scripts/bench/cache.py --plot cache.svg                  # all of it, some hours
+    python scripts/bench/cache.py --plot cache.svg                  # all of it, about 40 minutes
     python scripts/bench/cache.py --graph donor --capacities 1      # one shape, one capacity
 
 One worker trains R-GCN in a memory control group that holds the process and a quarter of its
