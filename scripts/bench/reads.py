@@ -47,8 +47,8 @@ def measure(path: Path, args: argparse.Namespace) -> dict[tuple[str, int], list[
         os.fsync(file.fileno())
     asked, mapped = (MappedRows(np.load(path, mmap_mode="r")) for _ in range(2))
     asked.expect_misses()
-    sources = {"mapped": mapped, "asked for": asked,
-               "direct": DirectRows(np.load(path, mmap_mode="r"))}
+    sources: dict[str, MappedRows | DirectRows] = {
+        "mapped": mapped, "asked for": asked, "direct": DirectRows(np.load(path, mmap_mode="r"))}
     generator = np.random.default_rng(1)
     for source in sources.values():
         source.read(np.arange(8))  # compiles
