@@ -16,6 +16,7 @@ from dgl.heterograph import DGLBlock
 from torch import Tensor
 
 from dgl_heta.block import Block, MiniBatch, RelationBlock
+from dgl_heta.distdgl import message_passing
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
 
@@ -32,11 +33,24 @@ class Layer:
         if place not in self._graphs:
             edges = self.block.edges[place]
             relation = edges.relation
-            self._graphs[place] = dgl.create_block(
+            made = dgl.create_block(
                 {tuple(relation): ("csc", _with_ids(edges.indptr, edges.indices))},
                 {relation.src: self.block.num_src[relation.src]}, {relation.dst: edges.num_rows})
+            made._graph.heta_edges = message_passing.Edges(edges.indptr, edges.indices)
+            self._graphs[place] = RelationGraph(made._graph, (made.srctypes, made.dsttypes),
+                                                made.etypes)
         graph = self._graphs[place]
         return graph if graph.device == device else graph.to(device)
+
+
+class RelationGraph(DGLBlock):
+    """The block of one relation. It is its own slice, so that DGL's message passing, which slices
+    first, finds the CSC that it carries."""
+
+    def __getitem__(self, key: Any) -> Any:
+        if key in (self.canonical_etypes[0], self.etypes[0]):
+            return self
+        return super().__getitem__(key)
 
 
 class RafBlock(DGLBlock):

@@ -18,7 +18,7 @@ from torch import Tensor
 from dgl_heta.block import RelationBlock, SeedShares
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import InputError
-from dgl_heta.nn.segment import segment_reduce
+from dgl_heta.nn.segment import segment_reduce, segment_reduce_each
 from dgl_heta.schema import Relation
 
 
@@ -47,21 +47,52 @@ def weight_of(module: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
     return module.weight if given is None else given
 
 
+def _operation(module: Any) -> str:
+    return "mean" if module._norm == "right" else "sum"
+
+
+def _weights_first(module: Any, kwargs: Mapping[str, Any]) -> bool:
+    return weight_of(module, kwargs) is not None and module._in_feats > module._out_feats
+
+
 def aggregate(module: Any, edges: RelationBlock, rows: Tensor) -> Tensor:
     """The rows' sum or mean over in-edges, before or after weights."""
-    op = "mean" if module._norm == "right" else "sum"
     flat = rows.reshape(len(rows), -1)
     indptr, indices = edges.indptr.to(rows.device), edges.indices.to(rows.device)
-    return segment_reduce(indptr, indices, flat, op).view(-1, *rows.shape[1:])
+    return segment_reduce(indptr, indices, flat, _operation(module)).view(-1, *rows.shape[1:])
 
 
-def run(module: Any, edges: RelationBlock, rows: Tensor, kwargs: Mapping[str, Any]) -> Tensor:
-    """`GraphConv.forward` from source rows, (edges.num_rows, out)."""
+def aggregate_together(calls: Mapping[int, tuple[Any, RelationBlock, Mapping[str, Any]]],
+                       sources: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """Aggregated rows of the relations that aggregate before their weights, those of the same
+    source rows in one go.
+
+    `calls` are modules with their relation's edges and keyword arguments; so are the results.
+    """
+    alike: dict[tuple[str, str], list[int]] = {}
+    for key, (module, edges, kwargs) in calls.items():
+        if sources[edges.relation.src].dim() == 2 and not _weights_first(module, kwargs):
+            alike.setdefault((edges.relation.src, _operation(module)), []).append(key)
+    found: dict[int, Tensor] = {}
+    for (ntype, op), keys in alike.items():
+        rows = sources[ntype]
+        pairs = [(calls[k][1].indptr.to(rows.device), calls[k][1].indices.to(rows.device))
+                 for k in keys]
+        found.update(zip(keys, segment_reduce_each(pairs, rows, op)))
+    return found
+
+
+def run(module: Any, edges: RelationBlock, rows: Tensor, kwargs: Mapping[str, Any],
+        aggregated: Tensor | None = None) -> Tensor:
+    """`GraphConv.forward` from source rows, (edges.num_rows, out).
+
+    `aggregated` is what :func:`aggregate_together` found for it.
+    """
     weight = weight_of(module, kwargs)
-    if weight is not None and module._in_feats > module._out_feats:
+    if _weights_first(module, kwargs):
         out = aggregate(module, edges, rows @ weight)
     else:
-        out = aggregate(module, edges, rows)
+        out = aggregate(module, edges, rows) if aggregated is None else aggregated
         out = out if weight is None else out @ weight
     if module.bias is not None:
         out = out + module.bias

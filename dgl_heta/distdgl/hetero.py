@@ -14,7 +14,7 @@ from dgl.nn.pytorch import hetero
 from torch import Tensor
 
 from dgl_heta.block import Block, RelationBlock
-from dgl_heta.distdgl import graph_conv
+from dgl_heta.distdgl import gat_conv, graph_conv
 from dgl_heta.distdgl.blocks import Layer, RafBlock
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
@@ -38,7 +38,7 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
         t: sources[t] for t in block.num_dst if t in sources}
     rows = {t: _destinations(layer, t, x, pair) for t, x in wanted.items() if t in block.num_dst}
     aggregate = _BY_FUNCTION.get(getattr(conv.agg_fn, "keywords", {}).get("fn"), conv.agg_fn)
-    like = next(iter(sources.values()))
+    like = _first(next(iter(sources.values())))
     found = {}
 
     def call(relation: Relation) -> tuple[Any, Any, Any]:
@@ -51,17 +51,24 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
             if members is not None:
                 found[ntype] = _narrow_first(layer, ntype, members, sources, call)
     parts: dict[str, list[Part]] = {t: [] for t in block.num_dst if t not in found}
-    for place, edges in enumerate(block.edges):
+    chosen = {place: (edges, *call(edges.relation)) for place, edges in enumerate(block.edges)
+              if edges.relation.src in sources and edges.relation.dst in rows
+              and edges.relation.dst not in found}
+    convolutions = {place: (module, edges, kwargs)
+                    for place, (edges, module, args, kwargs) in chosen.items()
+                    if graph_conv.known(module, args, kwargs)}
+    aggregated = graph_conv.aggregate_together(convolutions, sources)
+    for place, (edges, module, args, kwargs) in chosen.items():
         relation = edges.relation
-        if relation.src not in sources or relation.dst not in rows or relation.dst in found:
-            continue
         source = sources[relation.src]
-        module, args, kwargs = call(relation)
-        if graph_conv.known(module, args, kwargs):
-            value = graph_conv.run(module, edges, source, kwargs)
+        if place in convolutions:
+            value = graph_conv.run(module, edges, source, kwargs, aggregated.get(place))
         else:
-            value = module(layer.graph(place, source.device),
-                           (source, rows[relation.dst][edges.start:edges.stop]), *args, **kwargs)
+            own = rows[relation.dst][edges.start:edges.stop]
+            if gat_conv.known(module, source, args, kwargs):
+                value = gat_conv.run(module, edges, source, own)
+            else:
+                value = module(layer.graph(place, like.device), (source, own), *args, **kwargs)
         parts[relation.dst].append((edges, value))
     for ntype, values in parts.items():
         if values or ntype in block.seeds:
@@ -70,6 +77,12 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
             if out is not None:
                 found[ntype] = out
     return found
+
+
+def _first(rows: Any) -> Tensor:
+    """The rows of a node type, or the first of several tensors that a module takes."""
+    first: Tensor = rows if isinstance(rows, Tensor) else rows[0]
+    return first
 
 
 def _narrow_first(layer: Layer, ntype: str, members: list[list[Relation]],

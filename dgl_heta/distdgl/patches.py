@@ -292,6 +292,14 @@ def _hetero_forward(original: Any) -> Any:
     return forward
 
 
+def _faster(name: str) -> Callable[[Any], Any]:
+    def make(original: Any) -> Any:
+        from dgl_heta.distdgl import message_passing
+
+        return getattr(message_passing, name)(original)
+    return make
+
+
 def _embedding_init(original: Any) -> Any:
     def __init__(self: Any, num_embeddings: int, embedding_dim: int, name: Any = None,
                  init_func: Any = None, part_policy: Any = None) -> None:
@@ -451,6 +459,11 @@ PATCHES: tuple[Patch, ...] = (
           "refuse it"),
     Patch("dgl.nn.pytorch.hetero:HeteroGraphConv.forward", _hetero_forward,
           "merge relations over the group"),
+    Patch("dgl.ops.spmm:gspmm_internal", _faster("spmm"), "our kernels on relations of RAF blocks"),
+    Patch("dgl.ops.sddmm:gsddmm_internal", _faster("sddmm"),
+          "our kernels on relations of RAF blocks"),
+    Patch("dgl.ops.edge_softmax:edge_softmax_internal", _faster("softmax"),
+          "our kernels on relations of RAF blocks"),
     Patch("dgl.distributed.nn.pytorch.sparse_emb:DistEmbedding.__init__", _embedding_init,
           "learnable features"),
     Patch("dgl.distributed.nn.pytorch.sparse_emb:DistEmbedding.__call__", _embedding_call,

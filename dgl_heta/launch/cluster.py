@@ -175,6 +175,8 @@ def processes_of(host: Host, hosts: int, roles: Roles, files: Files, command: Co
         "DGL_GRAPH_FORMAT": roles.graph_format,
         # OpenMP threads that spin while they wait take the cores from all others.
         "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE"),
+        # Tensors of megabytes on huge pages: PyTorch returns them to the system at every step.
+        "THP_MEM_ALLOC_ENABLE": os.environ.get("THP_MEM_ALLOC_ENABLE", "1"),
         "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
     }
     words = command.on(files.ip_config, files.part_config, files.config)

@@ -7,6 +7,7 @@ alone and runs on any device.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -57,10 +58,10 @@ class FusedKernel:
         self._fallback = TorchKernel()
 
     def __call__(self, indptr: Tensor, indices: Tensor, states: Tensor, op: str) -> Tensor:
-        if states.device.type != "cpu" or states.dtype not in (torch.float32, torch.float64):
+        if not _compiled(states):
             return self._fallback(indptr, indices, states, op)
         if op in ("sum", "mean"):
-            return _FusedSum.apply(indptr, indices, states, op == "mean")
+            return _FusedSums.apply(states, op == "mean", indptr, indices)[0]
         return _FusedExtreme.apply(indptr, indices, states, op == "max")
 
 
@@ -80,23 +81,48 @@ def segment_reduce(indptr: Tensor, indices: Tensor, states: Tensor, op: str = "m
     return _kernel(indptr, indices, states, op)
 
 
-class _FusedSum(torch.autograd.Function):
+def segment_reduce_each(edges: Sequence[tuple[Tensor, Tensor]], states: Tensor, op: str
+                        ) -> list[Tensor]:
+    """Aggregate the same `states` over several relations' in-edges; see :func:`segment_reduce`.
+
+    `edges` are pairs of `indptr` and `indices`. With the kernel `fused`, sums and means add their
+    gradients to one array of the size of `states`, instead of each to an array of its own.
+    """
+    if (len(edges) < 2 or op not in ("sum", "mean") or type(_kernel) is not FusedKernel
+            or not _compiled(states)):
+        return [segment_reduce(indptr, indices, states, op) for indptr, indices in edges]
+    return list(_FusedSums.apply(states, op == "mean", *(t for pair in edges for t in pair)))
+
+
+def _compiled(states: Tensor) -> bool:
+    return states.device.type == "cpu" and states.dtype in (torch.float32, torch.float64)
+
+
+class _FusedSums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, indptr: Tensor, indices: Tensor, states: Tensor, mean: bool) -> Tensor:
-        ctx.save_for_backward(indptr, indices)
+    def forward(ctx: Any, states: Tensor, mean: bool, *edges: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(*edges)
         ctx.mean, ctx.rows = mean, states.shape[0]
-        out = states.new_zeros((len(indptr) - 1, states.shape[1]))
-        _sum_forward(indptr.numpy(), indices.numpy(), states.detach().contiguous().numpy(), mean,
-                     out.numpy())
-        return out
+        ctx.set_materialize_grads(False)
+        rows, found = states.detach().contiguous().numpy(), []
+        for indptr, indices in zip(edges[::2], edges[1::2]):
+            out = states.new_zeros((len(indptr) - 1, states.shape[1]))
+            _sum_forward(indptr.numpy(), indices.numpy(), rows, mean, out.numpy())
+            found.append(out)
+        return tuple(found)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None]:  # type: ignore[override]
-        indptr, indices = ctx.saved_tensors
-        out = grad.new_zeros((ctx.rows, grad.shape[1]))
-        _sum_backward(indptr.numpy(), indices.numpy(), grad.contiguous().numpy(), ctx.mean,
-                      out.numpy())
-        return None, None, out, None
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        edges = ctx.saved_tensors
+        given = [(g, *pair) for g, pair in zip(grads, zip(edges[::2], edges[1::2]))
+                 if g is not None]
+        if not given:
+            return (None,) * (2 + len(edges))
+        out = given[0][0].new_zeros((ctx.rows, given[0][0].shape[1]))
+        for grad, indptr, indices in given:
+            _sum_backward(indptr.numpy(), indices.numpy(), grad.contiguous().numpy(), ctx.mean,
+                          out.numpy())
+        return out, None, *(None,) * len(edges)
 
 
 class _FusedExtreme(torch.autograd.Function):

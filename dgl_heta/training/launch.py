@@ -54,6 +54,8 @@ def launch(job: dict[str, Any], parts: int, run_dir: Path,
     # OpenMP threads that spin while they wait make an epoch several times slower as soon as
     # anything else runs on the machine, the other workers for example.
     environment.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # Tensors of megabytes on huge pages: PyTorch returns them to the system at every step.
+    environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
     rendezvous = None
     if parts > 1:
         from torch.distributed import TCPStore

@@ -1,0 +1,89 @@
+"""DGL's message passing on a relation of a RAF block, by our kernels where they fit.
+
+A script's own modules (GATConv, a hand-written attention) call DGL's message functions on the
+graph of one relation. That graph was made from CSC, and carries it; the usual functions then run in
+one pass over the edges, forward and backward. Whatever does not fit is DGL's own, as before: other
+functions and shapes, other graphs, other devices, half precision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dgl_heta.nn.attention import segment_softmax
+from dgl_heta.nn.messages import edge_add, edge_dot, weighted_sum
+from dgl_heta.nn.segment import segment_reduce
+
+
+class Edges(NamedTuple):
+    """CSC of a relation's graph, its attribute `heta_edges`; edge ids are in its order."""
+
+    indptr: Tensor
+    indices: Tensor
+
+
+def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Replaces DGL's `gspmm`: messages from sources and edges, reduced per destination."""
+    def gspmm(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> Tensor:
+        edges = getattr(gidx, "heta_edges", None)
+        if edges is not None and reduce_op == "sum":
+            if op == "copy_lhs" and _ours(lhs):
+                rows = segment_reduce(edges.indptr, edges.indices, lhs.flatten(1), "sum")
+                return rows.view(-1, *lhs.shape[1:])
+            if op == "mul" and _ours(lhs, rhs) and _per_head(lhs, rhs):
+                heads = lhs.shape[1:-1].numel()
+                rows = weighted_sum(edges.indptr, edges.indices,
+                                    lhs.reshape(-1, heads, lhs.shape[-1]), rhs.reshape(-1, heads))
+                return rows.view(-1, *lhs.shape[1:])
+        return original(gidx, op, reduce_op, lhs, rhs)
+    return gspmm
+
+
+def sddmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Replaces DGL's `gsddmm`: a value per edge from its ends."""
+    def gsddmm(gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str = "u",
+               rhs_target: str = "v") -> Tensor:
+        edges = getattr(gidx, "heta_edges", None)
+        if edges is not None and op in ("add", "dot") and _ours(lhs, rhs) and (
+                {lhs_target, rhs_target} == {"u", "v"} and lhs.shape[1:] == rhs.shape[1:]):
+            source, destination = (lhs, rhs) if lhs_target == "u" else (rhs, lhs)
+            if op == "add":
+                found = edge_add(edges.indptr, edges.indices, source.flatten(1),
+                                 destination.flatten(1))
+                return found.view(-1, *source.shape[1:])
+            heads = (-1, source.shape[1:-1].numel(), source.shape[-1])
+            found = edge_dot(edges.indptr, edges.indices, source.reshape(heads),
+                             destination.reshape(heads))
+            return found.view(-1, *source.shape[1:-1], 1)
+        return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
+    return gsddmm
+
+
+def softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Replaces DGL's `edge_softmax`: over the in-edges of a destination."""
+    def edge_softmax(gidx: Any, logits: Any, eids: Any = "__ALL__", norm_by: str = "dst"
+                     ) -> Tensor:
+        from dgl.base import is_all
+
+        edges = getattr(gidx, "heta_edges", None)
+        if edges is not None and norm_by == "dst" and is_all(eids) and _ours(logits):
+            found = segment_softmax(edges.indptr, logits.flatten(1))
+            return found.view(logits.shape)
+        return original(gidx, logits, eids=eids, norm_by=norm_by)
+    return edge_softmax
+
+
+def _ours(*tensors: Any) -> bool:
+    """Rows of one kind of number that the compiled kernels take."""
+    return all(isinstance(t, Tensor) and t.dim() > 1 and t.device.type == "cpu"
+               and t.dtype == tensors[0].dtype for t in tensors) and (
+        tensors[0].dtype in (torch.float32, torch.float64))
+
+
+def _per_head(lhs: Tensor, rhs: Tensor) -> bool:
+    """Whether each edge has one weight per head, (E, heads, 1) for (S, heads, width)."""
+    return lhs.dim() == rhs.dim() and rhs.shape[-1] == 1 and lhs.shape[1:-1] == rhs.shape[1:-1]

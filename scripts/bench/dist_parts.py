@@ -1,0 +1,58 @@
+"""A user's partitioning script for DistDGL, for any of the data sets that dgl-heta knows.
+
+    python scripts/bench/dist_parts.py --part_method metis --output data/metis
+    dgl-heta run scripts/bench/dist_parts.py --part_method meta --output data/meta
+
+The labels of the target are named as in DGL's examples. The last line printed is a JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+
+os.environ.setdefault("DGLBACKEND", "pytorch")
+
+import dgl
+
+from dgl_heta.datasets import load_dataset, parse_dataset
+from dgl_heta.dgl_partition import to_dgl_graph
+from dgl_heta.plugins import plugins
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset", default="synthetic-mag:scale=0.05")
+    parser.add_argument("--name", default="mag", help="of the graph")
+    parser.add_argument("--classes", type=int, default=0, help="fold the labels into so many")
+    parser.add_argument("--part_method", default="metis")
+    parser.add_argument("--objtype", default="cut", help="what METIS minimises: cut or vol")
+    parser.add_argument("--num_parts", type=int, nargs="+", default=[2])
+    parser.add_argument("--output", required=True, help="with several numbers of parts: {}")
+    args = parser.parse_args()
+    name, options = parse_dataset(args.dataset)
+    source = load_dataset(plugins().providers("dataset")[name].value, options)
+    graph = to_dgl_graph(source)
+    (target,) = [t for t in graph.ntypes if "train_mask" in graph.nodes[t].data]
+    data = graph.nodes[target].data
+    data["labels"] = data.pop("label").long()
+    if args.classes:
+        data["labels"] %= args.classes
+    for mask in ("train_mask", "val_mask", "test_mask"):
+        data[mask] = data[mask].bool()
+    seconds = {}
+    for parts in args.num_parts:
+        started = time.perf_counter()
+        dgl.distributed.partition_graph(
+            graph, args.name, parts, args.output.format(parts), part_method=args.part_method,
+            **({"objtype": args.objtype} if args.objtype != "cut" else {}))
+        seconds[parts] = time.perf_counter() - started
+    print(json.dumps({"seconds": seconds, "target": target,
+                      "classes": int(data["labels"].max()) + 1, "nodes": graph.num_nodes(),
+                      "edges": graph.num_edges()}))
+
+
+if __name__ == "__main__":
+    main()
