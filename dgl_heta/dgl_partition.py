@@ -48,6 +48,8 @@ def partition_graph(
     target_ntype: str | Sequence[str] | None = None,
     metapaths: Any = None,
     seed: int = 0,
+    replication: str | None = None,
+    memory_mb: float | None = None,
     overwrite: bool = False,
     **dgl_arguments: Any,
 ) -> Any:
@@ -66,6 +68,8 @@ def partition_graph(
         methods it is what DGL takes it for (default 1).
     metapaths : a list of metapaths, each a list of relations in edge direction.
     seed : for methods that draw at random.
+    replication : full, none, or (default) the method's own; DistDGL scripts need full.
+    memory_mb : MB that a partition may hold, as predicted.
     overwrite : replace an earlier partition in `out_path` (methods of dgl-heta).
     return_mapping : with the methods of dgl-heta ids do not change: the identity is returned.
     balance_ntypes, balance_edges, num_trainers_per_machine, objtype, graph_formats,
@@ -84,7 +88,8 @@ def partition_graph(
     import dgl
 
     if part_method in DGL_METHODS:
-        for name, value in (("target_ntype", target_ntype), ("metapaths", metapaths)):
+        for name, value in (("target_ntype", target_ntype), ("metapaths", metapaths),
+                            ("replication", replication), ("memory_mb", memory_mb)):
             if value is not None:
                 raise InputError(f"{name} goes with the methods of dgl-heta (part_method='meta'), "
                                  f"not with '{part_method}'")
@@ -114,7 +119,9 @@ def partition_graph(
     schema = source.schema()
     paths = parse_metapaths(metapaths, schema) if metapaths is not None else ()
     hops = num_hops if num_hops is not None or metapaths is not None else 2
-    request = PartitionRequest(num_parts, target, hops, paths, seed, edge_ids=True)
+    request = PartitionRequest(
+        num_parts, target, hops, paths, seed, edge_ids=True, replication=replication,
+        memory_limit=None if memory_mb is None else round(memory_mb * 1e6))
     backend.partition(source, request, Path(out_path), overwrite=overwrite)
     if return_mapping:
         import torch

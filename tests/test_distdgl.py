@@ -150,6 +150,14 @@ def test_the_method_in_the_settings_wins(off, graph, tmp_path):
     assert (tmp_path / "two/part1/graph.dgl").is_file()
 
 
+@pytest.mark.parametrize("replication", ["full", "none"])
+def test_replication_in_the_settings_reaches_the_plan(off, graph, tmp_path, replication):
+    dgl_heta.enable(settings=["partition.method=relation-random",
+                              f"partition.replication={replication}"])
+    dgl.distributed.partition_graph(graph, "g", 2, str(tmp_path))
+    assert open_partition(tmp_path)[1].replication == replication
+
+
 def test_without_one_type_with_a_train_mask_the_target_must_be_set(off, tmp_path):
     graph = whole_graph()
     graph.nodes["author"].data["train_mask"] = torch.ones(graph.num_nodes("author"),

@@ -50,6 +50,7 @@ def partition(original: Callable[..., Any], settings: Settings, explicit: bool,
         g, graph_name, num_parts, out_path, settings.model.layers if paths is None else None,
         method, return_mapping=given.get("return_mapping", False),
         target_ntype=_target(g, settings), seed=settings.partition.seed, overwrite=True,
+        replication=settings.partition.replication, memory_mb=settings.partition.memory_mb,
         metapaths=json.loads(Path(paths).read_text(encoding="utf-8")) if paths else None)
     print(f"{num_parts} partitions of {graph_name} by {method} in {out_path}; `dgl-heta inspect "
           f"{out_path}` shows them", flush=True)
