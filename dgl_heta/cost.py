@@ -44,8 +44,8 @@ class PartitionCost:
     """Predicted figures of one partition; all sizes in bytes.
 
     `partial_bytes` and `gradient_bytes` are sent by this worker per step: partial
-    aggregations of boundary nodes with their gradients, and the averaging of dense
-    parameter gradients.
+    aggregations of boundary nodes with their gradients, and at most for the averaging of dense
+    parameter gradients: those that one worker alone has cost half.
     """
 
     relations: int

@@ -154,8 +154,8 @@ def test_the_method_in_the_settings_wins(off, graph, tmp_path):
 def test_replication_in_the_settings_reaches_the_plan(off, graph, tmp_path, replication):
     dgl_heta.enable(settings=["partition.method=relation-random",
                               f"partition.replication={replication}"])
-    dgl.distributed.partition_graph(graph, "g", 2, str(tmp_path))
-    assert open_partition(tmp_path)[1].replication == replication
+    dgl.distributed.partition_graph(graph, "g", 2, str(tmp_path / "out"))
+    assert open_partition(tmp_path / "out")[1].replication == replication
 
 
 def test_without_one_type_with_a_train_mask_the_target_must_be_set(off, tmp_path):

@@ -117,7 +117,8 @@ def test_prediction_of_bytes_is_what_training_counts(
     assert run["bytes"]["partials"] == sum(c.partial_bytes for c in predicted)
     flags = 2 * 4 * len(load_file(tmp_path / "run" / "model.safetensors")) * 2
     gradients = sum(c.gradient_bytes for c in predicted)
-    assert gradients <= run["bytes"]["gradients"] <= gradients + 3 * flags
+    # At most: gradients that one worker alone has cost half, those that nobody has nothing.
+    assert gradients / 3 <= run["bytes"]["gradients"] <= gradients + 3 * flags
 
 
 def test_two_workers_reach_what_one_reaches(store: Path, tmp_path: Path) -> None:

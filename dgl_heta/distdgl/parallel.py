@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dgl_heta.distdgl.blocks import RafBlock
 from dgl_heta.distdgl.session import Session
 from dgl_heta.raf.comm import Comm
-from dgl_heta.raf.wrapper import average_gradients
+from dgl_heta.raf.gradients import GradientAverage
 
 
 class Parallel:
@@ -28,6 +28,7 @@ class Parallel:
         self.session, self.module = session, module
         self.synchronize = True
         self._ran = False
+        self._average = getattr(session.wrapper, "average_gradients", None) or GradientAverage()
         tables = [m for m in module.modules() if isinstance(m, nn.Embedding)]
         self._tables = list({id(m.weight): m.weight for m in tables
                              if m.weight.requires_grad}.values())
@@ -72,8 +73,7 @@ class Parallel:
             return
         self._ran = False
         world = self.session.world
-        average = getattr(self.session.wrapper, "average_gradients", average_gradients)
-        average(self._dense, world)
+        self._average(self._dense, world)
         replica = self.session.settings.train.learnable == "replica"
         for table in self._tables:
             if replica:

@@ -7,7 +7,7 @@ gradients of dense parameters over all workers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -19,6 +19,7 @@ from dgl_heta.errors import HetaError, InputError
 from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.plan import Plan, make_plan
 from dgl_heta.raf.comm import Comm
+from dgl_heta.raf.gradients import GradientAverage
 
 
 class WrappedModule(Protocol):
@@ -49,7 +50,7 @@ class ModuleWrapper(Protocol):
 
         In DistDGL scripts, whose models are wrapped by DistributedDataParallel, `plan` alone is
         called, and after each backward pass `average_gradients(parameters, world)` if the
-        provider has it, instead of :func:`average_gradients`.
+        provider has it, instead of :class:`dgl_heta.raf.gradients.GradientAverage`.
         """
 
 
@@ -137,6 +138,7 @@ class RafModule(nn.Module):
         super().__init__()
         self.module = module
         self._world = world
+        self._average = GradientAverage()
         self._exchange = GroupExchange(group)
         self._several = group.size > 1
         found = [m for m in module.modules() if isinstance(m, CrossRelation)]
@@ -170,7 +172,7 @@ class RafModule(nn.Module):
         return {t: _Anchor.apply(out, exchange.token) for t, out in outputs.items()}
 
     def synchronize_gradients(self) -> None:
-        average_gradients(self.module.parameters(), self._world)
+        self._average(self.module.parameters(), self._world)
 
     def end_epoch(self, epoch: int) -> None:
         pass
@@ -187,26 +189,6 @@ class _Anchor(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[no-untyped-def, override]
         return grad, torch.zeros_like(ctx.saved_tensors[0])
-
-
-def average_gradients(parameters: Iterable[nn.Parameter], world: Comm) -> None:
-    """Average gradients over all workers in one all-reduce.
-
-    A parameter that no worker used keeps no gradient, as in a single process.
-    """
-    params = [p for p in parameters if p.requires_grad]
-    if world.size == 1 or not params:
-        return
-    used = torch.tensor([p.grad is not None for p in params], dtype=params[0].dtype,
-                        device=params[0].device)
-    flat = torch.cat([p.grad.reshape(-1) if p.grad is not None else p.new_zeros(p.numel())
-                      for p in params] + [used])
-    flat = world.all_reduce(flat, cause="gradients") / world.size
-    offset = 0
-    for p, count in zip(params, flat[-len(params):].tolist()):
-        grad = flat[offset:offset + p.numel()].view_as(p)
-        offset += p.numel()
-        p.grad = grad.clone() if count > 0 else None
 
 
 class Raf:

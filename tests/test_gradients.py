@@ -1,0 +1,81 @@
+"""Averaging gradients: the same as one all-reduce of everything, for less traffic."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from dgl_heta.raf.comm import Comm, Traffic
+from dgl_heta.raf.gradients import GradientAverage
+
+WORKERS, SIZES = 3, (5, 1, 4, 3, 2, 6)
+# Which workers have a gradient of each parameter, step by step: parameter 0 is everybody's,
+# 1 nobody's, 2 worker 2's, 3 worker 0's and once worker 1's instead, 4 worker 1's from the third
+# step on, 5 worker 0's and then worker 2's too.
+STEPS = [
+    ((0, 1, 2), (), (2,), (0,), (), (0,)),
+    ((0, 1, 2), (), (2,), (0,), (), (0,)),
+    ((0, 1), (), (), (1,), (1,), (0,)),
+    ((0, 1, 2), (), (2,), (0,), (1,), (0, 2)),
+    ((0, 1, 2), (), (2,), (0,), (1,), (2,)),
+    ((), (), (2,), (0,), (1,), ()),
+]
+
+
+def work(rank: int, directory: str, steps: list) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{directory}/store", rank=rank, world_size=WORKERS)
+    traffic = Traffic()
+    world = Comm(traffic, range(WORKERS), None)
+    average = GradientAverage()
+    params = [nn.Parameter(torch.zeros(size, dtype=torch.float64)) for size in SIZES]
+    record = []
+    for number, users in enumerate(steps):
+        before = traffic.bytes["gradients"]
+        for place, (param, used) in enumerate(zip(params, users)):
+            param.grad = gradient(number, place, rank) if rank in used else None
+        average(params, world)
+        record.append(([p.grad for p in params], traffic.bytes["gradients"] - before))
+    torch.save(record, f"{directory}/{rank}.pt")
+    dist.barrier()
+    os._exit(0)
+
+
+def gradient(step: int, place: int, rank: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + 10 * place + rank)
+    return torch.randn(SIZES[place], dtype=torch.float64, generator=generator)
+
+
+def spawn(directory: Path, steps: list) -> list:
+    mp.spawn(work, (str(directory), steps), WORKERS)
+    return [torch.load(directory / f"{rank}.pt", weights_only=True) for rank in range(WORKERS)]
+
+
+def test_averages_are_those_of_all_gradients_whoever_has_them(tmp_path: Path) -> None:
+    for found in spawn(tmp_path, STEPS):
+        for step, (users, (grads, _)) in enumerate(zip(STEPS, found)):
+            for place, (used, grad) in enumerate(zip(users, grads)):
+                if not used:
+                    assert grad is None, (step, place)
+                    continue
+                wanted = sum(gradient(step, place, rank) for rank in used) / WORKERS
+                torch.testing.assert_close(grad, wanted, rtol=1e-14, atol=1e-15)
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_gradient_of_one_worker_costs_half(tmp_path: Path, shared: bool) -> None:
+    everyone = tuple(range(WORKERS))
+    steps = [tuple(everyone if shared else (place % WORKERS,) for place in range(len(SIZES)))] * 3
+    runs = spawn(tmp_path, steps)
+    total, flags = 8 * sum(SIZES), 8 * len(SIZES)
+    sent = sum(run[-1][1] for run in runs)
+    if shared:
+        assert sent == pytest.approx(2 * (WORKERS - 1) * (total + flags), abs=8 * WORKERS)
+    else:
+        assert sent == (WORKERS - 1) * (total + WORKERS * flags)
