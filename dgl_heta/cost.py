@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dgl_heta.metatree import SubMetatree
 from dgl_heta.plan import Partition, Plan
 from dgl_heta.schema import Relation, Schema
 
@@ -144,6 +145,33 @@ def expected_rows(plan: Plan, work: Workload) -> list[dict[str, float]]:
             rows[ntype] = already + (count - already) * -math.expm1(-drawn / max(count, 1))
         found.append(rows)
     return found[::-1]
+
+
+def step_work(schema: Schema, tree: SubMetatree, hops: int, work: Workload) -> float:
+    """Expected work of a sub-metatree in a step of `work.batch_size` seeds, in bytes moved.
+
+    The rows of its input nodes, static or learnable with two moments, four times (gathered,
+    projected, and both again backward), and for every sampled edge two rows of hidden states.
+    """
+    fanouts = work.fanouts or (25, *[20] * (hops - 1))
+    width = work.hidden * work.itemsize
+    rows: dict[str, float] = {tree.target: float(work.batch_size)}
+    drawn = 0.0
+    inputs: dict[str, float] = {}
+    for layer, relations in zip(range(hops, 0, -1), tree.levels):
+        fanout = fanouts[layer - 1] if fanouts[layer - 1] >= 0 else math.inf
+        draws: dict[str, float] = {}
+        for relation in relations:
+            degree = schema.edge_counts[relation] / max(schema.node_counts[relation.dst], 1)
+            draws[relation.src] = (draws.get(relation.src, 0.0)
+                                   + rows.get(relation.dst, 0.0) * min(fanout, degree))
+        drawn += sum(draws.values())
+        rows = {t: schema.node_counts[t] * -math.expm1(-n / max(schema.node_counts[t], 1))
+                for t, n in draws.items()}
+        for t, count in rows.items():
+            inputs[t] = max(inputs.get(t, 0.0), count)
+    return 2 * drawn * width + sum(
+        4 * count * (schema.feature_bytes.get(t) or 3 * width) for t, count in inputs.items())
 
 
 def _below_last(plan: Plan, work: Workload) -> Mapping[str, int]:

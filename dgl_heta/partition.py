@@ -12,11 +12,11 @@ import os
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from dgl_heta.cost import Workload
+from dgl_heta.cost import Workload, step_work
 from dgl_heta.errors import InputError
 from dgl_heta.graph import GraphSource
 from dgl_heta.hookspecs import hookimpl
@@ -28,6 +28,7 @@ from dgl_heta.plan import (
     balanced,
     deal_whole,
     make_plan,
+    make_shared_plan,
     plan_without_replication,
 )
 from dgl_heta.schema import Relation, Schema
@@ -140,6 +141,32 @@ class Meta(MetatreeBackend):
         return balanced(weights, parts)
 
 
+class MetaShared(Meta):
+    """Meta-partitioning where partitions have equal work in a step.
+
+    A graph can have fewer heavy root relations than partitions: in MAG240M one of two has most of
+    the edges. Here the heaviest sub-metatrees are shared by target nodes, at the price that several
+    partitions have their relations. What is equal is the work that :func:`dgl_heta.cost.step_work`
+    expects, not what is stored.
+    """
+
+    name = "meta-shared"
+    description = "meta-partitioning, heavy sub-metatrees shared by seeds for equal work in a step"
+
+    def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
+        if (request.replication or self.replication) == "none":
+            return super().plan(schema, request)
+        work = replace(request.workload, batch_size=request.workload.batch_size * request.parts)
+        paths = request.metapaths or None
+        hops = check_hops(request.hops, paths)
+        plan = make_shared_plan(
+            schema, request.target, hops, request.parts, paths,
+            lambda tree: step_work(schema, tree, hops, work), self.name)
+        if request.memory_limit is not None:
+            plan = within(plan, request.memory_limit, request.workload)
+        return plan
+
+
 class RelationRandom(MetatreeBackend):
     """Relations at random to partitions, none replicated (Heta §8.5, Fig. 14)."""
 
@@ -190,7 +217,7 @@ class DistDGL:
 
 @hookimpl
 def dgl_heta_partition_backends() -> list[PartitionBackend]:
-    return [Meta(), RelationRandom(), DistDGL("metis"), DistDGL("random")]
+    return [Meta(), MetaShared(), RelationRandom(), DistDGL("metis"), DistDGL("random")]
 
 
 def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,

@@ -41,14 +41,19 @@ Deal = Callable[[Schema, Sequence[Relation], int], Sequence[Sequence[Piece]]]
 
 @dataclass(frozen=True)
 class Share:
-    """Part `index` of `count` equal parts of the group's target nodes, in seed order."""
+    """The `width` parts from `index` on of `count` equal parts of the group's target nodes, in
+    seed order."""
 
     index: int = 0
     count: int = 1
+    width: int = 1
 
     def rows(self, total: int) -> tuple[int, int]:
         """The half-open range of this share in `total` rows."""
-        return total * self.index // self.count, total * (self.index + 1) // self.count
+        return total * self.index // self.count, total * (self.index + self.width) // self.count
+
+    def to_json(self) -> list[int]:
+        return [self.index, self.count, *([self.width] if self.width != 1 else [])]
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,7 @@ class Plan:
             ],
             "partitions": [
                 {"sub_metatrees": list(p.sub_metatrees),
-                 "shares": [[s.index, s.count] for s in p.sub_metatrees.values()],
+                 "shares": [s.to_json() for s in p.sub_metatrees.values()],
                  "group": p.group,
                  "relations": [listed[r] for r in p.relations],
                  "ranges": [[listed[r], low, high] for r, (low, high) in p.ranges.items()],
@@ -217,7 +222,7 @@ class Plan:
                 same = plan.to_json() == data
             elif same:
                 assignment = [
-                    (int(p["group"]), {int(i): Share(int(s[0]), int(s[1]))
+                    (int(p["group"]), {int(i): Share(*map(int, s))
                                        for i, s in zip(p["sub_metatrees"], p["shares"])})
                     for p in data["partitions"]
                 ]
@@ -290,6 +295,71 @@ def make_plan(
             size = parts // num_groups + (group < parts % num_groups)
             assignment += [(group, {i: share}) for i, share in _spread(weights, size)]
     return _derive(schema, targets, hops, method, tuple(metapaths or ()), trees, assignment)
+
+
+def make_shared_plan(schema: Schema, target: str | Sequence[str], hops: int | None, parts: int,
+                     metapaths: Sequence[Metapath] | None,
+                     work: Callable[[SubMetatree], float], method: str) -> Plan:
+    """Plan so that partitions of a group have equal work, as `work` says of sub-metatrees.
+
+    Where whole sub-metatrees cannot be dealt evenly, the heaviest are run by several partitions,
+    each for a share of the target nodes. Every one of these needs their relations.
+
+    Raises
+    ------
+    InputError
+        As :func:`make_plan`.
+    """
+    plan = make_plan(schema, target, hops, parts, metapaths, method=method)
+    trees = plan.sub_metatrees
+    weights = [work(tree) for tree in trees]
+    assignment: list[tuple[int, dict[int, Share]]] = []
+    num_groups = max(1, parts // len(trees))
+    for group in range(num_groups):
+        size = parts // num_groups + (group < parts % num_groups)
+        assignment += [(group, shares) for shares in share_evenly(weights, size)]
+    return _derive(schema, plan.targets, plan.hops, method, plan.metapaths, trees, assignment)
+
+
+SHARES = 16
+"""Equal parts of the target nodes that sub-metatrees are shared by."""
+WORTH = 0.05
+"""Shares move only where that relieves the heaviest partition by so much of the mean."""
+
+
+def share_evenly(weights: Sequence[float], parts: int) -> list[dict[int, Share]]:
+    """For each of `parts` partitions its sub-metatrees and its share of each.
+
+    From whole ones dealt by LPT, parts of the heaviest partition's sub-metatrees move to the
+    lightest, first of those that it runs anyway, until that is not worth it.
+    """
+    dealt = longest_processing_time([round(w * 1000 / (max(weights) or 1)) for w in weights], parts)
+    held = [dict.fromkeys(part, SHARES) for part in dealt]
+    mean = sum(weights) / parts
+    while True:
+        loads = [sum(weights[i] * n / SHARES for i, n in mine.items()) for mine in held]
+        source, lightest = loads.index(max(loads)), loads.index(min(loads))
+        room = (loads[source] - loads[lightest]) / 2
+        moves = [(i in held[lightest], weights[i], i) for i, n in held[source].items()
+                 if weights[i] / SHARES <= room]
+        if room < WORTH * mean or not moves:
+            break
+        _, weight, index = max(moves)
+        count = min(int(room * SHARES / weight), held[source][index])
+        held[lightest][index] = held[lightest].get(index, 0) + count
+        held[source][index] -= count
+        if not held[source][index]:
+            del held[source][index]
+    reached = [0] * len(weights)
+    found: list[dict[int, Share]] = []
+    for mine in held:
+        shares = {}
+        for index, count in sorted(mine.items()):
+            whole = count == SHARES
+            shares[index] = Share() if whole else Share(reached[index], SHARES, count)
+            reached[index] += count
+        found.append(shares)
+    return found
 
 
 def plan_without_replication(schema: Schema, target: str | Sequence[str], hops: int, parts: int,
@@ -500,9 +570,17 @@ def _covered(assignment: Sequence[tuple[int, dict[int, Share]]], trees: int) -> 
                 return False
             by_tree[index].append(share)
     return set(held) == set(range(len(held))) and all(
-        sorted(s.index for s in shares) == list(range(len(shares)))
-        and all(s.count == len(shares) for s in shares) and shares != []
-        for by_tree in held.values() for shares in by_tree)
+        _whole(shares) for by_tree in held.values() for shares in by_tree)
+
+
+def _whole(shares: Sequence[Share]) -> bool:
+    """Whether shares follow each other from the first part to the last."""
+    reached = 0
+    for share in sorted(shares, key=lambda s: s.index):
+        if share.count != shares[0].count or share.index != reached or share.width < 1:
+            return False
+        reached += share.width
+    return shares != [] and reached == shares[0].count
 
 
 def _derive(

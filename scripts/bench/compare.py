@@ -8,7 +8,9 @@ the settings of `dgl-heta launch` differ:
   relation-random           RAF, whole relations dealt out at random.
   heta                      meta-partitioning and RAF, learnable features kept per partition
                             (`train.learnable=replica`, as in the paper).
-  heta-exact                the same, learnable features exactly as DistDGL has them.
+  heta-shared               the same with heavy sub-metatrees shared for equal work (method
+                            meta-shared): more stored per host, less waiting.
+  heta-exact                as heta, learnable features exactly as DistDGL has them.
   graphlearn                GraphLearn-for-PyTorch, with --graphlearn PYTHON (see graphlearn.py),
                             R-GCN on graphs with features on all types.
 
@@ -44,15 +46,17 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
     "metis+cache": ("metis", ["--set", "cache.policy=miss_penalty"]),
     "relation-random": ("relation-random", HETA),
     "heta": ("meta", HETA),
+    "heta-shared": ("meta-shared", HETA),
     "heta-exact": ("meta", ["--set", "train.learnable=exact"]),
 }
+OURS = ("meta", "meta-shared", "relation-random")
 STAGES = ("sample", "features", "forward", "backward", "update")
 
 
 def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tuple[Path, dict]:
     """The part_config of a graph, made if it is not there, and what making it took."""
     layers = len(args.fanouts.split(","))
-    kind = f"{method}-{layers}" if method in ("meta", "relation-random") else method
+    kind = f"{method}-{layers}" if method in OURS else method
     out = args.parts / f"{shape}-{args.scales[shape]:g}-{hosts}-{kind}"
     record = out.with_name(f"{out.name}.json")
     if not record.exists():
@@ -61,7 +65,7 @@ def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tupl
                   f"synthetic-{shape}:scale={args.scales[shape]:g}", "--name", "graph",
                   "--part_method", way, "--objtype", objective, "--num_parts", str(hosts),
                   "--output", str(out)]
-        ours = method in ("meta", "relation-random")
+        ours = method in OURS
         settings = ["--set", f"model.layers={layers}", "--set", "partition.replication=full"]
         child = run_child([*CLI, "run", *settings, *script] if ours
                           else [sys.executable, *script], f"{method} parts of {shape}", 3600)
