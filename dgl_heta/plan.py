@@ -323,6 +323,9 @@ def make_shared_plan(schema: Schema, target: str | Sequence[str], hops: int | No
 
 SHARES = 16
 """Equal parts of the target nodes that sub-metatrees are shared by."""
+UNEVEN = 4 / 3
+"""Nothing is shared where the heaviest partition has at most so many times the mean: partitions
+that share a sub-metatree draw some neighbours twice."""
 WORTH = 0.05
 """Shares move only where that relieves the heaviest partition by so much of the mean."""
 
@@ -336,12 +339,13 @@ def share_evenly(weights: Sequence[float], parts: int) -> list[dict[int, Share]]
     dealt = longest_processing_time([round(w * 1000 / (max(weights) or 1)) for w in weights], parts)
     held = [dict.fromkeys(part, SHARES) for part in dealt]
     mean = sum(weights) / parts
-    while True:
+    while len(weights) < parts or max(
+            sum(weights[i] for i in part) for part in dealt) > UNEVEN * mean:
         loads = [sum(weights[i] * n / SHARES for i, n in mine.items()) for mine in held]
         source, lightest = loads.index(max(loads)), loads.index(min(loads))
         room = (loads[source] - loads[lightest]) / 2
         moves = [(i in held[lightest], weights[i], i) for i, n in held[source].items()
-                 if weights[i] / SHARES <= room]
+                 if 0 < weights[i] / SHARES <= room]
         if room < WORTH * mean or not moves:
             break
         _, weight, index = max(moves)

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from dgl_heta.metatree import parse_metapaths
-from dgl_heta.plan import Deal, Piece, make_plan, plan_without_replication
+from dgl_heta.plan import Deal, Piece, make_plan, make_shared_plan, plan_without_replication
 from dgl_heta.plugins import Plugins
 from dgl_heta.schema import Relation, Schema
 from dgl_heta.settings import load_settings
@@ -39,6 +39,11 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
                                         deal_pieces(case["cut"]), "test")
     else:
         plan = make_plan(store.schema, targets, settings.model.layers, parts, metapaths)
+        if case["shared"]:
+            first = plan.sub_metatrees[0].root
+            plan = make_shared_plan(store.schema, targets, settings.model.layers, parts, metapaths,
+                                    lambda tree: 99 if tree.root == first else 1, "shared")
+            assert any(s.count > 1 for p in plan.partitions for s in p.sub_metatrees.values())
     engine = Engine(store, plan, settings, plugins, scratch)
     found: dict[str, np.ndarray] = {}
     step = 0

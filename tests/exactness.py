@@ -64,8 +64,9 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
-        cut: bool | None = None, **extra: Any) -> dict[str, Any]:
-    """What the workers are told; `cut` is not None for a plan without replication."""
+        cut: bool | None = None, shared: bool = False, **extra: Any) -> dict[str, Any]:
+    """What the workers are told; `cut` is not None for a plan without replication, with `shared`
+    workers share the first sub-metatree."""
     chosen = {}
     for name, changes in cases().items():
         if name not in names if names is not None else name == "nars":
@@ -79,7 +80,8 @@ def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
             if key != "metapaths":
                 section, name_of = key.split(".")
                 settings.setdefault(section, {})[name_of] = value
-        chosen[name] = {"settings": settings, "metapaths": changes.get("metapaths"), "cut": cut}
+        chosen[name] = {"settings": settings, "metapaths": changes.get("metapaths"), "cut": cut,
+                        "shared": shared and parts > 1}
     return {"store": str(store), "out": str(out), "parts": parts, "cases": chosen}
 
 

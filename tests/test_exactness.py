@@ -46,6 +46,14 @@ def test_workers_compute_what_one_process_computes(
     check(alone, run(job(store, tmp_path, parts, names), tmp_path))
 
 
+def test_workers_that_share_a_sub_metatree_compute_the_same(
+        store: Path, alone: Results, tmp_path: Path) -> None:
+    """The first has most of the work; 3 workers run it, two of them others beside it."""
+    names = ["sum-self_loop", "max-self_loop-bases", "mean", "sampled", "three layers",
+             "metapaths", "hgt-self_loop", "rgat-self_loop", "han", "links", "sehgnn"]
+    check(alone, run(job(store, tmp_path, 3, names, shared=True), tmp_path))
+
+
 @pytest.mark.parametrize("parts", [8])
 def test_more_workers_than_sub_metatrees_compute_the_same(
         store: Path, alone: Results, tmp_path: Path, parts: int) -> None:
