@@ -11,8 +11,8 @@ the settings of `dgl-heta launch` differ:
   heta-shared               the same with heavy sub-metatrees shared for equal work (method
                             meta-shared): more stored per host, less waiting.
   heta-exact                as heta, learnable features exactly as DistDGL has them.
-  graphlearn                GraphLearn-for-PyTorch, with --graphlearn PYTHON (see graphlearn.py),
-                            R-GCN on graphs with features on all types.
+  graphlearn                GraphLearn-for-PyTorch by its own script (graphlearn/train.py), with
+                            --graphlearn PYTHON: R-GCN on graphs with features on all types.
 
 Every system runs once per repeat, in turns. The first epoch of a run warms up and is left out; an
 epoch is `--steps` steps of `--batch-size` seeds per trainer, and takes as long as its slowest
@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -48,6 +49,7 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
     "heta": ("meta", HETA),
     "heta-shared": ("meta-shared", HETA),
     "heta-exact": ("meta", ["--set", "train.learnable=exact"]),
+    "graphlearn": ("graphlearn", []),
 }
 OURS = ("meta", "meta-shared", "relation-random")
 STAGES = ("sample", "features", "forward", "backward", "update")
@@ -59,6 +61,8 @@ def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tupl
     kind = f"{method}-{layers}" if method in OURS else method
     out = args.parts / f"{shape}-{args.scales[shape]:g}-{hosts}-{kind}"
     record = out.with_name(f"{out.name}.json")
+    if not record.exists() and method == "graphlearn":
+        graphlearn_parts(args, shape, hosts, out, record)
     if not record.exists():
         way, objective = ("metis", "vol") if method == "metis-vol" else (method, "cut")
         script = [str(BENCH / "dist_parts.py"), "--dataset",
@@ -76,6 +80,20 @@ def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tupl
     return out / "graph.json", json.loads(record.read_text())
 
 
+def graphlearn_parts(args: argparse.Namespace, shape: str, hosts: int, out: Path, record: Path
+                     ) -> None:
+    """Parts by GraphLearn's own random partitioner."""
+    script, files = str(BENCH / "graphlearn/parts.py"), out.with_name(f"{out.name}-files")
+    subprocess.run([sys.executable, script, "export",
+                    f"synthetic-{shape}:scale={args.scales[shape]:g}", str(files)], check=True)
+    child = run_child([args.graphlearn, script, "partition", str(files), str(out), "--parts",
+                       str(hosts)], f"GraphLearn's parts of {shape}", 3600)
+    shutil.rmtree(files)
+    size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
+    record.write_text(json.dumps({"call_s": child.result["seconds"], "process_s": child.seconds,
+                                  "peak_mb": child.peak_mb, "bytes": size}) + "\n")
+
+
 def train(args: argparse.Namespace, shape: str, model: str, system: str, hosts: int, seed: int,
           directory: Path) -> dict[str, Any]:
     """One run: a record per epoch, of all trainers together."""
@@ -84,16 +102,21 @@ def train(args: argparse.Namespace, shape: str, model: str, system: str, hosts: 
     if system == "metis+cache":
         options = [*options, "--set", f"cache.capacity_mb={args.cache_mb}",
                    "--set", f"cache.batches={args.steps}"]
-    evaluate = ["--evaluate"] if args.evaluate else []
+    if system == "graphlearn":  # `env` keeps the command as it is; part_config is not read
+        config, _ = parts(args, shape, "random", hosts)
+        script = ["env", args.graphlearn, str(BENCH / "graphlearn/train.py"), "--partitions",
+                  str(args.parts / f"{shape}-{args.scales[shape]:g}-{hosts}-graphlearn")]
+    else:
+        script = [sys.executable, str(BENCH / "dist_train.py"), "--graph-name", "graph",
+                  "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--target",
+                  made["target"], "--classes", str(made["classes"]), "--model", model,
+                  *(["--evaluate"] if args.evaluate else [])]
     command = [*(["taskset", "-c", args.cpus] if args.cpus else []),
                *CLI, "launch", "--hosts", str(hosts), "--rate", args.rate, "--cores", "1",
                "--part-config", str(config), "--stop-after", str(args.timeout), *options, "--",
-               sys.executable, str(BENCH / "dist_train.py"), "--graph-name", "graph",
-               "--ip-config", "{ip_config}", "--part-config", "{part_config}",
-               "--target", made["target"], "--classes", str(made["classes"]), "--model", model,
-               "--hidden", str(args.hidden), "--fanouts", args.fanouts,
+               *script, "--hidden", str(args.hidden), "--fanouts", args.fanouts,
                "--batch-size", str(args.batch_size), "--epochs", str(args.epochs),
-               "--steps", str(args.steps), "--seed", str(seed), *evaluate]
+               "--steps", str(args.steps), "--seed", str(seed)]
     started = time.perf_counter()
     epochs = read_epochs(run(command, args.timeout + 60, directory))
     if len(epochs) != args.epochs:
@@ -265,7 +288,9 @@ def main() -> None:
     made.add_argument("--shapes", nargs="+", choices=list(SCALES), default=["mag"])
     made.add_argument("--scale", type=float, help="of the graph (default: by shape)")
     made.add_argument("--models", nargs="+", choices=["rgcn", "rgat", "hgt"], default=["rgcn"])
-    made.add_argument("--systems", nargs="+", choices=list(SYSTEMS), default=list(SYSTEMS))
+    made.add_argument("--systems", nargs="+", choices=list(SYSTEMS),
+                      default=[s for s in SYSTEMS if s != "graphlearn"])
+    made.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
     made.add_argument("--hosts", type=int, nargs="+", default=[2])
     made.add_argument("--rate", default="1gbit")
     made.add_argument("--cpus", help="cores for everything, as taskset takes them")
@@ -283,6 +308,8 @@ def main() -> None:
     args = made.parse_args()
     if args.quick:
         args.scale, args.repeats, args.epochs, args.steps = args.scale or 0.01, 1, 2, 3
+    if "graphlearn" in args.systems and (not args.graphlearn or args.models != ["rgcn"]):
+        made.error("graphlearn needs --graphlearn PYTHON and --models rgcn")
     args.scales = {s: args.scale or SCALES[s] for s in args.shapes}
     before = machine()
     runs: list[dict[str, Any]] = []

@@ -38,7 +38,7 @@ SCRIPT = ["--graph-name", "mag", "-d", "mag", "--ip-config", "{ip_config}", "--c
 
 def parts(args: argparse.Namespace, directory: Path, method: str) -> Path:
     """Partition by the user's script; returns the part_config."""
-    script = [str(ROOT / "scripts/bench/mag_parts.py"), "--dataset",
+    script = [str(ROOT / "scripts/bench/dist_parts.py"), "--dataset",
               f"synthetic-mag:scale={args.scale:g}", "--classes", str(args.classes),
               "--num_parts", str(args.hosts), "--part_method", method, "--output", str(directory)]
     run([*CLI, "run", *script] if method == "meta" else [sys.executable, *script],
