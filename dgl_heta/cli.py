@@ -64,7 +64,9 @@ Set = Annotated[list[str] | None, typer.Option(
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
 
 
-@app.command(epilog="Example: dgl-heta plan debian --parts 2 --svg plan.svg")
+@app.command(epilog="Example: dgl-heta plan debian --parts 2 --svg plan.svg. Or: dgl-heta plan "
+             "schema.json --target paper --cluster cluster.toml with the lines machines = 8, "
+             "cores = 16, link_gbit = 25, memory_gb = 128")
 def plan(
     graph: Input, target: Target = None, hops: Hops = None,
     parts: Annotated[int | None, typer.Option(help="Number of partitions. Default: 2.")] = None,
@@ -83,6 +85,15 @@ def plan(
     fanouts: Annotated[str | None, typer.Option(
         help="Neighbours per relation and layer, input layer first, for the comparison and the "
         "prediction without replication. Default: 25, then 20.")] = None,
+    cluster: Annotated[Path | None, typer.Option(
+        help="Predict time, bytes and memory on the machines of this file (TOML or JSON), beside "
+        "DistDGL. Keys: machines, trainers (per machine), cores, link_gbit, latency_us, memory_gb, "
+        "speed (of a core; 1: as measured), metis_cut, coefficients.")] = None,
+    model: Annotated[str | None, typer.Option(
+        help="rgcn, rgat or hgt, with --cluster. Default: rgcn.")] = None,
+    train_nodes: Annotated[int | None, typer.Option(
+        help="Training nodes, with --cluster. Default: those in train_mask, or all target "
+        "nodes.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show how a graph would be partitioned, with what each partition costs.
@@ -91,6 +102,22 @@ def plan(
     """
     opened = open_input(graph, plugins())
     work = _positive(batch_size, "--batch-size"), _positive(hidden, "--hidden")
+    if cluster is not None:
+        for option, given in (
+                ("--compare", compare or None), ("--metapaths", metapaths), ("--svg", svg),
+                ("--parts", parts), ("--replication", replication), ("--memory-mb", memory_mb)):
+            if given is not None:
+                raise InputError(f"{option} has no effect on --cluster, whose file says how many "
+                                 "machines have a partition each; leave one of them out")
+        hops = hops if hops is not None else opened.plan.hops if opened.plan else 2
+        _estimate(opened, cluster, _targets(opened, target), hops, method or "meta", seed or 0,
+                  Workload(*work, fanouts=_fanouts(fanouts, hops)), model or "rgcn", train_nodes,
+                  as_json)
+        return
+    for option, without in (("--model", model), ("--train-nodes", train_nodes)):
+        if without is not None:
+            raise InputError(f"{option} has an effect on --cluster only; give a cluster, or leave "
+                             "it out")
     if compare:
         for option, given in (("--metapaths", metapaths), ("--method", method), ("--svg", svg),
                               ("--replication", replication), ("--memory-mb", memory_mb)):
@@ -123,6 +150,68 @@ def _fanouts(text: str | None, hops: int) -> tuple[int, ...]:
     if wrong := [fanout for fanout in found if fanout < 1 and fanout != -1]:
         raise InputError(f"--fanouts has {wrong[0]}; a fanout is 1 or more, or -1 for all")
     return found
+
+
+def _estimate(opened: GraphInput, file: Path, targets: tuple[str, ...], hops: int, method: str,
+              seed: int, work: Workload, model: str, train_nodes: int | None, as_json: bool
+              ) -> None:
+    from dataclasses import asdict
+
+    from dgl_heta.draw import human_bytes
+    from dgl_heta.estimate import MODELS, Cluster, Coefficients, Training, estimate
+
+    if model not in MODELS:
+        raise InputError(f"--model is '{model}'; it must be one of {', '.join(MODELS)}")
+    cluster = Cluster.load(file)
+    coefficients = Coefficients.load(Path(cluster.coefficients) if cluster.coefficients else None)
+    if train_nodes is None:
+        train_nodes = sum(_in_train_mask(opened, t) for t in targets)
+    elif _positive(train_nodes, "--train-nodes") > sum(
+            opened.schema.node_counts.get(t, train_nodes) for t in targets):
+        raise InputError(f"--train-nodes is {train_nodes}, more than there are target nodes")
+    training = Training(model, work.hidden, work.fanouts or (25, *[20] * (hops - 1)),
+                        work.batch_size, train_nodes,
+                        opened.task.num_classes if opened.task else 0)
+    made = plugins().get("partition backend", method).plan(opened.schema, PartitionRequest(
+        cluster.machines, targets, hops, seed=seed, replication="full", workload=work))
+    found = estimate(made, training, cluster, coefficients)
+    if as_json:
+        print(json.dumps({
+            "cluster": cluster.model_dump(), "training": asdict(training), "method": method,
+            "coefficients": coefficients.model_dump(),
+            "systems": [one.to_json() for one in found]}))
+        return
+    numbers = ("s/step", "s/epoch", "GB/epoch", "memory")
+    table = _table("system", *numbers, title="Predicted", right=numbers)
+    for one in found:
+        table.add_row(one.system, f"{one.seconds_per_step:.3f}",
+                      f"{one.seconds_per_step * one.steps:,.1f}",
+                      f"{one.bytes_per_step * one.steps / 1e9:,.2f}",
+                      human_bytes(round(one.memory)) + (" (too much)" if one.fits is False else ""))
+    out.print(table)
+    out.print(f"{cluster.machines} × {cluster.trainers} trainers, {found[0].steps:,} steps per "
+              f"epoch, {model}, batch {work.batch_size} per trainer, hidden "
+              f"{work.hidden}; memory: topology and features of the machine that holds most; "
+              "replica: without the first values, which are fetched once", style="dim",
+              highlight=False)
+    off = coefficients.errors.get("graphs")
+    out.print("error on graphs that the fit had not seen: " + (
+        f"seconds {off['seconds_median']:.0%} (largest {off['seconds_max']:.0%}), bytes "
+        f"{off['bytes_median']:.0%} (largest {off['bytes_max']:.0%}) in "
+        f"{off['measurements']:.0f} measurements on {escape(coefficients.measured_on)}; other "
+        "machines, links and larger graphs were not measured" if off else "not known"),
+        style="dim", highlight=False)
+
+
+def _in_train_mask(opened: GraphInput, ntype: str) -> int:
+    """Nodes of a type in train_mask; 0 if there is none."""
+    if opened.store is not None:
+        known = opened.store.has_array(ntype, "train_mask")
+        mask: Any = opened.store.array(ntype, "train_mask") if known else None
+    else:
+        arrays = opened.source.node_arrays if opened.source else {}
+        mask = arrays.get(ntype, {}).get("train_mask")
+    return 0 if mask is None else int((mask[:] != 0).sum())
 
 
 def _compare(opened: GraphInput, request: PartitionRequest, work: Workload, as_json: bool) -> None:
