@@ -17,8 +17,9 @@ the settings of `dgl-heta launch` differ:
 Every system runs once per repeat, in turns. The first epoch of a run warms up and is left out; an
 epoch is `--steps` steps of `--batch-size` seeds per trainer, and takes as long as its slowest
 trainer. A ratio is to `metis` of the same repeat. Bytes are what all hosts sent on their links in
-an epoch, as their interfaces count; causes are counted in the trainers. Parts are kept in
-`--parts` and used again. Root is needed for emulated hosts.
+an epoch, as their interfaces count; causes are counted in the trainers, the rest is headers and
+what DistributedDataParallel and GraphLearn send. Parts are kept in `--parts` and used again. Root
+is needed for emulated hosts.
 """
 
 from __future__ import annotations
@@ -157,13 +158,15 @@ def read_epochs(text: str) -> list[dict[str, Any]]:
         causes: Counter[str] = Counter()
         for one in trainers:
             causes.update(one["causes"])
+        sent = sum(t["link"] for t in trainers)
+        causes["rest"] = max(sent - sum(causes.values()), 0)
         accuracy = {name: sum(t[name][0] for t in trainers) / sum(t[name][1] for t in trainers)
                     for name in ("val", "test") if name in trainers[0]}
         joined.append({
             "seconds": max(t["seconds"] for t in trainers),
             "steps": len(trainers[0]["loss"]),
             "stages": {s: statistics.mean(t["stages"][s] for t in trainers) for s in STAGES},
-            "bytes": sum(t["link"] for t in trainers), "causes": dict(causes),
+            "bytes": sent, "causes": dict(causes),
             "memory": max(t["memory"]["own"] + t["memory"]["shared"] for t in trainers),
             "loss": statistics.mean(t["loss"][-1] for t in trainers),
             "trained": max(t["trained"] for t in trainers),

@@ -10,6 +10,8 @@ held out of the fit, or, as a harder question, all settings of one graph. The fi
 is not counted, nor are first values of learnable rows, which `replica` fetches once. Systems with
 a cache are left out.
 
+With `--score FILE` nothing is fitted: measurements are compared with what those coefficients say.
+
 METIS's cut is counted in `--parts`, and is otherwise taken to be the median of that which explains
 measured bytes. `--tables` adds predictions for the paper's testbed and for 1 and 100 billion edges.
 """
@@ -227,14 +229,19 @@ def errors(measured: Sequence[Measured], hold: Callable[[Measured], Any]) -> lis
         rest = [one for one in measured if hold(one) != group]
         if not rest:
             continue
-        coefficients = fit(rest)
-        for one in (m for m in measured if hold(m) == group):
-            said = summary(one.system, one.loads(coefficients.metis_cut), one.cluster,
-                           coefficients, 1)
-            found.append({
-                **dict(zip(KEYS, one.setting)), "system": one.system,
-                "seconds": one.seconds, "bytes": one.bytes,
-                "predicted_seconds": said.seconds_per_step, "predicted_bytes": said.bytes_per_step})
+        found += score([m for m in measured if hold(m) == group], fit(rest))
+    return found
+
+
+def score(measured: Sequence[Measured], coefficients: Coefficients) -> list[dict[str, Any]]:
+    """Every measurement beside its prediction by these coefficients."""
+    found = []
+    for one in measured:
+        said = summary(one.system, one.loads(coefficients.metis_cut), one.cluster, coefficients, 1)
+        found.append({
+            **dict(zip(KEYS, one.setting)), "system": one.system,
+            "seconds": one.seconds, "bytes": one.bytes,
+            "predicted_seconds": said.seconds_per_step, "predicted_bytes": said.bytes_per_step})
     return found
 
 
@@ -245,6 +252,21 @@ def figures(found: Sequence[dict[str, Any]]) -> dict[str, float]:
         off = [abs(f[f"predicted_{what}"] / f[what] - 1) for f in found if f[what]]
         made |= {f"{what}_median": statistics.median(off), f"{what}_max": max(off)}
     return made
+
+
+def error_table(errors: dict[str, dict[str, float]]) -> str:
+    return markdown(
+        ["held out", "measurements", "seconds, median", "largest", "bytes, median", "largest"],
+        [[name, f"{f['measurements']:.0f}", *(f"{100 * f[k]:.0f} %" for k in (
+            "seconds_median", "seconds_max", "bytes_median", "bytes_max"))]
+         for name, f in errors.items()])
+
+
+def rows_table(found: Sequence[dict[str, Any]]) -> str:
+    return markdown(["setting", "system", "s/step", "predicted", "MB/step", "predicted"], [
+        [" ".join(str(f[k]) for k in KEYS), f["system"], f"{f['seconds']:.3f}",
+         f"{f['predicted_seconds']:.3f}", f"{f['bytes'] / 1e6:.2f}",
+         f"{f['predicted_bytes'] / 1e6:.2f}"] for f in found])
 
 
 def tables(coefficients: Coefficients) -> list[str]:
@@ -294,10 +316,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the coefficients here")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
     parser.add_argument("--tables", action="store_true", help="also print predictions")
+    parser.add_argument("--score", type=Path, metavar="FILE", help="compare with these alone")
     args = parser.parse_args()
     measured = read(args.runs, args.parts)
     if not measured:
         sys.exit("error: no measurement of a system that can be predicted")
+    if args.score:
+        found = score(measured, Coefficients.load(args.score))
+        print(f"{error_table({f'as in {args.score.name}': figures(found)})}\n\n{rows_table(found)}")
+        return
     thirds = {s: i % 3 for i, s in enumerate(sorted({one.setting for one in measured}))}
     held = {"settings": errors(measured, lambda one: thirds[one.setting]),
             "graphs": errors(measured, lambda one: one.setting[0])}
@@ -309,15 +336,7 @@ def main() -> None:
         "errors": {name: figures(found) for name, found in held.items() if found},
         "measured_on": f"emulated hosts of one core, {machine['cpu']}"})
     print("## Cost model: errors of held-out measurements\n")
-    print(markdown(
-        ["held out", "measurements", "seconds, median", "largest", "bytes, median", "largest"],
-        [[name, f"{f['measurements']:.0f}", *(f"{100 * f[k]:.0f} %" for k in (
-            "seconds_median", "seconds_max", "bytes_median", "bytes_max"))]
-         for name, f in coefficients.errors.items()]) + "\n")
-    print(markdown(["setting", "system", "s/step", "predicted", "MB/step", "predicted"], [
-        [" ".join(str(f[k]) for k in KEYS), f["system"], f"{f['seconds']:.3f}",
-         f"{f['predicted_seconds']:.3f}", f"{f['bytes'] / 1e6:.2f}",
-         f"{f['predicted_bytes'] / 1e6:.2f}"] for f in held["settings"]]) + "\n")
+    print(f"{error_table(coefficients.errors)}\n\n{rows_table(held['settings'])}\n")
     print(markdown(["unit", "amount", "nanoseconds each"], [
         [unit, UNITS[unit], f"{1e9 * value:.4g}"]
         for unit, value in coefficients.seconds.items()])
