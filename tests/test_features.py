@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, initial_rows
-from dgl_heta.features.rows import gather_rows, sum_rows
+from dgl_heta.features.rows import RECYCLED, gather_rows, sum_rows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
 from dgl_heta.raf.comm import Comm, Traffic
 
@@ -85,3 +85,26 @@ def test_learnable_rows_collect_gradients_and_move() -> None:
 def test_unknown_mode_is_refused() -> None:
     with pytest.raises(InputError, match="exact, replica"):
         LearnableFeatures({}, {}, 4, torch.float64, Comm(Traffic()), mode="replicas")
+
+
+def test_memory_of_gathered_rows_is_used_again_only_when_nothing_refers_to_it() -> None:
+    width = 64
+    count = RECYCLED // (4 * width) + 1
+    table = np.arange(2 * count * width, dtype=np.float32).reshape(-1, width)
+    rng = np.random.default_rng(0)
+    held: list[tuple[torch.Tensor, np.ndarray]] = []
+    addresses = set()
+    for turn in range(40):
+        ids = rng.integers(0, len(table), count)
+        rows = gather_rows(table, ids)
+        addresses.add(rows.ctypes.data)
+        kept = (torch.from_numpy(rows).view(-1, 2, width // 2)[3:, 1],  # a view of a view
+                torch.from_numpy(rows.reshape(-1)[width:2 * width]),
+                torch.from_numpy(rows) * 1.0)[turn % 3]
+        held.append((kept, kept.numpy().copy()))
+        del rows, kept
+        if len(held) > 3:
+            held.pop(int(rng.integers(len(held))))
+        for tensor, wanted in held:
+            assert np.array_equal(tensor.numpy(), wanted)
+    assert len(addresses) < 15, "every batch took new memory"

@@ -5,9 +5,18 @@ One pass, compiled; scripts/bench/rows.py compares them with NumPy and PyTorch.
 
 from __future__ import annotations
 
+import math
+import weakref
+from typing import Any
+
 import numpy as np
 
 from dgl_heta.jit import kernel
+
+RECYCLED = 4 << 20
+"""Bytes from which on memory of gathered rows is used again."""
+_KEPT = 2
+_free: list[np.ndarray] = []
 
 
 def gather_rows(array: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -19,9 +28,37 @@ def gather_rows(array: np.ndarray, ids: np.ndarray) -> np.ndarray:
         An id out of range.
     """
     check_ids(ids, len(array))
-    out = np.empty((len(ids), array.shape[1]), array.dtype)
+    out = new_rows(len(ids), array.shape[1], array.dtype)
     _gather(as_bits(array), ids, as_bits(out))
     return out
+
+
+def new_rows(rows: int, width: int, dtype: Any) -> np.ndarray:
+    """An array (rows, width) with any content.
+
+    Large ones are in memory that earlier ones have left: a batch's rows take as much as the last
+    batch's, and new memory costs more than filling it, a page fault for every 4 KB. Memory is
+    used again when no array, view or tensor refers to it any more.
+    """
+    dtype = np.dtype(dtype)
+    size = rows * width * dtype.itemsize
+    if size < RECYCLED:
+        return np.empty((rows, width), dtype)
+    buffer, rest = None, []
+    while _free:  # a finalizer can add to it meanwhile
+        one = _free.pop()
+        if buffer is None and size <= len(one) <= 2 * size:
+            buffer = one
+        else:
+            rest.append(one)
+    _free.extend(sorted(rest, key=len)[-_KEPT:])
+    if buffer is None:
+        buffer = np.empty(math.ceil(size * 1.1), np.uint8)
+    # All views of this array refer to it, and none past it to the buffer, because what it is made
+    # of is no array.
+    array = np.frombuffer(buffer.data[:size], dtype)
+    weakref.finalize(array, _free.append, buffer).atexit = False
+    return array.reshape(rows, width)
 
 
 def gather_cached(slots: np.ndarray, cached: np.ndarray, array: np.ndarray, ids: np.ndarray
@@ -36,7 +73,7 @@ def gather_cached(slots: np.ndarray, cached: np.ndarray, array: np.ndarray, ids:
         An id out of range.
     """
     check_ids(ids, len(array))
-    out = np.empty((len(ids), array.shape[1]), array.dtype)
+    out = new_rows(len(ids), array.shape[1], array.dtype)
     return out, int(_gather_cached(slots, as_bits(cached), as_bits(array), ids, as_bits(out)))
 
 
