@@ -109,8 +109,9 @@ def plan(
             if given is not None:
                 raise InputError(f"{option} has no effect on --cluster, whose file says how many "
                                  "machines have a partition each; leave one of them out")
+        own = opened.plan if all(x is None for x in (target, hops, method, seed)) else None
         hops = hops if hops is not None else opened.plan.hops if opened.plan else 2
-        _estimate(opened, cluster, _targets(opened, target), hops, method or "meta", seed or 0,
+        _estimate(opened, own, cluster, _targets(opened, target), hops, method or "meta", seed or 0,
                   Workload(*work, fanouts=_fanouts(fanouts, hops)), model or "rgcn", train_nodes,
                   as_json)
         return
@@ -152,9 +153,10 @@ def _fanouts(text: str | None, hops: int) -> tuple[int, ...]:
     return found
 
 
-def _estimate(opened: GraphInput, file: Path, targets: tuple[str, ...], hops: int, method: str,
-              seed: int, work: Workload, model: str, train_nodes: int | None, as_json: bool
-              ) -> None:
+def _estimate(opened: GraphInput, own: Plan | None, file: Path, targets: tuple[str, ...],
+              hops: int, method: str, seed: int, work: Workload, model: str,
+              train_nodes: int | None, as_json: bool) -> None:
+    """Predict a partition's own plan if it is for so many machines, else a new one."""
     from dataclasses import asdict
 
     from dgl_heta.draw import human_bytes
@@ -172,8 +174,11 @@ def _estimate(opened: GraphInput, file: Path, targets: tuple[str, ...], hops: in
     training = Training(model, work.hidden, work.fanouts or (25, *[20] * (hops - 1)),
                         work.batch_size, train_nodes,
                         opened.task.num_classes if opened.task else 0)
-    made = plugins().get("partition backend", method).plan(opened.schema, PartitionRequest(
-        cluster.machines, targets, hops, seed=seed, replication="full", workload=work))
+    if own is not None and own.num_parts == cluster.machines and own.replication == "full":
+        made, method = own, own.method
+    else:
+        made = plugins().get("partition backend", method).plan(opened.schema, PartitionRequest(
+            cluster.machines, targets, hops, seed=seed, replication="full", workload=work))
     found = estimate(made, training, cluster, coefficients)
     if as_json:
         print(json.dumps({
@@ -189,9 +194,9 @@ def _estimate(opened: GraphInput, file: Path, targets: tuple[str, ...], hops: in
                       f"{one.bytes_per_step * one.steps / 1e9:,.2f}",
                       human_bytes(round(one.memory)) + (" (too much)" if one.fits is False else ""))
     out.print(table)
-    out.print(f"{cluster.machines} × {cluster.trainers} trainers, {found[0].steps:,} steps per "
-              f"epoch, {model}, batch {work.batch_size} per trainer, hidden "
-              f"{work.hidden}; memory: topology and features of the machine that holds most; "
+    out.print(f"plan by {method}: {cluster.machines} × {cluster.trainers} trainers, "
+              f"{found[0].steps:,} steps per epoch, {model}, batch {work.batch_size} per trainer"
+              f", hidden {work.hidden}; memory: topology and features of the machine that holds most; "
               "replica: without the first values, which are fetched once", style="dim",
               highlight=False)
     off = coefficients.errors.get("graphs")
@@ -199,7 +204,9 @@ def _estimate(opened: GraphInput, file: Path, targets: tuple[str, ...], hops: in
         f"seconds {off['seconds_median']:.0%} (largest {off['seconds_max']:.0%}), bytes "
         f"{off['bytes_median']:.0%} (largest {off['bytes_max']:.0%}) in "
         f"{off['measurements']:.0f} measurements on {escape(coefficients.measured_on)}; other "
-        "machines, links and larger graphs were not measured" if off else "not known"),
+        "machines, links and larger graphs were not measured"
+        if off and {"seconds_max", "seconds_median", "bytes_max", "bytes_median", "measurements"}
+        <= set(off) else "not known"),
         style="dim", highlight=False)
 
 

@@ -79,13 +79,13 @@ class Cluster(_File):
     `coefficients`, a file of fit_cost.py, replace those that dgl-heta comes with.
     """
 
-    machines: int = Field(ge=1)
+    machines: int = Field(ge=1, le=65536)
     trainers: int = Field(1, ge=1)
     cores: int = Field(1, ge=1)
     link_gbit: float = Field(gt=0)
     latency_us: float = Field(50.0, ge=0)
     memory_gb: float | None = Field(None, gt=0)
-    speed: float = Field(1.0, gt=0)
+    speed: float = Field(1.0, ge=1e-3)
     metis_cut: float | None = Field(None, ge=0, le=1)
     coefficients: str | None = None
 

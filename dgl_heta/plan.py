@@ -52,6 +52,11 @@ class Share:
         """The half-open range of this share in `total` rows."""
         return total * self.index // self.count, total * (self.index + self.width) // self.count
 
+    def __str__(self) -> str:
+        """Such as 2/3, or 2–5/16 for several parts."""
+        last = self.index + self.width
+        return f"{self.index + 1}{f'–{last}' if self.width > 1 else ''}/{self.count}"
+
     def to_json(self) -> list[int]:
         return [self.index, self.count, *([self.width] if self.width != 1 else [])]
 
@@ -322,7 +327,7 @@ def make_shared_plan(schema: Schema, target: str | Sequence[str], hops: int | No
 
 
 SHARES = 16
-"""Equal parts of the target nodes that sub-metatrees are shared by."""
+"""Equal parts of the target nodes that sub-metatrees are shared by; more with many partitions."""
 UNEVEN = 4 / 3
 """Nothing is shared where the heaviest partition has at most so many times the mean: partitions
 that share a sub-metatree draw some neighbours twice."""
@@ -337,19 +342,20 @@ def share_evenly(weights: Sequence[float], parts: int) -> list[dict[int, Share]]
     lightest, first of those that it runs anyway, until that is not worth it.
     """
     dealt = longest_processing_time([round(w * 1000 / (max(weights) or 1)) for w in weights], parts)
-    held = [dict.fromkeys(part, SHARES) for part in dealt]
+    units = max(SHARES, 2 * parts)
+    held = [dict.fromkeys(part, units) for part in dealt]
     mean = sum(weights) / parts
     while len(weights) < parts or max(
             sum(weights[i] for i in part) for part in dealt) > UNEVEN * mean:
-        loads = [sum(weights[i] * n / SHARES for i, n in mine.items()) for mine in held]
+        loads = [sum(weights[i] * n / units for i, n in mine.items()) for mine in held]
         source, lightest = loads.index(max(loads)), loads.index(min(loads))
         room = (loads[source] - loads[lightest]) / 2
         moves = [(i in held[lightest], weights[i], i) for i, n in held[source].items()
-                 if 0 < weights[i] / SHARES <= room]
-        if room < WORTH * mean or not moves:
+                 if 0 < weights[i] / units <= room]
+        if not moves or (room < WORTH * mean and held[lightest]):
             break
         _, weight, index = max(moves)
-        count = min(int(room * SHARES / weight), held[source][index])
+        count = max(int(min(room * units / weight, held[source][index])), 1)
         held[lightest][index] = held[lightest].get(index, 0) + count
         held[source][index] -= count
         if not held[source][index]:
@@ -359,8 +365,8 @@ def share_evenly(weights: Sequence[float], parts: int) -> list[dict[int, Share]]
     for mine in held:
         shares = {}
         for index, count in sorted(mine.items()):
-            whole = count == SHARES
-            shares[index] = Share() if whole else Share(reached[index], SHARES, count)
+            whole = count == units
+            shares[index] = Share() if whole else Share(reached[index], units, count)
             reached[index] += count
         found.append(shares)
     return found

@@ -36,7 +36,8 @@ class Layer:
             made = dgl.create_block(
                 {tuple(relation): ("csc", _with_ids(edges.indptr, edges.indices))},
                 {relation.src: self.block.num_src[relation.src]}, {relation.dst: edges.num_rows})
-            made._graph.heta_edges = message_passing.Edges(edges.indptr, edges.indices)
+            made._graph.heta_edges = message_passing.Edges(
+                edges.indptr, edges.indices, self.block.num_src[relation.src])
             self._graphs[place] = RelationGraph(made._graph, (made.srctypes, made.dsttypes),
                                                 made.etypes)
         graph = self._graphs[place]

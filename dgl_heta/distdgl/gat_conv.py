@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from dgl.nn.pytorch import GATConv
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from dgl_heta.block import RelationBlock
@@ -24,12 +24,25 @@ _EDGES_PER_SOURCE = 2
 
 
 def known(module: Any, rows: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether :func:`run` gives a relation's module's result; else its own `forward` does."""
+    """Whether :func:`run` gives a relation's module's result; else its own `forward` does.
+
+    It reads weights and calls nothing of the module, so there must be no hooks, and no other
+    layers in place of the linear ones.
+    """
     return (type(module) is GATConv and not args and not kwargs
             and isinstance(rows, Tensor) and rows.dim() == 2
             and rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
             and module._allow_zero_in_degree and module.res_fc is None
-            and not any(drop.p and drop.training for drop in (module.feat_drop, module.attn_drop)))
+            and not any(drop.p and drop.training for drop in (module.feat_drop, module.attn_drop))
+            and all(type(layer) is nn.Linear for layer in _linears(module))
+            and not any(hooks for part in module.modules() for hooks in (
+                part._forward_hooks, part._forward_pre_hooks, part._backward_hooks,
+                part._backward_pre_hooks))
+            and not torch.is_autocast_cpu_enabled())
+
+
+def _linears(module: Any) -> list[nn.Module]:
+    return [module.fc_src, module.fc_dst] if hasattr(module, "fc_src") else [module.fc]
 
 
 def run(module: Any, edges: RelationBlock, source: Tensor, destination: Tensor) -> Tensor:

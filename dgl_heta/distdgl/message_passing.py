@@ -24,6 +24,11 @@ class Edges(NamedTuple):
 
     indptr: Tensor
     indices: Tensor
+    sources: int
+
+    def fits(self, rows: Tensor) -> bool:
+        """Whether these are the rows of the sources; DGL says what is wrong if not."""
+        return len(rows) == self.sources
 
 
 def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -31,10 +36,10 @@ def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def gspmm(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> Tensor:
         edges = getattr(gidx, "heta_edges", None)
         if edges is not None and reduce_op == "sum":
-            if op == "copy_lhs" and _ours(lhs):
+            if op == "copy_lhs" and _ours(lhs) and edges.fits(lhs):
                 rows = segment_reduce(edges.indptr, edges.indices, lhs.flatten(1), "sum")
                 return rows.view(-1, *lhs.shape[1:])
-            if op == "mul" and _ours(lhs, rhs) and _per_head(lhs, rhs):
+            if op == "mul" and _ours(lhs, rhs) and edges.fits(lhs) and _per_head(lhs, rhs):
                 heads = lhs.shape[1:-1].numel()
                 rows = weighted_sum(edges.indptr, edges.indices,
                                     lhs.reshape(-1, heads, lhs.shape[-1]), rhs.reshape(-1, heads))
@@ -51,6 +56,8 @@ def sddmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if edges is not None and op in ("add", "dot") and _ours(lhs, rhs) and (
                 {lhs_target, rhs_target} == {"u", "v"} and lhs.shape[1:] == rhs.shape[1:]):
             source, destination = (lhs, rhs) if lhs_target == "u" else (rhs, lhs)
+            if not edges.fits(source) or len(destination) != len(edges.indptr) - 1:
+                return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
             if op == "add":
                 found = edge_add(edges.indptr, edges.indices, source.flatten(1),
                                  destination.flatten(1))
@@ -70,7 +77,8 @@ def softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         from dgl.base import is_all
 
         edges = getattr(gidx, "heta_edges", None)
-        if edges is not None and norm_by == "dst" and is_all(eids) and _ours(logits):
+        if edges is not None and norm_by == "dst" and is_all(eids) and _ours(logits) and (
+                len(logits) == len(edges.indices)):
             found = segment_softmax(edges.indptr, logits.flatten(1))
             return found.view(logits.shape)
         return original(gidx, logits, eids=eids, norm_by=norm_by)

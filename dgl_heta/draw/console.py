@@ -106,7 +106,7 @@ def _link(plan: Plan, vertex: Vertex, style: str = "", weight: int | None = None
             text.append(", " if position else "", style="not bold")
             text.append(str(part), style=f"bold {_style(part)}")
             if share.count > 1:
-                text.append(f" (share {share.index + 1}/{share.count})", style="not bold")
+                text.append(f" (share {share})", style="not bold")
         if len(holders) > 6:
             text.append(f", … ({len(holders) - 6} more)", style="not bold")
     return text
@@ -116,7 +116,7 @@ def _roots(plan: Plan, partition: Partition, limit: int) -> list[str]:
     """What a partition was dealt, with shares or ranges, at most `limit` lines."""
     names = [
         printable(plan.sub_metatrees[i].root)
-        + (f" (share {share.index + 1}/{share.count} of the seeds)" if share.count > 1 else "")
+        + (f" (share {share} of the seeds)" if share.count > 1 else "")
         for i, share in partition.sub_metatrees.items()
     ] if plan.replication == "full" else [
         printable(r) + (" (nodes {:,} … {:,})".format(*partition.ranges[r])

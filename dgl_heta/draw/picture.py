@@ -270,9 +270,9 @@ def _draw_box(canvas: Canvas, plan: Plan, partition: Partition, cost: PartitionC
     heading = f"Partition {partition.index}"
     if len(plan.groups) > 1:
         heading += f" · group {partition.group}"
-    shares = sorted({(s.index, s.count) for s in partition.sub_metatrees.values() if s.count > 1})
+    shares = sorted({(s.index, str(s)) for s in partition.sub_metatrees.values() if s.count > 1})
     if shares:
-        heading += " · share " + ", ".join(f"{i + 1}/{n}" for i, n in shares)
+        heading += " · share " + ", ".join(text for _, text in shares)
     head, line = 28, 18
     layers = plan.hops if plan.hops <= 6 else 0
     height = head + 20 + line * (len(relations) + cut) + 64

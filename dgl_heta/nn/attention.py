@@ -17,6 +17,7 @@ import numba
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
 from dgl_heta.jit import kernel
@@ -146,6 +147,7 @@ class _Scores(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         indptr, indices, queries, states = ctx.saved_tensors
         to_queries, to_states = torch.zeros(queries.shape, dtype=grad.dtype), torch.zeros(
@@ -166,6 +168,7 @@ class _Attend(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         indptr, indices, weights, states = ctx.saved_tensors
         to_weights = torch.empty(weights.shape, dtype=grad.dtype)
@@ -184,6 +187,7 @@ class _Total(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
         return None, edge_rows(ctx.saved_tensors[0], grad)
 
@@ -197,6 +201,7 @@ class _Softmax(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
         indptr, out = ctx.saved_tensors
         to_scores = torch.empty_like(out)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
 from dgl_heta.jit import kernel
@@ -83,6 +84,7 @@ class _Dot(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         indptr, indices, source, destination = ctx.saved_tensors
         to_source = torch.zeros(source.shape, dtype=source.dtype)
@@ -104,6 +106,7 @@ class _Add(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         indptr, indices = ctx.saved_tensors
         to_source = grad.new_zeros((ctx.rows, grad.shape[1]))
@@ -124,6 +127,7 @@ class _Weighted(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         indptr, indices, source, weights = ctx.saved_tensors
         to_source = torch.zeros(source.shape, dtype=source.dtype)

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
 from dgl_heta.jit import kernel
@@ -112,6 +113,7 @@ class _FusedSums(torch.autograd.Function):
         return tuple(found)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         edges = ctx.saved_tensors
         given = [(g, *pair) for g, pair in zip(grads, zip(edges[::2], edges[1::2]))
@@ -137,6 +139,7 @@ class _FusedExtreme(torch.autograd.Function):
         return out
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None]:  # type: ignore[override]
         (winner,) = ctx.saved_tensors
         out = grad.new_zeros((ctx.rows, grad.shape[1]))

@@ -7,6 +7,7 @@ moves; those that several workers have are all-reduced. The averages are the sam
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -56,11 +57,11 @@ class GradientAverage:
         """Send and take in the gradients that one worker alone has; returns who has which."""
         sizes = [sum(p.numel() for p, owner in zip(params, self._owners) if owner == rank)
                  for rank in range(world.size)]
-        flags = torch.tensor([p.grad is not None for p in params], dtype=params[0].dtype,
+        flags = torch.tensor([p.grad is not None for p in params], dtype=_dtype(params),
                              device=params[0].device)
         mine = [p for p, owner in zip(params, self._owners) if owner == world.rank]
         found = world.all_gather_rows(
-            torch.cat([flags, *(_flat(p) for p in mine)]),
+            torch.cat([flags, *(_flat(p).to(flags.dtype) for p in mine)]),
             [len(params) + size for size in sizes], "gradients")
         pieces = found.split([len(params) + size for size in sizes])
         everyone = torch.stack([piece[:len(params)] for piece in pieces]) > 0
@@ -79,13 +80,13 @@ class GradientAverage:
     def _reduce(params: Sequence[nn.Parameter], world: Comm) -> None:
         if not params:
             return
-        _spread(params, world.all_reduce(torch.cat([_flat(p) for p in params]),
-                                         cause="gradients") / world.size)
+        flat = torch.cat([_flat(p) for p in params])  # of the dtype that all of them promote to
+        _spread(params, world.all_reduce(flat, cause="gradients") / world.size)
 
     @staticmethod
     def _all_reduce(params: Sequence[nn.Parameter], world: Comm) -> None:
         """All at once, with who has which."""
-        used = torch.tensor([p.grad is not None for p in params], dtype=params[0].dtype,
+        used = torch.tensor([p.grad is not None for p in params], dtype=_dtype(params),
                             device=params[0].device)
         flat = world.all_reduce(torch.cat([*(_flat(p) for p in params), used]), cause="gradients")
         _spread(params, flat[:-len(params)] / world.size)
@@ -100,4 +101,9 @@ def _flat(param: nn.Parameter) -> Tensor:
 
 def _spread(params: Sequence[nn.Parameter], flat: Tensor) -> None:
     for param, piece in zip(params, flat.split([p.numel() for p in params])):
-        param.grad = piece.view_as(param).clone()
+        param.grad = piece.view_as(param).to(param.dtype, copy=True)
+
+
+def _dtype(params: Sequence[nn.Parameter]) -> torch.dtype:
+    """One that holds all gradients, the same on all workers whichever of them they have."""
+    return functools.reduce(torch.promote_types, (p.dtype for p in params))
