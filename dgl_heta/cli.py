@@ -196,8 +196,9 @@ def _estimate(opened: GraphInput, own: Plan | None, file: Path, targets: tuple[s
     out.print(table)
     out.print(f"plan by {method}: {cluster.machines} × {cluster.trainers} trainers, "
               f"{found[0].steps:,} steps per epoch, {model}, "
-              f"batch {work.batch_size} per trainer, hidden {work.hidden}; memory: topology and features of the machine that holds most; "
-              "replica: without the first values, which are fetched once", style="dim",
+              f"batch {work.batch_size} per trainer, hidden {work.hidden}; memory: topology and "
+              "features of the machine that holds most; replica: without the first values, "
+              "which are fetched once", style="dim",
               highlight=False)
     off = coefficients.errors.get("graphs")
     out.print("error on graphs that the fit had not seen: " + (
