@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dgl_heta.metatree import SubMetatree
 from dgl_heta.plan import Partition, Plan
 from dgl_heta.schema import Relation, Schema
 
@@ -140,38 +139,49 @@ def expected_rows(plan: Plan, work: Workload) -> list[dict[str, float]]:
                                    + rows.get(relation.dst, 0.0) * min(fanout, degree))
         rows = dict(rows)
         for ntype, drawn in draws.items():
-            count = schema.node_counts[ntype]
-            already = rows.get(ntype, 0.0)
-            rows[ntype] = already + (count - already) * -math.expm1(-drawn / max(count, 1))
+            rows[ntype] = _found(schema.node_counts[ntype], rows.get(ntype, 0.0), drawn)
         found.append(rows)
     return found[::-1]
 
 
-def step_work(schema: Schema, tree: SubMetatree, hops: int, work: Workload) -> float:
-    """Expected work of a sub-metatree in a step of `work.batch_size` seeds, in bytes moved.
+CALL = 2_000_000
+"""Work of running one relation at one layer apart from its rows and edges, in bytes moved: about a
+millisecond of calls."""
+
+
+def step_work(plan: Plan, partition: Partition, work: Workload) -> float:
+    """Expected work of a partition in a step of `work.batch_size` seeds, in bytes moved.
 
     The rows of its input nodes, static or learnable with two moments, four times (gathered,
-    projected, and both again backward), and for every sampled edge two rows of hidden states.
+    projected, and both again backward), two rows of hidden states for every sampled edge, and
+    :data:`CALL` per relation and layer. What several sub-metatrees reach counts once. Draws are
+    even, as in :func:`expected_rows`.
     """
-    fanouts = work.fanouts or (25, *[20] * (hops - 1))
+    schema, roots = plan.schema, plan.roots(partition.index)
+    fanouts = work.fanouts or (25, *[20] * (plan.hops - 1))
     width = work.hidden * work.itemsize
-    rows: dict[str, float] = {tree.target: float(work.batch_size)}
-    drawn = 0.0
-    inputs: dict[str, float] = {}
-    for layer, relations in zip(range(hops, 0, -1), tree.levels):
+    seeds = {r: work.batch_size / len(plan.targets) * share.width / share.count
+             for r, share in roots.items()}
+    rows: dict[str, float] = {}
+    drawn = calls = 0.0
+    for layer in range(plan.hops, 0, -1):
         fanout = fanouts[layer - 1] if fanouts[layer - 1] >= 0 else math.inf
         draws: dict[str, float] = {}
-        for relation in relations:
+        reached = [*seeds.items(), *((r, rows.get(r.dst, 0.0)) for r in partition.inner[layer])]
+        for relation, count in reached:
             degree = schema.edge_counts[relation] / max(schema.node_counts[relation.dst], 1)
-            draws[relation.src] = (draws.get(relation.src, 0.0)
-                                   + rows.get(relation.dst, 0.0) * min(fanout, degree))
+            draws[relation.src] = draws.get(relation.src, 0.0) + count * min(fanout, degree)
         drawn += sum(draws.values())
-        rows = {t: schema.node_counts[t] * -math.expm1(-n / max(schema.node_counts[t], 1))
-                for t, n in draws.items()}
-        for t, count in rows.items():
-            inputs[t] = max(inputs.get(t, 0.0), count)
-    return 2 * drawn * width + sum(
-        4 * count * (schema.feature_bytes.get(t) or 3 * width) for t, count in inputs.items())
+        calls += len(partition.layers[layer])
+        for ntype, count in draws.items():
+            rows[ntype] = _found(schema.node_counts[ntype], rows.get(ntype, 0.0), count)
+    return CALL * calls + 2 * drawn * width + sum(
+        4 * count * (schema.feature_bytes.get(t) or 3 * width) for t, count in rows.items())
+
+
+def _found(nodes: int, already: float, draws: float) -> float:
+    """Expected distinct nodes after more draws, which are even over the nodes of a type."""
+    return already + (nodes - already) * -math.expm1(-draws / max(nodes, 1))
 
 
 def _below_last(plan: Plan, work: Workload) -> Mapping[str, int]:

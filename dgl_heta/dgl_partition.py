@@ -18,6 +18,7 @@ from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph import GraphSource
 from dgl_heta.metatree import parse_metapaths
 from dgl_heta.partition import PartitionRequest, config_name
+from dgl_heta.plan import check_parts
 from dgl_heta.plugins import plugins
 from dgl_heta.store import Store
 from dgl_heta.store.csc import count_in_degrees
@@ -149,8 +150,7 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
     from dgl_heta.distdgl.patches import plain
 
     schema = source.schema if isinstance(source, Store) else source.schema()
-    if request.parts < 1:
-        raise InputError(f"the number of partitions is {request.parts}; it must be 1 or more")
+    check_parts(request.parts)
     if request.metapaths:
         raise InputError(f"metapaths go with meta-partitioning, not with method '{method}'")
     for target in request.target:

@@ -161,7 +161,7 @@ class MetaShared(Meta):
         hops = check_hops(request.hops, paths)
         plan = make_shared_plan(
             schema, request.target, hops, request.parts, paths,
-            lambda tree: step_work(schema, tree, hops, work), self.name)
+            lambda plan, partition: step_work(plan, partition, work), self.name)
         if request.memory_limit is not None:
             plan = within(plan, request.memory_limit, request.workload)
         return plan

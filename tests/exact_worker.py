@@ -42,7 +42,10 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
         if case["shared"]:
             first = plan.sub_metatrees[0].root
             plan = make_shared_plan(store.schema, targets, settings.model.layers, parts, metapaths,
-                                    lambda tree: 99 if tree.root == first else 1, "shared")
+                                    lambda plan, part: sum(
+                                        (99 if relation == first else 1) * share.width / share.count
+                                        for relation, share in plan.roots(part.index).items()),
+                                    "shared")
             assert any(s.count > 1 for p in plan.partitions for s in p.sub_metatrees.values())
     engine = Engine(store, plan, settings, plugins, scratch)
     found: dict[str, np.ndarray] = {}

@@ -6,6 +6,8 @@ import itertools
 import json
 import random
 import time
+from collections.abc import Callable, Mapping
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -555,7 +557,8 @@ def test_a_plan_with_any_value_replaced_is_refused_or_means_the_same(data):
 
 @pytest.mark.parametrize(("target", "hops", "parts", "words"), [
     ("papr", 2, 2, ["'papr'", "author, field, institution, paper", "did you mean 'paper'"]),
-    ("paper", 2, 0, ["partitions is 0", "1 or more"]),
+    ("paper", 2, 0, ["partitions is 0", "1 to 65536"]),
+    ("paper", 2, 99999999, ["partitions is 99999999", "1 to 65536"]),
     ("paper", 2, -3, ["partitions is -3"]),
     ("paper", 0, 2, ["hops is 0", "1 or more"]),
     ([], 2, 2, ["no target"]),
@@ -676,9 +679,13 @@ def test_large_schemas_are_planned_in_seconds(types, relations, into_target):
     assert plan.num_parts == 64
 
 
+def adding(weights: list[float]) -> Callable[[Mapping[int, Fraction]], float]:
+    return lambda fractions: sum(weights[i] * float(f) for i, f in fractions.items())
+
+
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=8), st.integers(1, 12))
 def test_shares_make_a_whole_and_relieve_the_heaviest(weights: list[float], parts: int) -> None:
-    held = share_evenly(weights, parts)
+    held = share_evenly(len(weights), parts, adding(weights))
     assert len(held) == parts
     for index in range(len(weights)):
         ranges = [mine[index].rows(1600) for mine in held if index in mine]
@@ -691,10 +698,19 @@ def test_shares_make_a_whole_and_relieve_the_heaviest(weights: list[float], part
 
 
 def test_a_heavy_sub_metatree_is_shared_and_even_ones_are_not() -> None:
-    assert share_evenly([16, 2], 2) == [{0: Share(0, 16, 9)}, {0: Share(9, 16, 7), 1: Share()}]
-    assert share_evenly([5, 3, 1], 2) == [{0: Share()}, {1: Share(), 2: Share()}]
-    assert share_evenly([1], 4) == [{0: Share(0, 16, 4)}, {0: Share(4, 16, 4)},
-                                    {0: Share(8, 16, 4)}, {0: Share(12, 16, 4)}]
+    assert share_evenly(2, 2, adding([16, 2])) == [{0: Share(0, 16, 9)},
+                                                   {0: Share(9, 16, 7), 1: Share()}]
+    assert share_evenly(3, 2, adding([4, 3, 1])) == [{0: Share()}, {1: Share(), 2: Share()}]
+    assert share_evenly(1, 4, adding([1])) == [{0: Share(0, 16, 4)}, {0: Share(4, 16, 4)},
+                                               {0: Share(8, 16, 4)}, {0: Share(12, 16, 4)}]
+
+
+def test_a_sub_metatree_is_not_shared_where_most_of_it_would_be_done_twice() -> None:
+    def load(fractions: Mapping[int, Fraction]) -> float:
+        return sum(15 + (i == 0) * float(f) for i, f in fractions.items())
+
+    held = share_evenly(3, 2, load)
+    assert all(share == Share() for mine in held for share in mine.values())
 
 
 def test_a_shared_plan_is_read_back_and_refused_with_a_gap() -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
+from dgl_heta.errors import InputError
 from dgl_heta.raf.comm import Comm
 
 NOBODY, SEVERAL = -1, -2
@@ -29,8 +30,20 @@ class GradientAverage:
         self._owners: list[int] = []
 
     def __call__(self, parameters: Iterable[nn.Parameter], world: Comm) -> None:
-        """Average in place. A parameter that no worker used keeps no gradient."""
+        """Average in place. A parameter that no worker used keeps no gradient.
+
+        Raises
+        ------
+        InputError
+            A gradient is sparse: averaged, it would be as large as the table.
+        """
         params = [p for p in parameters if p.requires_grad]
+        for param in params:
+            if param.grad is not None and param.grad.layout != torch.strided:
+                raise InputError(
+                    f"a parameter of shape {tuple(param.shape)} has a sparse gradient; keep rows "
+                    "in dgl.distributed.DistEmbedding or torch.nn.Embedding, whose rows move "
+                    "alone, or use sparse=False")
         if world.size == 1 or not params:
             return
         if len(self._owners) != len(params):
