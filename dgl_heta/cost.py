@@ -144,9 +144,9 @@ def expected_rows(plan: Plan, work: Workload) -> list[dict[str, float]]:
     return found[::-1]
 
 
-CALL = 2_000_000
-"""Work of running one relation at one layer apart from its rows and edges, in bytes moved: about a
-millisecond of calls."""
+CALL = 10_000_000
+"""Work of running one relation at one layer apart from its rows and edges, in bytes moved: about
+two milliseconds of calls."""
 
 
 def step_work(plan: Plan, partition: Partition, work: Workload) -> float:

@@ -126,6 +126,9 @@ class TrainSettings(_Section):
     kernel: str = Field("fused", description="aggregation kernel")
     precompute_mb: int = Field(512, ge=1, description="memory of buffers in which sehgnn and nars "
                                "compute neighbour averages, per worker")
+    lazy_features: bool = Field(
+        True, description="DistDGL scripts: static features wait until their values are needed, so "
+        "that they can be aggregated before they are multiplied by a weight")
     seed_states: bool = Field(
         True, description="complete the seeds' states below the last layer; false saves an "
         "exchange per layer for models that do not read the destination's state")

@@ -18,6 +18,7 @@ from dgl_heta.distdgl import gat_conv, graph_conv
 from dgl_heta.distdgl.blocks import Layer, RafBlock
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
+from dgl_heta.features.lazy import LazyRows
 from dgl_heta.nn.cross import merge
 from dgl_heta.schema import Relation
 
@@ -57,6 +58,9 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     convolutions = {place: (module, edges, kwargs)
                     for place, (edges, module, args, kwargs) in chosen.items()
                     if graph_conv.known(module, args, kwargs)}
+    for ntype, states in sources.items():
+        if isinstance(states, LazyRows):
+            states.own_rows = block.wanted(ntype) if ntype in block.num_dst else 0
     aggregated = graph_conv.aggregate_together(convolutions, sources)
     for place, (edges, module, args, kwargs) in chosen.items():
         relation = edges.relation

@@ -19,6 +19,7 @@ from torch import Tensor
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
+from dgl_heta.features.lazy import lazy_rows
 from dgl_heta.features.rows import gather_rows
 from dgl_heta.features.sources import Rows, open_rows
 from dgl_heta.free_memory import capacity_bytes, fit_in_memory
@@ -50,8 +51,12 @@ def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor
             cache.add(tensor._name, *(_pulled(tensor, pull) if array is None else _stored(array)))
         rows = cache.read(tensor._name, numbers)
         return rows.view(len(ids), *tensor.shape[1:]).to(tensor.dtype)
-    if array is None:
+    if array is None or session is None:
         return None
+    if session.settings.train.lazy_features and _cacheable(tensor):
+        waiting = lazy_rows(array, numbers)
+        if waiting is not None and waiting.dtype == tensor.dtype:
+            return waiting
     rows = torch.from_numpy(gather_rows(array.reshape(len(array), -1), numbers))
     return rows.view(len(ids), *array.shape[1:]).to(tensor.dtype)
 

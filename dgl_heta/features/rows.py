@@ -33,6 +33,11 @@ def gather_rows(array: np.ndarray, ids: np.ndarray) -> np.ndarray:
     return out
 
 
+def gather_into(array: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
+    """`out[:] = array[ids]`, of one dtype; ids must be in range."""
+    _gather(as_bits(array), ids, as_bits(out))
+
+
 def new_rows(rows: int, width: int, dtype: Any) -> np.ndarray:
     """An array (rows, width) with any content.
 

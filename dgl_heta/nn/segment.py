@@ -8,7 +8,7 @@ alone and runs on any device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
+from dgl_heta.features.lazy import LazyRows, aggregated, shorter_aggregated
 from dgl_heta.jit import kernel
 
 SEGMENT_OPS = ("sum", "mean", "max", "min")
@@ -79,6 +80,8 @@ def segment_reduce(indptr: Tensor, indices: Tensor, states: Tensor, op: str = "m
     """Aggregate `states` over in-edges with the kernel in use; see :class:`Kernel`."""
     if op not in SEGMENT_OPS:
         raise InputError(f"aggregation '{op}' is unknown; known are {', '.join(SEGMENT_OPS)}")
+    if _before_product(states, [(indptr, indices)], op):
+        return aggregated(states, indptr, indices, op)
     return _kernel(indptr, indices, states, op)
 
 
@@ -86,13 +89,23 @@ def segment_reduce_each(edges: Sequence[tuple[Tensor, Tensor]], states: Tensor, 
                         ) -> list[Tensor]:
     """Aggregate the same `states` over several relations' in-edges; see :func:`segment_reduce`.
 
-    `edges` are pairs of `indptr` and `indices`. With the kernel `fused`, sums and means add their
-    gradients to one array of the size of `states`, instead of each to an array of its own.
+    `edges` are pairs of `indptr` and `indices`. Rows that wait (:mod:`dgl_heta.features.lazy`) may
+    be aggregated before their product with a weight, in all relations or in none. With the
+    kernel `fused`, sums and means add their gradients to one array of the size of `states`,
+    instead of each to an array of its own.
     """
+    if _before_product(states, edges, op):
+        return [aggregated(states, indptr, indices, op) for indptr, indices in edges]
     if (len(edges) < 2 or op not in ("sum", "mean") or type(_kernel) is not FusedKernel
             or not _compiled(states)):
         return [segment_reduce(indptr, indices, states, op) for indptr, indices in edges]
     return list(_FusedSums.apply(states, op == "mean", *(t for pair in edges for t in pair)))
+
+
+def _before_product(states: Tensor, edges: Sequence[tuple[Tensor, Tensor]], op: str
+                    ) -> TypeGuard[LazyRows]:
+    return (op in ("sum", "mean") and type(_kernel) is FusedKernel
+            and shorter_aggregated(states, edges))
 
 
 def _compiled(states: Tensor) -> bool:

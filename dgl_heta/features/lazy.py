@@ -1,0 +1,444 @@
+"""Rows of a static feature that are not gathered before something needs their values.
+
+Wide static features are most of what a batch reads. A script gathers them, converts them,
+multiplies them by a weight (its input layer) and aggregates the result. As
+
+    mean over in-edges of (x W + b) = (mean over in-edges of x) W + b
+
+for a row with in-edges, the product can as well be taken of the aggregated rows, of which there are
+fewer; nothing needs the gathered rows then. :class:`LazyRows` wait for that: they are a tensor to
+PyTorch, with the autograd graph of one, whose values are computed when anything but a conversion,
+a product, or a slice of rows is done with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from dgl_heta.errors import HetaError
+from dgl_heta.features.rows import check_ids, gather_into, new_rows
+from dgl_heta.jit import kernel
+
+CHUNK = 1 << 20
+"""Bytes of rows that are gathered at once."""
+
+_aten = torch.ops.aten
+_DTYPES = {np.dtype(np.float16): torch.float16, np.dtype(np.float32): torch.float32,
+           np.dtype(np.float64): torch.float64}
+_RAW = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.data_ptr, Tensor.contiguous,
+        Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__, Tensor.__deepcopy__,
+        Tensor.share_memory_, Tensor.untyped_storage, Tensor.storage, Tensor.__repr__,
+        Tensor.data.__get__}  # type: ignore[attr-defined]
+"""What looks at memory, of which lazy rows have none."""
+_SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
+
+
+def lazy_rows(array: np.ndarray, ids: np.ndarray) -> Tensor | None:
+    """`array[ids]` as rows that wait; None for other arrays.
+
+    Parameters
+    ----------
+    array : (N, width), half, single or double precision. It must not change any more.
+    ids : (n,) int64.
+
+    Raises
+    ------
+    IndexError
+        An id out of range.
+    """
+    if array.ndim != 2 or array.dtype not in _DTYPES or not array.dtype.isnative:
+        return None
+    check_ids(ids, len(array))
+    return _make(_Source(array, ids), len(ids), _DTYPES[array.dtype])
+
+
+class _Source:
+    """Rows of an array: gathered piece by piece, or aggregated from where they are."""
+
+    def __init__(self, array: np.ndarray, ids: np.ndarray) -> None:
+        self.array, self.ids, self.width = array, ids, array.shape[1]
+
+    def step(self, dtype: torch.dtype) -> int:
+        return max(CHUNK // (self.width * dtype.itemsize), 1)
+
+    def pieces(self, ids: np.ndarray, dtype: torch.dtype) -> Any:
+        """`(start, rows)` one after another; the rows' memory is used again."""
+        step = min(self.step(dtype), max(len(ids), 1))
+        stored = np.empty((step, self.width), self.array.dtype)
+        native = torch.from_numpy(stored)
+        wanted = native if native.dtype == dtype else torch.empty(step, self.width, dtype=dtype)
+        for start in range(0, len(ids), step):
+            count = min(step, len(ids) - start)
+            gather_into(self.array, ids[start:start + count], stored[:count])
+            if wanted is not native:
+                wanted[:count].copy_(native[:count])
+            yield start, wanted[:count]
+
+    def gather(self, ids: np.ndarray, dtype: torch.dtype) -> Tensor:
+        out = _new(len(ids), self.width, dtype)
+        if _DTYPES[self.array.dtype] == dtype:
+            gather_into(self.array, ids, out.numpy())
+        else:
+            for start, rows in self.pieces(ids, dtype):
+                out[start:start + len(rows)] = rows
+        return out
+
+    def times(self, ids: np.ndarray, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Rows times `weight` (width, out)."""
+        out = torch.empty(len(ids), weight.shape[1], dtype=weight.dtype)
+        for start, rows in self.pieces(ids, weight.dtype):
+            into = out[start:start + len(rows)]
+            if bias is None:
+                torch.mm(rows, weight, out=into)
+            else:
+                torch.addmm(bias, rows, weight, out=into)
+        return out
+
+    def transposed_times(self, ids: np.ndarray, right: Tensor) -> Tensor:
+        """Rows transposed times `right` (n, out): the gradient of a weight."""
+        out = torch.zeros(self.width, right.shape[1], dtype=right.dtype)
+        used = np.flatnonzero((right != 0).any(1).numpy())  # a slice's gradient is mostly zeros
+        some = right if len(used) == len(ids) else right[torch.from_numpy(used)]
+        for start, rows in self.pieces(ids[used], right.dtype):
+            out.addmm_(rows.t(), some[start:start + len(rows)])
+        return out
+
+    def aggregate(self, indptr: np.ndarray, indices: np.ndarray, mean: bool, dtype: torch.dtype
+                  ) -> Tensor:
+        """Sum or mean over in-edges (destinations, width)."""
+        out = _new(len(indptr) - 1, self.width, dtype)
+        if _DTYPES[self.array.dtype] == dtype:
+            _aggregate(indptr, indices, self.ids, self.array, mean, out.numpy())
+            return out
+        step, first = self.step(dtype), 0
+        out.zero_()
+        while first < len(out):  # as many destinations as have about a chunk of in-edges
+            last = int(np.searchsorted(indptr, indptr[first] + step, "right")) - 1
+            last = min(max(last, first + 1), len(out))
+            self._aggregate_some(indptr[first:last + 1], indices, mean, out[first:last])
+            first = last
+        return out
+
+    def _aggregate_some(self, indptr: np.ndarray, indices: np.ndarray, mean: bool, out: Tensor
+                        ) -> None:
+        ids = self.ids[indices[indptr[0]:indptr[-1]]]
+        for start, rows in self.pieces(ids, out.dtype):
+            _add_edges(indptr - indptr[0] - start, rows.numpy(), out.numpy())
+        if mean:
+            out /= torch.from_numpy(np.maximum(np.diff(indptr), 1))[:, None]
+
+
+class LazyRows(Tensor):
+    """Made by :func:`lazy_rows`; a two-dimensional tensor on the CPU.
+
+    Attributes
+    ----------
+    source : where rows come from.
+    linear : weight (width of the source, out), bias or None, that they are multiplied by.
+    own_rows : leading rows that are wanted besides aggregations: the destinations' own states.
+    """
+
+    source: _Source
+    linear: tuple[Tensor, Tensor | None] | None
+    own_rows: int
+    _versions: tuple[int, ...]
+    _of: LazyRows | None
+    _range: tuple[int, int]
+    _flipped: bool
+    _value: Tensor | None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _SET_DATA and isinstance(args[0], LazyRows):
+            raise HetaError("the data of feature rows cannot be replaced; copy them by clone(), or "
+                            "use train.lazy_features=false")
+        if func in _RAW:
+            args = (_computed(args[0]), *args[1:])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        handler = _HANDLERS.get(func)
+        if handler is not None:
+            found = handler(*args, **kwargs)
+            if found is not None:
+                return found
+        if not func._schema.is_mutable:
+            return func(*tree_map(_value_of, args), **tree_map(_value_of, kwargs))
+        computed: dict[int, Tensor] = {}
+
+        def in_place(item: Any) -> Any:
+            if not isinstance(item, LazyRows):
+                return item
+            value = item.value(keep=True)
+            computed[id(value)] = item
+            return value
+
+        found = func(*tree_map(in_place, args), **tree_map(in_place, kwargs))
+        return tree_map(lambda item: computed.get(id(item), item), found)
+
+    def value(self, keep: bool = False) -> Tensor:
+        """The rows. Those of a slice are computed alone, unless to be written to (keep)."""
+        whole = self._of
+        if whole is not None:
+            if keep or whole._value is not None:
+                value = whole.value(keep=True)
+                return value.t() if self._flipped else value[slice(*self._range)]
+            value = whole._compute(slice(*self._range))
+            return value.t() if self._flipped else value
+        if self._value is None:
+            self._value = self._compute(slice(None))
+        return self._value
+
+    @property
+    def waits(self) -> bool:
+        """Whether nothing has been computed yet, so that something shorter may do."""
+        return (self if self._of is None else self._of)._value is None
+
+    def _compute(self, rows: slice) -> Tensor:
+        ids = self.source.ids[rows]
+        if self.linear is None:
+            return self.source.gather(ids, self.dtype)
+        self.check()
+        weight, bias = self.linear
+        return self.source.times(ids, weight.detach(), None if bias is None else bias.detach())
+
+    def check(self) -> None:
+        """
+        Raises
+        ------
+        HetaError
+            The weight was changed since the product was asked for.
+        """
+        if self.linear is not None and self._versions != _versions(*self.linear):
+            raise HetaError("a weight was changed in place between a product with feature rows and "
+                            "its use; use train.lazy_features=false")
+
+
+def _make(source: _Source, rows: int, dtype: torch.dtype,
+          linear: tuple[Tensor, Tensor | None] | None = None, of: LazyRows | None = None,
+          range_: tuple[int, int] = (0, 0), flipped: bool = False) -> LazyRows:
+    width = source.width if linear is None else linear[0].shape[1]
+    shape = (width, rows) if flipped else (rows, width)
+    # Whoever reads its memory nevertheless finds NaN.
+    nothing = torch.full((1, 1), float("nan"), dtype=dtype).expand(shape)
+    made: LazyRows = Tensor._make_subclass(LazyRows, nothing)
+    made.own_rows = 0
+    made.source, made.linear, made._of, made._range = source, linear, of, range_
+    made._flipped, made._value = flipped, None
+    made._versions = () if linear is None else _versions(*linear)
+    return made
+
+
+def _versions(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
+    return weight._version, -1 if bias is None else bias._version
+
+
+def _new(rows: int, width: int, dtype: torch.dtype) -> Tensor:
+    numpy = next(n for n, t in _DTYPES.items() if t == dtype)
+    return torch.from_numpy(new_rows(rows, width, numpy))
+
+
+def _value_of(item: Any) -> Any:
+    return item.value() if isinstance(item, LazyRows) else item
+
+
+class _Identity(torch.autograd.Function):
+    """The values of lazy rows, as a plain tensor with their gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
+        value: Tensor = rows.value(keep=True) if isinstance(rows, LazyRows) else rows
+        return value.view_as(value)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+
+def _computed(rows: Any) -> Any:
+    if not isinstance(rows, LazyRows):
+        return rows
+    found: Tensor = _Identity.apply(rows)
+    return found
+
+
+# What can be put off, and what is shorter than computing all rows first.
+
+def _product(rows: LazyRows, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    if (rows._flipped or isinstance(weight, LazyRows) or not rows.waits
+            or weight.dtype != rows.dtype or weight.device.type != "cpu"):
+        return None
+    if rows._of is None:
+        if rows.linear is not None:
+            return None
+        return _make(rows.source, len(rows), rows.dtype, (weight, bias))
+    if rows.linear is not None:
+        value = rows.value(keep=2 * len(rows) > len(rows._of))
+        return value.mm(weight) if bias is None else torch.addmm(bias, value, weight)
+    return rows.source.times(rows.source.ids[slice(*rows._range)], weight, bias)
+
+
+def _addmm(bias: Tensor, left: Any, right: Any, *, beta: float = 1, alpha: float = 1
+           ) -> Tensor | None:
+    if isinstance(left, LazyRows) and bias.dim() == 1 and beta == alpha == 1 and not isinstance(
+            bias, LazyRows):
+        return _product(left, right, bias)
+    return None
+
+
+def _mm(left: Any, right: Any) -> Tensor | None:
+    if isinstance(left, LazyRows) and not left._flipped:
+        return _product(left, right, None)
+    if isinstance(left, LazyRows):  # x.t() @ grad
+        return None if isinstance(right, LazyRows) else _weight_gradient(left._of, left, right)
+    if isinstance(right, LazyRows) and not right._flipped:  # grad.t() @ x
+        found = _weight_gradient(right if right._of is None else right._of, right, left.t())
+        return None if found is None else found.t()
+    return None
+
+
+def _weight_gradient(whole: LazyRows | None, rows: LazyRows, right: Tensor) -> Tensor | None:
+    if whole is None or not whole.waits or whole.linear is not None or right.dtype != rows.dtype:
+        return None
+    ids = whole.source.ids
+    return whole.source.transposed_times(ids if rows._flipped or rows._of is None
+                                         else ids[slice(*rows._range)], right)
+
+
+def _convert(rows: Any, *, dtype: torch.dtype | None = None, device: Any = None, **rest: Any
+             ) -> Tensor | None:
+    """To more precision, as most scripts do with features in half precision."""
+    if (rows._of is not None or rows.linear is not None or not rows.waits or dtype is None
+            or (device is not None and torch.device(device).type != "cpu")
+            or dtype not in _DTYPES.values() or dtype.itemsize < rows.dtype.itemsize
+            or any(value for value in rest.values() if value not in (
+                False, torch.strided, torch.preserve_format))):
+        return None
+    return _make(rows.source, len(rows), dtype)
+
+
+def _slice(rows: Any, dim: int = 0, start: int | None = None, end: int | None = None,
+           step: int = 1) -> Tensor | None:
+    if rows._flipped or dim not in (0, -2) or step != 1:
+        return None
+    low, high, _ = slice(start, end).indices(len(rows))
+    return _part(rows, low, max(high, low))
+
+
+def _part(rows: LazyRows, low: int, high: int) -> LazyRows:
+    before = rows._range[0] if rows._of is not None else 0
+    return _make(rows.source, high - low, rows.dtype, rows.linear,
+                 rows if rows._of is None else rows._of,
+                 (before + low, before + high))
+
+
+def _same(rows: Any, *_: Any) -> Tensor | None:
+    return None if rows._flipped else _part(rows, 0, len(rows))
+
+
+def _view(rows: Any, shape: Sequence[int], *_: Any) -> Tensor | None:
+    return _same(rows) if tuple(shape) == tuple(rows.shape) else None
+
+
+def _transpose(rows: Any) -> Tensor | None:
+    if rows._of is not None or rows._flipped:
+        return None
+    return _make(rows.source, len(rows), rows.dtype, rows.linear, rows, (0, len(rows)), True)
+
+
+def _new_like(func: Any) -> Callable[..., Tensor]:
+    def new(rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        found: Tensor = func(torch.empty(0, dtype=rows.dtype), *args, **kwargs)
+        return found
+    return new
+
+
+def _filled_like(func: Any) -> Callable[..., Tensor]:
+    def like(rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        found: Tensor = func(torch.empty(rows.shape, dtype=rows.dtype), *args, **kwargs)
+        return found
+    return like
+
+
+_HANDLERS: dict[Any, Callable[..., Tensor | None]] = {
+    _aten.addmm.default: _addmm, _aten.mm.default: _mm, _aten._to_copy.default: _convert,
+    _aten.slice.Tensor: _slice, _aten.alias.default: _same, _aten.detach.default: _same,
+    _aten.view.default: _view, _aten._unsafe_view.default: _view,
+    _aten._reshape_alias.default: _view, _aten.t.default: _transpose,
+    **{f.default: _new_like(f) for f in (_aten.new_zeros, _aten.new_ones, _aten.new_empty,
+                                         _aten.new_full, _aten.new_empty_strided)},
+    **{f.default: _filled_like(f) for f in (_aten.zeros_like, _aten.ones_like, _aten.empty_like,
+                                            _aten.full_like)}}
+
+
+# Aggregation
+
+EDGE, GATHER, PRODUCT = 0.5, 1.0, 2 / 25
+"""Nanoseconds per number of a row: to add it to a destination, to gather it (forward and
+backward), and to multiply it by one column of a weight (the same), on one core."""
+MARGIN = 0.8
+"""Aggregation comes first if that is expected to take at most so much of the time."""
+
+
+def shorter_aggregated(states: Tensor, edges: Sequence[tuple[Tensor, Tensor]]
+                       ) -> TypeGuard[LazyRows]:
+    """Whether to aggregate rows before their product, in all these relations (indptr, indices)."""
+    if (not isinstance(states, LazyRows) or states._of is not None or not states.waits
+            or states.dtype not in (torch.float32, torch.float64)):
+        return False
+    if states.linear is None:
+        return True
+    out, width = states.shape[1], states.source.width
+    count = sum(len(indices) for _, indices in edges)
+    rows = sum(len(indptr) - 1 for indptr, _ in edges)
+    per_row = PRODUCT * out
+    return count * EDGE + (rows + states.own_rows) * (GATHER + per_row) < MARGIN * (
+        len(states) * (GATHER + per_row) + 2 * count * EDGE * out / width)
+
+
+def aggregated(states: LazyRows, indptr: Tensor, indices: Tensor, op: str) -> Tensor:
+    """The sum or mean over in-edges of lazy rows, (destinations, width), without computing them."""
+    states.check()
+    rows = states.source.aggregate(indptr.numpy(), indices.numpy(), op == "mean", states.dtype)
+    if states.linear is None:
+        return rows
+    weight, bias = states.linear
+    if bias is None:
+        return rows @ weight
+    degrees = indptr[1:] - indptr[:-1]
+    times = (degrees > 0 if op == "mean" else degrees).to(rows.dtype)
+    return torch.addmm(times[:, None] * bias, rows, weight)
+
+
+@kernel
+def _aggregate(indptr, indices, ids, array, mean, out):  # type: ignore[no-untyped-def]
+    width = array.shape[1]
+    for row in range(len(indptr) - 1):
+        for k in range(width):
+            out[row, k] = 0
+        for edge in range(indptr[row], indptr[row + 1]):
+            source = ids[indices[edge]]
+            for k in range(width):
+                out[row, k] += array[source, k]
+        if mean and indptr[row + 1] > indptr[row]:
+            count = indptr[row + 1] - indptr[row]
+            for k in range(width):
+                out[row, k] /= count
+
+
+@kernel
+def _add_edges(indptr, rows, out):  # type: ignore[no-untyped-def]
+    """Add rows, one per edge 0 … len(rows) - 1, to their destinations; indptr may reach beyond."""
+    for row in range(len(indptr) - 1):
+        for edge in range(max(indptr[row], 0), min(indptr[row + 1], len(rows))):
+            for k in range(rows.shape[1]):
+                out[row, k] += rows[edge, k]

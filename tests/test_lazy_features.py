@@ -1,0 +1,195 @@
+"""Feature rows that wait are, to everything that PyTorch does with a tensor, the gathered rows."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils import dlpack
+
+from dgl_heta.errors import HetaError
+from dgl_heta.features import lazy
+from dgl_heta.features.lazy import LazyRows, lazy_rows
+from dgl_heta.nn.segment import FusedKernel, TorchKernel, segment_reduce_each, use_kernel
+
+NODES, WIDTH = 40, 12
+
+
+@pytest.fixture(autouse=True, scope="module")
+def small() -> Iterator[None]:
+    """Few rows are read in several pieces."""
+    before, lazy.CHUNK = lazy.CHUNK, 7 * WIDTH * 8
+    yield
+    lazy.CHUNK = before
+
+
+def rows(dtype: type = np.float64, seed: int = 0, count: int = 30) -> tuple[Tensor, Tensor]:
+    generator = np.random.default_rng(seed)
+    array = generator.standard_normal((NODES, WIDTH)).astype(dtype)
+    ids = generator.integers(0, NODES, count)
+    found = lazy_rows(array, ids)
+    assert isinstance(found, LazyRows)
+    return found, torch.from_numpy(array[ids])
+
+
+def saved(x: Tensor) -> Tensor:
+    file = io.BytesIO()
+    torch.save(x, file)
+    file.seek(0)
+    found: Tensor = torch.load(file, weights_only=True)
+    return found
+
+
+OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": torch.relu, "whole slice": lambda x: x[:], "slice": lambda x: x[2:9] * 1,
+    "slice of slice": lambda x: x[2:19][3:5] + 0, "columns": lambda x: x[:, 2:4] + 0,
+    "every second": lambda x: x[::2] + 0, "row": lambda x: x[3] + 0,
+    "negative": lambda x: x[-3:] * 2, "empty": lambda x: x[5:2] + 0,
+    "mask": lambda x: x[torch.arange(len(x)) % 3 == 0],
+    "index": lambda x: x[torch.tensor([1, 0, 5, 5])], "cat": lambda x: torch.cat([x, x[:4]]),
+    "own product": lambda x: x @ x.t(), "transposed": lambda x: x.t() + 0,
+    "twice transposed": lambda x: x.t().t() * 1, "sum": lambda x: x.sum(0),
+    "norm": lambda x: F.layer_norm(x, x.shape[1:]), "clone": lambda x: x.clone(),
+    "detach": lambda x: x.detach() + 1, "view": lambda x: x.view(-1, 2, x.shape[1] // 2) + 0,
+    "flatten": lambda x: x.flatten(1) + 0, "reshape": lambda x: x.reshape(len(x), -1) + 0,
+    "single": lambda x: x.float(), "double": lambda x: x.double() + 0,
+    "half": lambda x: x.half(), "to": lambda x: x.to("cpu", torch.float64) + 0,
+    "numpy": lambda x: torch.from_numpy(x.detach().numpy().copy()),
+    "array": lambda x: torch.from_numpy(np.asarray(x.detach())),
+    "list": lambda x: torch.tensor(x.tolist(), dtype=x.dtype),
+    "dlpack": lambda x: dlpack.from_dlpack(dlpack.to_dlpack(x.detach().contiguous())),
+    "new": lambda x: x.new_zeros(3, 2), "like": lambda x: torch.ones_like(x),
+    "deep copy": lambda x: copy.deepcopy(x.detach()) + 0, "data": lambda x: x.data + 0,
+    "pickle": lambda x: pickle.loads(pickle.dumps(x.detach())),  # noqa: S301
+    "save": lambda x: saved(x.detach()),
+    "contiguous": lambda x: x.contiguous(), "chunk": lambda x: x.chunk(3)[1] + 0,
+    "unsqueeze": lambda x: x.unsqueeze(1) + 0, "where": lambda x: torch.where(x > 0, x, -x),
+    "embedding": lambda x: F.embedding(torch.tensor([3, 1]), x),
+    "dropout": lambda x: F.dropout(x, 0.5, training=False) + 0,
+    "item": lambda x: torch.tensor(x[2, 3].item()), "text": lambda x: torch.tensor(len(repr(x))),
+    "iteration": lambda x: torch.stack(list(x[:3])), "equal": lambda x: torch.tensor(bool(
+        torch.equal(x, x.clone()))),
+}
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("product", [False, True])
+def test_an_operation_sees_the_rows(name: str, product: bool) -> None:
+    waiting, plain = rows()
+    weight = torch.linspace(-1, 1, WIDTH * 6, dtype=torch.float64).view(WIDTH, 6)
+    found = OPERATIONS[name](waiting @ weight if product else waiting)
+    expected = OPERATIONS[name](plain @ weight if product else plain)
+    assert found.dtype == expected.dtype
+    assert found.shape == expected.shape
+    np.testing.assert_allclose((found + 0).numpy(), (expected + 0).numpy(), rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_gradient_reaches_the_weight_through_an_operation(name: str) -> None:
+    gradients = []
+    for x in rows():
+        weight = torch.linspace(-1, 1, WIDTH * 6, dtype=torch.float64).view(6, WIDTH)
+        bias = torch.linspace(0, 1, 6, dtype=torch.float64).requires_grad_()
+        weight.requires_grad_()
+        out = OPERATIONS[name](F.linear(x, weight, bias))
+        if not out.requires_grad:
+            gradients.append([])
+            continue
+        gradients.append(list(torch.autograd.grad((out ** 2).sum(), (weight, bias))))
+    for found, expected in zip(*gradients, strict=True):
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("product", [False, True])
+def test_writing_in_place_is_seen_by_all_views(dtype: type, product: bool) -> None:
+    results = []
+    for x in rows(dtype):
+        x = x.double()
+        x = x @ torch.eye(WIDTH, 4, dtype=torch.float64) if product else x
+        early, other = x[4:8], x[6:]
+        before = other + 0
+        early.add_(1)
+        x[0] = 7
+        x.t()[2, 3] = 9
+        torch.mul(x, 2, out=x)
+        assert early.mul_(3) is early
+        results.append([before, x + 0, early + 0, other + 0, x[3:7] + 0])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+@st.composite
+def relations(draw: st.DrawFn) -> list[tuple[Tensor, Tensor]]:
+    found = []
+    for _ in range(draw(st.integers(1, 3))):
+        degrees = draw(st.lists(st.integers(0, 4), min_size=1, max_size=6))
+        indices = draw(st.lists(st.integers(0, 29), min_size=sum(degrees), max_size=sum(degrees)))
+        indptr = torch.tensor([0, *np.cumsum(degrees).tolist()])
+        found.append((indptr, torch.tensor(indices, dtype=torch.int64)))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(relations(), st.sampled_from(["sum", "mean"]), st.booleans(), st.booleans(),
+       st.sampled_from([np.float16, np.float32, np.float64]))
+def test_aggregating_before_the_product_is_exact(
+        edges: list[tuple[Tensor, Tensor]], op: str, biased: bool, own: bool, dtype: type) -> None:
+    """Rows without in-edges, and the destinations' own rows, included."""
+    results = []
+    for x in rows(dtype):
+        generator = torch.Generator().manual_seed(0)
+        weight = torch.randn(5, WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
+        bias = torch.randn(5, dtype=torch.float64, generator=generator).requires_grad_()
+        states = F.linear(x.double(), weight, bias if biased else None)
+        found = segment_reduce_each(edges, states, op)
+        assert not isinstance(states, LazyRows) or states.waits
+        loss = sum(((1 + place) * y ** 2).sum() for place, y in enumerate(found))
+        loss = loss + (states[:4].relu() ** 3).sum() if own else loss
+        wanted = (weight, bias) if biased else (weight,)
+        results.append([*found, *torch.autograd.grad(loss, wanted, allow_unused=True)])
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found.detach().numpy(), expected.detach().numpy(), rtol=1e-9,
+                                   atol=1e-11)
+
+
+def test_rows_are_computed_where_that_is_shorter() -> None:
+    """Many edges, few rows; or another kernel, which knows nothing of waiting."""
+    waiting, _ = rows()
+    weight = torch.ones(WIDTH, 2, dtype=torch.float64)
+    many = [(torch.tensor([0, 4000]), torch.zeros(4000, dtype=torch.int64))]
+    few = [(torch.tensor([0, 2]), torch.zeros(2, dtype=torch.int64))]
+    states = waiting @ weight
+    segment_reduce_each(many, states, "sum")
+    assert not states.waits
+    try:
+        use_kernel(TorchKernel())
+        states = waiting @ weight
+        segment_reduce_each(few, states, "sum")
+        assert not states.waits
+    finally:
+        use_kernel(FusedKernel())
+
+
+def test_what_would_be_wrong_is_refused() -> None:
+    waiting, plain = rows()
+    weight = torch.ones(WIDTH, 2, dtype=torch.float64)
+    states = waiting @ weight
+    weight.add_(1)
+    with pytest.raises(HetaError, match="changed in place"):
+        states + 0
+    with pytest.raises(HetaError, match="cannot be replaced"):
+        waiting.data = plain
+    with pytest.raises(IndexError, match="row ids"):
+        lazy_rows(np.zeros((3, 2)), np.array([0, 3]))
+    assert lazy_rows(np.zeros((3, 2), np.int64), np.array([0])) is None
+    assert lazy_rows(np.zeros((3, 2, 2)), np.array([0])) is None
