@@ -91,6 +91,33 @@ class SeedShares:
         return cls(tuple(b - a for a, b in itertools.pairwise(bounds)), rank)
 
 
+class SeedReads:
+    """The other workers' seeds whose state the next layer reads on this worker.
+
+    Attributes
+    ----------
+    rows : (n,) int64, destination rows in ascending order, in this worker's order.
+    given : positions among this worker's own seeds that others read; one worker's after the
+        other's, `given_counts` of each. Agreed on when states are first exchanged.
+    """
+
+    def __init__(self, rows: Tensor, shares: SeedShares) -> None:
+        self.rows, self._shares = rows, shares
+        self.given: Tensor | None = None
+        self.given_counts: list[int] = []
+
+    def canonical(self) -> Tensor:
+        """The rows in canonical order; as ascending as `rows`."""
+        lower = self.rows - self._shares.own
+        return torch.where(lower < self._shares.before, lower, self.rows)
+
+    def counts(self) -> list[int]:
+        """How many rows of each worker's seeds are read."""
+        starts = torch.tensor([0, *itertools.accumulate(self._shares.sizes)])
+        found: list[int] = torch.searchsorted(self.canonical(), starts).diff().tolist()
+        return found
+
+
 @dataclass
 class RelationBlock:
     """In-edges by one relation of destination rows `start … start + len(indptr) - 2`.
@@ -150,6 +177,10 @@ class Block:
         another row, over all workers, in the schema's order (what AGG_all ranges over).
     has_destinations : whether the source side begins with the destination rows, so that a
         model can read their state (self-loop, attention).
+    own_states : whether on the source side, of the seeds, only this worker's own and those that
+        edges read are complete.
+    reads : per node type which other workers' seeds are read above; the states of the rest may
+        stay incomplete. All are complete for a type that is not there.
     """
 
     layer: int
@@ -161,6 +192,8 @@ class Block:
     seed_relations: dict[str, tuple[Relation, ...]]
     inner_relations: dict[str, tuple[Relation, ...]]
     has_destinations: bool = True
+    own_states: bool = False
+    reads: dict[str, SeedReads] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._into: dict[str, list[RelationBlock]] = {}
@@ -191,6 +224,23 @@ class Block:
         """The states of the wanted destination rows, for self-loops and the like."""
         self.check_destinations(ntype)
         return states[ntype][:self.wanted(ntype)]
+
+
+def mark_reads(below: Block, last: Block) -> None:
+    """Note which seeds' states, made by the layer `below`, edges of the last layer read here.
+
+    Besides these a worker needs those of its own seeds alone.
+    """
+    for ntype, shares in below.seeds.items():
+        if len(shares.sizes) == 1 or shares.others:
+            continue
+        read = torch.zeros(shares.total, dtype=torch.bool)
+        for edges in last.edges:
+            if edges.relation.src == ntype:
+                read[edges.indices[edges.indices < shares.total].long()] = True
+        read[:shares.own] = False
+        below.reads[ntype] = SeedReads(torch.nonzero(read).flatten(), shares)
+        last.own_states = True
 
 
 @dataclass

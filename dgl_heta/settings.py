@@ -126,6 +126,10 @@ class TrainSettings(_Section):
     kernel: str = Field("fused", description="aggregation kernel")
     precompute_mb: int = Field(512, ge=1, description="memory of buffers in which sehgnn and nars "
                                "compute neighbour averages, per worker")
+    complete_states: bool = Field(
+        False, description="DistDGL scripts: complete all seeds' states below the last layer on "
+        "all machines, not only those that are read there; for models that look at all rows of a "
+        "batch together, as BatchNorm does, for which it is done anyway")
     lazy_features: bool = Field(
         True, description="DistDGL scripts: static features wait until their values are needed, so "
         "that they can be aggregated before they are multiplied by a weight")

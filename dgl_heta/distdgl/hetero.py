@@ -37,7 +37,6 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     sources: Mapping[str, Tensor] = inputs[0] if pair else inputs
     wanted: Mapping[str, Tensor] = inputs[1] if pair else {
         t: sources[t] for t in block.num_dst if t in sources}
-    rows = {t: _destinations(layer, t, x, pair) for t, x in wanted.items() if t in block.num_dst}
     aggregate = _BY_FUNCTION.get(getattr(conv.agg_fn, "keywords", {}).get("fn"), conv.agg_fn)
     like = _first(next(iter(sources.values())))
     found = {}
@@ -46,6 +45,10 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
         return (conv._get_module(tuple(relation)), (mod_args or {}).get(relation.etype, ()),
                 (mod_kwargs or {}).get(relation.etype, {}))
 
+    into = session.store.schema.into
+    rows = {t: _destinations(layer, t, x, pair or (
+        block.own_states and any(_reads_destinations(conv, r, call) for r in into[t])))
+            for t, x in wanted.items() if t in block.num_dst}
     if block.last and aggregate == "sum":
         for ntype in block.num_dst:
             members = graph_conv.narrow_first(session, ntype, call)
@@ -77,10 +80,18 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     for ntype, values in parts.items():
         if values or ntype in block.seeds:
             out = _merge(layer, ntype, values, aggregate, (conv, ntype), like,
-                         session.store.schema.into[ntype])
+                         into[ntype])
             if out is not None:
                 found[ntype] = out
     return found
+
+
+def _reads_destinations(conv: Any, relation: Relation, call: Callable[[Relation], Any]) -> bool:
+    """Whether a relation's module may look at its destinations' states; on all machines alike."""
+    try:
+        return not graph_conv.known(*call(relation))
+    except KeyError:  # this relation is not of the model
+        return False
 
 
 def _first(rows: Any) -> Tensor:
@@ -192,15 +203,16 @@ def _layer(g: RafBlock) -> Layer:
     return g.layer
 
 
-def _destinations(layer: Layer, ntype: str, rows: Tensor, wanted: bool) -> Tensor:
+def _destinations(layer: Layer, ntype: str, rows: Tensor, gather: bool) -> Tensor:
     """The states of all destination rows of a type, the other trainers' seeds included.
 
-    Where the script gives the `wanted` rows alone, at the last layer, these are gathered.
+    At the last layer they are gathered where the script gives its own seeds' alone, or these alone
+    are complete.
     """
     block, group = layer.block, layer.session.group
-    if not wanted or not block.last or group.size == 1:
+    if not gather or not block.last or group.size == 1:
         return rows[:block.num_dst[ntype]]
-    session = layer.session
+    session, rows = layer.session, rows[:block.seeds[ntype].own]
     out, session.exchange.token = _Gather.apply(session, block, ntype, rows,
                                                 session.exchange.token)
     return out

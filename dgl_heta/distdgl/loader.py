@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.block import MiniBatch, SeedShares
+from dgl_heta.block import MiniBatch, SeedShares, mark_reads
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.reach import reached_by
 from dgl_heta.distdgl.session import Batch, Session
@@ -135,6 +135,8 @@ class RafLoader:
             seeds[ntype] = np.concatenate(chosen)
             shares[ntype] = SeedShares(tuple(len(c) for c in chosen), session.group.rank)
         batch = self._sampler.sample(seeds, shares, step)
+        if len(batch.blocks) > 1 and not session.all_complete:
+            mark_reads(batch.blocks[-2], batch.blocks[-1])
         session.begin(Batch({(block.layer, t) for block in batch.blocks
                              for t, s in block.seeds.items() if s.total},
                             reached_by(session, batch)))

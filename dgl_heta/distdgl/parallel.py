@@ -35,6 +35,8 @@ class Parallel:
         known = {id(p) for p in self._tables}
         self._dense = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
         self._buffers = list(module.buffers())
+        session.all_complete = session.all_complete or any(
+            isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
         self._merges = any(isinstance(m, HeteroGraphConv) for m in module.modules())
         for state in [*module.parameters(), *module.buffers()]:
             _copy_from_first(session.world, state.data)

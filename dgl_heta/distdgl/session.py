@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dgl_heta.block import SeedShares
+from dgl_heta.block import SeedReads, SeedShares
 from dgl_heta.distdgl.partitions import graph_names
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.nn import use_kernel
@@ -46,9 +46,10 @@ class TrainerExchange(GroupExchange):
         super().__init__(group)
         self._on_backward = on_backward
 
-    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str) -> Tensor:
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str,
+                reads: SeedReads | None = None) -> Tensor:
         self._on_backward()
-        return super().adjoint(grad, shares, own, ntype)
+        return super().adjoint(grad, shares, own, ntype, reads)
 
 
 class Session:
@@ -105,6 +106,8 @@ class Session:
         self._pending = False
         self.after_backward: list[Callable[[], None]] = []
         self.shapes: dict[Any, torch.Size | None] = {}
+        self.all_complete = settings.train.complete_states
+        """Whether the states of all seeds are wanted on all machines, read or not."""
 
     @property
     def partition(self) -> Any:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.block import Block, RelationBlock, SeedShares
+from dgl_heta.block import Block, RelationBlock, SeedReads, SeedShares
 from dgl_heta.errors import InputError
 from dgl_heta.nn.attention import edge_rows, segment_max, segment_total
 from dgl_heta.schema import Relation
@@ -32,13 +32,15 @@ class Exchange(Protocol):
     token: Tensor
 
     def reduce(self, rows: Tensor, op: str, shares: SeedShares, own: bool, layer: int,
-               ntype: str) -> Tensor:
+               ntype: str, reads: SeedReads | None = None) -> Tensor:
         """Merge `rows` (seeds, width) over the workers by `op` (sum, max or min).
 
-        Returns all rows, or with `own` only this worker's.
+        Returns all rows, or with `own` only this worker's. With `reads` sums may be complete for
+        this worker's rows and those that it reads alone; the rest has any finite values.
         """
 
-    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str) -> Tensor:
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str,
+                reads: SeedReads | None = None) -> Tensor:
         """The gradient of all seeds' rows from the gradients that the workers hold, summed."""
 
     def layout(self, ntype: str, layer: int, whole: Sequence[bool | None]
@@ -72,10 +74,11 @@ class Alone:
         """Nothing to order: a kept token would tie the graphs of all steps together."""
 
     def reduce(self, rows: Tensor, op: str, shares: SeedShares, own: bool, layer: int,
-               ntype: str) -> Tensor:
+               ntype: str, reads: SeedReads | None = None) -> Tensor:
         return rows
 
-    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str) -> Tensor:
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str,
+                reads: SeedReads | None = None) -> Tensor:
         return grad
 
     def layout(self, ntype: str, layer: int, whole: Sequence[bool | None]
@@ -334,11 +337,13 @@ class _Merge(torch.autograd.Function):
         ctx.exchange, ctx.op, ctx.edges, ctx.divisors = exchange, op, edges, divisors
         ctx.seeds, ctx.shares, ctx.own, ctx.ntype = seeds, shares, own, ntype
         ctx.token_like = token.detach()
+        ctx.reads = block.reads.get(ntype) if op in ("sum", "mean") and not own else None
 
         def complete(partial: Tensor, how: str, own: bool) -> Tensor:
             if shares is None or not seeds:
                 return partial
-            found = exchange.reduce(partial[:seeds], how, shares, own, block.layer, ntype)
+            found = exchange.reduce(partial[:seeds], how, shares, own, block.layer, ntype,
+                                    ctx.reads)
             return found if own else _join(found, partial[seeds:])
 
         if op in ("sum", "mean"):
@@ -374,7 +379,8 @@ class _Merge(torch.autograd.Function):
                 grad = ctx.exchange.adjoint(grad, ctx.shares, True, ctx.ntype)
             else:
                 grad = _join(
-                    ctx.exchange.adjoint(grad[:ctx.seeds], ctx.shares, False, ctx.ntype),
+                    ctx.exchange.adjoint(grad[:ctx.seeds], ctx.shares, False, ctx.ntype,
+                                         ctx.reads),
                     grad[ctx.seeds:])
         parts = [part.of(grad) for part in ctx.edges]
         if ctx.op in ("max", "min"):

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.block import MiniBatch, SeedShares
+from dgl_heta.block import MiniBatch, SeedReads, SeedShares
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.plan import Plan, make_plan
@@ -58,7 +58,8 @@ class GroupExchange:
     """Completes the seeds' rows over a model-parallel group (Heta Algorithm 1, lines 6-8).
 
     Where all rows are wanted everywhere: all-reduce, in both directions. At the last layer a
-    worker wants its own rows: reduce-scatter forward, all-gather backward.
+    worker wants its own rows: reduce-scatter forward, all-gather backward. So it does below the
+    last layer where it is known which rows are read: these alone are sent besides.
     """
 
     def __init__(self, group: Comm) -> None:
@@ -73,14 +74,45 @@ class GroupExchange:
         self.token = torch.zeros(1, requires_grad=torch.is_grad_enabled())
 
     def reduce(self, rows: Tensor, op: str, shares: SeedShares, own: bool, layer: int,
-               ntype: str) -> Tensor:
+               ntype: str, reads: SeedReads | None = None) -> Tensor:
         self.done.add((layer, ntype))
         rows = shares.canonical(rows)
+        if reads is not None and op == "sum":
+            return self._reduce_for_readers(rows, shares, reads)
         if own:
             return self._group.reduce_scatter_rows(rows, shares.sizes, "partials")
         return shares.local(self._group.holders(ntype).all_reduce(rows, op))
 
-    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str) -> Tensor:
+    def _reduce_for_readers(self, rows: Tensor, shares: SeedShares, reads: SeedReads) -> Tensor:
+        group = self._group
+        own = group.reduce_scatter_rows(rows, shares.sizes, "partials")
+        counts, ones = reads.counts(), [1] * group.size
+        if reads.given is None:
+            reads.given_counts = group.all_to_all_rows(torch.tensor(counts), ones, ones,
+                                                       "partials").tolist()
+            starts = torch.tensor([0, *shares.sizes[:-1]]).cumsum(0)
+            wanted = reads.canonical() - starts.repeat_interleave(torch.tensor(counts))
+            reads.given = group.all_to_all_rows(wanted.int(), counts, reads.given_counts,
+                                                "partials").long()
+        found = group.all_to_all_rows(own[reads.given], reads.given_counts, counts, "partials")
+        # Rows that nobody reads here are no zeros: a model may divide by their norm.
+        rest = own[:1].expand(shares.total - shares.own, -1) if len(own) else rows
+        out = torch.cat([own, rest])
+        out[reads.rows] = found
+        return out
+
+    def _adjoint_for_readers(self, grad: Tensor, shares: SeedShares, reads: SeedReads) -> Tensor:
+        group = self._group
+        assert reads.given is not None
+        found = group.all_to_all_rows(grad[reads.rows], reads.counts(), reads.given_counts,
+                                      "partials")
+        own = grad[:shares.own].index_add(0, reads.given, found)
+        return shares.local(group.all_gather_rows(own, shares.sizes, "partials"))
+
+    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str,
+                reads: SeedReads | None = None) -> Tensor:
+        if reads is not None:
+            return self._adjoint_for_readers(grad, shares, reads)
         if own:
             return shares.local(self._group.all_gather_rows(grad, shares.sizes, "partials"))
         return shares.local(self._group.holders(ntype).all_reduce(shares.canonical(grad)))
