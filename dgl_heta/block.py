@@ -232,8 +232,8 @@ def mark_reads(below: Block, last: Block) -> None:
     Besides these a worker needs those of its own seeds alone.
     """
     for ntype, shares in below.seeds.items():
-        if len(shares.sizes) == 1 or shares.others:
-            continue
+        if len(shares.sizes) == 1 or shares.others or 0 in shares.sizes:
+            continue  # who has no seed of a type has no row to stand for those that it lacks
         read = torch.zeros(shares.total, dtype=torch.bool)
         for edges in last.edges:
             if edges.relation.src == ntype:

@@ -144,6 +144,29 @@ def expected_rows(plan: Plan, work: Workload) -> list[dict[str, float]]:
     return found[::-1]
 
 
+EDGE, GATHER, PRODUCT = 0.5, 1.0, 2 / 25
+"""Nanoseconds per number of a row: to add it to a destination, to gather it (forward and
+backward), and to multiply it by one column of a weight (the same), on one core."""
+MARGIN = 0.8
+"""Aggregation comes first if that is expected to take at most so much of the time."""
+
+
+def aggregated_first(rows: float, edges: float, destinations: float, own: float, width: float,
+                     out: int) -> bool:
+    """Whether feature rows are aggregated before they are multiplied by a weight.
+
+    Parameters
+    ----------
+    rows : source rows, (rows, width), and `edges` of all relations from them.
+    destinations : rows of all these relations.
+    own : rows that are multiplied besides, for the destinations' own states.
+    out : width of the product.
+    """
+    per_row = GATHER + PRODUCT * out
+    return edges * EDGE + (destinations + own) * per_row < MARGIN * (
+        rows * per_row + 2 * edges * EDGE * out / width)
+
+
 CALL = 10_000_000
 """Work of running one relation at one layer apart from its rows and edges, in bytes moved: about
 two milliseconds of calls."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dgl_heta.cost import Workload, memory, predict, type_bytes
+from dgl_heta.cost import Workload, aggregated_first, memory, type_bytes
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.plan import Plan, make_plan
 from dgl_heta.schema import Relation, Schema, read_json
@@ -29,7 +29,8 @@ MODELS = ("rgcn", "rgat", "hgt")
 UNITS = {
     "step": "steps", "module": "relations run, over all layers",
     "edge": "edges sampled by dgl-heta", "edge_rpc": "edges sampled by DistDGL",
-    "gathered": "bytes of input rows", "flop": "operations of dense layers, forward",
+    "gathered": "bytes of input rows read by dgl-heta", "gathered_rpc": "by DistDGL",
+    "flop": "operations of dense layers, forward",
     "message": "bytes of messages along edges", "attention": "the same, weighted by attention",
     "updated": "bytes of learnable rows updated by dgl-heta", "updated_rpc": "by DistDGL",
     "remote": "bytes sent to other machines", "exchange": "exchanges with other machines"}
@@ -256,13 +257,12 @@ def raf_loads(plan: Plan, training: Training, cluster: Cluster, seeds: float,
                          "have replication = full and a partition per machine")
     schema, machines = plan.schema, cluster.machines
     row, work = training.hidden * _ITEM, Workload(1, training.hidden)
-    partials = predict(plan, replace(work, batch_size=1024))  # its sizes are whole numbers
     alone, several = _gradients(plan, training, cluster.trainers)
     gradients = _ITEM * (machines - 1) / machines * (alone + 2 * several)
     users = {t: len(plan.users(t)) for t in schema.node_types}
     reached: dict[Any, Reach] = {}
     loads = []
-    for partition, partial in zip(plan.partitions, partials):
+    for partition in plan.partitions:
         size = len(plan.groups[partition.group])
         key = (size, tuple(partition.sub_metatrees.items()))
         if key not in reached:
@@ -272,7 +272,8 @@ def raf_loads(plan: Plan, training: Training, cluster: Cluster, seeds: float,
         exchanges = 2 * plan.hops * (size > 1) + 2 * (machines > 1)
         rounds = (2 + 4 * (size - 1) * (plan.hops - 1)) * (size > 1) + (2 * machines - 1) * (
             machines > 1)
-        sent = {"partials": partial.partial_bytes / 1024 * seeds * cluster.trainers,
+        sent = {"partials": _partial_rows(size, plan.hops, training.model) * seeds * row
+                * cluster.trainers,
                 "gradients": gradients}
         held = float(memory(schema, partition, work))
         for ntype, rows in found.inputs.items():
@@ -283,8 +284,20 @@ def raf_loads(plan: Plan, training: Training, cluster: Cluster, seeds: float,
                 exchanges += 2
                 rounds += 4
                 held -= away * type_bytes(schema, [ntype], work)[1]
-        loads.append(Load(_work(schema, found, training, exchanges), sent, rounds, held))
+        loads.append(Load(_work(schema, found, training, exchanges, training.model == "rgcn"),
+                          sent, rounds, held))
     return loads
+
+
+def _partial_rows(size: int, hops: int, model: str) -> int:
+    """Rows that a trainer of a group sends per own seed in a step, forward and backward.
+
+    At the last layer and the one below, aggregations go to the seeds' own workers; further below,
+    where all read all seeds' states, they go around a ring. Attention needs the seeds' states at
+    the last layer, too. What edges read of other workers' seeds is left out.
+    """
+    exchanges = 1 + (hops > 1) + 2 * max(hops - 2, 0) + (model != "rgcn" and hops > 1)
+    return 2 * (size - 1) * exchanges
 
 
 def distdgl_load(plan: Plan, training: Training, cluster: Cluster, seeds: float,
@@ -314,7 +327,7 @@ def distdgl_load(plan: Plan, training: Training, cluster: Cluster, seeds: float,
     held = sum(type_bytes(schema, schema.node_types, Workload(1, training.hidden)))
     held += 2 * _ID_BYTES * sum(schema.edge_counts.values())
     work = _work(schema, found, training, exchanges * (machines > 1))
-    for unit in ("edge", "updated"):
+    for unit in ("edge", "updated", "gathered"):
         work[f"{unit}_rpc"], work[unit] = work[unit], 0.0
     return Load(work, sent, rounds * (machines > 1), held / machines)
 
@@ -328,6 +341,7 @@ class Layer:
     rows: dict[Relation, float]
     edges: float
     inner_edges: float
+    drawn: dict[Relation, float] = field(default_factory=dict)
 
 
 @dataclass
@@ -376,6 +390,7 @@ def reach(plan: Plan, part: int, fanouts: Sequence[int], seeds: float, own: floa
                 before[relation, is_seed] = rows, (old * again + (rows - old) * share) / rows
                 made.rows[relation] = made.rows.get(relation, 0.0) + rows
                 made.edges += rows * taken
+                made.drawn[relation] = made.drawn.get(relation, 0.0) + rows * taken
                 made.inner_edges += 0 if is_seed else rows * taken
         for ntype, drawn in draws.items():
             already = found.get(ntype, 0.0)
@@ -402,17 +417,25 @@ def _taken(mean: float, fanout: float) -> float:
     return mean * below[0] + fanout * (1 - below[1])
 
 
-def _work(schema: Schema, found: Reach, training: Training, exchanges: float
+def _work(schema: Schema, found: Reach, training: Training, exchanges: float, lazy: bool = False
           ) -> dict[str, float]:
-    """Units of work of a trainer's step."""
+    """Units of work of a trainer's step; `lazy` features may be aggregated before projected."""
     hidden, square = training.hidden, 2.0 * training.hidden**2
     row = hidden * _ITEM
     work = dict.fromkeys(UNITS, 0.0) | {"step": 1.0, "exchange": float(exchanges)}
     for ntype, rows in found.inputs.items():
         width = schema.feature_bytes.get(ntype, 0)
-        work["gathered"] += rows * (width or row)
+        wide, read, multiplied = width / training.itemsize, rows, rows
+        if width and lazy:
+            first = found.layers[-1]
+            edges = sum(n for r, n in first.drawn.items() if r.src == ntype)
+            into = sum(n for r, n in first.rows.items() if r.src == ntype)
+            own = first.inner.get(ntype, 0.0) + found.own.get(ntype, 0.0)
+            if aggregated_first(rows, edges, into, own, wide, hidden):
+                read, multiplied = edges / 2 + into + own, into + own
+        work["gathered"] += read * (width or row)
         work["updated"] += 0 if width else rows * row
-        work["flop"] += 2 * rows * width / training.itemsize * hidden
+        work["flop"] += 2 * multiplied * wide * hidden
     for layer in found.layers:
         states = {t: layer.inner.get(t, 0.0) + found.own.get(t, 0.0)
                   for t in {*layer.inner, *found.own}}

@@ -23,6 +23,7 @@ from dgl_heta.hookspecs import hookimpl
 from dgl_heta.memory import deal_within, within
 from dgl_heta.metatree import Metapath, check_hops
 from dgl_heta.plan import (
+    Partition,
     Piece,
     Plan,
     balanced,
@@ -156,12 +157,15 @@ class MetaShared(Meta):
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
         if (request.replication or self.replication) == "none":
             return super().plan(schema, request)
-        work = replace(request.workload, batch_size=request.workload.batch_size * request.parts)
         paths = request.metapaths or None
         hops = check_hops(request.hops, paths)
-        plan = make_shared_plan(
-            schema, request.target, hops, request.parts, paths,
-            lambda plan, partition: step_work(plan, partition, work), self.name)
+
+        def work(plan: Plan, partition: Partition) -> float:
+            group = request.parts // max(1, request.parts // len(plan.sub_metatrees))
+            batch = request.workload.batch_size * group
+            return step_work(plan, partition, replace(request.workload, batch_size=batch))
+
+        plan = make_shared_plan(schema, request.target, hops, request.parts, paths, work, self.name)
         if request.memory_limit is not None:
             plan = within(plan, request.memory_limit, request.workload)
         return plan

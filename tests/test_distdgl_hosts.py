@@ -105,10 +105,14 @@ def test_two_trainers_per_host_compute_what_one_process_does_until_one_is_killed
 
 
 def test_replicas_compute_the_same_until_embeddings_part_ways(tmp_path):
-    """With copies of shared types, dense training is exact; rows of one user's types too."""
+    """With copies of shared types, dense training is exact; rows of one user's types too.
+
+    Here with features read at once, and all seeds' states complete everywhere.
+    """
     graph = whole_graph()
     names = ["graph-sum", "gat-max", "evaluate", "SparseAdagrad"]
-    result = launch(graph, tmp_path, 2, names, "--set", "train.learnable=replica")
+    result = launch(graph, tmp_path, 2, names, "--set", "train.learnable=replica", "--set",
+                    "train.lazy_features=false", "--set", "train.complete_states=true")
     assert result.status == 0, result.text
     found = [read(tmp_path, "SparseAdagrad", rank) for rank in range(2)]
     assert all(np.isfinite(array).all() for each in found for array in each.values())

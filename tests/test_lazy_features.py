@@ -128,6 +128,65 @@ def test_writing_in_place_is_seen_by_all_views(dtype: type, product: bool) -> No
         torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
+WRITES: dict[str, Callable[[Tensor], object]] = {
+    "columns of a slice": lambda x: x[:5, -3:].zero_(),
+    "row of a copy without gradient": lambda x: x.detach()[2].fill_(7),
+    "column of everything": lambda x: x[:][:, 1].mul_(2),
+    "every second of a slice": lambda x: x[2:9][::2].add_(1),
+    "transposed": lambda x: x.t()[1:3].add_(1),
+    "single": lambda x: x[3][2].fill_(5),
+    "view": lambda x: x.view(len(x), 2, -1)[:, 1].neg_(),
+    "diagonal": lambda x: x.diagonal().zero_(),
+    "rows of contiguous": lambda x: x.contiguous()[:2].zero_(),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+@pytest.mark.parametrize("product", [False, True])
+def test_writing_through_a_view_is_seen(name: str, product: bool) -> None:
+    results = []
+    for x in rows():
+        x = x @ torch.eye(WIDTH, 4, dtype=torch.float64) if product else x
+        WRITES[name](x)
+        results.append(x + 0)
+    assert torch.equal(*results)
+
+
+def test_gradients_of_rows_written_in_place_are_right_or_refused() -> None:
+    results = []
+    for x in rows():
+        weight = torch.linspace(-1, 1, 4 * WIDTH, dtype=torch.float64).view(4, WIDTH)
+        weight.requires_grad_()
+        states = F.linear(x, weight)
+        F.relu(states, inplace=True)
+        with torch.no_grad():
+            weight.grad = None
+        (states[:7] ** 2).sum().backward()
+        results.append(weight.grad)
+    torch.testing.assert_close(*results)
+    for write in (lambda y, _: y[:3].add_(1), lambda y, part: y.relu_()):
+        states = F.linear(rows()[0], weight)
+        part = states[:7]
+        with pytest.raises(HetaError, match="cannot be written in place"):
+            write(states, part)
+
+
+def test_ids_that_change_later_and_inference_mode() -> None:
+    array = np.arange(12.0).reshape(4, 3)
+    ids = np.array([1, 0])
+    waiting = lazy_rows(array, ids)
+    assert waiting is not None
+    ids += 1
+    assert torch.equal(waiting + 0, torch.from_numpy(array[[1, 0]]))
+    with torch.inference_mode():
+        found = lazy_rows(array, np.array([1, 0]))
+        assert found is not None
+        product = found @ (torch.ones(3, 2, dtype=torch.float64) * 2)
+        (mean,) = segment_reduce_each([(torch.tensor([0, 2]), torch.tensor([0, 1]))], product,
+                                      "mean")
+        assert torch.equal(mean, torch.full((1, 2), 15.0, dtype=torch.float64))
+
+
 @st.composite
 def relations(draw: st.DrawFn) -> list[tuple[Tensor, Tensor]]:
     found = []
@@ -178,6 +237,36 @@ def test_rows_are_computed_where_that_is_shorter() -> None:
         assert not states.waits
     finally:
         use_kernel(FusedKernel())
+
+
+def test_a_gradient_that_is_looked_at_is_there() -> None:
+    """Rows that require one, a hook, retain_grad; and none where the product was made without."""
+    edges = [(torch.tensor([0, 2, 2, 3]), torch.tensor([4, 0, 4]))]
+    results = []
+    for x in rows():
+        weight = torch.linspace(-1, 1, 5 * WIDTH, dtype=torch.float64).view(5, WIDTH)
+        weight.requires_grad_()
+        seen: list[Tensor] = []
+        hooked, retained = F.linear(x, weight), F.linear(x, weight)
+        hooked.register_hook(seen.append)
+        retained.retain_grad()
+        with torch.no_grad():
+            frozen = F.linear(x, weight)
+        for states in (hooked, retained, frozen):
+            (found,) = segment_reduce_each(edges, states, "mean")
+            assert found.requires_grad is (states is not frozen)
+            if found.requires_grad:
+                (found ** 2).sum().backward()
+        saliency = F.linear(x, weight.detach()).requires_grad_()
+        (found,) = segment_reduce_each(edges, saliency, "mean")
+        (found ** 2).sum().backward()
+        x.requires_grad_()
+        (found,) = segment_reduce_each(edges, F.linear(x, weight), "sum")
+        (direct,) = segment_reduce_each(edges, x, "mean")
+        ((found ** 2).sum() + (direct ** 3).sum()).backward()
+        results.append([seen[0], retained.grad, saliency.grad, x.grad, weight.grad])
+    for found, expected in zip(*results, strict=True):
+        np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-10, atol=1e-12)
 
 
 def test_what_would_be_wrong_is_refused() -> None:

@@ -22,6 +22,11 @@ from dgl_heta.nn.segment import segment_reduce, segment_reduce_each
 from dgl_heta.schema import Relation
 
 
+def is_graph_conv(module: Any) -> bool:
+    """Whether a module is DGL's GraphConv, which reads no destinations."""
+    return type(module) is GraphConv
+
+
 def known(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a relation's module and its call are such that :func:`run` gives its result.
 
@@ -31,7 +36,7 @@ def known(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
         A GraphConv that normalises by out-degrees: those inside a batch, which has the seeds of
         all trainers under RAF, so the result would depend on the other trainers.
     """
-    if type(module) is not GraphConv:
+    if not is_graph_conv(module):
         return False
     if module._norm not in ("right", "none"):
         raise InputError(

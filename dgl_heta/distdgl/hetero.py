@@ -7,6 +7,7 @@ the merge over relations, whatever the aggregation, goes over the group (Heta §
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,7 +48,7 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
 
     into = session.store.schema.into
     rows = {t: _destinations(layer, t, x, pair or (
-        block.own_states and any(_reads_destinations(conv, r, call) for r in into[t])))
+        block.own_states and any(_reads_destinations(conv, r) for r in into[t])))
             for t, x in wanted.items() if t in block.num_dst}
     if block.last and aggregate == "sum":
         for ntype in block.num_dst:
@@ -86,10 +87,10 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     return found
 
 
-def _reads_destinations(conv: Any, relation: Relation, call: Callable[[Relation], Any]) -> bool:
+def _reads_destinations(conv: Any, relation: Relation) -> bool:
     """Whether a relation's module may look at its destinations' states; on all machines alike."""
     try:
-        return not graph_conv.known(*call(relation))
+        return not graph_conv.is_graph_conv(conv._get_module(tuple(relation)))
     except KeyError:  # this relation is not of the model
         return False
 
@@ -210,7 +211,7 @@ def _destinations(layer: Layer, ntype: str, rows: Tensor, gather: bool) -> Tenso
     are complete.
     """
     block, group = layer.block, layer.session.group
-    if not gather or not block.last or group.size == 1:
+    if not gather or not block.last or group.size == 1 or not block.num_seeds(ntype):
         return rows[:block.num_dst[ntype]]
     session, rows = layer.session, rows[:block.seeds[ntype].own]
     out, session.exchange.token = _Gather.apply(session, block, ntype, rows,
@@ -247,6 +248,8 @@ def _merge(layer: Layer, ntype: str, parts: list[Part], aggregate: str | Callabl
     `relations` are all that may be merged, in the order for 'stack' and callables.
     """
     block, session = layer.block, layer.session
+    if callable(aggregate) and aggregate is not hetero._stack_agg_func:
+        block = replace(block, reads={})  # it may look at all rows together
     shape = _shape(layer, ntype, parts, owner)
     if shape is None:
         return None

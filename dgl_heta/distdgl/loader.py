@@ -106,7 +106,8 @@ class RafLoader:
         self._epoch += 1
         self._step = 0
         session = self._session
-        session.agree("the epoch of a data loader", [self._number, self._epoch])
+        session.agree("the epoch of a data loader, and whether all states are complete",
+                      [self._number, self._epoch, int(session.all_complete)])
         if self._shuffle:
             state = torch.get_rng_state()
             states = session.group.all_gather_rows(state[None], [1] * session.group.size, "seeds")

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from dgl_heta.cost import aggregated_first
 from dgl_heta.errors import HetaError
 from dgl_heta.features.rows import check_ids, gather_into, new_rows
 from dgl_heta.jit import kernel
@@ -55,7 +56,7 @@ def lazy_rows(array: np.ndarray, ids: np.ndarray) -> Tensor | None:
     if array.ndim != 2 or array.dtype not in _DTYPES or not array.dtype.isnative:
         return None
     check_ids(ids, len(array))
-    return _make(_Source(array, ids), len(ids), _DTYPES[array.dtype])
+    return _make(_Whole(_Source(array, ids.copy()), _DTYPES[array.dtype], None))
 
 
 class _Source:
@@ -134,24 +135,67 @@ class _Source:
             out /= torch.from_numpy(np.maximum(np.diff(indptr), 1))[:, None]
 
 
-class LazyRows(Tensor):
-    """Made by :func:`lazy_rows`; a two-dimensional tensor on the CPU.
+class _Whole:
+    """What lazy rows and their parts have in common. It refers to none of these tensors, whose
+    autograd graph can refer to it.
 
     Attributes
     ----------
     source : where rows come from.
     linear : weight (width of the source, out), bias or None, that they are multiplied by.
+    value : the rows, once they were computed; parts are views of it then.
+    viewed : whether there are parts that autograd takes for views.
+    """
+
+    def __init__(self, source: _Source, dtype: torch.dtype,
+                 linear: tuple[Tensor, Tensor | None] | None) -> None:
+        self.source, self.dtype, self.linear = source, dtype, linear
+        self.value: Tensor | None = None
+        self.viewed = False
+        self._versions = _versions(linear)
+
+    @property
+    def width(self) -> int:
+        return self.source.width if self.linear is None else self.linear[0].shape[1]
+
+    def kept(self) -> Tensor:
+        """The rows, kept for everything that is done with them from now on."""
+        if self.value is None:
+            self.value = self.compute(slice(None))
+        return self.value
+
+    def compute(self, rows: slice) -> Tensor:
+        ids = self.source.ids[rows]
+        if self.linear is None:
+            return self.source.gather(ids, self.dtype)
+        self.check()
+        weight, bias = self.linear
+        return self.source.times(ids, weight.detach(), None if bias is None else bias.detach())
+
+    def check(self) -> None:
+        """
+        Raises
+        ------
+        HetaError
+            The weight was changed since the product was asked for.
+        """
+        if self._versions != _versions(self.linear):
+            raise HetaError("a weight was changed in place between a product with feature rows and "
+                            "its use; use train.lazy_features=false")
+
+
+class LazyRows(Tensor):
+    """Made by :func:`lazy_rows`; a two-dimensional tensor on the CPU.
+
+    Attributes
+    ----------
     own_rows : leading rows that are wanted besides aggregations: the destinations' own states.
     """
 
-    source: _Source
-    linear: tuple[Tensor, Tensor | None] | None
     own_rows: int
-    _versions: tuple[int, ...]
-    _of: LazyRows | None
-    _range: tuple[int, int]
+    whole: _Whole
+    part: slice | None
     _flipped: bool
-    _value: Tensor | None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -171,84 +215,82 @@ class LazyRows(Tensor):
             found = handler(*args, **kwargs)
             if found is not None:
                 return found
-        if not func._schema.is_mutable:
-            return func(*tree_map(_value_of, args), **tree_map(_value_of, kwargs))
-        computed: dict[int, Tensor] = {}
+        schema = func._schema
+        if schema.is_mutable:
+            return _write(func, args, kwargs)
+        view = any(returned.alias_info is not None for returned in schema.returns)
 
-        def in_place(item: Any) -> Any:
-            if not isinstance(item, LazyRows):
-                return item
-            value = item.value(keep=True)
-            computed[id(value)] = item
-            return value
+        def value(item: Any) -> Any:
+            if isinstance(item, LazyRows):
+                item.whole.viewed = item.whole.viewed or view
+                return item.value(keep=view)
+            return item
 
-        found = func(*tree_map(in_place, args), **tree_map(in_place, kwargs))
-        return tree_map(lambda item: computed.get(id(item), item), found)
+        return func(*tree_map(value, args), **tree_map(value, kwargs))
 
     def value(self, keep: bool = False) -> Tensor:
-        """The rows. Those of a slice are computed alone, unless to be written to (keep)."""
-        whole = self._of
-        if whole is not None:
-            if keep or whole._value is not None:
-                value = whole.value(keep=True)
-                return value.t() if self._flipped else value[slice(*self._range)]
-            value = whole._compute(slice(*self._range))
-            return value.t() if self._flipped else value
-        if self._value is None:
-            self._value = self._compute(slice(None))
-        return self._value
+        """The rows. Those of a part are computed alone, unless it is kept as a view of all."""
+        if self.part is None:
+            return self.whole.kept()
+        if keep or not self.waits:
+            found = self.whole.kept()[self.part]
+        else:
+            found = self.whole.compute(self.part)
+        return found.t() if self._flipped else found
 
     @property
     def waits(self) -> bool:
-        """Whether nothing has been computed yet, so that something shorter may do."""
-        return (self if self._of is None else self._of)._value is None
-
-    def _compute(self, rows: slice) -> Tensor:
-        ids = self.source.ids[rows]
-        if self.linear is None:
-            return self.source.gather(ids, self.dtype)
-        self.check()
-        weight, bias = self.linear
-        return self.source.times(ids, weight.detach(), None if bias is None else bias.detach())
-
-    def check(self) -> None:
-        """
-        Raises
-        ------
-        HetaError
-            The weight was changed since the product was asked for.
-        """
-        if self.linear is not None and self._versions != _versions(*self.linear):
-            raise HetaError("a weight was changed in place between a product with feature rows and "
-                            "its use; use train.lazy_features=false")
+        """Whether nothing has been kept yet, so that something shorter may do."""
+        return self.whole.value is None
 
 
-def _make(source: _Source, rows: int, dtype: torch.dtype,
-          linear: tuple[Tensor, Tensor | None] | None = None, of: LazyRows | None = None,
-          range_: tuple[int, int] = (0, 0), flipped: bool = False) -> LazyRows:
-    width = source.width if linear is None else linear[0].shape[1]
-    shape = (width, rows) if flipped else (rows, width)
+def _write(func: Any, args: Any, kwargs: Any) -> Any:
+    """Run what writes to its arguments.
+
+    Raises
+    ------
+    HetaError
+        Autograd would take the rows for what they are not, because views of them are involved.
+    """
+    given: list[Tensor] = []
+    computed: dict[int, LazyRows] = {}
+
+    def kept(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            given.append(item)
+        if not isinstance(item, LazyRows):
+            return item
+        value = item.value(keep=True)
+        computed[id(value)] = item
+        return value
+
+    values, named = tree_map(kept, args), tree_map(kept, kwargs)
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given) and any(
+            item.part is not None or item.whole.viewed for item in computed.values()):
+        raise HetaError("a part of feature rows, or rows of which there are parts, cannot be "
+                        "written in place where gradients are wanted; copy them by clone(), or use "
+                        "train.lazy_features=false")
+    return tree_map(lambda item: computed.get(id(item), item), func(*values, **named))
+
+
+def _make(whole: _Whole, part: slice | None = None, flipped: bool = False) -> LazyRows:
+    rows = len(range(*(part or slice(None)).indices(len(whole.source.ids))))
     # Whoever reads its memory nevertheless finds NaN.
-    nothing = torch.full((1, 1), float("nan"), dtype=dtype).expand(shape)
+    nothing = torch.full((1, 1), float("nan"), dtype=whole.dtype).expand(
+        (whole.width, rows) if flipped else (rows, whole.width))
     made: LazyRows = Tensor._make_subclass(LazyRows, nothing)
-    made.own_rows = 0
-    made.source, made.linear, made._of, made._range = source, linear, of, range_
-    made._flipped, made._value = flipped, None
-    made._versions = () if linear is None else _versions(*linear)
+    made.whole, made.part, made._flipped, made.own_rows = whole, part, flipped, 0
     return made
 
 
-def _versions(weight: Tensor, bias: Tensor | None) -> tuple[int, ...]:
-    return weight._version, -1 if bias is None else bias._version
+def _versions(linear: tuple[Tensor, Tensor | None] | None) -> tuple[int, ...]:
+    """Inference tensors have none."""
+    return tuple(t._version for t in linear or () if t is not None and not t.is_inference())
 
 
 def _new(rows: int, width: int, dtype: torch.dtype) -> Tensor:
     numpy = next(n for n, t in _DTYPES.items() if t == dtype)
     return torch.from_numpy(new_rows(rows, width, numpy))
-
-
-def _value_of(item: Any) -> Any:
-    return item.value() if isinstance(item, LazyRows) else item
 
 
 class _Identity(torch.autograd.Function):
@@ -274,17 +316,18 @@ def _computed(rows: Any) -> Any:
 # What can be put off, and what is shorter than computing all rows first.
 
 def _product(rows: LazyRows, weight: Tensor, bias: Tensor | None) -> Tensor | None:
+    whole = rows.whole
     if (rows._flipped or isinstance(weight, LazyRows) or not rows.waits
+            or (whole.linear is None and rows.requires_grad)
             or weight.dtype != rows.dtype or weight.device.type != "cpu"):
         return None
-    if rows._of is None:
-        if rows.linear is not None:
-            return None
-        return _make(rows.source, len(rows), rows.dtype, (weight, bias))
-    if rows.linear is not None:
-        value = rows.value(keep=2 * len(rows) > len(rows._of))
+    if rows.part is None:
+        return None if whole.linear is not None else _make(
+            _Whole(whole.source, rows.dtype, (weight, bias)))
+    if whole.linear is not None:
+        value = rows.value(keep=2 * len(rows) > len(whole.source.ids))
         return value.mm(weight) if bias is None else torch.addmm(bias, value, weight)
-    return rows.source.times(rows.source.ids[slice(*rows._range)], weight, bias)
+    return whole.source.times(whole.source.ids[rows.part], weight, bias)
 
 
 def _addmm(bias: Tensor, left: Any, right: Any, *, beta: float = 1, alpha: float = 1
@@ -296,34 +339,32 @@ def _addmm(bias: Tensor, left: Any, right: Any, *, beta: float = 1, alpha: float
 
 
 def _mm(left: Any, right: Any) -> Tensor | None:
-    if isinstance(left, LazyRows) and not left._flipped:
-        return _product(left, right, None)
-    if isinstance(left, LazyRows):  # x.t() @ grad
-        return None if isinstance(right, LazyRows) else _weight_gradient(left._of, left, right)
-    if isinstance(right, LazyRows) and not right._flipped:  # grad.t() @ x
-        found = _weight_gradient(right if right._of is None else right._of, right, left.t())
+    if not isinstance(left, LazyRows):  # grad.t() @ x
+        found = None if right._flipped else _weight_gradient(right, left.t())
         return None if found is None else found.t()
-    return None
+    if not left._flipped:
+        return _product(left, right, None)
+    return None if isinstance(right, LazyRows) else _weight_gradient(left, right)  # x.t() @ grad
 
 
-def _weight_gradient(whole: LazyRows | None, rows: LazyRows, right: Tensor) -> Tensor | None:
-    if whole is None or not whole.waits or whole.linear is not None or right.dtype != rows.dtype:
+def _weight_gradient(rows: LazyRows, right: Tensor) -> Tensor | None:
+    whole = rows.whole
+    if not rows.waits or whole.linear is not None or right.dtype != rows.dtype:
         return None
-    ids = whole.source.ids
-    return whole.source.transposed_times(ids if rows._flipped or rows._of is None
-                                         else ids[slice(*rows._range)], right)
+    return whole.source.transposed_times(whole.source.ids[rows.part or slice(None)], right)
 
 
 def _convert(rows: Any, *, dtype: torch.dtype | None = None, device: Any = None, **rest: Any
              ) -> Tensor | None:
     """To more precision, as most scripts do with features in half precision."""
-    if (rows._of is not None or rows.linear is not None or not rows.waits or dtype is None
+    whole = rows.whole
+    if (rows.part is not None or whole.linear is not None or not rows.waits or dtype is None
             or (device is not None and torch.device(device).type != "cpu")
             or dtype not in _DTYPES.values() or dtype.itemsize < rows.dtype.itemsize
             or any(value for value in rest.values() if value not in (
                 False, torch.strided, torch.preserve_format))):
         return None
-    return _make(rows.source, len(rows), dtype)
+    return _make(_Whole(whole.source, dtype, None))
 
 
 def _slice(rows: Any, dim: int = 0, start: int | None = None, end: int | None = None,
@@ -331,14 +372,13 @@ def _slice(rows: Any, dim: int = 0, start: int | None = None, end: int | None = 
     if rows._flipped or dim not in (0, -2) or step != 1:
         return None
     low, high, _ = slice(start, end).indices(len(rows))
+    rows.whole.viewed = True
     return _part(rows, low, max(high, low))
 
 
 def _part(rows: LazyRows, low: int, high: int) -> LazyRows:
-    before = rows._range[0] if rows._of is not None else 0
-    return _make(rows.source, high - low, rows.dtype, rows.linear,
-                 rows if rows._of is None else rows._of,
-                 (before + low, before + high))
+    before = rows.part.start if rows.part is not None else 0
+    return _make(rows.whole, slice(before + low, before + high))
 
 
 def _same(rows: Any, *_: Any) -> Tensor | None:
@@ -346,13 +386,17 @@ def _same(rows: Any, *_: Any) -> Tensor | None:
 
 
 def _view(rows: Any, shape: Sequence[int], *_: Any) -> Tensor | None:
-    return _same(rows) if tuple(shape) == tuple(rows.shape) else None
+    if tuple(shape) != tuple(rows.shape):
+        return None
+    rows.whole.viewed = True
+    return _same(rows)
 
 
 def _transpose(rows: Any) -> Tensor | None:
-    if rows._of is not None or rows._flipped:
+    if rows.part is not None:
         return None
-    return _make(rows.source, len(rows), rows.dtype, rows.linear, rows, (0, len(rows)), True)
+    rows.whole.viewed = True
+    return _make(rows.whole, slice(0, len(rows)), flipped=True)
 
 
 def _new_like(func: Any) -> Callable[..., Tensor]:
@@ -382,36 +426,32 @@ _HANDLERS: dict[Any, Callable[..., Tensor | None]] = {
 
 # Aggregation
 
-EDGE, GATHER, PRODUCT = 0.5, 1.0, 2 / 25
-"""Nanoseconds per number of a row: to add it to a destination, to gather it (forward and
-backward), and to multiply it by one column of a weight (the same), on one core."""
-MARGIN = 0.8
-"""Aggregation comes first if that is expected to take at most so much of the time."""
-
-
 def shorter_aggregated(states: Tensor, edges: Sequence[tuple[Tensor, Tensor]]
                        ) -> TypeGuard[LazyRows]:
     """Whether to aggregate rows before their product, in all these relations (indptr, indices)."""
-    if (not isinstance(states, LazyRows) or states._of is not None or not states.waits
-            or states.dtype not in (torch.float32, torch.float64)):
+    if (not isinstance(states, LazyRows) or states.part is not None or not states.waits
+            or states.dtype not in (torch.float32, torch.float64)
+            # Its own gradient is looked at:
+            or (states.requires_grad and states.is_leaf) or states._backward_hooks
+            or states.retains_grad):
         return False
-    if states.linear is None:
+    if states.whole.linear is None:
         return True
-    out, width = states.shape[1], states.source.width
-    count = sum(len(indices) for _, indices in edges)
-    rows = sum(len(indptr) - 1 for indptr, _ in edges)
-    per_row = PRODUCT * out
-    return count * EDGE + (rows + states.own_rows) * (GATHER + per_row) < MARGIN * (
-        len(states) * (GATHER + per_row) + 2 * count * EDGE * out / width)
+    return aggregated_first(len(states), sum(len(indices) for _, indices in edges),
+                            sum(len(indptr) - 1 for indptr, _ in edges), states.own_rows,
+                            states.whole.source.width, states.shape[1])
 
 
 def aggregated(states: LazyRows, indptr: Tensor, indices: Tensor, op: str) -> Tensor:
     """The sum or mean over in-edges of lazy rows, (destinations, width), without computing them."""
-    states.check()
-    rows = states.source.aggregate(indptr.numpy(), indices.numpy(), op == "mean", states.dtype)
-    if states.linear is None:
+    whole = states.whole
+    whole.check()
+    rows = whole.source.aggregate(indptr.numpy(), indices.numpy(), op == "mean", states.dtype)
+    if whole.linear is None:
         return rows
-    weight, bias = states.linear
+    weight, bias = whole.linear
+    if not states.requires_grad:  # the product was made without a gradient
+        weight, bias = weight.detach(), None if bias is None else bias.detach()
     if bias is None:
         return rows @ weight
     degrees = indptr[1:] - indptr[:-1]

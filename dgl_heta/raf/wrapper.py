@@ -96,8 +96,7 @@ class GroupExchange:
                                                 "partials").long()
         found = group.all_to_all_rows(own[reads.given], reads.given_counts, counts, "partials")
         # Rows that nobody reads here are no zeros: a model may divide by their norm.
-        rest = own[:1].expand(shares.total - shares.own, -1) if len(own) else rows
-        out = torch.cat([own, rest])
+        out = torch.cat([own, own[:1].expand(shares.total - shares.own, -1)])
         out[reads.rows] = found
         return out
 
@@ -106,7 +105,7 @@ class GroupExchange:
         assert reads.given is not None
         found = group.all_to_all_rows(grad[reads.rows], reads.counts(), reads.given_counts,
                                       "partials")
-        own = grad[:shares.own].index_add(0, reads.given, found)
+        own = grad[:shares.own].index_add(0, reads.given.to(grad.device), found)
         return shares.local(group.all_gather_rows(own, shares.sizes, "partials"))
 
     def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str,

@@ -60,7 +60,7 @@ DISTDGL = ("metis", "metis-vol", "random")
 STAGES: dict[str, tuple[tuple[str, ...], tuple[str, ...], dict[str, float]]] = {
     # stages of the script, units of work in them, shares of bytes by cause
     "sample": (("sample",), ("edge", "edge_rpc"), {"sampling": 1}),
-    "features": (("features",), ("gathered",), {"features": 1, "learnable": 0.5}),
+    "features": (("features",), ("gathered_rpc",), {"features": 1, "learnable": 0.5}),
     "update": (("update",), ("updated", "updated_rpc"), {"learnable": 0.5}),
     "compute": (("forward", "backward"), ("step", "module", "flop", "message", "attention"),
                 {"gradients": 1})}
@@ -206,11 +206,12 @@ def _stages(one: Measured, loads: Sequence[Load], names: Sequence[str]
     """Equations of the stages of a step, means over machines.
 
     Each is divided by the geometric mean of stage and step, so that short stages tell as well.
-    RAF's forward and backward passes wait for other machines and are no such mean.
+    RAF's forward and backward passes wait for other machines and are no such mean; and features
+    are read in them.
     """
     found = []
     for stage, (_, units, causes) in STAGES.items():
-        if stage == "compute" and one.system not in DISTDGL:
+        if stage in ("compute", "features") and one.system not in DISTDGL:
             continue
         sent = statistics.mean(sum(load.sent.get(c, 0.0) * part for c, part in causes.items())
                                for load in loads)
