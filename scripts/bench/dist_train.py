@@ -177,9 +177,9 @@ def epoch(args: argparse.Namespace, loader: Any, model: Any, labels: Tensor, den
     for ids, seeds, blocks in loader:
         started = last
         stage("sample")
-        rows = inputs.fetch(ids)
-        stage("features")
-        with torch.set_grad_enabled(dense is not None):
+        with torch.set_grad_enabled(dense is not None):  # else DistEmbedding waits for gradients
+            rows = inputs.fetch(ids)
+            stage("features")
             logits = model(blocks, rows)
         wanted = labels[seeds[args.target]]
         loss = F.cross_entropy(logits, wanted)
