@@ -507,7 +507,7 @@ BAD_GRAPHS = {
     "no relation into the target": (lambda: no_edges_into("institution"), None,
                                     ("--target", "institution"),
                                     "no relation ends at target node type 'institution'"),
-    "no parts": (academic, None, ("--parts", "0"), "number of partitions is 0; .*1 or more"),
+    "no parts": (academic, None, ("--parts", "0"), "number of partitions is 0; .*1 to 65536"),
     "negative parts": (academic, None, ("--parts", "-3"), "number of partitions is -3"),
     "no hops": (academic, None, ("--hops", "0"), "number of hops is 0"),
     "empty relation": (academic, lambda files: [np.save(files / f"cites-{side}.npy", IDS[:0])
