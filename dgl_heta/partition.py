@@ -28,11 +28,12 @@ from dgl_heta.plan import (
     Plan,
     balanced,
     deal_whole,
+    group_sizes,
     make_plan,
-    make_shared_plan,
     plan_without_replication,
 )
 from dgl_heta.schema import Relation, Schema
+from dgl_heta.shared_plan import make_shared_plan
 from dgl_heta.store import Store
 from dgl_heta.store.directory import new_directory
 from dgl_heta.store.writer import Progress, check_source, fill_store, safe_name
@@ -161,7 +162,7 @@ class MetaShared(Meta):
         hops = check_hops(request.hops, paths)
 
         def work(plan: Plan, partition: Partition) -> float:
-            group = request.parts // max(1, request.parts // len(plan.sub_metatrees))
+            group = max(group_sizes(request.parts, len(plan.sub_metatrees)))
             batch = request.workload.batch_size * group
             return step_work(plan, partition, replace(request.workload, batch_size=batch))
 

@@ -15,10 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from dgl_heta.metatree import parse_metapaths
-from dgl_heta.plan import Deal, Piece, make_plan, make_shared_plan, plan_without_replication
+from dgl_heta.plan import Deal, Piece, make_plan, plan_without_replication
 from dgl_heta.plugins import Plugins
 from dgl_heta.schema import Relation, Schema
 from dgl_heta.settings import load_settings
+from dgl_heta.shared_plan import make_shared_plan
 from dgl_heta.store import Store
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.tasks import NodeStep, resolve

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import dlpack
 
 from dgl_heta.errors import HetaError
-from dgl_heta.features import lazy
+from dgl_heta.features import chunks
 from dgl_heta.features.lazy import LazyRows, lazy_rows
 from dgl_heta.nn.segment import FusedKernel, TorchKernel, segment_reduce_each, use_kernel
 
@@ -27,9 +27,9 @@ NODES, WIDTH = 40, 12
 @pytest.fixture(autouse=True, scope="module")
 def small() -> Iterator[None]:
     """Few rows are read in several pieces."""
-    before, lazy.CHUNK = lazy.CHUNK, 7 * WIDTH * 8
+    before, chunks.CHUNK = chunks.CHUNK, 7 * WIDTH * 8
     yield
-    lazy.CHUNK = before
+    chunks.CHUNK = before
 
 
 def rows(dtype: type = np.float64, seed: int = 0, count: int = 30) -> tuple[Tensor, Tensor]:

@@ -20,8 +20,9 @@ from dgl_heta.cost import to_json as cost_json
 from dgl_heta.datasets.synthetic import shape_schema
 from dgl_heta.errors import InputError
 from dgl_heta.partition import MetaShared, PartitionRequest
-from dgl_heta.plan import Plan, Share, longest_processing_time, make_plan, share_evenly
+from dgl_heta.plan import Plan, Share, longest_processing_time, make_plan
 from dgl_heta.schema import Relation, Schema
+from dgl_heta.shared_plan import share_evenly
 from dgl_heta.store import Store, write_store
 
 WRITES = Relation("author", "writes", "paper")

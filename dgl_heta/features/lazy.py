@@ -23,15 +23,10 @@ from torch.utils._pytree import tree_map
 
 from dgl_heta.cost import aggregated_first
 from dgl_heta.errors import HetaError
-from dgl_heta.features.rows import check_ids, gather_into, new_rows
-from dgl_heta.jit import kernel
-
-CHUNK = 1 << 20
-"""Bytes of rows that are gathered at once."""
+from dgl_heta.features.chunks import DTYPES, ChunkedRows
+from dgl_heta.features.rows import check_ids
 
 _aten = torch.ops.aten
-_DTYPES = {np.dtype(np.float16): torch.float16, np.dtype(np.float32): torch.float32,
-           np.dtype(np.float64): torch.float64}
 _RAW = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.data_ptr, Tensor.contiguous,
         Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__, Tensor.__deepcopy__,
         Tensor.share_memory_, Tensor.untyped_storage, Tensor.storage, Tensor.__repr__,
@@ -53,86 +48,10 @@ def lazy_rows(array: np.ndarray, ids: np.ndarray) -> Tensor | None:
     IndexError
         An id out of range.
     """
-    if array.ndim != 2 or array.dtype not in _DTYPES or not array.dtype.isnative:
+    if array.ndim != 2 or array.dtype not in DTYPES or not array.dtype.isnative:
         return None
     check_ids(ids, len(array))
-    return _make(_Whole(_Source(array, ids.copy()), _DTYPES[array.dtype], None))
-
-
-class _Source:
-    """Rows of an array: gathered piece by piece, or aggregated from where they are."""
-
-    def __init__(self, array: np.ndarray, ids: np.ndarray) -> None:
-        self.array, self.ids, self.width = array, ids, array.shape[1]
-
-    def step(self, dtype: torch.dtype) -> int:
-        return max(CHUNK // (self.width * dtype.itemsize), 1)
-
-    def pieces(self, ids: np.ndarray, dtype: torch.dtype) -> Any:
-        """`(start, rows)` one after another; the rows' memory is used again."""
-        step = min(self.step(dtype), max(len(ids), 1))
-        stored = np.empty((step, self.width), self.array.dtype)
-        native = torch.from_numpy(stored)
-        wanted = native if native.dtype == dtype else torch.empty(step, self.width, dtype=dtype)
-        for start in range(0, len(ids), step):
-            count = min(step, len(ids) - start)
-            gather_into(self.array, ids[start:start + count], stored[:count])
-            if wanted is not native:
-                wanted[:count].copy_(native[:count])
-            yield start, wanted[:count]
-
-    def gather(self, ids: np.ndarray, dtype: torch.dtype) -> Tensor:
-        out = _new(len(ids), self.width, dtype)
-        if _DTYPES[self.array.dtype] == dtype:
-            gather_into(self.array, ids, out.numpy())
-        else:
-            for start, rows in self.pieces(ids, dtype):
-                out[start:start + len(rows)] = rows
-        return out
-
-    def times(self, ids: np.ndarray, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Rows times `weight` (width, out)."""
-        out = torch.empty(len(ids), weight.shape[1], dtype=weight.dtype)
-        for start, rows in self.pieces(ids, weight.dtype):
-            into = out[start:start + len(rows)]
-            if bias is None:
-                torch.mm(rows, weight, out=into)
-            else:
-                torch.addmm(bias, rows, weight, out=into)
-        return out
-
-    def transposed_times(self, ids: np.ndarray, right: Tensor) -> Tensor:
-        """Rows transposed times `right` (n, out): the gradient of a weight."""
-        out = torch.zeros(self.width, right.shape[1], dtype=right.dtype)
-        used = np.flatnonzero((right != 0).any(1).numpy())  # a slice's gradient is mostly zeros
-        some = right if len(used) == len(ids) else right[torch.from_numpy(used)]
-        for start, rows in self.pieces(ids[used], right.dtype):
-            out.addmm_(rows.t(), some[start:start + len(rows)])
-        return out
-
-    def aggregate(self, indptr: np.ndarray, indices: np.ndarray, mean: bool, dtype: torch.dtype
-                  ) -> Tensor:
-        """Sum or mean over in-edges (destinations, width)."""
-        out = _new(len(indptr) - 1, self.width, dtype)
-        if _DTYPES[self.array.dtype] == dtype:
-            _aggregate(indptr, indices, self.ids, self.array, mean, out.numpy())
-            return out
-        step, first = self.step(dtype), 0
-        out.zero_()
-        while first < len(out):  # as many destinations as have about a chunk of in-edges
-            last = int(np.searchsorted(indptr, indptr[first] + step, "right")) - 1
-            last = min(max(last, first + 1), len(out))
-            self._aggregate_some(indptr[first:last + 1], indices, mean, out[first:last])
-            first = last
-        return out
-
-    def _aggregate_some(self, indptr: np.ndarray, indices: np.ndarray, mean: bool, out: Tensor
-                        ) -> None:
-        ids = self.ids[indices[indptr[0]:indptr[-1]]]
-        for start, rows in self.pieces(ids, out.dtype):
-            _add_edges(indptr - indptr[0] - start, rows.numpy(), out.numpy())
-        if mean:
-            out /= torch.from_numpy(np.maximum(np.diff(indptr), 1))[:, None]
+    return _make(_Whole(ChunkedRows(array, ids.copy()), DTYPES[array.dtype], None))
 
 
 class _Whole:
@@ -147,7 +66,7 @@ class _Whole:
     viewed : whether there are parts that autograd takes for views.
     """
 
-    def __init__(self, source: _Source, dtype: torch.dtype,
+    def __init__(self, source: ChunkedRows, dtype: torch.dtype,
                  linear: tuple[Tensor, Tensor | None] | None) -> None:
         self.source, self.dtype, self.linear = source, dtype, linear
         self.value: Tensor | None = None
@@ -288,11 +207,6 @@ def _versions(linear: tuple[Tensor, Tensor | None] | None) -> tuple[int, ...]:
     return tuple(t._version for t in linear or () if t is not None and not t.is_inference())
 
 
-def _new(rows: int, width: int, dtype: torch.dtype) -> Tensor:
-    numpy = next(n for n, t in _DTYPES.items() if t == dtype)
-    return torch.from_numpy(new_rows(rows, width, numpy))
-
-
 class _Identity(torch.autograd.Function):
     """The values of lazy rows, as a plain tensor with their gradient."""
 
@@ -360,7 +274,7 @@ def _convert(rows: Any, *, dtype: torch.dtype | None = None, device: Any = None,
     whole = rows.whole
     if (rows.part is not None or whole.linear is not None or not rows.waits or dtype is None
             or (device is not None and torch.device(device).type != "cpu")
-            or dtype not in _DTYPES.values() or dtype.itemsize < rows.dtype.itemsize
+            or dtype not in DTYPES.values() or dtype.itemsize < rows.dtype.itemsize
             or any(value for value in rest.values() if value not in (
                 False, torch.strided, torch.preserve_format))):
         return None
@@ -457,28 +371,3 @@ def aggregated(states: LazyRows, indptr: Tensor, indices: Tensor, op: str) -> Te
     degrees = indptr[1:] - indptr[:-1]
     times = (degrees > 0 if op == "mean" else degrees).to(rows.dtype)
     return torch.addmm(times[:, None] * bias, rows, weight)
-
-
-@kernel
-def _aggregate(indptr, indices, ids, array, mean, out):  # type: ignore[no-untyped-def]
-    width = array.shape[1]
-    for row in range(len(indptr) - 1):
-        for k in range(width):
-            out[row, k] = 0
-        for edge in range(indptr[row], indptr[row + 1]):
-            source = ids[indices[edge]]
-            for k in range(width):
-                out[row, k] += array[source, k]
-        if mean and indptr[row + 1] > indptr[row]:
-            count = indptr[row + 1] - indptr[row]
-            for k in range(width):
-                out[row, k] /= count
-
-
-@kernel
-def _add_edges(indptr, rows, out):  # type: ignore[no-untyped-def]
-    """Add rows, one per edge 0 … len(rows) - 1, to their destinations; indptr may reach beyond."""
-    for row in range(len(indptr) - 1):
-        for edge in range(max(indptr[row], 0), min(indptr[row + 1], len(rows))):
-            for k in range(rows.shape[1]):
-                out[row, k] += rows[edge, k]

@@ -181,6 +181,21 @@ def _count_ids(counts, ids):  # type: ignore[no-untyped-def]
 
 
 @kernel
+def add_edges(indptr, indices, states, mean, out):  # type: ignore[no-untyped-def]
+    """Add `states` over in-edges (CSC) to `out`; with `mean` divide by their number."""
+    width = states.shape[1]
+    for row in range(len(indptr) - 1):
+        for edge in range(indptr[row], indptr[row + 1]):
+            source = indices[edge]
+            for k in range(width):
+                out[row, k] += states[source, k]
+        if mean and indptr[row + 1] > indptr[row]:
+            count = indptr[row + 1] - indptr[row]
+            for k in range(width):
+                out[row, k] /= count
+
+
+@kernel
 def _sum_rows(rows, values, slots, unique, sums):  # type: ignore[no-untyped-def]
     count = 0
     for i in range(len(rows)):

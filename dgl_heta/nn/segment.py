@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
 from dgl_heta.features.lazy import LazyRows, aggregated, shorter_aggregated
+from dgl_heta.features.rows import add_edges
 from dgl_heta.jit import kernel
 
 SEGMENT_OPS = ("sum", "mean", "max", "min")
@@ -121,7 +122,7 @@ class _FusedSums(torch.autograd.Function):
         rows, found = states.detach().contiguous().numpy(), []
         for indptr, indices in zip(edges[::2], edges[1::2]):
             out = states.new_zeros((len(indptr) - 1, states.shape[1]))
-            _sum_forward(indptr.numpy(), indices.numpy(), rows, mean, out.numpy())
+            add_edges(indptr.numpy(), indices.numpy(), rows, mean, out.numpy())
             found.append(out)
         return tuple(found)
 
@@ -158,20 +159,6 @@ class _FusedExtreme(torch.autograd.Function):
         out = grad.new_zeros((ctx.rows, grad.shape[1]))
         _extreme_backward(winner.numpy(), grad.contiguous().numpy(), out.numpy())
         return None, None, out, None
-
-
-@kernel
-def _sum_forward(indptr, indices, states, mean, out):  # type: ignore[no-untyped-def]
-    width = states.shape[1]
-    for row in range(len(indptr) - 1):
-        for edge in range(indptr[row], indptr[row + 1]):
-            source = indices[edge]
-            for k in range(width):
-                out[row, k] += states[source, k]
-        if mean and indptr[row + 1] > indptr[row]:
-            count = indptr[row + 1] - indptr[row]
-            for k in range(width):
-                out[row, k] /= count
 
 
 @kernel
