@@ -8,20 +8,19 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from dgl_heta._version import __version__
 from dgl_heta.cost import Workload
+from dgl_heta.draw.tables import show_comparison, show_estimates, show_store, table
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.inputs import GraphInput, open_input
 from dgl_heta.launch.command import EXAMPLE, launch
@@ -159,7 +158,6 @@ def _estimate(opened: GraphInput, own: Plan | None, file: Path, targets: tuple[s
     """Predict a partition's own plan if it is for so many machines, else a new one."""
     from dataclasses import asdict
 
-    from dgl_heta.draw import human_bytes
     from dgl_heta.estimate import MODELS, Cluster, Coefficients, Training, estimate
 
     if model not in MODELS:
@@ -167,7 +165,7 @@ def _estimate(opened: GraphInput, own: Plan | None, file: Path, targets: tuple[s
     cluster = Cluster.load(file)
     coefficients = Coefficients.load(Path(cluster.coefficients) if cluster.coefficients else None)
     if train_nodes is None:
-        train_nodes = sum(_in_train_mask(opened, t) for t in targets)
+        train_nodes = sum(opened.num_train_nodes(t) for t in targets)
     elif _positive(train_nodes, "--train-nodes") > sum(
             opened.schema.node_counts.get(t, train_nodes) for t in targets):
         raise InputError(f"--train-nodes is {train_nodes}, more than there are target nodes")
@@ -186,47 +184,16 @@ def _estimate(opened: GraphInput, own: Plan | None, file: Path, targets: tuple[s
             "coefficients": coefficients.model_dump(),
             "systems": [one.to_json() for one in found]}))
         return
-    numbers = ("s/step", "s/epoch", "GB/epoch", "memory")
-    table = _table("system", *numbers, title="Predicted", right=numbers)
-    for one in found:
-        table.add_row(one.system, f"{one.seconds_per_step:.3f}",
-                      f"{one.seconds_per_step * one.steps:,.1f}",
-                      f"{one.bytes_per_step * one.steps / 1e9:,.2f}",
-                      human_bytes(round(one.memory)) + (" (too much)" if one.fits is False else ""))
-    out.print(table)
-    out.print(f"plan by {method}: {cluster.machines} × {cluster.trainers} trainers, "
-              f"{found[0].steps:,} steps per epoch, {model}, "
-              f"batch {work.batch_size} per trainer, hidden {work.hidden}; memory: topology and "
-              "features of the machine that holds most; replica: without the first values, "
-              "which are fetched once", style="dim",
-              highlight=False)
-    off = coefficients.errors.get("graphs")
-    out.print("error on graphs that the fit had not seen: " + (
-        f"seconds {off['seconds_median']:.0%} (largest {off['seconds_max']:.0%}), bytes "
-        f"{off['bytes_median']:.0%} (largest {off['bytes_max']:.0%}) in "
-        f"{off['measurements']:.0f} measurements on {escape(coefficients.measured_on)}; other "
-        "machines, links and larger graphs were not measured"
-        if off and {"seconds_max", "seconds_median", "bytes_max", "bytes_median", "measurements"}
-        <= set(off) else "not known"),
-        style="dim", highlight=False)
-
-
-def _in_train_mask(opened: GraphInput, ntype: str) -> int:
-    """Nodes of a type in train_mask; 0 if there is none."""
-    if opened.store is not None:
-        known = opened.store.has_array(ntype, "train_mask")
-        mask: Any = opened.store.array(ntype, "train_mask") if known else None
-    else:
-        arrays = opened.source.node_arrays if opened.source else {}
-        mask = arrays.get(ntype, {}).get("train_mask")
-    return 0 if mask is None else int((mask[:] != 0).sum())
+    show_estimates(found, coefficients, (
+        f"plan by {method}: {cluster.machines} × {cluster.trainers} trainers, "
+        f"{found[0].steps:,} steps per epoch, {model}, batch {work.batch_size} per trainer, "
+        f"hidden {work.hidden}"), out)
 
 
 def _compare(opened: GraphInput, request: PartitionRequest, work: Workload, as_json: bool) -> None:
     import tempfile
 
     from dgl_heta.compare import compare
-    from dgl_heta.draw import human_bytes
     from dgl_heta.store import Store, write_store
 
     with tempfile.TemporaryDirectory() as directory:
@@ -241,32 +208,7 @@ def _compare(opened: GraphInput, request: PartitionRequest, work: Workload, as_j
     if as_json:
         print(json.dumps(found.to_json()))
         return
-    causes = ("partials", "features", "learnable", "sampling")
-    numbers = ("total", *causes, "memory", "balance", "replication")
-    table = _table("method", *numbers, title="Predicted: MB per epoch on the network, by cause",
-                   right=numbers)
-    for method in found.methods:
-        if method.missing is not None:
-            table.add_row(method.name, "–")
-            continue
-        table.add_row(
-            method.name, f"{method.total / 1e6:,.1f}",
-            *(f"{method.bytes_per_epoch.get(c, 0) / 1e6:,.1f}" for c in causes),
-            human_bytes(method.memory_bytes),
-            f"{method.memory_balance:.2f}, {method.edge_balance:.2f}",
-            "–" if method.replication_factor is None else f"{method.replication_factor:.2f}")
-    Console(width=max(out.width, 104)).print(table)  # a long line beats a folded number
-    out.print("memory: of the partition that holds most; balance: most over mean of memory and of "
-              "sampled edges", style="dim", highlight=False)
-    for method in found.methods:
-        if method.missing is not None:
-            out.print(f"{method.name}: {escape(method.missing)}", style="dim", highlight=False)
-    out.print(f"{found.parts} partitions, {found.sampled_steps} of {found.steps_per_epoch} steps "
-              f"sampled, batch {work.batch_size} per worker, hidden {work.hidden}; without the "
-              "averaging of dense gradients, which is the same for all", style="dim",
-              highlight=False)
-    for warning in found.warnings:
-        out.print(f"warning: {escape(warning)}", style="yellow", highlight=False)
+    show_comparison(found, work, out)
 
 
 def _show(made: Plan, batch_size: int, hidden: int, svg: Path | None, as_json: bool,
@@ -460,8 +402,6 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show what a store or partition holds, and check that it is whole."""
-    import numpy as np
-
     from dgl_heta.partition import is_partition, open_partition
     from dgl_heta.store import Store
 
@@ -483,32 +423,10 @@ def inspect(
         data["plan"] = made.to_json() if made else None
         print(json.dumps(data))
         return
-    from dgl_heta.draw import human_bytes
-
-    task = manifest.task
-    out.print(f"[bold]{escape(manifest.name)}[/]: {sum(manifest.node_counts.values()):,} nodes, "
-              f"{sum(r.edges for r in manifest.relations):,} edges, "
-              f"{human_bytes(manifest.bytes)}"
-              + (f"; task: classify {escape(task.target)} in {task.num_classes} classes"
-                 if task else ""), highlight=False)
-    nodes = _table("node type", "nodes", "arrays", title="Node types", right=("nodes",))
-    for ntype, count in manifest.node_counts.items():
-        arrays = ", ".join(f"{k} {np.dtype(a.dtype).name}{list(a.shape[1:]) or ''}"
-                           for k, a in manifest.arrays.get(ntype, {}).items())
-        nodes.add_row(escape(ntype), f"{count:,}", escape(arrays) or "none: learnable features")
-    edges = _table("relation", "edges", "bytes", title="Relations", right=("edges", "bytes"))
-    for entry in manifest.relations:
-        edges.add_row(escape(str(entry.relation)), f"{entry.edges:,}",
-                      human_bytes(sum(e.bytes for e in manifest.entries((), (entry.relation,)))))
-    for part in (nodes, edges):
-        out.print()
-        out.print(part)
-    out.print()
-    for key, value in manifest.info.items():
-        out.print(f"{escape(key)}: {escape(_brief(value))}", highlight=False)
+    show_store(manifest, out)
     out.print("all checksums agree" if verify else "checksums were not compared (--no-verify)")
     if made:
-        from dgl_heta.cost import Workload, predict
+        from dgl_heta.cost import predict
         from dgl_heta.draw import terminal
 
         out.print()
@@ -526,10 +444,10 @@ def list_plugins(as_json: AsJson = False) -> None:
         print(json.dumps([{"kind": p.kind, "name": p.name, "source": p.source,
                            "version": p.version} for p in providers]))
         return
-    table = _table("kind", "name", "source", "version")
+    made = table("kind", "name", "source", "version")
     for p in providers:
-        table.add_row(p.kind, escape(p.name), escape(p.source), escape(p.version))
-    out.print(table)
+        made.add_row(p.kind, escape(p.name), escape(p.source), escape(p.version))
+    out.print(made)
 
 
 @app.command(epilog="Example: dgl-heta datasets")
@@ -540,12 +458,12 @@ def datasets(as_json: AsJson = False) -> None:
         print(json.dumps([{"name": p.name, "description": p.value.description,
                            "options": p.value.options, "source": p.source} for p in found]))
         return
-    table = _table("name", "description", "options", "source")
+    made = table("name", "description", "options", "source")
     for p in found:
         options = ",".join(f"{k}={v:g}" for k, v in p.value.options.items())
-        table.add_row(escape(p.name), escape(p.value.description), escape(options),
-                      escape(p.source))
-    out.print(table)
+        made.add_row(escape(p.name), escape(p.value.description), escape(options),
+                     escape(p.source))
+    out.print(made)
     out.print("\nOptions go after the name: dgl-heta plan synthetic-mag:scale=0.1,seed=1",
               highlight=False)
 
@@ -559,12 +477,12 @@ def list_settings(config: Config = None, overrides: Set = None, as_json: AsJson 
     if as_json:
         print(json.dumps(values))
         return
-    table = _table("setting", "value", "meaning")
+    made = table("setting", "value", "meaning")
     for name, field in keys().items():
         section, key = name.split(".")
-        table.add_row(name, escape(json.dumps(values[section][key])),
-                      escape(field.description or ""))
-    out.print(table)
+        made.add_row(name, escape(json.dumps(values[section][key])),
+                     escape(field.description or ""))
+    out.print(made)
 
 
 app.command(epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})(launch)
@@ -612,19 +530,6 @@ def _positive(value: int, option: str) -> int:
     if value < 1:
         raise InputError(f"{option} is {value}; it must be 1 or more")
     return value
-
-
-def _table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim",
-                  box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
-def _brief(value: Any, length: int = 150) -> str:
-    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-    return text if len(text) <= length else text[:length] + " …"
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph import GraphSource, Task
@@ -37,6 +38,16 @@ class GraphInput:
         if self.store is not None:
             return self.store.manifest.task
         return self.source.task if self.source else None
+
+    def num_train_nodes(self, ntype: str) -> int:
+        """Nodes of a type in `train_mask`; 0 if there is none."""
+        if self.store is not None:
+            known = self.store.has_array(ntype, "train_mask")
+            mask: Any = self.store.array(ntype, "train_mask") if known else None
+        else:
+            arrays = self.source.node_arrays if self.source else {}
+            mask = arrays.get(ntype, {}).get("train_mask")
+        return 0 if mask is None else int((mask[:] != 0).sum())
 
 
 def open_input(text: str, plugins: Plugins) -> GraphInput:
