@@ -146,7 +146,8 @@ def expected_rows(plan: Plan, work: Workload) -> list[dict[str, float]]:
 
 EDGE, GATHER, PRODUCT = 0.5, 1.0, 2 / 25
 """Nanoseconds per number of a row: to add it to a destination, to gather it (forward and
-backward), and to multiply it by one column of a weight (the same), on one core."""
+backward), and to multiply it by one column of a weight (the same). Rough, not fitted; what decides
+is their ratio."""
 MARGIN = 0.8
 """Aggregation comes first if that is expected to take at most so much of the time."""
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
+from dgl_heta.errors import InputError
 from dgl_heta.raf.comm import Comm, Traffic
 from dgl_heta.raf.gradients import GradientAverage
 
@@ -42,6 +43,9 @@ def work(rank: int, directory: str, steps: list) -> None:
             param.grad = gradient(number, place, rank) if rank in used else None
         average(params, world)
         record.append(([p.grad for p in params], traffic.bytes["gradients"] - before))
+    params[0].grad = torch.ones(SIZES[0], dtype=torch.float64).to_sparse()
+    with pytest.raises(InputError, match="sparse gradient"):
+        average(params, world)
     torch.save(record, f"{directory}/{rank}.pt")
     dist.barrier()
     os._exit(0)
@@ -66,6 +70,13 @@ def test_averages_are_those_of_all_gradients_whoever_has_them(tmp_path: Path) ->
                     continue
                 wanted = sum(gradient(step, place, rank) for rank in used) / WORKERS
                 torch.testing.assert_close(grad, wanted, rtol=1e-14, atol=1e-15)
+
+
+def test_one_worker_keeps_its_gradients_sparse_ones_too() -> None:
+    param = nn.Parameter(torch.zeros(3))
+    param.grad = torch.ones(3).to_sparse()
+    GradientAverage()([param], Comm(Traffic()))
+    assert param.grad.is_sparse
 
 
 @pytest.mark.parametrize("shared", [False, True])

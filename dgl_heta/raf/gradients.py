@@ -38,14 +38,14 @@ class GradientAverage:
             A gradient is sparse: averaged, it would be as large as the table.
         """
         params = [p for p in parameters if p.requires_grad]
+        if world.size == 1 or not params:
+            return
         for param in params:
             if param.grad is not None and param.grad.layout != torch.strided:
                 raise InputError(
                     f"a parameter of shape {tuple(param.shape)} has a sparse gradient; keep rows "
                     "in dgl.distributed.DistEmbedding or torch.nn.Embedding, whose rows move "
                     "alone, or use sparse=False")
-        if world.size == 1 or not params:
-            return
         if len(self._owners) != len(params):
             self._owners = [NOBODY] * len(params)
         owners = self._owners
