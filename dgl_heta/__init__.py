@@ -10,21 +10,21 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dgl_heta._version import __version__
-from dgl_heta.hookspecs import hookimpl
+from dgl_heta.hooks.specs import hookimpl
 
 _LAZY = {
-    "Relation": "dgl_heta.schema",
-    "Schema": "dgl_heta.schema",
-    "Plan": "dgl_heta.plan",
-    "make_plan": "dgl_heta.plan",
-    "GraphSource": "dgl_heta.graph",
-    "EdgeArrays": "dgl_heta.graph",
-    "Task": "dgl_heta.graph",
+    "Relation": "dgl_heta.graph.schema",
+    "Schema": "dgl_heta.graph.schema",
+    "Plan": "dgl_heta.planning.plan",
+    "make_plan": "dgl_heta.planning.plan",
+    "GraphSource": "dgl_heta.graph.source",
+    "EdgeArrays": "dgl_heta.graph.source",
+    "Task": "dgl_heta.graph.source",
     "Store": "dgl_heta.store",
     "write_store": "dgl_heta.store",
     "MetatreeBackend": "dgl_heta.partition",
     "PartitionRequest": "dgl_heta.partition",
-    "partition_graph": "dgl_heta.dgl_partition",
+    "partition_graph": "dgl_heta.partition.dgl",
     "BlockModel": "dgl_heta.models",
     "Edges": "dgl_heta.models",
     "HGNN": "dgl_heta.models",
@@ -67,14 +67,15 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from dgl_heta.dgl_partition import partition_graph
     from dgl_heta.distdgl.activate import disable, enable
     from dgl_heta.errors import HetaError, InputError
-    from dgl_heta.graph import EdgeArrays, GraphSource, Task
+    from dgl_heta.graph.schema import Relation, Schema
+    from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
     from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
-    from dgl_heta.partition import MetatreeBackend, PartitionRequest
-    from dgl_heta.plan import Plan, make_plan
-    from dgl_heta.schema import Relation, Schema
+    from dgl_heta.partition.backends.base import MetatreeBackend
+    from dgl_heta.partition.dgl import partition_graph
+    from dgl_heta.partition.request import PartitionRequest
+    from dgl_heta.planning.plan import Plan, make_plan
     from dgl_heta.store import Store, write_store
     from dgl_heta.training.checkpoint import load_model
 

@@ -19,14 +19,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from dgl_heta._version import __version__
-from dgl_heta.cost import Workload
-from dgl_heta.draw.tables import show_comparison, show_estimates, show_store, table
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.inputs import GraphInput, open_input
+from dgl_heta.hooks.manager import plugins
 from dgl_heta.launch.command import EXAMPLE, launch
-from dgl_heta.partition import PartitionRequest
-from dgl_heta.plan import Plan
-from dgl_heta.plugins import plugins
+from dgl_heta.partition.inputs import GraphInput, open_input
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.cost import Workload
+from dgl_heta.planning.plan import Plan
+from dgl_heta.report.tables import show_comparison, show_estimates, show_store, table
 
 app = typer.Typer(name="dgl-heta", pretty_exceptions_enable=False, rich_markup_mode="rich",
                   add_completion=False,
@@ -158,7 +158,7 @@ def _estimate(opened: GraphInput, own: Plan | None, file: Path, targets: tuple[s
     """Predict a partition's own plan if it is for so many machines, else a new one."""
     from dataclasses import asdict
 
-    from dgl_heta.estimate import MODELS, Cluster, Coefficients, Training, estimate
+    from dgl_heta.planning.cluster import MODELS, Cluster, Coefficients, Training, estimate
 
     if model not in MODELS:
         raise InputError(f"--model is '{model}'; it must be one of {', '.join(MODELS)}")
@@ -193,7 +193,7 @@ def _estimate(opened: GraphInput, own: Plan | None, file: Path, targets: tuple[s
 def _compare(opened: GraphInput, request: PartitionRequest, work: Workload, as_json: bool) -> None:
     import tempfile
 
-    from dgl_heta.compare import compare
+    from dgl_heta.partition.comparison import compare
     from dgl_heta.store import Store, write_store
 
     with tempfile.TemporaryDirectory() as directory:
@@ -213,18 +213,18 @@ def _compare(opened: GraphInput, request: PartitionRequest, work: Workload, as_j
 
 def _show(made: Plan, batch_size: int, hidden: int, svg: Path | None, as_json: bool,
           fanouts: str | None = None) -> None:
-    from dgl_heta.cost import predict, to_json
+    from dgl_heta.planning.cost import predict, to_json
 
     work = Workload(batch_size, hidden, fanouts=_fanouts(fanouts, made.hops))
     costs = predict(made, work)
     if svg:
-        from dgl_heta.draw import save_svg
+        from dgl_heta.report.plan_picture import save_svg
 
         save_svg(made, costs, svg)
     if as_json:
         print(json.dumps({**made.to_json(), "prediction": to_json(made, work)}))
         return
-    from dgl_heta.draw import terminal
+    from dgl_heta.report.plan_terminal import terminal
 
     terminal(made, costs, out)
     if svg:
@@ -274,7 +274,7 @@ def partition(
     with _bar(not as_json) as advance:
         config = backend.partition(content, request, directory, overwrite=overwrite,
                                    progress=advance)
-    from dgl_heta.training.memory import peak_rss_mb
+    from dgl_heta.system.memory import peak_rss_mb
 
     result: dict[str, Any] = {
         "part_config": str(config), "method": method, "parts": parts,
@@ -283,7 +283,7 @@ def partition(
     if as_json:
         print(json.dumps(result))
         return
-    from dgl_heta.draw import human_bytes
+    from dgl_heta.report.text import human_bytes
 
     out.print(f"{escape(str(config))}: {parts} partition{'s' * (parts != 1)} by {method}, "
               f"{human_bytes(result['bytes'])} written in {result['seconds']:.1f} s, peak memory "
@@ -402,7 +402,7 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Show what a store or partition holds, and check that it is whole."""
-    from dgl_heta.partition import is_partition, open_partition
+    from dgl_heta.partition.directory import is_partition, open_partition
     from dgl_heta.store import Store
 
     made: Plan | None = None
@@ -426,8 +426,8 @@ def inspect(
     show_store(manifest, out)
     out.print("all checksums agree" if verify else "checksums were not compared (--no-verify)")
     if made:
-        from dgl_heta.cost import predict
-        from dgl_heta.draw import terminal
+        from dgl_heta.planning.cost import predict
+        from dgl_heta.report.plan_terminal import terminal
 
         out.print()
         terminal(made, predict(made, Workload()), out)
@@ -504,7 +504,7 @@ def _root(context: typer.Context, version: Annotated[bool, typer.Option(
 def _request(opened: GraphInput, target: list[str] | None, hops: int | None, parts: int,
              metapaths: Path | None, seed: int, replication: str | None = None,
              memory_mb: float | None = None, work: Workload | None = None) -> PartitionRequest:
-    from dgl_heta.metatree import load_metapaths
+    from dgl_heta.planning.metatree import load_metapaths
 
     if replication not in (None, "full", "none"):
         raise InputError(f"--replication is '{replication}'; it must be full or none")
@@ -573,7 +573,7 @@ def main() -> None:
 
 
 def _fail(status: int, message: str, details: str = "") -> int:
-    from dgl_heta.draw import printable
+    from dgl_heta.report.text import printable
 
     if details:
         print(details, file=sys.stderr)

@@ -22,8 +22,8 @@ from torch import Tensor
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.cache.policies import CachePolicy
 from dgl_heta.errors import InputError
-from dgl_heta.free_memory import capacity_bytes
-from dgl_heta.plugins import plugins
+from dgl_heta.hooks.manager import plugins
+from dgl_heta.system.memory import capacity_bytes
 
 log = logging.getLogger("dgl_heta")
 

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import numpy as np
 
-from dgl_heta.datasets.debian.building import build
-from dgl_heta.datasets.debian.records import parse_records
-from dgl_heta.datasets.debian.snapshot import SNAPSHOT, SPLITS, load, write
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.graph.datasets.debian.building import build
+from dgl_heta.graph.datasets.debian.records import parse_records
+from dgl_heta.graph.datasets.debian.snapshot import SNAPSHOT, SPLITS, load, write
 
 # What is installed would replace records of the archive by local ones, so it is not read.
 DUMP = ["apt-cache", "-o", "Dir::State::status=/dev/null", "dumpavail"]

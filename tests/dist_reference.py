@@ -14,7 +14,8 @@ from graphs import academic
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dgl_heta.dgl_partition import partition_graph, to_dgl_graph
+from dgl_heta.partition.backends.distdgl import to_dgl_graph
+from dgl_heta.partition.dgl import partition_graph
 
 LIMIT = 1e-5  # of float32, relative to the largest value of an array
 Found = dict[str, np.ndarray]

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import numpy as np
 
-from dgl_heta.metatree import parse_metapaths
-from dgl_heta.plan import Deal, Piece, make_plan, plan_without_replication
-from dgl_heta.plugins import Plugins
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.planning.metatree import parse_metapaths
+from dgl_heta.planning.plan import Deal, Piece, make_plan, plan_without_replication
+from dgl_heta.planning.sharing import make_shared_plan
 from dgl_heta.settings import load_settings
-from dgl_heta.shared_plan import make_shared_plan
 from dgl_heta.store import Store
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.tasks import NodeStep, resolve
@@ -101,7 +101,7 @@ def deal_pieces(cut: bool) -> Deal:
 
 def main() -> None:
     job = json.loads(Path(sys.argv[1]).read_text())
-    store, plugins = Store(job["store"]), Plugins(load_entry_points=False)
+    store, plugins = Store(job["store"]), Plugins(guests=False)
     for name, case in job["cases"].items():
         found = run_case(store, case, job["parts"], plugins,
                          Path(job["out"]) / f"averages-{job['parts']}-{name}", job.get("steps_of"))

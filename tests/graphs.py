@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from dgl_heta.graph import EdgeArrays, GraphSource, Task
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
 
 RELATIONS = (
     Relation("author", "writes", "paper"),

@@ -11,14 +11,17 @@ from graphs import academic, schemas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgl_heta.cost import Workload, memory, predict
-from dgl_heta.datasets import load_dataset
 from dgl_heta.errors import InputError
-from dgl_heta.memory import largest
-from dgl_heta.partition import Meta, PartitionRequest, RelationRandom, part_config
-from dgl_heta.plan import Plan, balanced, longest_processing_time, make_plan
-from dgl_heta.plugins import Plugins
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.graph.datasets import load_dataset
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.partition.backends.meta import Meta
+from dgl_heta.partition.backends.relation_random import RelationRandom
+from dgl_heta.partition.part_config import part_config
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.cost import Workload, memory, predict
+from dgl_heta.planning.limit import largest
+from dgl_heta.planning.plan import Plan, balanced, longest_processing_time, make_plan
 
 WORK = Workload()
 
@@ -49,7 +52,7 @@ def test_large_assignments_are_never_worse_than_lpt(weights: list[int], parts: i
 
 
 def schema_of(name: str) -> tuple[Schema, str]:
-    provider = Plugins(load_entry_points=False).get("dataset", "synthetic-" + name)
+    provider = Plugins(guests=False).get("dataset", "synthetic-" + name)
     source = load_dataset(provider, {"scale": 0.001})
     assert source.task is not None
     return source.schema(), source.task.target

@@ -11,18 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgl_heta.cache import built_in, by_device, choose
+from dgl_heta.cache.cached_rows import CachedRows
+from dgl_heta.cache.cached_table import CachedTable
 from dgl_heta.cache.observing import ObservingCache
 from dgl_heta.cache.penalties import Penalty, measure
 from dgl_heta.cache.policies import Policy, share_bytes
-from dgl_heta.cache.rows import CachedRows
 from dgl_heta.cache.slots import Slots
-from dgl_heta.cache.table import CachedTable
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.features import direct_io
+from dgl_heta.features import direct_reads as direct_io
 from dgl_heta.features.disk_tables import DiskTables
-from dgl_heta.features.sources import CalledRows, DirectRows, MappedRows
+from dgl_heta.features.files import CalledRows, DirectRows, MappedRows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable, step_by_operators
-from dgl_heta.free_memory import capacity_bytes, free_bytes
+from dgl_heta.system.memory import capacity_bytes, free_bytes
 
 CPU = torch.device("cpu")
 POLICIES = {policy.name: policy for policy in built_in()}

@@ -17,12 +17,12 @@ from safetensors.torch import load_file
 
 from dgl_heta.cache.policies import Policy
 from dgl_heta.errors import InputError
-from dgl_heta.partition import write_partition
-from dgl_heta.plan import make_plan
-from dgl_heta.plugins import Plugins
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.partition.directory import write_partition
+from dgl_heta.planning.plan import make_plan
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.store import Store, write_store
-from dgl_heta.training import caching
+from dgl_heta.training import caches as caching
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.profiling import show
 

@@ -22,8 +22,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dgl_heta import cli
-from dgl_heta.graph import GraphSource
-from dgl_heta.plan import Plan
+from dgl_heta.graph.source import GraphSource
+from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store, write_store
 
 MAG = {

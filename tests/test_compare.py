@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from graphs import academic
 
-from dgl_heta.compare import compare
-from dgl_heta.cost import Workload
 from dgl_heta.errors import InputError
-from dgl_heta.partition import PartitionRequest
+from dgl_heta.partition.comparison import compare
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.cost import Workload
 from dgl_heta.store import Store, write_store
 
 

@@ -11,13 +11,18 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from dgl_heta.datasets import debian
-from dgl_heta.datasets.debian.building import DROPPED_FACETS, Rules, _hashed_order, build
-from dgl_heta.datasets.debian.records import named_packages, parse_records, section_words, words
-from dgl_heta.datasets.debian.snapshot import WORD_BUCKETS, write
 from dgl_heta.errors import InputError
-from dgl_heta.graph import GraphSource
-from dgl_heta.schema import Relation
+from dgl_heta.graph.datasets import debian
+from dgl_heta.graph.datasets.debian.building import DROPPED_FACETS, Rules, _hashed_order, build
+from dgl_heta.graph.datasets.debian.records import (
+    named_packages,
+    parse_records,
+    section_words,
+    words,
+)
+from dgl_heta.graph.datasets.debian.snapshot import WORD_BUCKETS, write
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import GraphSource
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "build_debian_snapshot.py"
 TINY = Rules(class_packages=3, class_sources=2, word_packages=1, judged_packages=1,

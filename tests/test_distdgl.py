@@ -20,7 +20,7 @@ from dist_script import cases
 import dgl_heta
 from dgl_heta.distdgl import patches
 from dgl_heta.errors import InputError
-from dgl_heta.partition import open_partition
+from dgl_heta.partition.directory import open_partition
 
 TESTS = Path(__file__).parent
 MISSING = object()

@@ -18,13 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dgl_heta.block import RelationBlock
 from dgl_heta.distdgl import gat_conv, message_passing, patches
 from dgl_heta.distdgl.blocks import RelationGraph
 from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation
+from dgl_heta.nn.aggregate import segment_reduce, segment_reduce_each
 from dgl_heta.nn.messages import edge_add, edge_dot, weighted_sum
-from dgl_heta.nn.segment import segment_reduce, segment_reduce_each
-from dgl_heta.schema import Relation
+from dgl_heta.sampling.blocks import RelationBlock
 
 HEADS, WIDTH = 3, 5
 OURS = ("_Weighted", "_Dot", "_Add", "_Softmax", "_FusedSums")

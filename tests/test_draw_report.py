@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from dgl_heta import draw, report
-from dgl_heta.cost import Workload, predict
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.plan import Plan, make_plan
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.planning.cost import Workload, predict
+from dgl_heta.planning.plan import Plan, make_plan
 
 MAG = Schema(
     {"author": 1_134_649, "field": 59_965, "institution": 8_740, "paper": 736_389},

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from dgl_heta import cli
-from dgl_heta.cost import Workload, predict
-from dgl_heta.datasets.synthetic import SHAPES, generate, shape_schema
 from dgl_heta.errors import InputError
-from dgl_heta.estimate import (
+from dgl_heta.graph.datasets.synthetic import SHAPES, generate, shape_schema
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.partition.backends.meta_shared import MetaShared
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.cluster import (
     UNITS,
     Cluster,
     Coefficients,
@@ -23,10 +25,9 @@ from dgl_heta.estimate import (
     reach,
     seconds,
 )
-from dgl_heta.partition import MetaShared, PartitionRequest
-from dgl_heta.plan import make_plan
-from dgl_heta.sampling import NeighborSampler, SamplingScope
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.planning.cost import Workload, predict
+from dgl_heta.planning.plan import make_plan
+from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
 from dgl_heta.store import Store, write_store
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts/bench"))

@@ -8,11 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, initial_rows
-from dgl_heta.features.rows import RECYCLED, gather_rows, sum_rows
+from dgl_heta.features.row_kernels import RECYCLED, gather_rows, sum_rows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
-from dgl_heta.raf.comm import Comm, Traffic
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", "i8", "u1"])

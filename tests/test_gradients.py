@@ -11,9 +11,9 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
+from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.comm.gradients import GradientAverage
 from dgl_heta.errors import InputError
-from dgl_heta.raf.comm import Comm, Traffic
-from dgl_heta.raf.gradients import GradientAverage
 
 WORKERS, SIZES = 3, (5, 1, 4, 3, 2, 6)
 # Which workers have a gradient of each parameter, step by step: parameter 0 is everybody's,

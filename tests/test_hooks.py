@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 import dgl_heta
-from dgl_heta import hookspecs
 from dgl_heta._version import __version__
 from dgl_heta.errors import InputError
-from dgl_heta.plugins import BUILT_INS, KINDS, LISTENERS, Plugins
+from dgl_heta.hooks import specs as hookspecs
+from dgl_heta.hooks.manager import ENTRY_POINT_GROUP, KINDS, LISTENERS, Plugins
 
 ROOT = Path(__file__).resolve().parent.parent
 GUEST = "dgl-heta-random-assignment"
@@ -55,7 +55,7 @@ EVERY_KIND = BACKEND.format(name="mine") + """
         name = "mine"
 
         def __call__(self, indptr, indices, states, op):
-            from dgl_heta.nn.segment import TorchKernel
+            from dgl_heta.nn.aggregate import TorchKernel
 
             used("kernel")
             return TorchKernel()(indptr, indices, states, op)
@@ -182,7 +182,7 @@ def install(tmp_path, monkeypatch):
 
 def test_built_ins_are_listed_with_kind_source_and_version():
     found = {(p.kind, p.name): (p.source, p.version)
-             for p in Plugins(load_entry_points=False).all()}
+             for p in Plugins(guests=False).all()}
     for provider in (("partition backend", "meta"), ("partition backend", "metis"),
                      ("module wrapper", "raf"), ("aggregation kernel", "torch"),
                      ("cache policy", "none"), ("model", "rgcn"), ("dataset", "debian")):
@@ -221,11 +221,12 @@ def test_hooks_are_all_providers_or_listeners():
 
 
 def test_built_ins_have_no_door_of_their_own():
-    for module in BUILT_INS:
-        marked = [value for value in vars(importlib.import_module(module)).values()
-                  if hasattr(value, "dgl_heta_impl")]
-        assert marked, module
-        assert {value.__name__ for value in marked} <= set(HOOKS)
+    entries = [entry for entry in importlib.metadata.distribution("dgl-heta").entry_points
+               if entry.group == ENTRY_POINT_GROUP]
+    assert [entry.value for entry in entries] == ["dgl_heta.builtin"]
+    marked = {value.__name__ for value in vars(entries[0].load()).values()
+              if hasattr(value, "dgl_heta_impl")}
+    assert marked == set(KINDS.values())
 
 
 def test_every_hook_is_documented_with_its_arguments():
@@ -361,9 +362,10 @@ def test_trace_shows_hook_calls_with_results_on_stderr(tmp_path):
 def test_core_imports_without_dgl_and_planning_without_torch():
     code = """
         import importlib, pkgutil, sys
-        import dgl_heta, dgl_heta.cli, dgl_heta.plan, dgl_heta.store, dgl_heta.inputs
-        import dgl_heta.draw, dgl_heta.cost, dgl_heta.readers, dgl_heta.datasets.synthetic
-        from dgl_heta.plugins import plugins
+        import dgl_heta, dgl_heta.cli, dgl_heta.planning.plan, dgl_heta.store
+        import dgl_heta.partition.inputs, dgl_heta.report.plan_terminal, dgl_heta.planning.cost
+        import dgl_heta.graph.readers, dgl_heta.graph.datasets.synthetic
+        from dgl_heta.hooks.manager import plugins
         plugins().get("partition backend", "meta"), plugins().get("dataset", "debian")
         assert "torch" not in sys.modules, "planning imports torch"
         for module in pkgutil.walk_packages(dgl_heta.__path__, "dgl_heta."):

@@ -18,8 +18,8 @@ from torch.utils import dlpack
 
 from dgl_heta.errors import HetaError
 from dgl_heta.features import chunks
-from dgl_heta.features.lazy import LazyRows, lazy_rows
-from dgl_heta.nn.segment import FusedKernel, TorchKernel, segment_reduce_each, use_kernel
+from dgl_heta.features.deferred import LazyRows, lazy_rows
+from dgl_heta.nn.aggregate import FusedKernel, TorchKernel, segment_reduce_each, use_kernel
 
 NODES, WIDTH = 40, 12
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgl_heta.errors import InputError
-from dgl_heta.metatree import load_metapaths, metagraph, parse_metapaths, sub_metatrees
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.planning.metatree import load_metapaths, metagraph, parse_metapaths, sub_metatrees
 
 WRITES = Relation("author", "writes", "paper")
 REV_WRITES = Relation("paper", "rev-writes", "author")

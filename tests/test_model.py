@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgl_heta.models import HGNN, ModelSpec, RGCNLayer
-from dgl_heta.nn.segment import FusedKernel, TorchKernel
-from dgl_heta.plan import make_plan
-from dgl_heta.sampling import NeighborSampler, SamplingScope
+from dgl_heta.nn.aggregate import FusedKernel, TorchKernel
+from dgl_heta.planning.plan import make_plan
+from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
 from dgl_heta.store import Store, write_store
 
 
@@ -27,7 +27,7 @@ def test_rgcn_computes_what_dgl_heterographconv_computes(
     import dgl
     from dgl.nn.pytorch import GraphConv, HeteroGraphConv
 
-    from dgl_heta.dgl_partition import to_dgl_graph
+    from dgl_heta.partition.backends.distdgl import to_dgl_graph
 
     source = academic()
     write_store(source, tmp_path / "store")

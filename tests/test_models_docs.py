@@ -50,12 +50,12 @@ def test_the_model_of_the_documentation_runs_on_workers_as_on_one(
 
 
 def test_every_model_setting_and_task_of_the_documentation_exists() -> None:
-    from dgl_heta.plugins import Plugins
+    from dgl_heta.hooks.manager import Plugins
     from dgl_heta.settings import TaskSettings, keys
 
     text = (DOCS / "models.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| `(\w+)` \| .* \d{4} \|$", text, re.MULTILINE)
-    assert sorted(listed) == sorted(Plugins(load_entry_points=False).providers("model"))
+    assert sorted(listed) == sorted(Plugins(guests=False).providers("model"))
     named = set(re.findall(r"`((?:task|train|partition|model)\.\w+)", text))
     assert named <= set(keys()), named - set(keys())
     kinds = re.search(r"Literal\[(.*?)\]", str(TaskSettings.model_fields["kind"].annotation))

@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.graph import EdgeArrays, GraphSource
-from dgl_heta.partition import is_partition, open_partition, part_config, write_partition
-from dgl_heta.plan import Plan, make_plan
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.graph.source import EdgeArrays, GraphSource
+from dgl_heta.partition.directory import is_partition, open_partition, write_partition
+from dgl_heta.partition.part_config import part_config
+from dgl_heta.planning.plan import Plan, make_plan
 from dgl_heta.store import Store, write_store
-from dgl_heta.store.directory import new_directory
+from dgl_heta.system.files import new_directory
 
 PARTS = (1, 2, 3, 5)
 

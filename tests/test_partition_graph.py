@@ -11,10 +11,10 @@ import pytest
 from graphs import academic
 
 import dgl_heta
-from dgl_heta.dgl_partition import to_dgl_graph
 from dgl_heta.errors import InputError
-from dgl_heta.partition import open_partition
-from dgl_heta.schema import Relation
+from dgl_heta.graph.schema import Relation
+from dgl_heta.partition.backends.distdgl import to_dgl_graph
+from dgl_heta.partition.directory import open_partition
 
 dgl = pytest.importorskip("dgl")
 torch = pytest.importorskip("torch")

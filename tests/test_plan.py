@@ -15,14 +15,15 @@ from graphs import academic, schemas
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dgl_heta.cost import Workload, predict
-from dgl_heta.cost import to_json as cost_json
-from dgl_heta.datasets.synthetic import shape_schema
 from dgl_heta.errors import InputError
-from dgl_heta.partition import MetaShared, PartitionRequest
-from dgl_heta.plan import Plan, Share, longest_processing_time, make_plan
-from dgl_heta.schema import Relation, Schema
-from dgl_heta.shared_plan import share_evenly
+from dgl_heta.graph.datasets.synthetic import shape_schema
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.partition.backends.meta_shared import MetaShared
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.cost import Workload, predict
+from dgl_heta.planning.cost import to_json as cost_json
+from dgl_heta.planning.plan import Plan, Share, longest_processing_time, make_plan
+from dgl_heta.planning.sharing import share_evenly
 from dgl_heta.store import Store, write_store
 
 WRITES = Relation("author", "writes", "paper")

@@ -14,15 +14,15 @@ from graphs import academic
 
 from dgl_heta.errors import InputError
 from dgl_heta.features import initial_rows
-from dgl_heta.graph import EdgeArrays, GraphSource
-from dgl_heta.plan import make_plan
-from dgl_heta.precompute import (
+from dgl_heta.features.averages import (
     path_averages,
     paths_into,
     relation_subsets,
     subset_averages,
 )
-from dgl_heta.schema import Relation
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import EdgeArrays, GraphSource
+from dgl_heta.planning.plan import make_plan
 from dgl_heta.store import Store, write_store
 
 WIDTH = 6
@@ -158,7 +158,7 @@ def test_memory_stays_bounded_where_features_are_larger(tmp_path: Path) -> None:
     script = """
 import json, sys
 from pathlib import Path
-from dgl_heta.precompute import path_averages, paths_into
+from dgl_heta.features.averages import path_averages, paths_into
 from dgl_heta.store import Store
 def own():  # anonymous memory, in kB: what is mapped does not count
     return sum(int(line.split()[1]) for line in open("/proc/self/status")

@@ -19,8 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dgl_heta.errors import InputError
-from dgl_heta.graph import EdgeSource, GraphSource, Task
-from dgl_heta.readers import (
+from dgl_heta.graph.readers import (
     detect,
     open_source,
     read_dgl_graph,
@@ -28,9 +27,10 @@ from dgl_heta.readers import (
     read_graphbolt,
     read_ogb,
 )
-from dgl_heta.readers.files import CsvEdges, JoinedEdges, NpyEdges
-from dgl_heta.readers.torch_file import read_tensor
-from dgl_heta.schema import Relation
+from dgl_heta.graph.readers.files import CsvEdges, JoinedEdges, NpyEdges
+from dgl_heta.graph.readers.torch_file import read_tensor
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import EdgeSource, GraphSource, Task
 
 ROOT = Path(__file__).resolve().parent.parent
 WRITES = Relation("author", "writes", "paper")
@@ -336,7 +336,7 @@ def test_streaming_a_large_edge_file_needs_memory_for_a_chunk(tmp_path):
     code = """
         import resource, sys
         from pathlib import Path
-        from dgl_heta.readers.files import NpyEdges
+        from dgl_heta.graph.readers.files import NpyEdges
         source = NpyEdges(Path(sys.argv[1]))
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         before, edges = peak(), 0
@@ -353,7 +353,7 @@ def test_streaming_a_large_edge_file_needs_memory_for_a_chunk(tmp_path):
 
 def test_reading_edge_files_imports_neither_dgl_nor_torch(tmp_path):
     write_edge_files(tmp_path)
-    code = ("import sys, dgl_heta.readers as r\n"
+    code = ("import sys, dgl_heta.graph.readers as r\n"
             "r.open_source(sys.argv[1]).schema()\n"
             "print(sorted({'dgl', 'torch', 'ogb'} & sys.modules.keys()))")
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True,
@@ -562,7 +562,7 @@ def test_ogb_reader_agrees_with_the_ogb_package_and_opens_no_pickle(tmp_path):
 @needs_ogb
 def test_reading_ogb_files_imports_no_dgl_and_asks_no_network(tmp_path):
     write_ogb_mag(tmp_path)
-    code = ("import sys, threading, dgl_heta.readers as r\n"
+    code = ("import sys, threading, dgl_heta.graph.readers as r\n"
             "r.open_source('ogbn-mag', root=sys.argv[1])\n"
             "print(sorted({'dgl', 'outdated'} & sys.modules.keys()))\n"
             "print([t.name for t in threading.enumerate() if not t.daemon])")

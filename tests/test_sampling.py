@@ -10,12 +10,12 @@ import pytest
 import torch
 from graphs import academic
 
-from dgl_heta.block import MiniBatch
 from dgl_heta.errors import InputError
-from dgl_heta.metatree import parse_metapaths
-from dgl_heta.plan import make_plan
-from dgl_heta.sampling import NeighborSampler, SamplingScope
-from dgl_heta.schema import Relation
+from dgl_heta.graph.schema import Relation
+from dgl_heta.planning.metatree import parse_metapaths
+from dgl_heta.planning.plan import make_plan
+from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
 from dgl_heta.store import Store, write_store
 
 Edge = tuple[int, Relation, int, int]  # layer, relation, destination id, source id

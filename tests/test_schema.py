@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgl_heta.errors import InputError
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.graph.schema import Relation, Schema
 
 GOOD = {
     "node_counts": {"author": 5, "paper": 9},

@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.graph import EdgeArrays, GraphSource, Task
-from dgl_heta.schema import Relation
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
 from dgl_heta.store import ArrayEntry, Manifest, RelationEntry, Store, write_store
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -183,8 +183,8 @@ def test_edges_larger_than_memory_are_not_held_in_memory(tmp_path):
     code = """
         import sys
         import numpy as np
-        from dgl_heta.graph import EdgeArrays, GraphSource
-        from dgl_heta.readers import read_edge_files
+        from dgl_heta.graph.source import EdgeArrays, GraphSource
+        from dgl_heta.graph.readers import read_edge_files
         from dgl_heta.store import write_store
 
         def peak():
@@ -477,7 +477,7 @@ def test_a_file_size_limit_is_reported_and_leaves_nothing(tmp_path):
         import resource, sys
         import numpy as np
         from dgl_heta.errors import HetaError
-        from dgl_heta.graph import EdgeArrays, GraphSource
+        from dgl_heta.graph.source import EdgeArrays, GraphSource
         from dgl_heta.store import write_store
         ids = np.arange(200_000)
         source = GraphSource("g", {"a": 200_000}, {("a", "b", "a"): EdgeArrays(ids, ids)})
@@ -499,7 +499,7 @@ def test_a_writer_that_is_stopped_leaves_nothing(tmp_path, number):
     code = """
         import sys, time
         import numpy as np
-        from dgl_heta.graph import GraphSource
+        from dgl_heta.graph.source import GraphSource
         from dgl_heta.store import write_store
 
         class Slow:

@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from dgl_heta.datasets.synthetic import SHAPES, files, generate, maker, shape_schema, write_files
-from dgl_heta.datasets.synthetic.shapes import MIN_NODES
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.graph import GraphSource
-from dgl_heta.schema import Relation
+from dgl_heta.graph.datasets.synthetic import (
+    SHAPES,
+    files,
+    generate,
+    maker,
+    shape_schema,
+    write_files,
+)
+from dgl_heta.graph.datasets.synthetic.shapes import MIN_NODES
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import GraphSource
 
 # name: nodes, node types, edges, relations, types with features, feature dims, classes
 TABLE_1 = {

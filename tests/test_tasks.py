@@ -11,10 +11,10 @@ import torch
 from graphs import academic, with_tasks
 
 from dgl_heta.errors import InputError
-from dgl_heta.graph import Task
-from dgl_heta.plan import make_plan, plan_without_replication
-from dgl_heta.sampling import HeldOut, NeighborSampler, SamplingScope
-from dgl_heta.schema import Relation
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import Task
+from dgl_heta.planning.plan import make_plan, plan_without_replication
+from dgl_heta.sampling.sampler import HeldOut, NeighborSampler, SamplingScope
 from dgl_heta.settings import TaskSettings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.tasks import TrainingTask, make_task, resolve
@@ -154,11 +154,12 @@ def test_a_graph_can_come_with_another_kind_of_task(tmp_path: Path) -> None:
 
 
 def test_models_that_a_plan_does_not_fit_are_refused_before_workers_start(store: Store) -> None:
-    from dgl_heta.partition import Meta, PartitionRequest
-    from dgl_heta.plugins import Plugins
+    from dgl_heta.hooks.manager import Plugins
+    from dgl_heta.partition.backends.meta import Meta
+    from dgl_heta.partition.request import PartitionRequest
     from dgl_heta.training.engine import check
 
-    plugins = Plugins(load_entry_points=False)
+    plugins = Plugins(guests=False)
     full = make_plan(store.schema, "paper", 2, 2)
     none = Meta().plan(store.schema, PartitionRequest(2, ("paper",), 2, replication="none"))
     assert plan_without_replication

@@ -21,9 +21,9 @@ from graphs import academic
 from safetensors.torch import load_file
 
 from dgl_heta import load_model
-from dgl_heta.partition import write_partition
-from dgl_heta.plan import make_plan
-from dgl_heta.sampling import NeighborSampler, SamplingScope
+from dgl_heta.partition.directory import write_partition
+from dgl_heta.planning.plan import make_plan
+from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
 from dgl_heta.store import Store, write_store
 
 SETTINGS = ["model.hidden=8", "train.fanouts=3,3", "train.batch_size=8", "train.threads=1",
@@ -106,7 +106,7 @@ def test_training_reports_what_it_did(store: Path, tmp_path: Path) -> None:
 def test_prediction_of_bytes_is_what_training_counts(
         store: Path, tmp_path: Path, reduce: str) -> None:
     """The cost model against the engine's counters, batches that divide evenly."""
-    from dgl_heta.cost import Workload, predict
+    from dgl_heta.planning.cost import Workload, predict
 
     plan = make_plan(Store(store).schema, "paper", 2, 3)
     run = train(store, tmp_path / "run", "--parts", "3", "--set", "train.batch_size=24",

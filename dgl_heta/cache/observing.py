@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dgl_heta.cache.cached_rows import CPU, CachedRows
 from dgl_heta.cache.penalties import measure_reads, ungated
 from dgl_heta.cache.policies import CachePolicy, by_device
-from dgl_heta.cache.rows import CPU, CachedRows
 from dgl_heta.errors import InputError
-from dgl_heta.features.rows import count_ids
-from dgl_heta.features.sources import CalledRows, Rows
+from dgl_heta.features.files import CalledRows, Rows
+from dgl_heta.features.row_kernels import count_ids
 
 log = logging.getLogger("dgl_heta")
 

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_heta.cache.rows import CPU, torch_dtype
-from dgl_heta.features.rows import gather_rows
-from dgl_heta.features.sources import MappedRows, Rows
+from dgl_heta.cache.cached_rows import CPU, torch_dtype
+from dgl_heta.features.files import MappedRows, Rows
+from dgl_heta.features.row_kernels import gather_rows
 
 SAMPLE_BYTES = 64_000_000
 """Of a cache that hits are timed on."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from dgl_heta.errors import InputError
-from dgl_heta.features.rows import check_ids
-from dgl_heta.jit import kernel
+from dgl_heta.features.row_kernels import check_ids
+from dgl_heta.system.jit import kernel
 
 REPLACEMENTS = ("fifo", "clock")
 

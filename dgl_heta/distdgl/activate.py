@@ -17,8 +17,9 @@ from typing import Any
 
 from dgl_heta.distdgl import patches
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.plugins import plugins
+from dgl_heta.hooks.manager import plugins
 from dgl_heta.settings import Settings, load_settings
+from dgl_heta.system.patching import apply, plain, remove
 
 TESTED = ("2.1.0",)
 """Versions of DGL that the patched names were read in and tested with."""
@@ -58,7 +59,7 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
                        ("aggregation kernel", chosen.train.kernel)):
         known.get(kind, name)
     _check_version()
-    patches.apply()
+    apply(patches.PATCHES)
     _settings = chosen
 
 
@@ -68,7 +69,7 @@ def disable() -> None:
     from dgl_heta.distdgl import tensors
     from dgl_heta.distdgl.session import close_session
 
-    patches.remove()
+    remove()
     close_session()
     tensors.close()
     _settings = None
@@ -138,7 +139,7 @@ def open_embedding(embedding: Any) -> None:
     from dgl.distributed.dist_tensor import DistTensor
 
     embedding.heta = Table(session, embedding, policy.policy_str.removeprefix("node~"),
-                           patches.plain(DistTensor.__getitem__))
+                           plain(DistTensor.__getitem__))
     session.embeddings.append(embedding.heta)
 
 

@@ -15,10 +15,10 @@ import torch
 from dgl.heterograph import DGLBlock
 from torch import Tensor
 
-from dgl_heta.block import Block, MiniBatch, RelationBlock
 from dgl_heta.distdgl import message_passing
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
+from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
 
 
 class Layer:

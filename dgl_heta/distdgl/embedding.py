@@ -21,8 +21,8 @@ from torch import Tensor
 
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
-from dgl_heta.features.rows import gather_rows
-from dgl_heta.jit import kernel
+from dgl_heta.features.row_kernels import gather_rows
+from dgl_heta.system.jit import kernel
 
 Pull = Callable[[Any, Any], Tensor]  # DGL's own DistTensor.__getitem__
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dgl_heta.distdgl.activate import selected
-from dgl_heta.plugins import plugins
+from dgl_heta.hooks.manager import plugins
 
 
 class _Plain:

@@ -15,9 +15,9 @@ from dgl.nn.pytorch import GATConv
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dgl_heta.block import RelationBlock
 from dgl_heta.nn.attention import attend, segment_softmax
 from dgl_heta.nn.messages import edge_add, weighted_sum
+from dgl_heta.sampling.blocks import RelationBlock
 
 _EDGES_PER_SOURCE = 2
 """Below so many edges per source row summing rows before W is less work (measured on CPU)."""

@@ -15,11 +15,11 @@ import torch
 from dgl.nn.pytorch import GraphConv
 from torch import Tensor
 
-from dgl_heta.block import RelationBlock, SeedShares
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import InputError
-from dgl_heta.nn.segment import segment_reduce, segment_reduce_each
-from dgl_heta.schema import Relation
+from dgl_heta.graph.schema import Relation
+from dgl_heta.nn.aggregate import segment_reduce, segment_reduce_each
+from dgl_heta.sampling.blocks import RelationBlock, SeedShares
 
 
 def is_graph_conv(module: Any) -> bool:

@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.block import MiniBatch, SeedShares, mark_reads
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.reach import reached_by
 from dgl_heta.distdgl.session import Batch, Session
 from dgl_heta.errors import InputError, listing
-from dgl_heta.sampling import NeighborSampler, SamplingScope
+from dgl_heta.sampling.blocks import MiniBatch, SeedShares, mark_reads
+from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
 
 Sample = tuple[dict[str, Tensor], dict[str, Tensor], list[RafBlock]]
 _IGNORED = {"queue_size", "num_workers", "persistent_workers", "prefetch_factor", "pin_memory",

@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.attention import segment_softmax
 from dgl_heta.nn.messages import edge_add, edge_dot, weighted_sum
-from dgl_heta.nn.segment import segment_reduce
 
 
 class Edges(NamedTuple):

@@ -14,10 +14,10 @@ import torch
 from dgl.nn.pytorch import HeteroGraphConv
 from torch import Tensor, nn
 
+from dgl_heta.comm.collectives import Comm
+from dgl_heta.comm.gradients import GradientAverage
 from dgl_heta.distdgl.blocks import RafBlock
 from dgl_heta.distdgl.session import Session
-from dgl_heta.raf.comm import Comm
-from dgl_heta.raf.gradients import GradientAverage
 
 
 class Parallel:

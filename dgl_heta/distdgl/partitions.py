@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from dgl_heta.errors import InputError, listing
-from dgl_heta.partition import open_partition
-from dgl_heta.plan import Plan
+from dgl_heta.partition.directory import open_partition
+from dgl_heta.planning.plan import Plan
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 
@@ -37,7 +37,7 @@ def partition(original: Callable[..., Any], settings: Settings, explicit: bool,
     original : DGL's own function.
     explicit : whether the settings name a method, which then wins over the script's.
     """
-    from dgl_heta.dgl_partition import DGL_METHODS, partition_graph
+    from dgl_heta.partition.dgl import DGL_METHODS, partition_graph
 
     method = settings.partition.method if explicit else part_method
     if method in DGL_METHODS:

@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dgl_heta.block import MiniBatch
 from dgl_heta.distdgl.session import Session
-from dgl_heta.jit import kernel
+from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.system.jit import kernel
 
 
 def reached_by(session: Session, batch: MiniBatch) -> dict[str, tuple[np.ndarray, np.ndarray]]:

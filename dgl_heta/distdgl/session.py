@@ -14,15 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from dgl_heta.block import SeedReads, SeedShares
+from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.partitions import graph_names
 from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.hooks.manager import Plugins
 from dgl_heta.nn import use_kernel
-from dgl_heta.partition import open_partition
-from dgl_heta.plan import Plan
-from dgl_heta.plugins import Plugins
-from dgl_heta.raf.comm import Comm, Traffic
-from dgl_heta.raf.wrapper import GroupExchange
+from dgl_heta.partition.directory import open_partition
+from dgl_heta.planning.plan import Plan
+from dgl_heta.raf.exchange import GroupExchange
+from dgl_heta.sampling.blocks import SeedReads, SeedShares
 from dgl_heta.settings import Settings
 
 

@@ -19,10 +19,10 @@ from torch import Tensor
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
-from dgl_heta.features.lazy import lazy_rows
-from dgl_heta.features.rows import gather_rows
-from dgl_heta.features.sources import Rows, open_rows
-from dgl_heta.free_memory import capacity_bytes, fit_in_memory
+from dgl_heta.features.deferred import lazy_rows
+from dgl_heta.features.files import Rows, open_rows
+from dgl_heta.features.row_kernels import gather_rows
+from dgl_heta.system.memory import capacity_bytes, fit_in_memory
 
 Pull = Callable[[Any, Any], Tensor]
 
@@ -103,7 +103,7 @@ def _cache_in_force() -> ObservingCache | None:
     global _cache
     from dgl_heta.distdgl.activate import selected
     from dgl_heta.distdgl.feature_stores import tell
-    from dgl_heta.plugins import plugins
+    from dgl_heta.hooks.manager import plugins
 
     cache = selected()[0].cache
     if cache.policy == "none":

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.features.rows import add_edges, gather_into, new_rows
+from dgl_heta.features.row_kernels import add_edges, gather_into, new_rows
 
 CHUNK = 1 << 20
 """Bytes of rows that are gathered at once."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.features.direct_io import prefetch
+from dgl_heta.features.direct_reads import prefetch
 from dgl_heta.features.sparse_adam import RowTable
 
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.features.rows import gather_rows
-from dgl_heta.jit import kernel
+from dgl_heta.features.row_kernels import gather_rows
+from dgl_heta.system.jit import kernel
 
 BLOCK = 2**13  # rows of a table that are moved at a time
 

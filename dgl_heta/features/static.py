@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.features.sources import DirectRows, open_rows
+from dgl_heta.features.files import DirectRows, open_rows
 from dgl_heta.store import Store
 
 
 class Cached(Protocol):
-    """What reads rows in the place of a source: :class:`dgl_heta.cache.rows.CachedRows`."""
+    """What reads rows in the place of a source: :class:`dgl_heta.cache.cached_rows.CachedRows`."""
 
     def read(self, ids: np.ndarray, device: torch.device) -> Tensor: ...
 
@@ -26,7 +26,7 @@ class StaticFeatures:
     ----------
     ntypes : types to serve; those without static features are left out.
     dtype, device : of the rows returned.
-    reads, fits : as for :func:`dgl_heta.features.sources.open_rows`.
+    reads, fits : as for :func:`dgl_heta.features.files.open_rows`.
 
     Attributes
     ----------

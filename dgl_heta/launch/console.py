@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dgl_heta.draw.common import PALETTE, human_bytes
 from dgl_heta.launch.supervise import Job, Outcome
+from dgl_heta.report.text import PALETTE, human_bytes
 
 
 def line_printer(job: Job) -> Callable[[str, str, str], None]:

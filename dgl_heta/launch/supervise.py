@@ -21,7 +21,7 @@ from dgl_heta.launch.cluster import Files, Host, Process, Roles, processes_of, w
 from dgl_heta.launch.connection import Connection, Events
 from dgl_heta.launch.emulated import MASTER_PORT, VARIABLES, Link, Network
 from dgl_heta.launch.remote import Ssh, connect_directly, connect_over_ssh
-from dgl_heta.training.worker import EXIT_INPUT, EXIT_PEER
+from dgl_heta.launch.worker import EXIT_INPUT, EXIT_PEER
 
 GRACE_S = 2.0  # how long to wait for a better cause than a process that lost another one
 KILL_AFTER_S = 3.0  # between the request to end and the kill

@@ -14,13 +14,14 @@ from dgl_heta.errors import InputError
 from dgl_heta.models.han import HANLayer
 from dgl_heta.models.hgnn import HGNN, Edges, HGNNLayer
 from dgl_heta.models.hgt import HGTLayer
-from dgl_heta.models.precomputed import NARS, PathModel, SeHGNN, SubsetModel
+from dgl_heta.models.nars import NARS, SubsetModel
 from dgl_heta.models.rgat import RGATLayer
 from dgl_heta.models.rgcn import RGCNLayer
+from dgl_heta.models.sehgnn import PathModel, SeHGNN
 from dgl_heta.models.spec import ModelSpec, slot
 
 if TYPE_CHECKING:
-    from dgl_heta.plugins import Plugins
+    from dgl_heta.hooks.manager import Plugins
 
 __all__ = ["HGNN", "NARS", "BlockModel", "Edges", "HANLayer", "HGNNLayer", "HGTLayer",
            "ModelProvider", "ModelSpec", "PathModel", "RGATLayer", "RGCNLayer", "SeHGNN",

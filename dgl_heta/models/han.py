@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from dgl_heta.graph.schema import Relation
 from dgl_heta.models.hgnn import Edges, HGNNLayer
 from dgl_heta.models.rgat import RelationAttention
 from dgl_heta.models.spec import ModelSpec, slot
-from dgl_heta.schema import Relation
 
 
 class HANLayer(HGNNLayer):

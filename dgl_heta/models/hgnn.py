@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.block import Block, MiniBatch, RelationBlock
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.graph.schema import Relation
 from dgl_heta.models.spec import ModelSpec, slot
+from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.attention import (
     attend,
     edge_rows,
@@ -23,8 +24,7 @@ from dgl_heta.nn.attention import (
     segment_total,
 )
 from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
-from dgl_heta.nn.segment import segment_reduce
-from dgl_heta.schema import Relation
+from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
 
 
 class Edges:

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation
 from dgl_heta.models.hgnn import Edges, HGNNLayer
 from dgl_heta.models.spec import ModelSpec, slot
-from dgl_heta.schema import Relation
 
 
 class RGCNLayer(HGNNLayer):

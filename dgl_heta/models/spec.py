@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dgl_heta.metatree import Metapath
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.planning.metatree import Metapath
 
 
 @dataclass(frozen=True)

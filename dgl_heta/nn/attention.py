@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
-from dgl_heta.jit import kernel
+from dgl_heta.system.jit import kernel
 
 
 def edge_scores(indptr: Tensor, indices: Tensor, queries: Tensor, states: Tensor) -> Tensor:

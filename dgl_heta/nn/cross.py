@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.block import Block, RelationBlock, SeedReads, SeedShares
 from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.attention import edge_rows, segment_max, segment_total
-from dgl_heta.schema import Relation
+from dgl_heta.sampling.blocks import Block, RelationBlock, SeedReads, SeedShares
 
 REDUCERS = ("sum", "mean", "max", "min")
 Part = tuple[RelationBlock, Tensor]

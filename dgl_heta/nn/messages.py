@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
-from dgl_heta.jit import kernel
 from dgl_heta.nn.attention import _dot
+from dgl_heta.system.jit import kernel
 
 
 def edge_dot(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> Tensor:

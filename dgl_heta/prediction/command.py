@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from dgl_heta.errors import InputError, listing
-from dgl_heta.plan import Plan, balanced, make_plan
-from dgl_heta.plugins import Plugins
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.planning.plan import Plan, balanced, make_plan
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 
@@ -49,9 +49,9 @@ def predict_command(request: PredictRequest, registry: Plugins, err: Console) ->
         A run that did not end, a node type that the model says nothing about, an output that
         exists or of an unknown format.
     """
+    from dgl_heta.launch.local import launch
     from dgl_heta.models import HGNN
     from dgl_heta.training.checkpoint import read_spec
-    from dgl_heta.training.launch import launch
     from dgl_heta.training.tasks import make_task, resolve
 
     started = time.perf_counter()

@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.block import Block, RelationBlock, SeedShares
+from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import HetaError
-from dgl_heta.features.rows import gather_rows
+from dgl_heta.features.row_kernels import gather_rows
+from dgl_heta.graph.schema import Relation
 from dgl_heta.models import HGNN, slot
 from dgl_heta.nn.cross import CrossRelation
-from dgl_heta.plan import Plan
-from dgl_heta.raf.comm import Comm
-from dgl_heta.raf.wrapper import GroupExchange
-from dgl_heta.schema import Relation
+from dgl_heta.planning.plan import Plan
+from dgl_heta.raf.exchange import GroupExchange
+from dgl_heta.sampling.blocks import Block, RelationBlock, SeedShares
 from dgl_heta.store import Store
 
 Inputs = Callable[[str, int, int], Tensor]

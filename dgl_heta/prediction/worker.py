@@ -12,12 +12,12 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
 from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import Plugins
 from dgl_heta.models import HGNN, slot
-from dgl_heta.plan import Plan
-from dgl_heta.plugins import Plugins
+from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction.layerwise import Layerwise, head
-from dgl_heta.raf.comm import Traffic, init_workers, make_comms
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.training.checkpoint import MODEL_FILE, read_spec

@@ -7,6 +7,6 @@ interrupted has one too.
 
 from dgl_heta.report.page import write_report
 from dgl_heta.report.reading import Run, read_run
-from dgl_heta.report.table import summary_table
+from dgl_heta.report.run_table import summary_table
 
 __all__ = ["Run", "read_run", "summary_table", "write_report"]

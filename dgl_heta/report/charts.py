@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
-from dgl_heta.draw import PALETTE, printable
 from dgl_heta.report.figures import as_mapping, as_number, as_numbers, total_of, with_other
+from dgl_heta.report.text import PALETTE, printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dgl_heta.draw import printable
+from dgl_heta.report.text import printable
 
 STAGES = ("sample", "fetch", "forward", "backward", "update")
 CAUSES = ("partials", "gradients", "learnable", "sampling")

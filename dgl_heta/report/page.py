@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.draw import human_bytes, printable, write_atomic
 from dgl_heta.report.charts import (
     byte_scale,
     learning_chart,
@@ -30,6 +29,8 @@ from dgl_heta.report.figures import (
     run_names,
 )
 from dgl_heta.report.reading import Run, read_run
+from dgl_heta.report.text import human_bytes, printable
+from dgl_heta.system.files import write_atomic
 
 _CSS = """
 :root { color-scheme: light; }
@@ -71,7 +72,7 @@ def write_report(run_dir: Path, plan_svg: str | None = None) -> Path:
     Parameters
     ----------
     run_dir : holds `metrics.jsonl` and `summary.json`; either may be missing.
-    plan_svg : the picture from :func:`dgl_heta.draw.svg`.
+    plan_svg : the picture from :func:`dgl_heta.report.plan_picture.svg`.
 
     Raises
     ------

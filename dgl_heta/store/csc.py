@@ -10,9 +10,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.graph import EdgeSource
-from dgl_heta.jit import kernel
-from dgl_heta.schema import Relation
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import EdgeSource
+from dgl_heta.system.jit import kernel
 
 
 class CSC(NamedTuple):

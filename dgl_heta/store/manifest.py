@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError
-from dgl_heta.graph import Task
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.graph.source import Task
 
 FILE_NAME = "manifest.json"
 FORMAT = "dgl-heta-store"

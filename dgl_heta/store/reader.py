@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from dgl_heta.errors import InputError, listing
-from dgl_heta.schema import Relation, Schema
+from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.store.csc import CSC
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
 

@@ -14,11 +14,11 @@ import numpy as np
 
 from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError, listing
-from dgl_heta.graph import KINDS, GraphSource, Task
-from dgl_heta.schema import Relation
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import KINDS, GraphSource, Task
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
-from dgl_heta.store.directory import new_directory
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
+from dgl_heta.system.files import new_directory
 
 Progress = Callable[[str, float], None]
 """`progress(what, fraction done of the whole)`, called often."""

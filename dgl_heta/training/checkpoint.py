@@ -22,12 +22,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
-from dgl_heta.plugins import Plugins, plugins
-from dgl_heta.raf.comm import Comm
-from dgl_heta.schema import Relation, Schema
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.table_files import load_tables, write_tables
 

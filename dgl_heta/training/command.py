@@ -18,14 +18,14 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dgl_heta.cache.profile import DIRECTORY
-from dgl_heta.cost import Workload, predict, to_json
 from dgl_heta.errors import InputError
-from dgl_heta.inputs import GraphInput, open_input
-from dgl_heta.memory import within
-from dgl_heta.metatree import load_metapaths
-from dgl_heta.partition import PartitionRequest
-from dgl_heta.plan import Plan
-from dgl_heta.plugins import Plugins
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.partition.inputs import GraphInput, open_input
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.cost import Workload, predict, to_json
+from dgl_heta.planning.limit import within
+from dgl_heta.planning.metatree import load_metapaths
+from dgl_heta.planning.plan import Plan
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.store import Store, write_store
 
@@ -61,7 +61,7 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
     plan = plan_of(opened, settings, registry)
     _check_cache(settings, plan.num_parts * settings.train.trainers)
     if request.dry_run:
-        from dgl_heta.draw import terminal
+        from dgl_heta.report.plan_terminal import terminal
 
         if request.quiet:
             return {**plan.to_json(), "prediction": to_json(plan, workload_of(settings))}
@@ -99,14 +99,14 @@ def _train(request: TrainRequest, registry: Plugins, opened: GraphInput, setting
         if under_torchrun:
             summary = _as_worker(job, plan, monitor.report)
         else:
-            from dgl_heta.training.launch import launch
+            from dgl_heta.launch.local import launch
 
             summary = launch(job, plan.num_parts * settings.train.trainers, run_dir,
                              monitor.report)
     if not first:
         return None
-    from dgl_heta.draw import svg
     from dgl_heta.report import summary_table, write_report
+    from dgl_heta.report.plan_picture import svg
 
     report = write_report(run_dir, svg(plan, predict(plan, workload_of(settings,
                                                                      summary["parameters"]))))
@@ -125,7 +125,7 @@ def _check_cache(settings: Settings, workers: int) -> None:
         return
     import torch
 
-    from dgl_heta.free_memory import capacity_bytes
+    from dgl_heta.system.memory import capacity_bytes
 
     if cache.profile and not Path(cache.profile).is_dir():
         raise InputError(f"cache.profile: there is no directory {cache.profile}; make a profile "
@@ -265,7 +265,7 @@ def _claimed(run_dir: Path, shared: bool) -> Iterator[None]:
 def _as_worker(job: dict[str, Any], plan: Plan, report: Callable[[dict[str, Any]], None]
                ) -> dict[str, Any]:
     """Be one rank of torchrun; returns the summary."""
-    from dgl_heta.training.worker import run
+    from dgl_heta.launch.worker import run
 
     size, trainers = int(os.environ["WORLD_SIZE"]), job["settings"]["train"]["trainers"]
     if size != plan.num_parts * trainers:

@@ -14,26 +14,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.block import MiniBatch, SeedShares
+from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
+from dgl_heta.features.averages import common_width
 from dgl_heta.features.disk_tables import DiskTables, memory_tables
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
-from dgl_heta.free_memory import fit_in_memory
+from dgl_heta.hooks.manager import Plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.nn import use_kernel
-from dgl_heta.plan import Plan
-from dgl_heta.plugins import Plugins
-from dgl_heta.precompute import common_width
-from dgl_heta.raf.comm import Traffic, init_workers, make_comms
-from dgl_heta.sampling import NeighborSampler, SamplingScope, hash_key
+from dgl_heta.planning.plan import Plan
+from dgl_heta.sampling.blocks import MiniBatch, SeedShares
+from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope, hash_key
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
-from dgl_heta.training.averages import AverageInputs, paths_of
+from dgl_heta.system.memory import fit_in_memory
+from dgl_heta.training.average_inputs import AverageInputs, paths_of
 from dgl_heta.training.tasks import Step, TrainingTask, make_task
 
 if TYPE_CHECKING:
-    from dgl_heta.training.caching import FeatureCaches
+    from dgl_heta.training.caches import FeatureCaches
 
 STAGES = ("sample", "fetch", "forward", "backward", "update")
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
@@ -137,7 +137,7 @@ class Engine:
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self.own_epochs: list[tuple[float, float, float]] = []  # seconds, waiting, bytes sent
         self.local_workers = local_workers
-        self.caches: FeatureCaches | None = None  # see dgl_heta.training.caching
+        self.caches: FeatureCaches | None = None  # see dgl_heta.training.caches
 
     def start_epoch(self, epoch: int) -> None:
         """Reset counters, and the generator of dropout, which each worker has its own of."""

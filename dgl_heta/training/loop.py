@@ -17,8 +17,9 @@ import torch
 
 from dgl_heta._version import __version__
 from dgl_heta.errors import InputError
-from dgl_heta.plugins import Plugins
+from dgl_heta.hooks.manager import Plugins
 from dgl_heta.settings import Settings
+from dgl_heta.system.memory import peak_rss_mb
 from dgl_heta.training.checkpoint import (
     consolidate,
     latest_epoch,
@@ -26,7 +27,6 @@ from dgl_heta.training.checkpoint import (
     save_checkpoint,
 )
 from dgl_heta.training.engine import STAGES, Engine
-from dgl_heta.training.memory import peak_rss_mb
 
 CAUSES = ("partials", "gradients", "learnable", "sampling")
 """What bytes are sent for."""

@@ -19,10 +19,10 @@ from rich.table import Table
 
 from dgl_heta.cache.policies import choose
 from dgl_heta.cache.profile import DIRECTORY
-from dgl_heta.draw import PALETTE, human_bytes
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.inputs import open_input
-from dgl_heta.plugins import Plugins
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.partition.inputs import open_input
+from dgl_heta.report.text import PALETTE, human_bytes
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.command import TrainRequest, plan_of, settings_of
 
@@ -74,8 +74,8 @@ def profile_command(request: ProfileRequest, registry: Plugins, err: Console) ->
             assert opened.source is not None
             write_store(opened.source, Path(scratch) / "store")
             store = Store(Path(scratch) / "store")
+        from dgl_heta.launch.local import WorkerError, launch
         from dgl_heta.training.engine import check
-        from dgl_heta.training.launch import WorkerError, launch
 
         check(store, plan, settings, registry)
         if out is not None:
@@ -122,7 +122,7 @@ def _parent(out: Path | None) -> Path | None:
 def profile_worker(engine: Engine, job: Mapping[str, Any], registry: Plugins, report: Report
                    ) -> dict[str, Any]:
     """One worker's part: writes `profile-RANK.json`; returns a summary."""
-    from dgl_heta.training.caching import Profiler
+    from dgl_heta.training.caches import Profiler
 
     profiler = Profiler(engine, Path(job["profiles"]), "visits", report, fresh=True)
     start = time.perf_counter()

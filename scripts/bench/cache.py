@@ -36,10 +36,10 @@ def child(job: dict[str, Any]) -> None:
     """Train some steps an epoch, and print what they took."""
     if job["limited"]:
         (GROUP / "tasks").write_text(str(os.getpid()))
-    from dgl_heta.partition import open_partition
-    from dgl_heta.plugins import plugins
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.directory import open_partition
     from dgl_heta.settings import load_settings
-    from dgl_heta.training.caching import attach
+    from dgl_heta.training.caches import attach
     from dgl_heta.training.engine import Engine
 
     store, plan = open_partition(job["partition"])
@@ -185,7 +185,7 @@ def plot(found: dict[str, tuple[Bench, list[dict[str, Any]]]], path: Path) -> No
     """Epoch time and hit rate against capacity, a row per graph."""
     from matplotlib.figure import Figure
 
-    from dgl_heta.draw import PALETTE
+    from dgl_heta.report.text import PALETTE
 
     figure = Figure(figsize=(10, 3.3 * len(found)), layout="constrained")
     for row, (name, (bench, runs)) in enumerate(found.items()):

@@ -64,10 +64,10 @@ def quartiles(ratios: list[float]) -> str:
 def pairs(args: argparse.Namespace, partition: Path, reads: str, gate: str, learnable: str,
           policy: str, capacity: float) -> dict[str, object]:
     """Ratios of epochs' seconds of two engines, and the rate of hits."""
-    from dgl_heta.partition import open_partition
-    from dgl_heta.plugins import plugins
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.directory import open_partition
     from dgl_heta.settings import load_settings
-    from dgl_heta.training.caching import attach
+    from dgl_heta.training.caches import attach
     from dgl_heta.training.engine import Engine
 
     engines = []

@@ -17,9 +17,9 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
 
-from dgl_heta.datasets import load_dataset, parse_dataset
-from dgl_heta.dgl_partition import to_dgl_graph
-from dgl_heta.plugins import plugins
+from dgl_heta.graph.datasets import load_dataset, parse_dataset
+from dgl_heta.hooks.manager import plugins
+from dgl_heta.partition.backends.distdgl import to_dgl_graph
 
 
 def main() -> None:

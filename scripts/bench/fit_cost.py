@@ -1,7 +1,8 @@
-"""Fit the cost model (dgl_heta/estimate.py) to measurements of compare.py, with held-out errors.
+"""Fit the cost model (dgl_heta/planning/cluster.py) to compare.py, with held-out errors.
 
     python scripts/bench/compare.py --parts parts --json a.json …
-    python scripts/bench/fit_cost.py a.json b.json --parts parts --out dgl_heta/coefficients.json
+    python scripts/bench/fit_cost.py a.json b.json --parts parts \
+        --out dgl_heta/planning/coefficients.json
 
 Seconds per unit of work are fitted by non-negative least squares, in shares of a step, to what is
 left of a step, and of its stages, after the bytes over the link. Errors are of predictions without
@@ -37,9 +38,12 @@ import numpy as np
 from common import markdown
 from scipy.optimize import nnls
 
-from dgl_heta.cost import Workload
-from dgl_heta.datasets.synthetic import SHAPES, shape_schema
-from dgl_heta.estimate import (
+from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema
+from dgl_heta.partition.backends.meta import Meta
+from dgl_heta.partition.backends.meta_shared import MetaShared
+from dgl_heta.partition.backends.relation_random import RelationRandom
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.cluster import (
     UNITS,
     Cluster,
     Coefficients,
@@ -51,8 +55,8 @@ from dgl_heta.estimate import (
     raf_loads,
     summary,
 )
-from dgl_heta.partition import Meta, MetaShared, PartitionRequest, RelationRandom
-from dgl_heta.plan import Plan, make_plan
+from dgl_heta.planning.cost import Workload
+from dgl_heta.planning.plan import Plan, make_plan
 
 BACKENDS = {"heta": Meta(), "heta-exact": Meta(), "heta-shared": MetaShared(),
             "relation-random": RelationRandom()}

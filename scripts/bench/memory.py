@@ -56,7 +56,7 @@ def measure(store: Path, parts: int, replication: str, sets: list[str],
         for file in Path("/proc").glob("[0-9]*/cmdline"):
             try:
                 command_line = file.read_bytes()
-                if run_dir.encode() in command_line and b"training.worker" in command_line:
+                if run_dir.encode() in command_line and b"launch.worker" in command_line:
                     status = (file.parent / "status").read_text()
                     own = next(line for line in status.splitlines() if line.startswith("RssAnon"))
                     most = max(most, int(own.split()[1]) / 1e3)

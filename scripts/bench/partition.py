@@ -59,8 +59,8 @@ def size(directory: Path) -> int:
 
 def measure(args: argparse.Namespace, temp: Path) -> dict[str, Any]:
     """Run everything; raw figures by name, lists in the order of the runs."""
-    from dgl_heta.datasets.synthetic import write_files
-    from dgl_heta.readers import open_source
+    from dgl_heta.graph.datasets.synthetic import write_files
+    from dgl_heta.graph.readers import open_source
 
     files, out = args.files or temp / "files", temp / "out"
     written = 0.0

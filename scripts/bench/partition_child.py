@@ -56,8 +56,8 @@ def dgl_partition(files: str, out: str, method: str, parts: int) -> dict[str, An
 
 def second_plan(store: str, out: str, parts: int) -> dict[str, Any]:
     """Make plans over a store; seconds of each, the first included."""
-    from dgl_heta.partition import PartitionRequest
-    from dgl_heta.plugins import plugins
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.request import PartitionRequest
     from dgl_heta.store import Store
 
     backend = plugins().get("partition backend", "meta")
@@ -77,8 +77,8 @@ def open_for_training(directory: str) -> dict[str, Any]:
     """Open a partition for training on each of its workers; seconds of each opening."""
     import numpy as np
 
-    from dgl_heta.partition import open_partition
-    from dgl_heta.sampling import NeighborSampler, SamplingScope
+    from dgl_heta.partition.directory import open_partition
+    from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
 
     def ready(part: int) -> tuple[NeighborSampler, list[Any]]:
         store, plan = open_partition(Path(directory))

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from dgl_heta.features.rows import gather_rows
+from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
 
 

@@ -22,9 +22,9 @@ import numpy as np
 
 def export(dataset: str, out: Path) -> None:
     """Edges, features of all types, labels and training nodes of one of dgl-heta's data sets."""
-    from dgl_heta.datasets import load_dataset, parse_dataset
-    from dgl_heta.dgl_partition import to_dgl_graph
-    from dgl_heta.plugins import plugins
+    from dgl_heta.graph.datasets import load_dataset, parse_dataset
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.backends.distdgl import to_dgl_graph
 
     name, options = parse_dataset(dataset)
     graph = to_dgl_graph(load_dataset(plugins().providers("dataset")[name].value, options))

@@ -1,0 +1,67 @@
+"""Everything that dgl-heta itself provides, through the public hooks.
+
+This module is an entry point of group `dgl_heta` (pyproject.toml), like a plugin's: built-ins
+come in by the same door as guests. Imports are inside the functions, so that listing one kind
+does not load what another needs, and planning does not wait for torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dgl_heta.hooks.specs import hookimpl
+
+if TYPE_CHECKING:
+    from dgl_heta.cache import CachePolicy
+    from dgl_heta.graph.datasets import Dataset
+    from dgl_heta.models import ModelProvider
+    from dgl_heta.nn.aggregate import Kernel
+    from dgl_heta.partition.backends.base import PartitionBackend
+    from dgl_heta.raf.wrapper import ModuleWrapper
+
+
+@hookimpl
+def dgl_heta_partition_backends() -> list[PartitionBackend]:
+    from dgl_heta.partition.backends.distdgl import DistDGL
+    from dgl_heta.partition.backends.meta import Meta
+    from dgl_heta.partition.backends.meta_shared import MetaShared
+    from dgl_heta.partition.backends.relation_random import RelationRandom
+
+    return [Meta(), MetaShared(), RelationRandom(), DistDGL("metis"), DistDGL("random")]
+
+
+@hookimpl
+def dgl_heta_datasets() -> list[Dataset]:
+    from dgl_heta.graph.datasets import Debian, Synthetic
+
+    return [Debian(), *Synthetic.all()]
+
+
+@hookimpl
+def dgl_heta_module_wrappers() -> list[ModuleWrapper]:
+    from dgl_heta.raf.wrapper import Ddp, Raf
+
+    return [Raf(), Ddp()]
+
+
+@hookimpl
+def dgl_heta_kernels() -> list[Kernel]:
+    from dgl_heta.nn.aggregate import FusedKernel, TorchKernel
+
+    return [FusedKernel(), TorchKernel()]
+
+
+@hookimpl
+def dgl_heta_models() -> list[ModelProvider]:
+    from dgl_heta import models as m
+
+    return [m.BlockModel("rgcn", m.RGCNLayer), m.BlockModel("rgat", m.RGATLayer),
+            m.BlockModel("hgt", m.HGTLayer), m.BlockModel("han", m.HANLayer), m.PathModel(),
+            m.SubsetModel()]
+
+
+@hookimpl
+def dgl_heta_cache_policies() -> list[CachePolicy]:
+    from dgl_heta.cache import built_in
+
+    return [*built_in()]

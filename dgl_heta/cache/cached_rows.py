@@ -1,0 +1,165 @@
+"""Static features with copies of some rows in faster memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.cache.slots import Slots
+from dgl_heta.features.files import MappedRows, Rows
+from dgl_heta.features.row_kernels import gather_cached, gather_rows, gather_to
+
+_FILL = 8 * 2**20  # bytes copied at a time
+CPU = torch.device("cpu")
+
+
+class CachedRows:
+    """Rows of a source, some of which are read from copies.
+
+    Parameters
+    ----------
+    source : all rows.
+    ids : rows to copy, int64, each once.
+    devices : where the copies live; row `n` on device `n mod len(devices)`, and only there.
+    replacement : None, "fifo" or "clock".
+
+    Attributes
+    ----------
+    rows, hits : rows read so far, and those of them that were read from copies.
+    """
+
+    def __init__(self, source: Rows, ids: np.ndarray, devices: Sequence[torch.device] = (CPU,),
+                 replacement: str | None = None) -> None:
+        self.source, self.devices = source, tuple(devices)
+        self.shape, self.dtype = source.shape, source.dtype
+        self.slots = Slots(source.shape[0], ids, len(self.devices), replacement)
+        self.rows = self.hits = 0
+        width = source.shape[1]
+        self.copies = [torch.empty((len(held), width), dtype=torch_dtype(source.dtype), device=d)
+                       for held, d in zip(self.slots.held, self.devices)]
+        step = max(_FILL // max(self.row_bytes, 1), 1)
+        for copy, held in zip(self.copies, self.slots.held):
+            for start in range(0, len(held), step):
+                rows = source.read(held[start:start + step])
+                copy[start:start + len(rows)].copy_(as_tensor(rows))
+        self._staging = Staging()
+
+    @property
+    def row_bytes(self) -> int:
+        return self.shape[1] * self.dtype.itemsize
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the copies."""
+        return len(self.slots) * self.row_bytes
+
+    def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
+        """The rows `ids` (int64), in their order, on a device: (ids, width).
+
+        Raises
+        ------
+        IndexError
+            An id out of range.
+        """
+        self.rows += len(ids)
+        if self.devices == (CPU,) and device == CPU and not self.slots.replacement:
+            if self.slots.complete:
+                self.hits += len(ids)
+                return torch.from_numpy(gather_rows(self.copies[0].numpy(), ids))
+            if (isinstance(self.source, MappedRows) and self.source.array.dtype.isnative
+                    and self.source.cold is None):
+                rows, hits = gather_cached(self.slots.of, self.copies[0].numpy(),
+                                           self.source.array, ids)
+                self.hits += hits
+                return torch.from_numpy(rows)
+        places, slots, misses = self.slots.split(ids)
+        self.hits += len(places)
+        if self.devices == (CPU,) and device == CPU and self.dtype.isnative:
+            found = np.empty((len(ids), self.shape[1]), self.dtype)
+            gather_to(self.copies[0].numpy(), slots, found, places)
+            self.source.read_to(ids[misses], found, misses)
+            self._admit(slots, ids[misses], misses, torch.from_numpy(found))
+            return torch.from_numpy(found)
+        out = torch.empty((len(ids), self.shape[1]), dtype=self.copies[0].dtype, device=device)
+        missed = ids[misses]
+        wait = self._staging.put(out, misses, as_tensor(self.source.read(missed)))
+        for index, copy in enumerate(self.copies):
+            mine = slice(None) if len(self.copies) == 1 else ids[places] % len(self.copies) == index
+            where = torch.from_numpy(places[mine]).to(device)
+            rows_of = torch.from_numpy(slots[mine]).to(copy.device)
+            out.index_copy_(0, where, copy.index_select(0, rows_of).to(device))
+        wait()
+        self._admit(slots, missed, misses, out)
+        return out
+
+    def _admit(self, slots: np.ndarray, missed: np.ndarray, places: np.ndarray, out: Tensor
+               ) -> None:
+        """Let rows that were missed, and are in `out[places]`, take the places of others."""
+        admitted, taken, _ = self.slots.admit(slots, missed)
+        if len(admitted):
+            found = out.index_select(0, torch.from_numpy(places[admitted]).to(out.device))
+            copy = self.copies[0]
+            copy.index_copy_(0, torch.from_numpy(taken).to(copy.device), found.to(copy.device))
+
+
+class Staging:
+    """Moves rows that were missed to a device: pinned memory, on a stream of its own."""
+
+    def __init__(self) -> None:
+        self._pinned: Tensor | None = None
+        self._free: torch.cuda.Event | None = None
+        self._stream: torch.cuda.Stream | None = None
+
+    def put(self, out: Tensor, places: np.ndarray, rows: Tensor) -> Wait:
+        """`out[places] = rows`; call the result before `out` is used.
+
+        On a GPU the copy runs beside what the caller does until then.
+        """
+        if out.device.type != "cuda":
+            out.index_copy_(0, torch.from_numpy(places).to(out.device), rows.to(out.device))
+            return Wait()
+        if not len(places):
+            return Wait()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(out.device)
+        if self._free is not None:
+            self._free.synchronize()  # of the copy before this one
+        if self._pinned is None or self._pinned.numel() < rows.numel():
+            self._pinned = torch.empty(rows.numel() * 5 // 4, dtype=rows.dtype, pin_memory=True)
+        staged = self._pinned[:rows.numel()].view(rows.shape)
+        staged.copy_(rows)
+        current = torch.cuda.current_stream(out.device)
+        self._stream.wait_stream(current)  # `out` was allocated there
+        with torch.cuda.stream(self._stream):
+            where = torch.from_numpy(places).to(out.device, non_blocking=True)
+            out.index_copy_(0, where, staged.to(out.device, non_blocking=True))
+            self._free = self._stream.record_event()
+        out.record_stream(self._stream)
+        return Wait(self._free, out.device)
+
+
+class Wait:
+    """Called, lets the current stream of a device wait for an event, if there is one."""
+
+    def __init__(self, event: torch.cuda.Event | None = None,
+                 device: torch.device | None = None) -> None:
+        self._event, self._device = event, device
+
+    def __call__(self) -> None:
+        if self._event is not None:
+            torch.cuda.current_stream(self._device).wait_event(self._event)
+
+
+def as_tensor(rows: np.ndarray) -> Tensor:
+    """A tensor of an array, of any byte order."""
+    if not rows.dtype.isnative:
+        rows = rows.astype(rows.dtype.newbyteorder("="))
+    return torch.from_numpy(rows)
+
+
+def torch_dtype(dtype: np.dtype) -> torch.dtype:
+    """PyTorch's name of a dtype, of any byte order."""
+    return torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype

@@ -1,0 +1,220 @@
+"""Learnable features with copies of some rows, optimizer state included, in faster memory.
+
+Updates of a cached row go to its copy; the table below sees them when it is read as a whole (a
+checkpoint, the end) or when the row leaves the cache.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.cache.cached_rows import CPU, Staging
+from dgl_heta.cache.slots import Slots
+from dgl_heta.features.row_kernels import check_ids
+from dgl_heta.features.sparse_adam import (
+    BLOCK,
+    AdamSettings,
+    RowTable,
+    fused_step,
+    step_by_operators,
+)
+from dgl_heta.system.jit import kernel
+
+
+class CachedTable:
+    """A :class:`RowTable` some of whose rows live elsewhere.
+
+    Parameters
+    ----------
+    table : all rows.
+    ids, devices, replacement : as for :class:`dgl_heta.cache.cached_rows.CachedRows`.
+    starts : first rows of the ranges to count reads of, ascending from 0.
+
+    Attributes
+    ----------
+    rows, hits : per range the rows read so far, and those of them that were read from copies.
+    """
+
+    def __init__(self, table: RowTable, ids: np.ndarray, devices: Sequence[torch.device] = (CPU,),
+                 replacement: str | None = None, starts: Sequence[int] = (0,)) -> None:
+        self.table, self.devices = table, tuple(devices)
+        self.shape, self.dtype = table.shape, table.dtype
+        self.width = table.shape[1]
+        self.slots = Slots(table.shape[0], ids, len(self.devices), replacement)
+        self._starts = np.asarray(starts, np.int64)
+        self.rows, self.hits = np.zeros((2, len(starts)), np.int64)
+        self.copies = [torch.empty((len(held), 3 * self.width), dtype=self.dtype, device=d)
+                       for held, d in zip(self.slots.held, self.devices)]
+        self._fill()
+        self._staging = Staging()
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row with its optimizer state."""
+        return 3 * self.width * self.dtype.itemsize
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all rows with their moments, and of the copies."""
+        return self.table.bytes + len(self.slots) * self.row_bytes
+
+    @property
+    def step(self) -> int:
+        return self.table.step
+
+    @step.setter
+    def step(self, value: int) -> None:
+        self.table.step = value
+
+    @property
+    def value(self) -> Tensor:
+        """All values, as they are now: the copies are written back first."""
+        for copy, held in zip(self.copies, self.slots.held):
+            for start in range(0, len(held), BLOCK):
+                self._write(held[start:start + BLOCK], copy[start:start + BLOCK])
+        return self.table.value
+
+    def read(self, ids: np.ndarray, device: torch.device) -> Tensor:
+        """Values of the rows `ids` (int64), in their order."""
+        if self._compiled(device):
+            check_ids(ids, len(self.slots.of))
+            if self.table.prefetch is not None:
+                self.table.prefetch(ids[self.slots.of[ids] < 0])
+            out = np.empty((len(ids), self.width), self.table.value.numpy().dtype)
+            _read(self.slots.of, self.copies[0].numpy(), self.table.value.numpy(), ids, out,
+                  self._starts, self.rows, self.hits)
+            return torch.from_numpy(out)
+        places, slots, misses = self.slots.split(ids)
+        for total, those in (self.rows, ids), (self.hits, ids[places]):
+            ranges = np.searchsorted(self._starts, those, side="right") - 1
+            total += np.bincount(ranges, minlength=len(total))
+        out_rows = torch.empty((len(ids), self.width), dtype=self.dtype, device=device)
+        missed = ids[misses]
+        wait = self._staging.put(out_rows, misses, self.table.read(missed, CPU))
+        for where, rows, copy in self._by_device(ids[places], slots):
+            out_rows.index_copy_(0, torch.from_numpy(places[where]).to(device),
+                                 copy[:, :self.width].index_select(0, rows).to(device))
+        wait()
+        self._admit(slots, missed)
+        return out_rows
+
+    def update(self, rows: np.ndarray, grads: Tensor, scale: float, adam: AdamSettings) -> None:
+        """As :meth:`RowTable.update`, on the copies of the rows that are cached."""
+        table = self.table
+        table.step += 1
+        constants = table.constants(scale, adam)
+        grads = grads.detach().to(self.dtype)
+        held = [table.value.numpy(), table.first.numpy(), table.second.numpy()]
+        if self._compiled(grads.device, updates=True):
+            check_ids(rows, len(self.slots.of))
+            _cached_step(rows, self.slots.of, grads.contiguous().numpy(), self.copies[0].numpy(),
+                         *held, *constants)
+            return
+        places, slots, misses = self.slots.split(rows)
+        missed = grads[torch.from_numpy(misses).to(grads.device)].cpu().contiguous()
+        for where, taken, copy in self._by_device(rows[places], slots):
+            here = torch.from_numpy(places[where]).to(grads.device)
+            mine = grads.index_select(0, here).to(copy.device)
+            if copy.device == CPU:
+                fused_step(taken.numpy(), mine.contiguous().numpy(),
+                           *(part.numpy() for part in copy.chunk(3, 1)), *constants)
+            else:
+                copy.index_copy_(0, taken,
+                                 step_by_operators(copy.index_select(0, taken), mine, constants))
+        fused_step(rows[misses], missed.numpy(), *held, *constants)
+
+    def blocks(self) -> Iterator[dict[str, Tensor]]:
+        """All rows as they are now, a block at a time; the copies stay the newer ones."""
+        start = 0
+        for block in self.table.blocks():
+            state = torch.cat([block["value"], block["first"], block["second"]], 1)
+            for copy, held in zip(self.copies, self.slots.held):
+                # With replacement the rows are in no order.
+                inside = np.flatnonzero((held >= start) & (held < start + len(state)))
+                where = torch.from_numpy(held[inside] - start)
+                state[where] = copy[torch.from_numpy(inside).to(copy.device)].cpu()
+            value, first, second = state.chunk(3, 1)
+            yield {"value": value, "first": first, "second": second}
+            start += len(state)
+
+    def load(self, blocks: Iterable[Mapping[str, Tensor]], step: int) -> None:
+        """Take over all rows, cached or not."""
+        self.table.load(blocks, step)
+        self._fill()
+
+    def _compiled(self, device: torch.device, updates: bool = False) -> bool:
+        return self.devices == (CPU,) and device == CPU and (
+            updates or self.slots.replacement is None)
+
+    def _by_device(self, ids: np.ndarray, slots: np.ndarray
+                   ) -> Iterator[tuple[np.ndarray, Tensor, Tensor]]:
+        """For each device: which of the ids are there, their slots on it, its copies."""
+        for index, copy in enumerate(self.copies):
+            where = np.flatnonzero(ids % len(self.copies) == index)
+            yield where, torch.from_numpy(slots[where]).to(copy.device), copy
+
+    def _fill(self) -> None:
+        for copy, held in zip(self.copies, self.slots.held):
+            for start in range(0, len(held), BLOCK):
+                copy[start:start + BLOCK].copy_(self._state(held[start:start + BLOCK]))
+
+    def _state(self, ids: np.ndarray) -> Tensor:
+        rows, table = torch.from_numpy(ids), self.table
+        return torch.cat([part.index_select(0, rows)
+                          for part in (table.value, table.first, table.second)], 1)
+
+    def _write(self, ids: np.ndarray, state: Tensor) -> None:
+        rows, parts = torch.from_numpy(ids), state.cpu().chunk(3, 1)
+        for whole, part in zip((self.table.value, self.table.first, self.table.second), parts):
+            whole[rows] = part
+
+    def _admit(self, slots: np.ndarray, missed: np.ndarray) -> None:
+        """Let rows that were read take the places of others, which are written back."""
+        admitted, taken, left = self.slots.admit(slots, missed)
+        if len(admitted):
+            copy = self.copies[0]
+            where = torch.from_numpy(taken).to(copy.device)
+            self._write(left, copy.index_select(0, where))
+            copy.index_copy_(0, where, self._state(missed[admitted]).to(copy.device))
+
+
+@kernel
+def _read(slots, cached, value, ids, out, starts, rows, hits):  # type: ignore[no-untyped-def]
+    width = out.shape[1]
+    for i in range(len(ids)):
+        row = ids[i]
+        slot, part = slots[row], 0
+        while part + 1 < len(starts) and starts[part + 1] <= row:
+            part += 1
+        rows[part] += 1
+        if slot >= 0:
+            hits[part] += 1
+            for k in range(width):
+                out[i, k] = cached[slot, k]
+        else:
+            for k in range(width):
+                out[i, k] = value[row, k]
+
+
+@kernel
+def _cached_step(rows, slots, grads, cached, value, first, second, scale, rate, keep1, keep2, eps):  # type: ignore[no-untyped-def]
+    width = grads.shape[1]
+    for i in range(len(rows)):
+        row, slot = rows[i], slots[rows[i]]
+        if slot >= 0:
+            state = cached[slot]
+            for k in range(width):
+                grad = grads[i, k] * scale
+                state[width + k] += keep1 * (grad - state[width + k])
+                state[2 * width + k] += keep2 * (grad * grad - state[2 * width + k])
+                state[k] -= rate * state[width + k] / (np.sqrt(state[2 * width + k]) + eps)
+        else:
+            for k in range(width):
+                grad = grads[i, k] * scale
+                first[row, k] += keep1 * (grad - first[row, k])
+                second[row, k] += keep2 * (grad * grad - second[row, k])
+                value[row, k] -= rate * first[row, k] / (np.sqrt(second[row, k]) + eps)

@@ -1,0 +1,190 @@
+"""Collectives over torch.distributed: counted in bytes, limited in time, clear when they fail."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from dgl_heta.errors import HetaError
+from dgl_heta.planning.plan import Plan
+
+_OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN,
+        "or": dist.ReduceOp.BOR}
+
+
+class PeerLostError(HetaError):
+    """A collective failed because another worker is gone or did not answer in time."""
+
+    exit_status = 3
+
+
+class Traffic:
+    """Bytes that this worker has sent, by cause, and the seconds that it waited.
+
+    Counted are payloads as the algorithms send them: 2 (n - 1) / n of the tensor for an
+    all-reduce (ring), and what goes to other workers for an all-to-all.
+    """
+
+    def __init__(self) -> None:
+        self.bytes: Counter[str] = Counter()
+        self.seconds = 0.0
+
+    def reset(self) -> None:
+        self.bytes.clear()
+        self.seconds = 0.0
+
+
+class Comm:
+    """One process group of workers.
+
+    A worker by itself (`size` 1) sends nothing, and needs no process group.
+    """
+
+    def __init__(self, traffic: Traffic, ranks: Sequence[int] | None = None,
+                 group: dist.ProcessGroup | None = None) -> None:
+        self.traffic = traffic
+        self.ranks = tuple(ranks) if ranks is not None else (0,)
+        self.group = group
+        self.size = len(self.ranks)
+        self._holders: dict[str, Comm] = {}
+        self.rank = self.ranks.index(dist.get_rank()) if self.size > 1 else 0
+
+    def holders(self, ntype: str) -> Comm:
+        """The workers of this group that hold rows of a node type in common."""
+        return self._holders.get(ntype, self)
+
+    def all_reduce(self, tensor: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
+        """Reduce over all workers; returns a new tensor."""
+        if self.size == 1:
+            return tensor
+        work = tensor.to(self.device(tensor), copy=True).contiguous()
+        with self._watched(cause, 2 * work.nbytes * (self.size - 1) // self.size):
+            dist.all_reduce(work, _OPS[op], group=self.group)
+        return work.to(tensor.device)
+
+    def reduce_scatter_rows(self, rows: Tensor, sizes: Sequence[int], cause: str) -> Tensor:
+        """Sum `rows` over all workers; worker i gets the `sizes[i]` rows after those of i - 1."""
+        if self.size == 1:
+            return rows
+        mine = sizes[self.rank]
+        received = self.all_to_all_rows(rows.contiguous(), sizes, [mine] * self.size, cause)
+        return received.view(self.size, mine, *rows.shape[1:]).sum(0)
+
+    def all_gather_rows(self, rows: Tensor, sizes: Sequence[int], cause: str) -> Tensor:
+        """Concatenate the workers' rows; worker i gives `sizes[i]` of them."""
+        if self.size == 1:
+            return rows
+        copies = rows.repeat(self.size, *([1] * (rows.dim() - 1)))
+        return self.all_to_all_rows(copies, [len(rows)] * self.size, sizes, cause)
+
+    def all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
+                        cause: str) -> Tensor:
+        """Send `send[i]` rows to worker i, in order; returns the `receive[i]` rows from each."""
+        if self.size == 1:
+            return rows
+        work = rows.contiguous().to(self.device(rows))
+        out = work.new_empty((sum(receive), *rows.shape[1:]))
+        width = rows.element_size() * (rows[:1].numel() if len(rows) else 0)
+        with self._watched(cause, (sum(send) - send[self.rank]) * width):
+            dist.all_to_all_single(out, work, list(receive), list(send), group=self.group)
+        return out.to(rows.device)
+
+    def broadcast(self, tensor: Tensor, cause: str) -> None:
+        """Copy worker 0's values into `tensor` of every worker, in place."""
+        if self.size == 1:
+            return
+        work = tensor.to(self.device(tensor)).contiguous()
+        with self._watched(cause, work.nbytes if self.rank == 0 else 0):
+            dist.broadcast(work, self.ranks[0], group=self.group)
+        tensor.copy_(work)
+
+    def barrier(self) -> None:
+        """Wait for all workers."""
+        self.all_reduce(torch.zeros(1), cause="control")
+
+    def device(self, tensor: Tensor) -> torch.device:
+        """Where a tensor must be for this group's collectives: NCCL takes GPU memory only."""
+        if dist.get_backend(self.group) != "nccl":
+            return torch.device("cpu")
+        if tensor.device.type != "cuda":
+            return torch.device("cuda", torch.cuda.current_device())
+        return tensor.device
+
+    @contextmanager
+    def _watched(self, cause: str, size: int) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerLostError(
+                f"worker {dist.get_rank()} lost another worker of {list(self.ranks)} while "
+                f"exchanging {cause}: {error}"
+            ) from error
+        self.traffic.seconds += time.perf_counter() - start
+        self.traffic.bytes[cause] += size
+
+
+def init_workers(backend: str, timeout_s: float) -> None:
+    """Join the process group that RANK and WORLD_SIZE describe.
+
+    The meeting point is DGL_HETA_RENDEZVOUS (host:port of the launcher's store), or else
+    MASTER_ADDR and MASTER_PORT as torchrun sets them.
+    """
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size < 2 or dist.is_initialized():
+        return
+    timeout = timedelta(seconds=timeout_s)
+    meeting = os.environ.get("DGL_HETA_RENDEZVOUS")
+    try:
+        if meeting:
+            host, _, port = meeting.rpartition(":")
+            store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+            dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]),
+                                    world_size=size, timeout=timeout)
+        else:
+            dist.init_process_group(backend, timeout=timeout)
+    except (RuntimeError, ValueError) as error:
+        raise PeerLostError(f"worker {os.environ.get('RANK')} could not join the others: "
+                            f"{error}") from error
+
+
+def make_comms(plan: Plan, traffic: Traffic, timeout_s: float) -> tuple[Comm, Comm]:
+    """`(all workers, this worker's model-parallel group)`; every worker must call it alike.
+
+    Where the plan replicates nothing, the group has a group of its own for every set of
+    workers that holds a node type in common.
+    """
+    if not dist.is_initialized():
+        return Comm(traffic), Comm(traffic)
+    world = Comm(traffic, range(dist.get_world_size()))
+    made: dict[tuple[int, ...], Comm | None] = {world.ranks: world}
+
+    def comm(ranks: Sequence[int]) -> Comm | None:
+        """The group of some workers, or None for a worker outside."""
+        key = tuple(ranks)
+        if key not in made:
+            group = (dist.new_group(list(key), timeout=timedelta(seconds=timeout_s))
+                     if len(key) > 1 else None)
+            made[key] = Comm(traffic, key, group) if dist.get_rank() in key else None
+        return made[key]
+
+    mine = [found for ranks in plan.groups if (found := comm(ranks)) is not None][-1]
+    if plan.replication == "none":
+        holders = {}
+        for group in range(len(plan.groups)):
+            for ntype in plan.schema.node_types:
+                users = plan.users(ntype, group)
+                found = comm(users) if len(users) > 1 else None
+                if found is not None:
+                    holders[ntype] = found
+        mine = Comm(traffic, mine.ranks, mine.group)
+        mine._holders = holders
+    return world, mine

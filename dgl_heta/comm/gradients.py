@@ -1,0 +1,122 @@
+"""Averaging the gradients of dense parameters over workers.
+
+Under RAF most parameters belong to a relation, and a relation to one worker: it alone has their
+gradients. Such a gradient is sent to the others as it is, which is half of what an all-reduce
+moves; those that several workers have are all-reduced. The averages are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dgl_heta.comm.collectives import Comm
+from dgl_heta.errors import InputError
+
+NOBODY, SEVERAL = -1, -2
+
+
+class GradientAverage:
+    """Averages gradients step by step; all workers call it alike, with the same parameters.
+
+    It learns whose a parameter is from the gradients of earlier steps. A worker that gets a
+    gradient of what was another's says so in the step itself, so nothing is left out.
+    """
+
+    def __init__(self) -> None:
+        self._owners: list[int] = []
+
+    def __call__(self, parameters: Iterable[nn.Parameter], world: Comm) -> None:
+        """Average in place. A parameter that no worker used keeps no gradient.
+
+        Raises
+        ------
+        InputError
+            A gradient is sparse: averaged, it would be as large as the table.
+        """
+        params = [p for p in parameters if p.requires_grad]
+        if world.size == 1 or not params:
+            return
+        for param in params:
+            if param.grad is not None and param.grad.layout != torch.strided:
+                raise InputError(
+                    f"a parameter of shape {tuple(param.shape)} has a sparse gradient; keep rows "
+                    "in dgl.distributed.DistEmbedding or torch.nn.Embedding, whose rows move "
+                    "alone, or use sparse=False")
+        if len(self._owners) != len(params):
+            self._owners = [NOBODY] * len(params)
+        owners = self._owners
+        if all(owner == SEVERAL for owner in owners):
+            self._all_reduce(params, world)
+            return
+        users = self._exchange(params, world)
+        rest = []
+        for place, (owner, used) in enumerate(zip(owners, users)):
+            if len(used) > 1 or (owner >= 0 and any(rank != owner for rank in used)):
+                owners[place] = SEVERAL
+            elif used and owner == NOBODY:
+                owners[place] = used[0]
+            if used and (owner < 0 or used != [owner]):
+                rest.append(place)
+        self._reduce([params[place] for place in rest], world)
+        for param, used in zip(params, users):
+            if not used:
+                param.grad = None
+
+    def _exchange(self, params: Sequence[nn.Parameter], world: Comm) -> list[list[int]]:
+        """Send and take in the gradients that one worker alone has; returns who has which."""
+        sizes = [sum(p.numel() for p, owner in zip(params, self._owners) if owner == rank)
+                 for rank in range(world.size)]
+        flags = torch.tensor([p.grad is not None for p in params], dtype=_dtype(params),
+                             device=params[0].device)
+        mine = [p for p, owner in zip(params, self._owners) if owner == world.rank]
+        found = world.all_gather_rows(
+            torch.cat([flags, *(_flat(p).to(flags.dtype) for p in mine)]),
+            [len(params) + size for size in sizes], "gradients")
+        pieces = found.split([len(params) + size for size in sizes])
+        everyone = torch.stack([piece[:len(params)] for piece in pieces]) > 0
+        users = [torch.nonzero(column).flatten().tolist() for column in everyone.T]
+        reached = [len(params)] * world.size
+        for param, owner, used in zip(params, self._owners, users):
+            if owner < 0:
+                continue
+            start, reached[owner] = reached[owner], reached[owner] + param.numel()
+            if used == [owner]:
+                sent = pieces[owner][start:reached[owner]].view_as(param)
+                param.grad = (sent / world.size).to(param.dtype)
+        return users
+
+    @staticmethod
+    def _reduce(params: Sequence[nn.Parameter], world: Comm) -> None:
+        if not params:
+            return
+        flat = torch.cat([_flat(p) for p in params])  # of the dtype that all of them promote to
+        _spread(params, world.all_reduce(flat, cause="gradients") / world.size)
+
+    @staticmethod
+    def _all_reduce(params: Sequence[nn.Parameter], world: Comm) -> None:
+        """All at once, with who has which."""
+        used = torch.tensor([p.grad is not None for p in params], dtype=_dtype(params),
+                            device=params[0].device)
+        flat = world.all_reduce(torch.cat([*(_flat(p) for p in params), used]), cause="gradients")
+        _spread(params, flat[:-len(params)] / world.size)
+        for param, count in zip(params, flat[-len(params):].tolist()):
+            if not count:
+                param.grad = None
+
+
+def _flat(param: nn.Parameter) -> Tensor:
+    return param.grad.reshape(-1) if param.grad is not None else param.new_zeros(param.numel())
+
+
+def _spread(params: Sequence[nn.Parameter], flat: Tensor) -> None:
+    for param, piece in zip(params, flat.split([p.numel() for p in params])):
+        param.grad = piece.view_as(param).to(param.dtype, copy=True)
+
+
+def _dtype(params: Sequence[nn.Parameter]) -> torch.dtype:
+    """One that holds all gradients, the same on all workers whichever of them they have."""
+    return functools.reduce(torch.promote_types, (p.dtype for p in params))

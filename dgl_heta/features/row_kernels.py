@@ -1,0 +1,213 @@
+"""Row kernels on CPU arrays: gather, and sum by row.
+
+One pass, compiled; scripts/bench/rows.py compares them with NumPy and PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from typing import Any
+
+import numpy as np
+
+from dgl_heta.system.jit import kernel
+
+RECYCLED = 4 << 20
+"""Bytes from which on memory of gathered rows is used again."""
+_KEPT = 2
+_free: list[np.ndarray] = []
+
+
+def gather_rows(array: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    """`array[ids]` for a two-dimensional array and int64 ids in range; any fixed-size dtype.
+
+    Raises
+    ------
+    IndexError
+        An id out of range.
+    """
+    check_ids(ids, len(array))
+    out = new_rows(len(ids), array.shape[1], array.dtype)
+    _gather(as_bits(array), ids, as_bits(out))
+    return out
+
+
+def gather_into(array: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
+    """`out[:] = array[ids]`, of one dtype; ids must be in range."""
+    _gather(as_bits(array), ids, as_bits(out))
+
+
+def new_rows(rows: int, width: int, dtype: Any) -> np.ndarray:
+    """An array (rows, width) with any content.
+
+    Large ones are in memory that earlier ones have left: a batch's rows take as much as the last
+    batch's, and new memory costs more than filling it, a page fault for every 4 KB. Memory is
+    used again when no array, view or tensor refers to it any more.
+    """
+    dtype = np.dtype(dtype)
+    size = rows * width * dtype.itemsize
+    if size < RECYCLED:
+        return np.empty((rows, width), dtype)
+    buffer, rest = None, []
+    while _free:  # a finalizer can add to it meanwhile
+        one = _free.pop()
+        if buffer is None and size <= len(one) <= 2 * size:
+            buffer = one
+        else:
+            rest.append(one)
+    _free.extend(sorted(rest, key=len)[-_KEPT:])
+    if buffer is None:
+        buffer = np.empty(math.ceil(size * 1.1), np.uint8)
+    # All views of this array refer to it, and none past it to the buffer, because what it is made
+    # of is no array.
+    array = np.frombuffer(buffer.data[:size], dtype)
+    weakref.finalize(array, _free.append, buffer).atexit = False
+    return array.reshape(rows, width)
+
+
+def gather_cached(slots: np.ndarray, cached: np.ndarray, array: np.ndarray, ids: np.ndarray
+                  ) -> tuple[np.ndarray, int]:
+    """`array[ids]`, taking the rows with a slot from `cached[slots[ids]]`; and how many those are.
+
+    `slots` is int32, one per row of `array`, -1 where a row is not cached.
+
+    Raises
+    ------
+    IndexError
+        An id out of range.
+    """
+    check_ids(ids, len(array))
+    out = new_rows(len(ids), array.shape[1], array.dtype)
+    return out, int(_gather_cached(slots, as_bits(cached), as_bits(array), ids, as_bits(out)))
+
+
+def gather_to(array: np.ndarray, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
+    """`out[places] = array[ids]`, of one dtype; ids and places must be in range."""
+    _gather_to(as_bits(array), ids, as_bits(out), places)
+
+
+def scatter_from(arena: np.ndarray, places: np.ndarray, rows: np.ndarray, out: np.ndarray) -> None:
+    """`out[rows[i]] = arena[places[i]: places[i] + width]`, all of bytes."""
+    _scatter_from(arena, places, rows, out)
+
+
+def count_ids(counts: np.ndarray, ids: np.ndarray) -> None:
+    """Add one to `counts` (int64) for each of `ids`.
+
+    Raises
+    ------
+    IndexError
+        An id out of range.
+    """
+    check_ids(ids, len(counts))
+    _count_ids(counts, ids)
+
+
+def check_ids(ids: np.ndarray, rows: int) -> None:
+    """Raise IndexError unless 0 ≤ ids < rows: compiled kernels do not check."""
+    if len(ids) and not 0 <= ids.min() <= ids.max() < rows:
+        raise IndexError(f"row ids reach from {ids.min()} to {ids.max()}, but there are "
+                         f"{rows} rows")
+
+
+def as_bits(array: np.ndarray) -> np.ndarray:
+    """The array as numbers that a kernel can copy: half precision and odd byte orders, too."""
+    if array.dtype.kind == "f" and array.dtype.itemsize in (4, 8) and array.dtype.isnative:
+        return array
+    if array.dtype.itemsize in (1, 2, 4, 8):
+        return array.view(f"u{array.dtype.itemsize}")
+    return array.view(np.uint8).reshape(len(array), array.shape[1] * array.dtype.itemsize)
+
+
+def sum_rows(rows: np.ndarray, values: np.ndarray, slots: np.ndarray
+             ) -> tuple[np.ndarray, np.ndarray]:
+    """Unique `rows` in order of first appearance, with the sums of their `values`.
+
+    `slots` is int32 scratch with an entry per row of the table, all -1 before and after.
+    """
+    unique = np.empty(len(rows), np.int64)
+    sums = np.zeros(values.shape, values.dtype)
+    count = _sum_rows(rows, values, slots, unique, sums)
+    return unique[:count], sums[:count]
+
+
+@kernel
+def _gather(array, ids, out):  # type: ignore[no-untyped-def]
+    for i in range(len(ids)):
+        source, target = array[ids[i]], out[i]
+        for k in range(len(source)):
+            target[k] = source[k]
+
+
+@kernel
+def _gather_cached(slots, cached, array, ids, out):  # type: ignore[no-untyped-def]
+    hits = 0
+    for i in range(len(ids)):
+        slot, target = slots[ids[i]], out[i]
+        if slot >= 0:
+            hits += 1
+            near = cached[slot]
+            for k in range(len(target)):
+                target[k] = near[k]
+        else:
+            far = array[ids[i]]
+            for k in range(len(target)):
+                target[k] = far[k]
+    return hits
+
+
+@kernel
+def _gather_to(array, ids, out, places):  # type: ignore[no-untyped-def]
+    for i in range(len(ids)):
+        source, target = array[ids[i]], out[places[i]]
+        for k in range(len(target)):
+            target[k] = source[k]
+
+
+@kernel
+def _scatter_from(arena, places, rows, out):  # type: ignore[no-untyped-def]
+    width = out.shape[1]
+    for i in range(len(rows)):
+        place, target = places[i], out[rows[i]]
+        for k in range(width):
+            target[k] = arena[place + k]
+
+
+@kernel
+def _count_ids(counts, ids):  # type: ignore[no-untyped-def]
+    for i in range(len(ids)):
+        counts[ids[i]] += 1
+
+
+@kernel
+def add_edges(indptr, indices, states, mean, out):  # type: ignore[no-untyped-def]
+    """Add `states` over in-edges (CSC) to `out`; with `mean` divide by their number."""
+    width = states.shape[1]
+    for row in range(len(indptr) - 1):
+        for edge in range(indptr[row], indptr[row + 1]):
+            source = indices[edge]
+            for k in range(width):
+                out[row, k] += states[source, k]
+        if mean and indptr[row + 1] > indptr[row]:
+            count = indptr[row + 1] - indptr[row]
+            for k in range(width):
+                out[row, k] /= count
+
+
+@kernel
+def _sum_rows(rows, values, slots, unique, sums):  # type: ignore[no-untyped-def]
+    count = 0
+    for i in range(len(rows)):
+        slot = slots[rows[i]]
+        if slot < 0:
+            slot = count
+            slots[rows[i]] = slot
+            unique[slot] = rows[i]
+            count += 1
+        value, total = values[i], sums[slot]
+        for k in range(len(value)):
+            total[k] += value[k]
+    for i in range(count):
+        slots[unique[i]] = -1
+    return count

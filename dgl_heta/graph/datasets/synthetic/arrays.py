@@ -1,0 +1,50 @@
+"""A synthetic graph in memory."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dgl_heta.graph.datasets.synthetic.maker import Maker
+from dgl_heta.graph.datasets.synthetic.published import scaled_shape
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import EdgeArrays, EdgeSource, GraphSource, Task
+
+
+def generate(shape: str, scale: float = 1.0, seed: int = 0) -> GraphSource:
+    """Make a graph in memory; equal arguments give equal graphs.
+
+    Parameters
+    ----------
+    shape : a key of :data:`SHAPES`.
+    scale : multiplies the counts of nodes, edges and labelled nodes.
+    seed : every type and relation has a random stream of its own, derived from the seed, the
+        shape and its name.
+
+    Raises
+    ------
+    InputError
+        An unknown shape, a scale that is not above 0, or a negative seed.
+    """
+    maker = Maker(scaled_shape(shape, scale), seed)
+    edges: dict[Relation, EdgeSource] = {}
+    for relation in maker.shape.relations:
+        ends = np.empty((2, relation.edges), maker.id_dtype(relation))
+        for start, src, dst in maker.edges(relation):
+            ends[0, start:start + len(src)] = src
+            ends[1, start:start + len(src)] = dst
+        for name, (src, dst) in zip(relation.relations(), (ends, ends[::-1])):
+            edges[name] = EdgeArrays(src, dst)
+    arrays: dict[str, dict[str, np.ndarray]] = {}
+    for ntype, node in maker.shape.nodes.items():
+        own = arrays.setdefault(ntype, {})
+        if node.dim:
+            own["feat"] = np.empty((node.count, node.dim), maker.shape.dtype)
+            for start, block in maker.features(ntype):
+                own["feat"][start:start + len(block)] = block
+        if ntype == maker.shape.target:
+            own.update(maker.target_arrays())
+    return GraphSource(
+        f"synthetic-{shape}", {t: n.count for t, n in maker.shape.nodes.items()}, edges,
+        {t: own for t, own in arrays.items() if own},
+        Task(maker.shape.target, maker.shape.num_classes),
+        {"origin": "synthetic", "shape": shape, "scale": scale, "seed": seed})

@@ -1,0 +1,226 @@
+"""Files of a data set: paths inside its directory, `.npy` arrays, and edges read in chunks.
+
+Edge files are read, not mapped: pages of a mapping count as memory of the process, so that
+streaming a mapped file of 100 GB would look like using 100 GB. Nothing here unpickles.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.source import EdgeSource
+
+#: Rows of a CSV file that are in memory at once while its edges are counted.
+COUNT_CHUNK = 1 << 18
+
+
+def inside(directory: Path, text: Any, where: str) -> Path:
+    """The file that `text` names inside `directory`; `where` says which entry names it.
+
+    The check is on the text alone: a symbolic link inside the directory may point anywhere,
+    it was put there by whoever owns the directory.
+    """
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(f"{where} is {text!r}; it must be the path of a file in {directory}")
+    relative = PurePosixPath(text)
+    if relative.is_absolute() or ".." in relative.parts:
+        raise InputError(
+            f"{where} is '{text}', which leaves {directory}; paths must be relative to it, "
+            "without '..'"
+        )
+    path = directory / relative
+    if not path.is_file():
+        raise InputError(f"{where} names {path}, which is not a file")
+    return path
+
+
+def read_text(path: Path) -> str:
+    """The text of a small UTF-8 file."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not UTF-8 text: {error}") from None
+
+
+def open_npy(path: Path) -> np.ndarray:
+    """Map a `.npy` file. Pickled contents (arrays of objects) are refused, never loaded."""
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # numpy's parser raises almost anything at a damaged header
+        raise InputError(
+            f"cannot read {path} as a .npy array of numbers: {_one_line(error)}"
+        ) from None
+    if not isinstance(array, np.ndarray):
+        array.close()
+        raise InputError(f"{path} is a .npz archive; it must be a .npy file with one array")
+    return array
+
+
+@dataclass(frozen=True)
+class _Column:
+    """`count` integers in a file, `step` items apart."""
+
+    path: Path
+    dtype: np.dtype
+    offset: int
+    count: int
+    step: int = 1
+
+    def read(self, start: int, stop: int) -> np.ndarray:
+        items = (stop - start - 1) * self.step + 1
+        try:
+            values = np.fromfile(self.path, self.dtype, items,
+                                 offset=self.offset + start * self.step * self.dtype.itemsize)
+        except OSError as error:
+            raise InputError(f"cannot read {self.path}: {error.strerror or error}") from None
+        if len(values) != items:
+            raise InputError(f"{self.path} ends before edge {stop}; it was cut while being read")
+        return values[::self.step].astype(self.dtype.newbyteorder("="), copy=False)
+
+
+class NpyEdges:
+    """Edges in `.npy` files: one integer array (2, E), or two one-dimensional ones."""
+
+    def __init__(self, path: Path, dst_path: Path | None = None) -> None:
+        if dst_path is None:
+            self._src, self._dst = _both_rows(path)
+        else:
+            self._src, self._dst = _only_row(path), _only_row(dst_path)
+            if self._src.count != self._dst.count:
+                raise InputError(
+                    f"{path} has {self._src.count} source ids and {dst_path} has "
+                    f"{self._dst.count} destination ids; both must have one id per edge"
+                )
+
+    @property
+    def num_edges(self) -> int:
+        return self._src.count
+
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for start in range(0, self.num_edges, size):
+            stop = min(start + size, self.num_edges)
+            yield self._src.read(start, stop), self._dst.read(start, stop)
+
+
+def _integers(path: Path) -> tuple[np.ndarray, int]:
+    """The mapped array and the position of its first byte in the file."""
+    array = open_npy(path)
+    if array.dtype.kind not in "iu":
+        raise InputError(f"{path} holds {array.dtype} values; node ids must be integers")
+    return array, int(getattr(array, "offset", 0))
+
+
+def _both_rows(path: Path) -> tuple[_Column, _Column]:
+    array, offset = _integers(path)
+    if array.ndim != 2 or array.shape[0] != 2:
+        raise InputError(
+            f"{path} has shape {array.shape}; edges must have shape (2, number of edges): source "
+            "ids in row 0, destination ids in row 1"
+        )
+    count, dtype = array.shape[1], array.dtype
+    if array.flags.c_contiguous:
+        return (_Column(path, dtype, offset, count),
+                _Column(path, dtype, offset + count * dtype.itemsize, count))
+    return (_Column(path, dtype, offset, count, step=2),
+            _Column(path, dtype, offset + dtype.itemsize, count, step=2))
+
+
+def _only_row(path: Path) -> _Column:
+    array, offset = _integers(path)
+    if array.ndim != 1:
+        raise InputError(f"{path} has shape {array.shape}; ids of one end of the edges must be "
+                         "one-dimensional")
+    return _Column(path, array.dtype, offset, len(array))
+
+
+class CsvEdges:
+    """Edges in a CSV file (`.gz` too): a source id and a destination id per line.
+
+    A first line in which neither field is a number is a header. Counting the edges reads the
+    file once; the count is kept.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._header = _header_lines(path)
+
+    @cached_property
+    def num_edges(self) -> int:
+        return sum(len(src) for src, _ in self.chunks(COUNT_CHUNK))
+
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        import pandas as pd
+
+        done = 0
+        try:
+            reader = pd.read_csv(self._path, header=None, skiprows=self._header, dtype=np.int64,
+                                 index_col=False, chunksize=size, encoding="utf-8-sig",
+                                 compression="gzip" if self._path.suffix == ".gz" else None)
+            with reader:
+                for frame in reader:
+                    if frame.shape[1] != 2:
+                        raise InputError(f"{self._path} has {frame.shape[1]} columns; edges have "
+                                         "two: source id, destination id")
+                    src, dst = (frame[column].to_numpy() for column in (0, 1))
+                    yield src, dst
+                    done += len(src)
+        except pd.errors.EmptyDataError:
+            return
+        except (ValueError, OverflowError, EOFError, OSError, zlib.error) as error:
+            raise InputError(
+                f"{self._path}, at edge {done} or later: {_one_line(error)}; every line must be "
+                "two whole numbers: source id, destination id"
+            ) from None
+
+
+def _header_lines(path: Path) -> int:
+    """Number of lines to skip: up to and including a header, or 0."""
+    opener: Any = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "rt", encoding="utf-8-sig") as file:
+            for number, line in enumerate(file, start=1):
+                if line.strip():
+                    fields = [field.strip().strip('"') for field in line.split(",")]
+                    header = len(fields) > 1 and all(f and not _is_number(f) for f in fields)
+                    return number if header else 0
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
+        raise InputError(f"cannot read {path} as CSV: {_one_line(error)}") from None
+    return 0
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+class JoinedEdges:
+    """The edges of several sources, one after the other."""
+
+    def __init__(self, parts: Sequence[EdgeSource]) -> None:
+        self._parts = tuple(parts)
+
+    @cached_property
+    def num_edges(self) -> int:
+        return sum(part.num_edges for part in self._parts)
+
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for part in self._parts:
+            yield from part.chunks(size)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

@@ -1,0 +1,102 @@
+"""Where a graph comes from: the common form that readers and datasets produce.
+
+A :class:`GraphSource` describes a heterogeneous graph without holding it in memory: edges
+are read in chunks, and node arrays may be memory maps. The store writer consumes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation, Schema
+
+KINDS = ("classification", "multilabel", "regression")
+"""Kinds of tasks that a graph can come with."""
+
+
+class EdgeSource(Protocol):
+    """Edges of one relation, readable any number of times."""
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges."""
+
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yield `(src, dst)` integer arrays of equal length, at most `size` edges each."""
+
+
+@dataclass(frozen=True)
+class EdgeArrays:
+    """Edges as two equally long integer arrays (memory maps are fine)."""
+
+    src: np.ndarray
+    dst: np.ndarray
+
+    def __post_init__(self) -> None:
+        if self.src.ndim != 1 or self.dst.ndim != 1 or len(self.src) != len(self.dst):
+            raise InputError(
+                f"source ids have shape {self.src.shape} and destination ids {self.dst.shape}; "
+                "both must be one-dimensional and of equal length"
+            )
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.src)
+
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for start in range(0, len(self.src), size):
+            yield (np.asarray(self.src[start:start + size]),
+                   np.asarray(self.dst[start:start + size]))
+
+
+@dataclass(frozen=True)
+class Task:
+    """Prediction of `label`, a node array of type `target`, where masks say so.
+
+    `kind` is classification (`num_classes` classes), multilabel or regression (`num_classes`
+    columns). Masks are named `train_mask`, `val_mask`, `test_mask` (bool, one entry per node).
+    """
+
+    target: str
+    num_classes: int
+    label: str = "label"
+    kind: str = "classification"
+
+
+@dataclass
+class GraphSource:
+    """A heterogeneous graph to be written to a store.
+
+    Parameters
+    ----------
+    name : name of the graph.
+    node_counts : node type to number of nodes.
+    edges : relation to its edges, in canonical order.
+    node_arrays : node type to named arrays with one row per node. The static features of a
+        type are its array `feat` (floating point, two-dimensional); types without it get
+        learnable features in training.
+    task : what to train for, when known.
+    info : where the data comes from, free text per key, shown by `dgl-heta inspect`.
+    """
+
+    name: str
+    node_counts: dict[str, int]
+    edges: dict[Relation, EdgeSource]
+    node_arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
+    task: Task | None = None
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def schema(self) -> Schema:
+        """The schema of the graph, with bytes per feature row."""
+        widths = {}
+        for ntype, arrays in self.node_arrays.items():
+            feat = arrays.get("feat")
+            if feat is not None:
+                widths[ntype] = int(feat.dtype.itemsize * np.prod(feat.shape[1:], dtype=np.int64))
+        return Schema(dict(self.node_counts),
+                      {Relation(*r): e.num_edges for r, e in self.edges.items()}, widths)

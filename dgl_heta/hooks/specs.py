@@ -1,0 +1,70 @@
+"""The hooks of dgl-heta: the whole contract with plugins, on one page.
+
+A plugin is a distribution with an entry point in group `dgl_heta` that names a module (or
+object) with functions marked `@dgl_heta.hookimpl`. The built-ins register the same way. Each
+`dgl_heta_…s` hook returns a list of providers: objects with a `name` that settings select by.
+docs/hooks.md has an example of each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+if TYPE_CHECKING:
+    from dgl_heta.cache import CachePolicy
+    from dgl_heta.graph.datasets import Dataset
+    from dgl_heta.models import ModelProvider
+    from dgl_heta.nn.aggregate import Kernel
+    from dgl_heta.partition.backends.base import PartitionBackend
+    from dgl_heta.raf.wrapper import ModuleWrapper
+
+hookspec = pluggy.HookspecMarker("dgl_heta")
+hookimpl = pluggy.HookimplMarker("dgl_heta")
+
+
+@hookspec
+def dgl_heta_partition_backends() -> list[PartitionBackend]:  # type: ignore[empty-body]
+    """Ways to partition a graph; selected by `partition.method`, `--method` or part_method."""
+
+
+@hookspec
+def dgl_heta_module_wrappers() -> list[ModuleWrapper]:  # type: ignore[empty-body]
+    """Ways to run a single-process model on several workers; selected by `train.wrapper`."""
+
+
+@hookspec
+def dgl_heta_cache_policies() -> list[CachePolicy]:  # type: ignore[empty-body]
+    """Which feature rows to keep close to the processor, given counts, sizes and penalties."""
+
+
+@hookspec
+def dgl_heta_kernels() -> list[Kernel]:  # type: ignore[empty-body]
+    """Aggregation kernels (AGG_r); selected by `train.kernel`."""
+
+
+@hookspec
+def dgl_heta_datasets() -> list[Dataset]:  # type: ignore[empty-body]
+    """Graphs by name, for the command line; listed by `dgl-heta datasets`."""
+
+
+@hookspec
+def dgl_heta_models() -> list[ModelProvider]:  # type: ignore[empty-body]
+    """Models, written for one process; selected by `model.name`."""
+
+
+@hookspec
+def dgl_heta_run_started(run_dir: Path, rank: int, settings: dict[str, Any]) -> None:
+    """Training starts on a worker."""
+
+
+@hookspec
+def dgl_heta_epoch_ended(run_dir: Path, rank: int, metrics: dict[str, Any]) -> None:
+    """An epoch has ended on a worker; `metrics` is its line of metrics.jsonl."""
+
+
+@hookspec
+def dgl_heta_run_ended(run_dir: Path, rank: int, summary: dict[str, Any]) -> None:
+    """Training has ended on a worker without an error."""

@@ -1,0 +1,93 @@
+"""One worker process: `python -m dgl_heta.launch.worker JOB.json`, or a rank of torchrun.
+
+Events go to standard output as JSON lines, everything else to standard error. Exit status: 0,
+2 for wrong input, 3 when another worker was lost, 1 for any other failure.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+from dgl_heta.errors import InputError
+
+EXIT_INPUT, EXIT_PEER = 2, 3
+
+
+def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
+    """Train, predict or profile what a job describes, as the worker that the environment names."""
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.planning.plan import Plan
+    from dgl_heta.settings import Settings
+    from dgl_heta.store import Store
+    from dgl_heta.training.caches import attach
+    from dgl_heta.training.engine import Engine
+    from dgl_heta.training.loop import train
+
+    if job.get("predict"):
+        from dgl_heta.prediction.worker import run as predict
+
+        summary = predict(job, plugins(), report)
+        if os.environ.get("RANK", "0") == "0":
+            report({"event": "summary", **summary})
+        return summary
+    settings = Settings(**job["settings"])
+    store = Store(job["store"])
+    plan = Plan.from_json(job["plan"], store.schema, "of this job")
+    engine = Engine(store, plan, settings, plugins(), Path(job["run_dir"]))
+    if job.get("profile"):
+        from dgl_heta.training.profiling import profile_worker
+
+        summary = profile_worker(engine, job, plugins(), report if engine.rank == 0
+                                 else lambda event: None)
+        if engine.rank == 0:
+            report({"event": "summary", **summary})
+        return summary
+    attach(engine, plugins(), Path(job["profiles"]) if job.get("profiles") else None,
+           report if engine.rank == 0 else lambda event: None)
+    return train(engine, Path(job["run_dir"]), settings, plugins(), resume=job["resume"],
+                 report=report)
+
+
+def emit(event: dict[str, Any]) -> None:
+    """Write an event as a line of standard output."""
+    print(json.dumps(event), flush=True)
+
+
+def main() -> None:
+    _die_with_parent()
+    from dgl_heta.comm.collectives import PeerLostError
+
+    try:
+        run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), emit)
+        sys.stderr.flush()
+        # All results are written and all workers are past their last collective. The threads
+        # of a process group sometimes abort or hang a process that ends the usual way.
+        os._exit(0)
+    except InputError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(EXIT_INPUT)
+    except BaseException as error:
+        traceback.print_exc()
+        sys.stderr.flush()
+        # Not sys.exit: a process group that has lost a member may wait in its destructors.
+        os._exit(EXIT_PEER if isinstance(error, PeerLostError) else 1)
+
+
+def _die_with_parent() -> None:
+    """Ask the kernel to end this process when the launcher ends, however it ends."""
+    if sys.platform == "linux":
+        parent = int(os.environ.get("DGL_HETA_LAUNCHER", "0"))
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if parent and os.getppid() != parent:
+            os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

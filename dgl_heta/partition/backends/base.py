@@ -1,0 +1,98 @@
+"""What a partition backend is, and the base of those that deal sub-metatrees."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.graph.source import GraphSource
+from dgl_heta.partition.directory import write_partition
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.limit import deal_within, within
+from dgl_heta.planning.metatree import check_hops
+from dgl_heta.planning.plan import (
+    Piece,
+    Plan,
+    deal_whole,
+    make_plan,
+    plan_without_replication,
+)
+from dgl_heta.store import Store
+from dgl_heta.store.writer import Progress
+
+
+class PartitionBackend(Protocol):
+    """A provider of hook `dgl_heta_partition_backends`."""
+
+    name: str
+    description: str
+
+    def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
+        """Plan from the schema alone, or raise an :class:`InputError` that it cannot."""
+
+    def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
+                  overwrite: bool = False, progress: Progress | None = None) -> Path:
+        """Write a partition directory; returns the path of its part_config JSON."""
+
+
+class MetatreeBackend(ABC):
+    """A backend that deals sub-metatrees to partitions; subclasses say how.
+
+    Subclasses set `name` and `description` and define :meth:`assign`; those with their own way
+    to deal relations without replication define :meth:`deal`.
+    """
+
+    name = ""
+    description = ""
+    replication = "full"
+    """What is meant where the request does not say."""
+
+    @abstractmethod
+    def assign(self, weights: Sequence[int], parts: int, seed: int) -> Sequence[Sequence[int]]:
+        """For each of `parts` partitions the indices of its sub-metatrees.
+
+        `weights` are those of the sub-metatrees, heaviest first; there are at least `parts`.
+        """
+
+    def deal(self, schema: Schema, relations: Sequence[Relation], parts: int,
+             request: PartitionRequest) -> Sequence[Sequence[Piece]]:
+        """For each partition its pieces of the relations, where nothing is replicated.
+
+        Whole relations, heaviest first to the lightest partition; with a memory limit, those
+        that are too large are cut by destination.
+        """
+        if request.memory_limit is not None:
+            return deal_within(schema, relations, request.target, parts, request.memory_limit,
+                               request.workload)
+        return deal_whole(lambda r: schema.edge_counts[r] + schema.node_counts[r.dst])(
+            schema, relations, parts)
+
+    def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
+        if (request.replication or self.replication) == "none":
+            if request.metapaths:
+                raise InputError(
+                    "metapaths need replication = full: without it a seed and a neighbour of one "
+                    "node share a row, but metapaths let them follow different relations")
+            plan = plan_without_replication(
+                schema, request.target, check_hops(request.hops, None), request.parts,
+                lambda schema, relations, parts: self.deal(schema, relations, parts, request),
+                self.name)
+        else:
+            plan = make_plan(
+                schema, request.target, request.hops, request.parts, request.metapaths or None,
+                assign=lambda weights, parts: self.assign(weights, parts, request.seed),
+                method=self.name)
+        if request.memory_limit is not None:
+            plan = within(plan, request.memory_limit, request.workload)
+        return plan
+
+    def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
+                  overwrite: bool = False, progress: Progress | None = None) -> Path:
+        schema = source.schema if isinstance(source, Store) else source.schema()
+        plan = self.plan(schema, request)
+        return write_partition(source, plan, out, overwrite=overwrite, progress=progress,
+                               edge_ids=request.edge_ids)

@@ -1,0 +1,131 @@
+"""`metis` and `random`: the methods of `dgl.distributed.partition_graph`, for comparison."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.graph.schema import Schema
+from dgl_heta.graph.source import GraphSource
+from dgl_heta.partition.part_config import config_name
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.plan import (
+    Plan,
+    check_parts,
+)
+from dgl_heta.store import Store
+from dgl_heta.store.csc import count_in_degrees
+from dgl_heta.store.writer import Progress, check_source
+from dgl_heta.system.files import new_directory
+
+
+class DistDGL:
+    """The methods of `dgl.distributed.partition_graph`, for comparison."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.description = f"dgl.distributed.partition_graph, part_method='{name}'"
+
+    def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
+        raise InputError(f"method '{self.name}' assigns nodes and not relations, so there is no "
+                         "plan to show; use meta, or `dgl-heta partition` without --dry-run")
+
+    def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
+                  overwrite: bool = False, progress: Progress | None = None) -> Path:
+        for name, given in (("replication", request.replication),
+                            ("a memory limit", request.memory_limit)):
+            if given is not None:
+                raise InputError(f"method '{self.name}' is DistDGL's own and knows no {name}; "
+                                 "leave it out, or use method meta")
+
+        return partition_with_dgl(source, self.name, request, out, overwrite=overwrite)
+
+
+def partition_with_dgl(source: GraphSource | Store, method: str, request: PartitionRequest,
+                       out: Path, *, overwrite: bool = False) -> Path:
+    """Partition by DGL itself (METIS or random), for comparison: needs the graph in memory.
+
+    Raises
+    ------
+    InputError
+        The graph or the request is wrong, or asks for what only meta-partitioning has.
+    HetaError
+        DGL fails, or the disk is full.
+    """
+    import dgl
+
+    from dgl_heta.system.patching import plain
+
+    schema = source.schema if isinstance(source, Store) else source.schema()
+    check_parts(request.parts)
+    if request.metapaths:
+        raise InputError(f"metapaths go with meta-partitioning, not with method '{method}'")
+    for target in request.target:
+        schema.check_node_type(target, "target node type")
+    graph = to_dgl_graph(source)
+    file = config_name(source.manifest.name if isinstance(source, Store) else source.name)
+    with new_directory(out, overwrite=overwrite, kind="*.json") as directory:
+        dgl.seed(request.seed)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # DGL reports its stages there
+                plain(dgl.distributed.partition_graph)(
+                    graph, file.removesuffix(".json"), request.parts, str(directory),
+                    part_method=method)
+        except OSError:
+            raise
+        except Exception as error:
+            reason = str(error).partition("Stack trace")[0].strip()
+            if "Write incomplete" in reason:
+                raise HetaError(f"DGL could not write all of {out}: no space left on the disk; "
+                                "nothing was kept") from error
+            raise HetaError(f"dgl.distributed.partition_graph (part_method='{method}') failed for "
+                            f"{request.parts} partitions, each of which needs a node of every "
+                            f"type: {type(error).__name__}: {reason}") from error
+    return out / file
+
+
+def to_dgl_graph(source: GraphSource | Store) -> Any:
+    """The whole graph as a DGLGraph in memory, node arrays as ndata.
+
+    Raises
+    ------
+    InputError
+        The graph is wrong, as :func:`dgl_heta.store.write_store` says.
+    """
+    import dgl
+    import torch
+
+    edges: dict[tuple[str, str, str], Any] = {}
+    if isinstance(source, Store):
+        counts = source.manifest.node_counts
+        arrays = {t: {k: source.array(t, k) for k in named}
+                  for t, named in source.manifest.arrays.items()}
+        for relation in source.schema.relations:
+            csc = source.relation(relation)
+            edges[relation.src, relation.etype, relation.dst] = ("csc", (
+                torch.from_numpy(np.array(csc.indptr)),
+                torch.from_numpy(csc.indices.astype(np.int64)),
+                torch.empty(0, dtype=torch.int64)))
+    else:
+        check_source(source)
+        counts, arrays = source.node_counts, source.node_arrays
+        for relation, stream in source.edges.items():
+            count_in_degrees(relation, stream, counts[relation.src], counts[relation.dst], 2**24,
+                             lambda count: None)
+            chunks = list(stream.chunks(2**24))
+            edges[relation.src, relation.etype, relation.dst] = tuple(
+                torch.from_numpy(np.concatenate([c[side] for c in chunks]).astype(np.int64))
+                for side in (0, 1))
+    graph = dgl.heterograph(edges, num_nodes_dict=dict(counts))
+    for ntype, named in arrays.items():
+        for key, array in named.items():
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                raise InputError(f"array '{key}' of node type '{ntype}' has a value that is not "
+                                 "finite (NaN or infinity); replace or drop it")
+            graph.nodes[ntype].data[key] = torch.from_numpy(np.array(array))
+    return graph

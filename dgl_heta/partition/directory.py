@@ -1,0 +1,110 @@
+"""A partition directory: the plan, the store or a pointer to it, and DistDGL's part_config.
+
+It holds `<graph_name>.json` (graph_name, num_parts, node_map, edge_map, ntypes, etypes, part-i),
+`plan.json` and `store/`. Nothing is rewritten per partition (docs/format.md).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Schema
+from dgl_heta.graph.source import GraphSource
+from dgl_heta.partition.part_config import PLAN_FILE, config_name, part_config
+from dgl_heta.planning.plan import Plan
+from dgl_heta.store import Store
+from dgl_heta.store.writer import Progress, check_source, fill_store
+from dgl_heta.system.files import new_directory
+
+STORE_DIR = "store"
+
+
+def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
+                    graph_name: str | None = None, overwrite: bool = False,
+                    progress: Progress | None = None, memory_mb: int = 512,
+                    edge_ids: bool = False) -> Path:
+    """Write a partition directory for a plan; returns the path of its part_config JSON.
+
+    A source is written as a store inside the directory; an existing store is referred to, by
+    its relative path, so that the two can be moved together.
+
+    Raises
+    ------
+    InputError
+        The plan is for another graph, a name that part_config cannot hold, or as
+        :func:`dgl_heta.store.write_store`.
+    """
+    out = Path(out)
+    if isinstance(source, Store):
+        schema, name = source.schema, graph_name or source.manifest.name
+        store = source.directory.resolve()
+        place = Path(os.path.realpath(out))
+        if place in (store, *store.parents):
+            raise InputError(f"the store {source.directory} lies in {out}, which would be "
+                             "overwritten; choose another directory for the partition")
+        location = os.path.relpath(store, place)
+    else:
+        check_source(source)
+        schema, name, location = source.schema(), graph_name or source.name, STORE_DIR
+    if not _same(schema, plan.schema):
+        raise InputError("the plan was made for another graph: node types, relations, counts or "
+                         "feature sizes differ; make it again with `dgl-heta partition`")
+    config = part_config(plan, name, location)
+    file = config_name(name)
+    with new_directory(out, overwrite=overwrite, kind=PLAN_FILE) as directory:
+        if not isinstance(source, Store):
+            (directory / STORE_DIR).mkdir()
+            fill_store(source, directory / STORE_DIR, memory_mb=memory_mb, edge_ids=edge_ids,
+                       progress=progress)
+        plan.save(directory / PLAN_FILE)
+        (directory / file).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    return out / file
+
+
+def _same(one: Schema, other: Schema) -> bool:
+    """Equal, also in the order of types and relations, from which DistDGL's ids follow."""
+    return one == other and (one.node_types, one.relations) == (other.node_types, other.relations)
+
+
+def is_partition(path: Path) -> bool:
+    """Whether a directory was written by :func:`write_partition`."""
+    return (path / PLAN_FILE).is_file()
+
+
+def open_partition(path: str | Path) -> tuple[Store, Plan]:
+    """The store and the plan of a partition directory.
+
+    Raises
+    ------
+    InputError
+        Not such a directory, or the plan is for a graph with another schema.
+    """
+    path = Path(path)
+    try:
+        plan = Plan.load(path / PLAN_FILE)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise InputError(f"plan {path / PLAN_FILE} is damaged: {error!r}") from None
+    configs = [c for c in path.glob("*.json") if c.name != PLAN_FILE]
+    if len(configs) != 1:
+        raise InputError(f"{path} holds {len(configs)} part_config files beside {PLAN_FILE}; "
+                         "there must be one")
+    try:
+        config = json.loads(configs[0].read_text(encoding="utf-8"))
+        location = config["part-0"]["dgl_heta_store"]
+        name = config["graph_name"]
+        if not isinstance(location, str) or not isinstance(name, str):
+            raise TypeError("dgl_heta_store and graph_name must be text")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"part_config {configs[0]} is damaged: {error!r}") from None
+    if part_config(plan, name, location) != config:
+        raise InputError(f"part_config {configs[0]} was edited: it does not follow from "
+                         f"{PLAN_FILE}; make the partition again")
+    store = Store(path / location)
+    if not _same(store.schema, plan.schema):
+        raise InputError(f"the plan in {path} was made for another graph than the store "
+                         f"{store.directory}: node types, relations, counts or feature sizes "
+                         "differ")
+    return store, plan

@@ -1,0 +1,72 @@
+"""DistDGL's partition JSON, derived from a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from dgl_heta.errors import InputError
+from dgl_heta.planning.plan import Plan
+from dgl_heta.store.writer import safe_name
+
+PLAN_FILE = "plan.json"
+
+
+def config_name(graph_name: str) -> str:
+    """DistDGL's `<graph_name>.json`, made safe as a file name and different from the plan's."""
+    file = (safe_name(graph_name) or "graph") + ".json"
+    return f"graph-{file}" if file.lower() == PLAN_FILE else file
+
+
+def part_config(plan: Plan, graph_name: str, store: str) -> dict[str, Any]:
+    """DistDGL's partition JSON for a plan.
+
+    Every part claims the nodes and edges that it owns: target nodes in even contiguous
+    ranges, another type by the partition that uses it, or evenly by those that do. The parts
+    name no `part_graph`, so that plain DGL refuses them instead of training on a graph that
+    lacks edges.
+    """
+    schema, everyone = plan.schema, tuple(range(plan.num_parts))
+    for name in (*schema.node_types, *(r.etype for r in schema.relations)):
+        if ":" in name:
+            raise InputError(f"'{name}' has a colon, by which DistDGL's part_config separates "
+                             "names; rename the node type or edge type")
+    node_map = _tile(everyone, {
+        t: (n, everyone if t in plan.targets else plan.users(t) or everyone)
+        for t, n in schema.node_counts.items()})
+    edge_map = _tile(everyone, {
+        ":".join(r): (n, tuple(p.index for p in plan.partitions if r in p.relations) or everyone)
+        for r, n in schema.edge_counts.items()})
+    return {
+        "graph_name": graph_name,
+        "num_nodes": sum(schema.node_counts.values()),
+        "num_edges": sum(schema.edge_counts.values()),
+        "num_parts": plan.num_parts,
+        "part_method": plan.method,
+        "halo_hops": plan.hops,
+        "node_map": node_map,
+        "edge_map": edge_map,
+        "ntypes": {t: i for i, t in enumerate(schema.node_types)},
+        "etypes": {":".join(r): i for i, r in enumerate(schema.relations)},
+        **{f"part-{i}": {"dgl_heta_store": store, "dgl_heta_plan": PLAN_FILE} for i in everyone},
+    }
+
+
+def _tile(parts: Sequence[int],
+          owned: dict[str, tuple[int, Sequence[int]]]) -> dict[str, list[list[int]]]:
+    """Per name and part the half-open range of ids, even among the name's owners.
+
+    `owned` is name → (count, owners). Ids go through the parts and in a part through the
+    names, as DistDGL numbers them.
+    """
+    ranges: dict[str, list[list[int]]] = {name: [] for name in owned}
+    offset = 0
+    for part in parts:
+        for name, (count, owners) in owned.items():
+            size = 0
+            if part in owners:
+                place = list(owners).index(part)
+                size = count * (place + 1) // len(owners) - count * place // len(owners)
+            ranges[name].append([offset, offset + size])
+            offset += size
+    return ranges

@@ -1,0 +1,158 @@
+"""Plans that fit a limit of memory per partition.
+
+What a partition holds is predicted from the schema (:func:`dgl_heta.planning.cost.memory`):
+topology, static features, learnable features with their moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.planning.cost import Workload, memory, relation_bytes, type_bytes
+from dgl_heta.planning.plan import Piece, Plan, make_plan, plan_without_replication
+
+
+def within(plan: Plan, limit: int, work: Workload) -> Plan:
+    """The plan, or another one by the same rules, whose partitions hold `limit` bytes at most.
+
+    Raises
+    ------
+    InputError
+        None was found; says by how much the limit is exceeded, and what would do.
+    """
+    worst = largest(plan, work)
+    if worst <= limit:
+        return plan
+    if plan.replication == "full" and plan.num_parts <= len(plan.sub_metatrees):
+        other = _by_memory(plan, plan.num_parts, work)
+        if largest(other, work) < worst:
+            plan, worst = other, largest(other, work)
+    if worst <= limit:
+        return plan
+    raise InputError(
+        f"with {plan.num_parts} partitions and replication = {plan.replication} a partition "
+        f"holds {_mb(worst)} MB, {_mb(worst - limit)} MB more than the limit of {_mb(limit)} MB; "
+        f"{_remedies(plan, limit, work, worst)}")
+
+
+def largest(plan: Plan, work: Workload) -> int:
+    """Bytes of the partition that holds most."""
+    return max(memory(plan.schema, p, work) for p in plan.partitions)
+
+
+def deal_within(schema: Schema, relations: Sequence[Relation], targets: Sequence[str], parts: int,
+                limit: int, work: Workload) -> list[list[Piece]]:
+    """Deal relations to partitions of `limit` bytes, each to the one that it fills least.
+
+    A relation that fits nowhere as a whole is cut by destination, in pieces as large as the
+    partitions have room for.
+
+    Raises
+    ------
+    InputError
+        Not even the pieces fit.
+    """
+    dealt: list[list[Piece]] = [[] for _ in range(parts)]
+    types = [set(targets) for _ in range(parts)]
+    base = sum(type_bytes(schema, set(targets), work))
+    used = [base] * parts
+
+    def with_types(part: int, relation: Relation) -> int:
+        return used[part] + sum(type_bytes(schema, {relation.src, relation.dst} - types[part],
+                                           work))
+
+    for relation in sorted(relations, key=lambda r: -relation_bytes(schema, r)):
+        count, whole = schema.node_counts[relation.dst], relation_bytes(schema, relation)
+        best = min(range(parts), key=lambda p: (with_types(p, relation) + whole, p))
+        pieces = [(best, 0, count)]
+        if with_types(best, relation) + whole > limit and count > 1:
+            pieces = _cut(schema, relation, [limit - with_types(p, relation)
+                                             for p in range(parts)])
+        if not pieces:
+            room = sum(max(limit - with_types(p, relation), 0) for p in range(parts))
+            features = sum(type_bytes(schema, {relation.src, relation.dst, *targets}, work))
+            if features > limit:
+                raise InputError(
+                    f"the features of the targets and of the ends of '{relation}' alone take "
+                    f"{_mb(features)} MB, {_mb(features - limit)} MB more than the limit of "
+                    f"{_mb(limit)} MB; node types are not cut, so use a limit above that")
+            raise InputError(
+                f"relation '{relation}' needs {_mb(whole)} MB, but {parts} partitions of "
+                f"{_mb(limit)} MB have room for {_mb(room)} MB of it beside the other relations "
+                f"and the features of its node types: {_mb(whole - room)} MB too little; use "
+                "more partitions or a higher limit")
+        for part, low, high in pieces:
+            used[part] = with_types(part, relation) + relation_bytes(schema, relation, low, high)
+            types[part] |= {relation.src, relation.dst}
+            dealt[part].append((relation, low, high))
+    return dealt
+
+
+def _cut(schema: Schema, relation: Relation, room: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Ranges of destinations by partition, in even proportion to `room`; empty if too little."""
+    count = schema.node_counts[relation.dst]
+    row = max((relation_bytes(schema, relation) - 8) / count, 1e-9)
+    fits = [max(int((free - 8) / row), 0) for free in room]
+    if sum(fits) < count:
+        return []
+    found, low = [], 0
+    for part in sorted(range(len(room)), key=lambda p: (-fits[p], p)):
+        if low < count and fits[part]:
+            high = min(low + fits[part], count)
+            found.append((part, low, high))
+            low = high
+    return found
+
+
+def _by_memory(plan: Plan, parts: int, work: Workload) -> Plan:
+    """Sub-metatrees, largest first, to the partition that is then the smallest."""
+    schema, trees = plan.schema, plan.sub_metatrees
+
+    def size(indices: Sequence[int]) -> int:
+        relations = {r for i in indices for r in trees[i].relations}
+        types = {t for i in indices for t in trees[i].node_types}
+        return (sum(relation_bytes(schema, r) for r in relations)
+                + sum(type_bytes(schema, types, work)))
+
+    def assign(weights: Sequence[int], parts: int) -> list[list[int]]:
+        assigned: list[list[int]] = [[] for _ in range(parts)]
+        for index in sorted(range(len(trees)), key=lambda i: -size([i])):
+            best = min(range(parts), key=lambda p: (size([*assigned[p], index]), p))
+            assigned[best].append(index)
+        return assigned
+
+    return make_plan(schema, plan.targets, plan.hops, parts, plan.metapaths or None, assign,
+                     plan.method)
+
+
+def _remedies(plan: Plan, limit: int, work: Workload, worst: int) -> str:
+    found = []
+    if plan.replication == "full":
+        for parts in range(plan.num_parts + 1, len(plan.sub_metatrees) + 1):
+            if largest(_by_memory(plan, parts, work), work) <= limit:
+                found.append(f"{parts} partitions")
+                break
+        if not plan.metapaths and (best := _without_replication(plan, limit, work)) is not None:
+            found.append(f"replication = none ({_mb(best)} MB)")
+    found.append(f"a limit of {_mb(worst)} MB")
+    return " or ".join(found) + " would do"
+
+
+def _without_replication(plan: Plan, limit: int, work: Workload) -> int | None:
+    """Bytes of the largest partition without replication, if that fits the limit."""
+    def dealt(schema: Schema, relations: Sequence[Relation], parts: int) -> list[list[Piece]]:
+        return deal_within(schema, relations, plan.targets, parts, limit, work)
+
+    try:
+        other = plan_without_replication(plan.schema, plan.targets, plan.hops, plan.num_parts,
+                                         dealt, plan.method)
+    except HetaError:
+        return None
+    found = largest(other, work)
+    return found if found <= limit else None
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:,.1f}" if abs(size) < 1e9 else f"{size / 1e6:,.0f}"

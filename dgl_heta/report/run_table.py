@@ -1,0 +1,60 @@
+"""The main figures of a run as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from dgl_heta.report.figures import (
+    as_mapping,
+    as_number,
+    human_megabytes,
+    human_seconds,
+    main_figures,
+    percent,
+    run_names,
+)
+from dgl_heta.report.text import human_bytes, printable
+
+
+def summary_table(summary: Mapping[str, Any]) -> Table:
+    """Scores, seconds per epoch by stage, bytes sent per epoch by cause and peak memory."""
+    title = " · ".join(run_names(summary)) or "Training"
+    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD,
+                  show_edge=False, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(justify="right", no_wrap=True, style="dim")
+    figures = main_figures(summary)
+
+    def row(name: str, value: str, share: str = "", main: bool = True) -> None:
+        table.add_row(Text(printable(name) if main else f"  {printable(name)}",
+                           style="bold" if main else ""), value, share)
+
+    for name, score in figures.scores.items():
+        row(f"{name} {figures.metric}", f"{score:.4f}")
+    for heading, total, parts, shown in (
+        ("seconds per epoch", figures.seconds, figures.stages, human_seconds),
+        ("sent per epoch", figures.sent, figures.causes, human_bytes),
+    ):
+        if total is None:
+            continue
+        row(heading, shown(total))
+        for name, value in parts.items():
+            row(name, shown(value), percent(value, total), main=False)
+    types = as_mapping(as_mapping(summary.get("cache")).get("types"))
+    counted = {t: (as_number(as_mapping(c).get("hits")) or 0.0,
+                   as_number(as_mapping(c).get("reads")) or 0.0) for t, c in types.items()}
+    if any(reads for _, reads in counted.values()):
+        row("rows found in the cache", percent(*map(sum, zip(*counted.values()))))
+        for ntype, (hits, reads) in counted.items():
+            row(ntype, percent(hits, reads), main=False)
+    if figures.memory is not None:
+        row("peak memory of a worker", human_megabytes(figures.memory))
+    if not table.row_count:
+        row("no figures: no epoch was finished", "")
+    return table

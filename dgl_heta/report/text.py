@@ -1,0 +1,22 @@
+"""What the pictures of a plan and the report of a run share: colours, names, sizes, files."""
+
+from __future__ import annotations
+
+PALETTE = ("#2f6db5", "#d2691e", "#2b8a5b", "#8b56b5", "#c23b4b", "#16869a", "#857d12", "#c4538f")
+"""One colour per partition, used round and round."""
+
+
+def printable(name: object) -> str:
+    """The name with control characters and others that no output can show replaced."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in str(name))
+
+
+def human_bytes(count: float) -> str:
+    """`119.6 MB`: decimal units, four digits at most."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    units = ("kB", "MB", "GB", "TB", "PB")
+    step = 0
+    while (count := count / 1000) >= 999.95 and step < len(units) - 1:
+        step += 1
+    return f"{count:,.{2 if count < 9.995 else 1}f} {units[step]}"

@@ -1,0 +1,270 @@
+"""Message flow of one mini-batch: what a model sees of a sampled neighbourhood.
+
+A :class:`MiniBatch` is a list of :class:`Block`, input side first. A model that is written
+over blocks does not know whether it runs alone or as one of several RAF workers; the block
+says which destination rows each relation is aggregated for, and whose rows are wanted at the
+end.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.errors import HetaError
+from dgl_heta.graph.schema import Relation
+
+
+@dataclass(frozen=True)
+class SeedShares:
+    """Rows of one node type that the workers of a group hold in common: its seeds first of all.
+
+    Every worker has its own seeds first and then the others' in rank order, so that what a
+    model returns for the leading destination rows is for its own seeds. In canonical order,
+    in which workers exchange rows, all are in rank order. Without replication (Heta Algorithm
+    1) rows that are nobody's seeds are held in common too; they follow in an order that all
+    workers agree on.
+
+    Attributes
+    ----------
+    sizes : number of seeds of each worker of the group.
+    rank : this worker in the group.
+    others : number of common rows that are no seeds.
+    """
+
+    sizes: tuple[int, ...]
+    rank: int = 0
+    others: int = 0
+
+    @property
+    def total(self) -> int:
+        return sum(self.sizes) + self.others
+
+    @property
+    def own(self) -> int:
+        """Number of this worker's seeds."""
+        return self.sizes[self.rank]
+
+    @property
+    def before(self) -> int:
+        """Number of seeds of the workers of lower rank."""
+        return sum(self.sizes[:self.rank])
+
+    def canonical(self, rows: Tensor) -> Tensor:
+        """Rows (seeds, …) in canonical order, from this worker's order."""
+        if not self.before:
+            return rows
+        own, before = self.own, self.before
+        return torch.cat([rows[own:own + before], rows[:own], rows[own + before:]])
+
+    def local(self, rows: Tensor) -> Tensor:
+        """Rows (seeds, …) in this worker's order, from canonical order."""
+        if not self.before:
+            return rows
+        low, high = self.before, self.before + self.own
+        return torch.cat([rows[low:high], rows[:low], rows[high:]])
+
+    def local_ranges(self, low: int, high: int) -> list[tuple[int, int]]:
+        """A half-open range of canonical rows as ranges of this worker's rows, ascending."""
+        own, before = self.own, self.before
+        pieces = ((before, before + own, -before), (0, before, own),
+                  (before + own, self.total, 0))
+        found: list[tuple[int, int]] = []
+        for start, stop, shift in pieces:
+            first, last = max(low, start) + shift, min(high, stop) + shift
+            if first >= last:
+                continue
+            if found and found[-1][1] == first:
+                found[-1] = (found[-1][0], last)
+            else:
+                found.append((first, last))
+        return found
+
+    @classmethod
+    def even(cls, total: int, workers: int, rank: int) -> SeedShares:
+        """Contiguous shares of `total` seeds, their sizes differing by one at most."""
+        bounds = [total * i // workers for i in range(workers + 1)]
+        return cls(tuple(b - a for a, b in itertools.pairwise(bounds)), rank)
+
+
+class SeedReads:
+    """The other workers' seeds whose state the next layer reads on this worker.
+
+    Attributes
+    ----------
+    rows : (n,) int64, destination rows in ascending order, in this worker's order.
+    given : positions among this worker's own seeds that others read; one worker's after the
+        other's, `given_counts` of each. Agreed on when states are first exchanged.
+    """
+
+    def __init__(self, rows: Tensor, shares: SeedShares) -> None:
+        self.rows, self._shares = rows, shares
+        self.given: Tensor | None = None
+        self.given_counts: list[int] = []
+
+    def canonical(self) -> Tensor:
+        """The rows in canonical order; as ascending as `rows`."""
+        lower = self.rows - self._shares.own
+        return torch.where(lower < self._shares.before, lower, self.rows)
+
+    def counts(self) -> list[int]:
+        """How many rows of each worker's seeds are read."""
+        starts = torch.tensor([0, *itertools.accumulate(self._shares.sizes)])
+        found: list[int] = torch.searchsorted(self.canonical(), starts).diff().tolist()
+        return found
+
+
+@dataclass
+class RelationBlock:
+    """In-edges by one relation of destination rows `start … start + len(indptr) - 2`.
+
+    `indptr` (int64) and `indices` (int32) are CSC over these rows; `indices` are rows of the
+    source type on the block's source side. A row without edges still belongs to the relation:
+    its aggregation is 0, and a bias of the relation applies to it. `place` is the relation's
+    position in the schema. Where a relation is cut by destination, its rows need not follow
+    each other: then `rows` (int64) has them, and `start` is 0.
+    """
+
+    relation: Relation
+    start: int
+    indptr: Tensor
+    indices: Tensor
+    place: int = 0
+    rows: Tensor | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.num_rows
+
+    def with_edges(self) -> RelationBlock:
+        """The same edges over those rows only that have any, if that are many fewer."""
+        degrees = self.indptr.diff()
+        kept = torch.nonzero(degrees).flatten()
+        if 4 * len(kept) > 3 * self.num_rows:
+            return self
+        indptr = torch.cat([self.indptr[kept], self.indptr[-1:]])
+        rows = kept + self.start if self.rows is None else self.rows[kept]
+        return RelationBlock(self.relation, 0, indptr, self.indices, self.place, rows)
+
+    def of(self, values: Tensor) -> Tensor:
+        """The rows of `values` (destination rows, …) that belong to this relation."""
+        return values[self.start:self.stop] if self.rows is None else values[self.rows]
+
+
+@dataclass
+class Block:
+    """One layer of message flow.
+
+    Attributes
+    ----------
+    layer : 1 (next to the input) … number of layers.
+    num_src, num_dst : rows per node type on either side; node types in schema order.
+    edges : relations with the rows that they are aggregated for. A relation can stand several
+        times, for several ranges of rows.
+    seeds : per node type how the leading destination rows, the group's seeds, are shared.
+        Their aggregation is partial on each worker. Empty where no seed's state is wanted.
+    last : whether this is the last layer: only the own seeds' output is wanted here, and a
+        destination row of the result is an own seed.
+    seed_relations, inner_relations : per node type the relations that reach a seed row or
+        another row, over all workers, in the schema's order (what AGG_all ranges over).
+    has_destinations : whether the source side begins with the destination rows, so that a
+        model can read their state (self-loop, attention).
+    own_states : whether on the source side, of the seeds, only this worker's own and those that
+        edges read are complete.
+    reads : per node type which other workers' seeds are read above; the states of the rest may
+        stay incomplete. All are complete for a type that is not there.
+    """
+
+    layer: int
+    num_src: dict[str, int]
+    num_dst: dict[str, int]
+    edges: list[RelationBlock]
+    seeds: dict[str, SeedShares]
+    last: bool
+    seed_relations: dict[str, tuple[Relation, ...]]
+    inner_relations: dict[str, tuple[Relation, ...]]
+    has_destinations: bool = True
+    own_states: bool = False
+    reads: dict[str, SeedReads] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._into: dict[str, list[RelationBlock]] = {}
+        for edges in self.edges:
+            self._into.setdefault(edges.relation.dst, []).append(edges)
+
+    def into(self, ntype: str) -> list[RelationBlock]:
+        """The edges that end at a node type."""
+        return self._into.get(ntype, [])
+
+    def num_seeds(self, ntype: str) -> int:
+        """The number of leading destination rows that are the group's seeds."""
+        return self.seeds[ntype].total if ntype in self.seeds else 0
+
+    def wanted(self, ntype: str) -> int:
+        """The number of leading destination rows whose output this block's layer returns."""
+        return self.seeds[ntype].own if self.last else self.num_dst[ntype]
+
+    def check_destinations(self, ntype: str) -> None:
+        """Raise a :class:`HetaError` unless the source side begins with the destination rows."""
+        if not self.has_destinations:
+            raise HetaError(
+                f"the model reads the destination's state of '{ntype}' at layer {self.layer}, "
+                "but the blocks were sampled without it; set train.seed_states = true"
+            )
+
+    def destination(self, states: dict[str, Tensor], ntype: str) -> Tensor:
+        """The states of the wanted destination rows, for self-loops and the like."""
+        self.check_destinations(ntype)
+        return states[ntype][:self.wanted(ntype)]
+
+
+def mark_reads(below: Block, last: Block) -> None:
+    """Note which seeds' states, made by the layer `below`, edges of the last layer read here.
+
+    Besides these a worker needs those of its own seeds alone.
+    """
+    for ntype, shares in below.seeds.items():
+        if len(shares.sizes) == 1 or shares.others or 0 in shares.sizes:
+            continue  # who has no seed of a type has no row to stand for those that it lacks
+        read = torch.zeros(shares.total, dtype=torch.bool)
+        for edges in last.edges:
+            if edges.relation.src == ntype:
+                read[edges.indices[edges.indices < shares.total].long()] = True
+        read[:shares.own] = False
+        below.reads[ntype] = SeedReads(torch.nonzero(read).flatten(), shares)
+        last.own_states = True
+
+
+@dataclass
+class MiniBatch:
+    """Blocks, the nodes whose features they start from, and the seeds.
+
+    `input_nodes` are node ids per type (int64), in the row order of the first block's source
+    side; every type of the worker's partition is there, with no ids where the batch reaches none.
+    Ids are unique, but for seeds under metapaths, which have rows apart. `seeds` are those of the
+    model-parallel group, this trainer's own first; `own_seeds` are these.
+    """
+
+    blocks: list[Block]
+    input_nodes: dict[str, np.ndarray]
+    seeds: dict[str, np.ndarray]
+    own_seeds: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def to(self, device: torch.device) -> MiniBatch:
+        """Move the edges to a device."""
+        if device.type != "cpu":
+            for block in self.blocks:
+                for edges in block.edges:
+                    edges.indptr = edges.indptr.to(device, non_blocking=True)
+                    edges.indices = edges.indices.to(device, non_blocking=True)
+                    if edges.rows is not None:
+                        edges.rows = edges.rows.to(device, non_blocking=True)
+        return self

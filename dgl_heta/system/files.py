@@ -1,0 +1,163 @@
+"""An output directory that is complete or not there at all."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import secrets
+import shutil
+import signal
+import stat
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dgl_heta.errors import HetaError, InputError
+
+
+@contextmanager
+def new_directory(out: Path, *, overwrite: bool, kind: str) -> Iterator[Path]:
+    """A temporary directory that becomes `out` at the end, or leaves no trace.
+
+    An existing `out` is an error; with `overwrite` it is replaced, provided that it is a
+    directory of ours: a file in it that is named like `kind` says so.
+    """
+    shown = out
+    temporary: Path | None = None
+    made: list[Path] = []
+    with _exit_on_sigterm():
+        try:
+            try:
+                out = _located(out)
+                replace = _replaceable(out, shown, overwrite, kind)
+                parent = out.parent
+                while not parent.exists():
+                    made.append(parent)
+                    parent = parent.parent
+                if not parent.is_dir():
+                    raise InputError(f"cannot write {shown}: {parent} is not a directory")
+                out.parent.mkdir(parents=True, exist_ok=True)
+                # Names have at most 255 bytes; a character has at most four.
+                name = f".{out.name[:40]}.partial-{os.getpid()}-{secrets.token_hex(4)}"
+                temporary = out.parent / name
+                temporary.mkdir()
+            except (OSError, ValueError) as error:
+                kind_of_error = HetaError if _is_full(error) else InputError
+                raise kind_of_error(f"cannot write {shown}: {_reason(error)}") from error
+            try:
+                yield temporary
+                _put_in_place(temporary, out, shown, replace)
+            except OSError as error:
+                raise HetaError(_failure(error, (temporary, out), shown)) from error
+        finally:
+            if temporary is not None:
+                shutil.rmtree(temporary, ignore_errors=True)
+            for parent in made:
+                with suppress(OSError):  # not empty: `out` is complete
+                    parent.rmdir()
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that what was begun is removed, unless it is handled."""
+    if (threading.current_thread() is not threading.main_thread()
+            or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL):
+        yield
+        return
+
+    def leave(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _located(out: Path) -> Path:
+    """The absolute path, symbolic links before the last name resolved (`.` has no last name)."""
+    if out.name in ("", ".."):
+        return Path(os.path.realpath(out))
+    return Path(os.path.realpath(out.parent)) / out.name
+
+
+def _replaceable(out: Path, shown: Path, overwrite: bool, kind: str) -> bool:
+    """Whether `out` is a directory of ours to be replaced; False if there is nothing yet."""
+    try:
+        mode = out.lstat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if not overwrite:
+        raise InputError(f"{shown} exists; choose another directory or ask to overwrite it "
+                         "(--overwrite)")
+    if stat.S_ISLNK(mode):
+        raise InputError(f"{shown} is a symbolic link, which is not overwritten; name the "
+                         "directory that it leads to")
+    if not any(_is_ours(file) for file in out.glob(kind)):
+        raise InputError(f"{shown} exists and was not written by dgl-heta (no {kind} of ours in "
+                         "it); it is not overwritten")
+    if out in (Path.cwd(), *Path.cwd().parents):
+        raise InputError(f"{shown} holds the current directory; change to another one to "
+                         "overwrite it")
+    return True
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file is our manifest or plan, or a DistDGL part_config, not merely named so."""
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and (str(data.get("format")).startswith("dgl-heta-")
+                                       or {"graph_name", "num_parts", "part-0"} <= data.keys())
+
+
+def _put_in_place(temporary: Path, out: Path, shown: Path, replace: bool) -> None:
+    if not replace:
+        if os.path.lexists(out):
+            raise HetaError(f"{shown} was made by something else in the meantime; it is left as "
+                            "it is and nothing was written")
+        temporary.rename(out)
+        return
+    retired = temporary.with_name(temporary.name.replace(".partial-", ".retired-"))
+    try:
+        out.rename(retired)
+        temporary.rename(out)
+    finally:
+        if retired.exists() and not out.exists():
+            retired.rename(out)
+    shutil.rmtree(retired, ignore_errors=True)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if not isinstance(error, OSError):
+        return str(error)
+    return error.strerror or str(error)
+
+
+def _is_full(error: OSError | ValueError) -> bool:
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _failure(error: OSError, written: tuple[Path, Path], shown: Path) -> str:
+    if _is_full(error):
+        return f"no space left on the disk while writing {shown}; nothing was kept"
+    file = str(error.filename or "")
+    if file and not any(file.startswith(str(path)) for path in written):  # one of the source
+        return f"cannot read {file}: {_reason(error)}; {shown} was not written"
+    return f"writing {shown} failed: {error.strerror or error}; nothing was kept"
+
+
+def write_atomic(path: Path, text: str) -> Path:
+    """Write a text file so that a reader sees the old or the new one, never a part."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise HetaError(f"cannot write {path}: {error.strerror or error}") from None
+    return path

@@ -1,0 +1,90 @@
+"""Names of other packages that are replaced while something is enabled, and put back."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dgl_heta.errors import InputError
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A name and what stands there while dgl-heta is enabled.
+
+    Attributes
+    ----------
+    target : "module:attribute" or "module:Class.attribute".
+    make : makes the replacement from the original (None: the class inherits it).
+    why : for the list of patched names in the documentation.
+    """
+
+    target: str
+    make: Callable[[Any], Any]
+    why: str
+
+    def place(self) -> tuple[Any, str]:
+        """The object that has the name, and the name."""
+        module, _, path = self.target.partition(":")
+        owner: Any = importlib.import_module(module)
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+        return owner, name
+
+
+_MISSING = object()
+
+
+_applied: list[tuple[Any, str, Any]] = []
+
+
+def apply(patches: Sequence[Patch]) -> None:
+    """Put replacements in place; nothing changes if one of the names is not there.
+
+    Raises
+    ------
+    InputError
+        The installed DGL or PyTorch has not all of the names.
+    """
+    if _applied:
+        return
+    found = []
+    for patch in patches:
+        try:
+            owner, name = patch.place()
+            inherited = getattr(owner, name)
+        except (ImportError, AttributeError) as error:
+            raise InputError(f"the installed DGL cannot be used: {patch.target} is not there "
+                             f"({error}); dgl-heta is tested with dgl 2.1.0") from error
+        found.append((owner, name, inherited, vars(owner).get(name, _MISSING), patch))
+    for owner, name, inherited, own, patch in found:
+        replacement = patch.make(inherited)
+        if callable(inherited) and not isinstance(inherited, type):
+            functools.update_wrapper(replacement, inherited)
+            replacement.dgl_heta_original = inherited
+        _applied.append((owner, name, own))
+        setattr(owner, name, replacement)
+
+
+def remove() -> None:
+    """Put all originals back."""
+    while _applied:
+        owner, name, own = _applied.pop()
+        if own is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
+
+
+def applied() -> bool:
+    """Whether the replacements are in place."""
+    return bool(_applied)
+
+
+def plain(function: Any) -> Any:
+    """DGL's own function behind a name that may be patched."""
+    return getattr(function, "dgl_heta_original", function)

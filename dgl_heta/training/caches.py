@@ -1,0 +1,323 @@
+"""Caches of a worker's input features: count visits, measure misses, choose rows, count hits.
+
+Heta §6: rows stay where they were put before training; which ones is decided by a policy from
+pre-sampled visits and measured miss penalties.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dgl_heta.cache.cached_rows import CPU, CachedRows
+from dgl_heta.cache.cached_table import CachedTable
+from dgl_heta.cache.penalties import (
+    SAMPLE_BYTES,
+    Access,
+    Penalty,
+    finish,
+    measure,
+    measure_reads,
+    ungated,
+)
+from dgl_heta.cache.policies import CachePolicy, choose
+from dgl_heta.cache.profile import ProfileFiles, Visits, hardware
+from dgl_heta.features.row_kernels import count_ids
+from dgl_heta.features.sparse_adam import AdamSettings, RowTable
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.system.memory import capacity_bytes
+from dgl_heta.training.engine import Engine
+
+_STEPS = 1 << 41  # step numbers of pre-sampling, far from those of training and evaluation
+_EPOCH = 1 << 30
+
+Report = Callable[[dict[str, Any]], None]
+
+
+class Profiler:
+    """Finds the numbers that a policy is given, for one worker.
+
+    All workers must call it alike: shared types are counted together.
+
+    Parameters
+    ----------
+    engine : of this worker, before training.
+    directory : of the profile's files; None: nothing is stored.
+    counts : "visits", or "degree" for the edges that leave a node.
+    fresh : count and measure, whatever is stored.
+    """
+
+    def __init__(self, engine: Engine, directory: Path | None, counts: str = "visits",
+                 report: Report = lambda event: None, fresh: bool = False) -> None:
+        self.engine, self._counts, self._report = engine, counts, report
+        self.notes: list[str] = []
+        self._fresh = fresh
+        given = engine.settings.cache.profile or None
+        place = Path(given) if given else directory
+        self.sizes = self._sizes()
+        self._files = None if place is None else ProfileFiles(
+            place, self._sampling(), self._machine(), engine.rank,
+            given is not None and counts == "visits")  # degrees are counted in a moment
+
+    def _sizes(self) -> dict[str, int]:
+        """Rows of each type that this worker reads or owns: those that a cache can hold."""
+        learnable = self.engine.learnable
+        return {**{t: rows.shape[0] for t, rows in self.engine.static.sources.items()},
+                **{t: table.shape[0] for t, table in learnable.local.items()},
+                **{t: rows for t, (_, _, rows) in learnable.owned_ranges().items() if rows}}
+
+    def _sampling(self) -> dict[str, Any]:
+        engine, train = self.engine, self.engine.settings.train
+        return {
+            "graph": _digest(engine.store.manifest.to_json()["sha256"]),
+            "plan": _digest(engine.plan.to_json()), "workers": engine.world.size,
+            "fanouts": train.fanouts, "batch_size": train.batch_size,
+            "seed_states": train.seed_states, "learnable": train.learnable,
+            "task": engine.settings.task.model_dump(), "epochs": engine.settings.cache.epochs,
+            "counts": self._counts,
+        }
+
+    def _machine(self) -> dict[str, Any]:
+        engine = self.engine
+        return {**hardware(engine.device), "disk": os.stat(engine.store.directory).st_dev,
+                "graph": _digest(engine.store.manifest.to_json()["sha256"]),
+                "workers": engine.local_workers, "reads": engine.static.reads,
+                "fits": engine.fits, "learnable": engine.settings.cache.learnable,
+                "dtype": engine.settings.train.dtype, "width": engine.learnable.width}
+
+    def visits(self) -> Visits:
+        """Stored visits if all workers have them; else counted, and stored."""
+        stored = (self._files.load_visits(self.sizes) if self._files and not self._fresh
+                  else None)
+        everyone = torch.tensor([float(stored is not None)])
+        if self.engine.world.all_reduce(everyone, "min", "control").item() and stored is not None:
+            return stored
+        start = time.perf_counter()
+        found, batches = self._degrees() if self._counts == "degree" else self._presample()
+        visits = Visits(self._together(found), batches, time.perf_counter() - start)
+        if self._files and not self._files.save_visits(visits):
+            self.notes.append(f"the profile could not be stored in {self._files.directory}, so the "
+                              "next run makes it again")
+        return visits
+
+    def _presample(self) -> tuple[dict[str, np.ndarray], int]:
+        """Visits per node and type in some epochs, or a part of one."""
+        engine, store = self.engine, self.engine.store
+        types = {*engine.static.sources, *engine.learnable.counts}
+        found = {t: np.zeros(store.schema.node_counts[t], np.int64) for t in sorted(types)}
+        whole = len(engine.steps("train", _EPOCH))
+        batches = max(round(engine.settings.cache.epochs * whole), 1)
+        if not whole:
+            return found, 1  # training says that there is nothing to train on
+        for done in range(batches):
+            if done % whole == 0:
+                steps = engine.steps("train", _EPOCH + done // whole)
+            batch = engine.sample(steps[done % whole], _STEPS + done)
+            for ntype, ids in batch.input_nodes.items():
+                if ntype in found:
+                    count_ids(found[ntype], ids)
+            self._report({"event": "profile", "done": done + 1, "total": batches})
+        return found, batches
+
+    def _degrees(self) -> tuple[dict[str, np.ndarray], int]:
+        """Edges that leave each node by the relations of this worker's partition."""
+        engine, store = self.engine, self.engine.store
+        types = {*engine.static.sources, *engine.learnable.counts}
+        found = {t: np.zeros(store.schema.node_counts[t], np.int64) for t in sorted(types)}
+        for relation in engine.plan.partitions[engine.rank].relations:
+            if relation.src in found:
+                indices = store.relation(relation).indices
+                for start in range(0, len(indices), 2**22):
+                    count_ids(found[relation.src], indices[start:start + 2**22].astype(np.int64))
+        return found, 1
+
+    def _together(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """Own visits; of types whose rows have owners, all workers' visits of the own rows."""
+        learnable, world = self.engine.learnable, self.engine.world
+        for ntype, (low, _, rows) in learnable.owned_ranges().items():
+            total = world.all_reduce(torch.from_numpy(found[ntype]), cause="control").numpy()
+            found[ntype] = total[low:low + rows]
+        return {t: np.ascontiguousarray(found[t]) for t in self.sizes}
+
+    def row_bytes(self) -> dict[str, int]:
+        """Bytes of a row in a cache: of learnable types with two moments."""
+        learnable = self.engine.learnable
+        width = 3 * learnable.width * learnable.dtype.itemsize
+        return {t: self.engine.static.sources[t].shape[1]
+                * self.engine.static.sources[t].dtype.itemsize
+                if t in self.engine.static.sources else width for t in self.sizes}
+
+    def penalties(self) -> dict[str, Penalty]:
+        """Stored penalties if they are this machine's; else measured, and stored."""
+        sizes = self.row_bytes()
+        stored = (self._files.load_penalties(sizes) if self._files and not self._fresh
+                  else None)
+        if stored is not None:
+            return stored
+        found = {t: self._measure(t, sizes[t]) for t in sizes}
+        if self._files:
+            self._files.save_penalties(found)
+        return found
+
+    def _measure(self, ntype: str, row_bytes: int) -> Penalty:
+        engine = self.engine
+        if ntype in engine.static.sources:
+            return measure_reads(engine.static.sources[ntype], engine.device)
+        table = engine.learnable.local.get(ntype, engine.learnable.owned)
+        assert isinstance(table, RowTable)
+        low = engine.learnable.owned_ranges().get(ntype, (0, 0, 0))[1]
+        if engine.device == CPU and table.evict is None:
+            return Penalty(row_bytes, {})  # where the cache would be
+        rows = min(self.sizes[ntype], max(SAMPLE_BYTES // max(row_bytes, 1), 1))
+        near = RowTable(torch.zeros((rows, engine.learnable.width), dtype=table.dtype))
+        copies = CachedTable(near, np.arange(rows), [self._device(ntype)])
+        return measure(self.sizes[ntype], row_bytes, _use_rows(table, low, self._device(ntype)),
+                       _use_rows(copies, 0, self._device(ntype)), rows, table.evict)
+
+    def _device(self, ntype: str) -> torch.device:
+        """Where copies of a type's rows live: those of shared types travel from memory."""
+        return self.engine.device if ntype not in self.engine.learnable.owned_ranges() else CPU
+
+
+class FeatureCaches:
+    """The caches of one worker, and what is counted of them.
+
+    Attributes
+    ----------
+    policy, capacity : name of the policy; bytes per device.
+    seconds : spent on the profile, 0 if it was there.
+    notes : what a user should know of them.
+    """
+
+    def __init__(self, engine: Engine, policy: CachePolicy, profiler: Profiler) -> None:
+        cache = engine.settings.cache
+        start = time.perf_counter()
+        self._engine, self.policy, self.notes = engine, policy.name, profiler.notes
+        self.capacity = capacity_bytes(cache.capacity_mb, engine.device, engine.local_workers)
+        self._types = engine.store.schema.node_types
+        self._cached: dict[str, tuple[CachedRows | CachedTable, int]] = {}
+        self._rows = dict.fromkeys(self._types, 0)
+        self._reads = dict.fromkeys(self._types, 0)
+        self.penalties: dict[str, float] = {}
+        self.row_bytes = profiler.row_bytes()
+        self.seconds = 0.0
+        if not self.capacity:
+            self.notes.append("cache.capacity_mb is 0: nothing is cached")
+            return
+        visits, penalties = profiler.visits(), profiler.penalties()
+        self.penalties = {t: penalties[t].at(visits.per_batch(t)) for t in profiler.sizes}
+        if not cache.gate:
+            self.penalties = ungated(self.penalties)
+        elif free := [t for t, p in self.penalties.items() if not p]:
+            where = f" on worker {engine.rank}" if engine.world.size > 1 else ""
+            self.notes.append(f"not cached{where}, because reading from the cache was measured to "
+                              f"be no faster (cache.gate): {', '.join(free)}")
+        chosen = choose(policy, visits.counts, self.row_bytes, self.penalties, self.capacity)
+        self._attach(chosen, getattr(policy, "replacement", None))
+        self.seconds = time.perf_counter() - start
+
+    def _attach(self, chosen: Mapping[str, np.ndarray], replacement: str | None) -> None:
+        engine, learnable = self._engine, self._engine.learnable
+        for ntype, source in engine.static.sources.items():
+            if len(chosen[ntype]):
+                cached = CachedRows(source, chosen[ntype], [engine.device], replacement)
+                engine.static.cached[ntype] = cached
+                self._cached[ntype] = cached, 0
+        for ntype, table in learnable.local.items():
+            if len(chosen[ntype]) and isinstance(table, RowTable):
+                learnable.local[ntype] = found = CachedTable(table, chosen[ntype], [engine.device],
+                                                             replacement)
+                self._cached[ntype] = found, 0
+        ranges = {t: place for t, place in learnable.owned_ranges().items() if place[2]}
+        ids = [chosen[t] + start for t, (_, start, _) in ranges.items()]
+        if sum(map(len, ids)) and isinstance(learnable.owned, RowTable):
+            # Rows of shared types travel to other workers from memory, so copies are there.
+            learnable.owned = found = CachedTable(
+                learnable.owned, np.concatenate(ids), [CPU], replacement,
+                [start for _, start, _ in ranges.values()])
+            self._cached.update((t, (found, i)) for i, t in enumerate(ranges))
+        self._rows.update((t, len(found)) for t, found in chosen.items())
+
+    def read(self, nodes: Mapping[str, np.ndarray]) -> None:
+        """Called for the input nodes of a batch, cached or not."""
+        for ntype, ids in nodes.items():
+            self._reads[ntype] += len(ids)
+
+    def reset(self) -> None:
+        """Count from zero."""
+        self._reads = dict.fromkeys(self._types, 0)
+        for cached, index in self._cached.values():
+            if isinstance(cached, CachedRows):
+                cached.rows = cached.hits = 0
+            else:
+                cached.rows[index] = cached.hits[index] = 0
+
+    def counted(self) -> dict[str, dict[str, int]]:
+        """Per type the rows that batches read and those found in a cache, on all workers.
+
+        Also the bytes of both, and what is cached: `{type: {reads, hits, bytes, hit_bytes, rows,
+        cached_bytes}}`. All workers must call it.
+        """
+        totals = np.zeros((len(self._types), 6))
+        for row, ntype in enumerate(self._types):
+            reads, hits, held = self._reads[ntype], 0, self._rows[ntype]
+            size = self.row_bytes.get(ntype, 0)
+            if ntype in self._engine.learnable.counts:
+                size = self._engine.learnable.row_bytes  # reads are of the value alone
+            if ntype in self._cached:
+                cached, index = self._cached[ntype]
+                hits = cached.hits if isinstance(cached, CachedRows) else int(cached.hits[index])
+            totals[row] = (reads, hits, reads * size, hits * size, held,
+                           held * self.row_bytes.get(ntype, 0))
+        whole = self._engine.world.all_reduce(torch.from_numpy(totals), cause="control").tolist()
+        names = ("reads", "hits", "bytes", "hit_bytes", "rows", "cached_bytes")
+        return {t: {name: int(value) for name, value in zip(names, row)}
+                for t, row in zip(self._types, whole) if row[0] or row[4]}
+
+
+def attach(engine: Engine, plugins: Plugins, directory: Path | None,
+           report: Report = lambda event: None) -> FeatureCaches | None:
+    """Give an engine the caches that its settings ask for; None if they ask for none.
+
+    Raises
+    ------
+    InputError
+        The capacity is larger than the free memory, or the named profile does not fit.
+    """
+    policy = plugins.get("cache policy", engine.settings.cache.policy)
+    if policy.name == "none":
+        return None
+    if engine.averages is not None:
+        report({"event": "note", "text": f"cache.policy = {policy.name} has no effect: model "
+                f"'{engine.settings.model.name}' reads averages, and each of their rows once"})
+        return None
+    profiler = Profiler(engine, directory, getattr(policy, "counts", "visits"), report)
+    engine.caches = FeatureCaches(engine, policy, profiler)
+    for note in engine.caches.notes:
+        report({"event": "note", "text": note})
+    return engine.caches
+
+
+def _use_rows(table: RowTable | CachedTable, low: int, device: torch.device) -> Access:
+    """Read rows and update them by a gradient of zero, which in a new table changes nothing."""
+    adam = AdamSettings()
+
+    def use(ids: np.ndarray) -> None:
+        rows = table.read(ids + low, device)
+        step = table.step
+        table.update(ids + low, torch.zeros_like(rows), 1.0, adam)
+        table.step = step
+        finish(device)
+    return use
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
