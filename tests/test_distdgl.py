@@ -21,6 +21,7 @@ import dgl_heta
 from dgl_heta.distdgl import patches
 from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import open_partition
+from dgl_heta.system import patching
 
 TESTS = Path(__file__).parent
 MISSING = object()
@@ -76,14 +77,14 @@ def test_disable_puts_every_name_back(off):
     before = there()
     assert len(before) == len(patches.PATCHES)
     dgl_heta.enable()
-    assert patches.applied()
+    assert patching.applied()
     during = there()
     assert [t for t in before if during[t] is before[t]] == []
     dgl_heta.enable()
     again = there()
     assert all(again[t] is during[t] for t in again)
     dgl_heta.disable()
-    assert not patches.applied()
+    assert not patching.applied()
     after = there()
     assert [t for t in before if after[t] is not before[t]] == []
     dgl_heta.disable()
@@ -101,17 +102,17 @@ def test_disable_puts_every_name_back(off):
 def test_wrong_settings_are_refused_and_nothing_is_patched(off, settings, message):
     with pytest.raises(InputError, match=message):
         dgl_heta.enable(settings=settings)
-    assert not patches.applied()
+    assert not patching.applied()
 
 
 def test_a_version_of_dgl_that_is_not_known_is_refused(off, monkeypatch):
     monkeypatch.setattr(dgl, "__version__", "2.4.0+cu124")
     with pytest.raises(InputError, match=r"dgl 2\.4\.0\+cu124 is installed; .* dgl 2\.1\.0"):
         dgl_heta.enable()
-    assert not patches.applied()
+    assert not patching.applied()
     monkeypatch.setattr(dgl, "__version__", "2.1.0+cpu")
     dgl_heta.enable()
-    assert patches.applied()
+    assert patching.applied()
 
 
 def test_settings_come_from_a_file_and_a_missing_file_is_named(off, tmp_path):
