@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING
 from dgl_heta.hooks.specs import hookimpl
 
 if TYPE_CHECKING:
-    from dgl_heta.cache import CachePolicy
-    from dgl_heta.graph.datasets import Dataset
-    from dgl_heta.models import ModelProvider
-    from dgl_heta.nn.aggregate import Kernel
-    from dgl_heta.partition.backends.base import PartitionBackend
-    from dgl_heta.raf.wrapper import ModuleWrapper
+    from dgl_heta.hooks.protocols import (
+        CachePolicy,
+        Dataset,
+        Kernel,
+        ModelProvider,
+        ModuleWrapper,
+        PartitionBackend,
+    )
 
 
 @hookimpl

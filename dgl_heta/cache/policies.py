@@ -6,52 +6,17 @@ A policy sees only numbers. :func:`choose` calls one, and checks what goes in an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.hooks.protocols import CachePolicy
 
 Counts = Mapping[str, np.ndarray]
 
 
-class CachePolicy(Protocol):
-    """A provider of hook `dgl_heta_cache_policies`.
-
-    Attributes
-    ----------
-    name : what `cache.policy` selects it by.
-    counts : optional; what it wants to be told of the nodes: "visits" (the default), from
-        pre-sampling, or "degree", the number of edges that leave a node.
-    replacement : optional; None (the default) for a cache whose rows stay, "fifo" or "clock" for
-        one that replaces rows when others are read. `select` then says what it starts with.
-    """
-
-    name: str
-
-    def select(
-        self,
-        counts: Counts,
-        row_bytes: Mapping[str, int],
-        penalties: Mapping[str, float],
-        capacity: int,
-    ) -> dict[str, np.ndarray]:
-        """Choose the rows to cache.
-
-        Parameters
-        ----------
-        counts : node type → visits (or edges) per node, int64 (nodes,).
-        row_bytes : node type → bytes of a row, optimizer state included where it has one.
-        penalties : node type → miss penalty, seconds per byte.
-        capacity : bytes of the cache.
-
-        Returns
-        -------
-        Node type → ids of the cached nodes, int64, each once; together at most `capacity` bytes.
-        """
-
-
-class Policy:
+class Policy(CachePolicy):
     """A built-in policy: a name and a function of the four numbers that `select` is given."""
 
     def __init__(self, name: str, select: Callable[..., dict[str, np.ndarray]],

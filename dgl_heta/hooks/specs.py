@@ -3,7 +3,7 @@
 A plugin is a distribution with an entry point in group `dgl_heta` that names a module (or
 object) with functions marked `@dgl_heta.hookimpl`. The built-ins register the same way. Each
 `dgl_heta_…s` hook returns a list of providers: objects with a `name` that settings select by.
-docs/hooks.md has an example of each.
+Their protocols are in `dgl_heta.hooks.protocols`; docs/hooks.md has an example of each.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from dgl_heta.cache import CachePolicy
-    from dgl_heta.graph.datasets import Dataset
-    from dgl_heta.models import ModelProvider
-    from dgl_heta.nn.aggregate import Kernel
-    from dgl_heta.partition.backends.base import PartitionBackend
-    from dgl_heta.raf.wrapper import ModuleWrapper
+    from dgl_heta.hooks.protocols import (
+        CachePolicy,
+        Dataset,
+        Kernel,
+        ModelProvider,
+        ModuleWrapper,
+        PartitionBackend,
+    )
 
 hookspec = pluggy.HookspecMarker("dgl_heta")
 hookimpl = pluggy.HookimplMarker("dgl_heta")

@@ -6,11 +6,12 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from dgl_heta.errors import InputError
+from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.han import HANLayer
 from dgl_heta.models.hgnn import HGNN, Edges, HGNNLayer
 from dgl_heta.models.hgt import HGTLayer
@@ -28,20 +29,7 @@ __all__ = ["HGNN", "NARS", "BlockModel", "Edges", "HANLayer", "HGNNLayer", "HGTL
            "SubsetModel", "find_model", "slot"]
 
 
-class ModelProvider(Protocol):
-    """A provider of hook `dgl_heta_models`.
-
-    One with an attribute `precomputed` is for neighbour averages: "paths" or "subsets", see
-    :mod:`dgl_heta.models.precomputed`.
-    """
-
-    name: str
-
-    def build(self, spec: ModelSpec) -> nn.Module:
-        """A model that maps `(MiniBatch, inputs per type)` to outputs per target type."""
-
-
-class BlockModel:
+class BlockModel(ModelProvider):
     """A provider of models that are layers of one class between projections and heads."""
 
     def __init__(self, name: str, layer: Callable[[ModelSpec], nn.Module]) -> None:

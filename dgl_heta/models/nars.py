@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.sehgnn import part_key
 from dgl_heta.models.spec import ModelSpec, slot
 from dgl_heta.nn.cross import CrossRelation
@@ -56,7 +57,7 @@ class NARS(nn.Module):
         return out
 
 
-class SubsetModel:
+class SubsetModel(ModelProvider):
     """A provider of models over neighbour averages by subsets of relations."""
 
     name, precomputed = "nars", "subsets"

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.rgat import head_width
 from dgl_heta.models.spec import ModelSpec, slot
 from dgl_heta.nn.cross import CrossStack
@@ -128,7 +129,7 @@ class _Batched(nn.Module):
         return torch.where(out > 0, out, self.slope[chosen] * out)
 
 
-class PathModel:
+class PathModel(ModelProvider):
     """A provider of models over metapaths' neighbour averages."""
 
     name, precomputed = "sehgnn", "paths"

@@ -8,7 +8,7 @@ alone and runs on any device.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -18,21 +18,10 @@ from torch.autograd.function import once_differentiable
 from dgl_heta.errors import InputError
 from dgl_heta.features.deferred import LazyRows, aggregated, shorter_aggregated
 from dgl_heta.features.row_kernels import add_edges
+from dgl_heta.hooks.protocols import Kernel
 from dgl_heta.system.jit import kernel
 
 SEGMENT_OPS = ("sum", "mean", "max", "min")
-
-
-class Kernel(Protocol):
-    """An aggregation kernel: differentiable in `states`.
-
-    `indptr` (rows + 1) and `indices` (edges) are CSC over destination rows, `states` is
-    (source rows, width); returns (rows, width). A row without edges gives 0 for every `op`.
-    """
-
-    name: str
-
-    def __call__(self, indptr: Tensor, indices: Tensor, states: Tensor, op: str) -> Tensor: ...
 
 
 class TorchKernel:
@@ -78,7 +67,8 @@ def use_kernel(kernel: Kernel) -> None:
 
 
 def segment_reduce(indptr: Tensor, indices: Tensor, states: Tensor, op: str = "mean") -> Tensor:
-    """Aggregate `states` over in-edges with the kernel in use; see :class:`Kernel`."""
+    """Aggregate `states` over in-edges with the kernel in use; see
+    :class:`dgl_heta.hooks.protocols.Kernel`."""
     if op not in SEGMENT_OPS:
         raise InputError(f"aggregation '{op}' is unknown; known are {', '.join(SEGMENT_OPS)}")
     if _before_product(states, [(indptr, indices)], op):

@@ -8,7 +8,6 @@ gradients of dense parameters over all workers.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -19,38 +18,6 @@ from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.planning.plan import Plan, make_plan
 from dgl_heta.raf.exchange import GroupExchange, _Anchor
 from dgl_heta.sampling.blocks import MiniBatch
-
-
-class WrappedModule(Protocol):
-    """A model as the training loop sees it."""
-
-    module: nn.Module
-
-    def __call__(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Logits of the trainer's own seeds per target type."""
-
-    def synchronize_gradients(self) -> None:
-        """Called after backward and before the optimizer's step."""
-
-    def end_epoch(self, epoch: int) -> None:
-        """Called after the last step of an epoch (model averaging, for one)."""
-
-
-class ModuleWrapper(Protocol):
-    """A provider of hook `dgl_heta_module_wrappers`."""
-
-    name: str
-
-    def plan(self, plan: Plan) -> Plan:
-        """The plan that the workers follow, given the partition backend's."""
-
-    def wrap(self, module: nn.Module, world: Comm, group: Comm) -> WrappedModule:
-        """Wrap a model; `group` is this worker's model-parallel group.
-
-        In DistDGL scripts, whose models are wrapped by DistributedDataParallel, `plan` alone is
-        called, and after each backward pass `average_gradients(parameters, world)` if the
-        provider has it, instead of :class:`dgl_heta.comm.gradients.GradientAverage`.
-        """
 
 
 class RafModule(nn.Module):

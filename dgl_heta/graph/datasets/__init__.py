@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.source import GraphSource
+from dgl_heta.hooks.protocols import Dataset
 
 
-class Dataset(Protocol):
-    """A provider of hook `dgl_heta_datasets`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def description(self) -> str: ...
-
-    @property
-    def options(self) -> dict[str, float]:
-        """Names and defaults of the options that `load` takes, all numbers."""
-
-    def load(self, **options: float) -> GraphSource:
-        """Make or read the graph."""
-
-
-class Debian:
+class Debian(Dataset):
     """The Debian package archive, a frozen snapshot in the package."""
 
     name = "debian"
     description = "packages of the Debian archive; target: a package's section"
-    options: dict[str, float] = {}
+    options: Mapping[str, Any] = {}
 
     def load(self, **options: float) -> GraphSource:
         from dgl_heta.graph.datasets import debian
@@ -41,13 +26,13 @@ class Debian:
 
 
 @dataclass(frozen=True)
-class Synthetic:
+class Synthetic(Dataset):
     """A seeded synthetic graph with the shape of a published one."""
 
     name: str
     description: str
     shape: str
-    options: dict[str, float]
+    options: Mapping[str, Any]
 
     def load(self, **options: float) -> GraphSource:
         from dgl_heta.graph.datasets import synthetic

@@ -1,11 +1,10 @@
-"""What a partition backend is, and the base of those that deal sub-metatrees."""
+"""The base of partition backends that deal sub-metatrees."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
@@ -23,20 +22,6 @@ from dgl_heta.planning.plan import (
 )
 from dgl_heta.store import Store
 from dgl_heta.store.writer import Progress
-
-
-class PartitionBackend(Protocol):
-    """A provider of hook `dgl_heta_partition_backends`."""
-
-    name: str
-    description: str
-
-    def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
-        """Plan from the schema alone, or raise an :class:`InputError` that it cannot."""
-
-    def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
-                  overwrite: bool = False, progress: Progress | None = None) -> Path:
-        """Write a partition directory; returns the path of its part_config JSON."""
 
 
 class MetatreeBackend(ABC):

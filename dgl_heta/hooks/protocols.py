@@ -1,0 +1,163 @@
+"""What providers are: one protocol for each kind, with members, defaults and shapes.
+
+A provider derives from its protocol and overrides what differs: members that have a value or
+a body here are optional then. It may as well only look like it, but then it must have them
+all. `name` is what settings and options select a provider by.
+
+Nothing is imported here when the module is loaded: the protocols lie below all that they speak of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    from torch import Tensor, nn
+
+    from dgl_heta.comm.collectives import Comm
+    from dgl_heta.graph.schema import Schema
+    from dgl_heta.graph.source import GraphSource
+    from dgl_heta.models.spec import ModelSpec
+    from dgl_heta.partition.request import PartitionRequest
+    from dgl_heta.planning.plan import Plan
+    from dgl_heta.sampling.blocks import MiniBatch
+    from dgl_heta.store import Store
+    from dgl_heta.store.writer import Progress
+
+
+class PartitionBackend(Protocol):
+    """A way to partition a graph; hook `dgl_heta_partition_backends`."""
+
+    name: str
+    description: str
+
+    def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
+        """Plan from the schema alone, or raise an :class:`InputError` that it cannot."""
+
+    def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
+                  overwrite: bool = False, progress: Progress | None = None) -> Path:
+        """Write a partition directory; returns the path of its part_config JSON."""
+
+
+class Reader(Protocol):
+    """A format of graphs on disk; hook `dgl_heta_readers`."""
+
+    name: str
+    description: str
+
+    def matches(self, path: Path) -> bool:
+        """Whether `path` holds this format, judged by names and a few first bytes."""
+
+    def read(self, path: Path, **options: Any) -> GraphSource:
+        """Read the graph, edges in chunks; nothing that the files hold is run."""
+
+
+class Dataset(Protocol):
+    """A graph by name, for the command line; hook `dgl_heta_datasets`."""
+
+    name: str
+    description: str
+    options: Mapping[str, Any]
+    """Names and defaults of the options that `load` takes."""
+
+    def load(self, **options: Any) -> GraphSource:
+        """Make or read the graph."""
+
+
+class ModelProvider(Protocol):
+    """A model, written for one process; hook `dgl_heta_models`."""
+
+    name: str
+    precomputed: str | None = None
+    """"paths" or "subsets" for models over neighbour averages, see
+    :mod:`dgl_heta.training.average_inputs`."""
+
+    def build(self, spec: ModelSpec) -> nn.Module:
+        """A model that maps `(MiniBatch, inputs per type)` to outputs per target type."""
+
+
+class WrappedModule(Protocol):
+    """A model as the training loop sees it."""
+
+    module: nn.Module
+
+    def __call__(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Logits of the trainer's own seeds per target type."""
+
+    def synchronize_gradients(self) -> None:
+        """Called after backward and before the optimizer's step."""
+
+    def end_epoch(self, epoch: int) -> None:
+        """Called after the last step of an epoch (model averaging, for one)."""
+
+
+class ModuleWrapper(Protocol):
+    """A way to run a single-process model on several workers; hook `dgl_heta_module_wrappers`."""
+
+    name: str
+
+    def plan(self, plan: Plan) -> Plan:
+        """The plan that the workers follow, given the partition backend's."""
+
+    def wrap(self, module: nn.Module, world: Comm, group: Comm) -> WrappedModule:
+        """Wrap a model; `group` is this worker's model-parallel group.
+
+        In DistDGL scripts, whose models are wrapped by DistributedDataParallel, `plan` alone is
+        called, and after each backward pass `average_gradients(parameters, world)` if the
+        provider has it, instead of :class:`dgl_heta.comm.gradients.GradientAverage`.
+        """
+
+
+class Kernel(Protocol):
+    """An aggregation kernel (AGG_r), differentiable in `states`; hook `dgl_heta_kernels`."""
+
+    name: str
+
+    def __call__(self, indptr: Tensor, indices: Tensor, states: Tensor, op: str) -> Tensor:
+        """Aggregate source rows over the in-edges of each destination row.
+
+        `indptr` (rows + 1) and `indices` (edges) are CSC over destination rows, `states` is
+        (source rows, width); returns (rows, width). `op` is sum, mean, max or min. A row without
+        edges gives 0 for every `op`.
+        """
+
+
+class BatchSource(Protocol):
+    """Where a worker's mini-batches come from: when they are sampled, and in which form."""
+
+    name: str
+
+    def batches(self, sampled: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
+        """The batches of an epoch, in the order of `sampled`, which samples one when asked."""
+
+
+class CachePolicy(Protocol):
+    """Which feature rows to keep close to the processor; hook `dgl_heta_cache_policies`."""
+
+    name: str
+    counts: str = "visits"
+    """What it is told of the nodes: "visits", from pre-sampling, or "degree", the number of edges
+    that leave a node."""
+    replacement: str | None = None
+    """None for a cache whose rows stay, "fifo" or "clock" for one that replaces rows when others
+    are read. `select` then says what it starts with."""
+
+    def select(self, counts: Mapping[str, np.ndarray], row_bytes: Mapping[str, int],
+               penalties: Mapping[str, float], capacity: int) -> dict[str, np.ndarray]:
+        """Choose the rows to cache.
+
+        Parameters
+        ----------
+        counts : node type → visits (or edges) per node, int64 (nodes,).
+        row_bytes : node type → bytes of a row, optimizer state included where it has one.
+        penalties : node type → miss penalty, seconds per byte.
+        capacity : bytes of the cache.
+
+        Returns
+        -------
+        Node type → ids of the cached nodes, int64, each once; together at most `capacity` bytes.
+        """
