@@ -1,0 +1,123 @@
+"""A DistDGL script with dgl-heta on emulated hosts computes what plain DGL does on the whole graph.
+
+Outputs of every trainer's own seeds, gradients averaged over the trainers, embeddings in the
+key-value store; and what happens where a trainer dies or a model cannot run under RAF. One launch
+per number of hosts covers many cases, because starting DistDGL takes most of the time.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dgl_heta.launch.emulated import emulation_refused
+from tests.support.dist_reference import compare_all, parts, read, whole_graph
+from tests.support.dist_script import cases
+
+REFUSED = emulation_refused()
+pytestmark = pytest.mark.skipif(REFUSED is not None,
+                                reason=f"hosts cannot be emulated: {REFUSED}")
+SCRIPT = Path(__file__).parents[1] / "support/dist_script.py"
+OTHERS = ["SparseAdam", "SparseAdagrad", "uneven", "drop last", "evaluate"]
+ALL = [*cases(), *OTHERS]
+SOME = ["graph-sum", "sage-max", "gat-mean", "multi-stack", "rgcn", "wide", "sparse table",
+        "one layer", "SparseAdam", "uneven", "drop last", "evaluate"]
+
+
+@dataclass
+class Launched:
+    status: int
+    text: str
+    ended: float
+
+    @property
+    def error(self) -> str:
+        return [line for line in self.text.splitlines() if line.startswith("error: ")][-1]
+
+
+def launch(graph, directory: Path, hosts: int, names: Sequence[str], *options: str) -> Launched:
+    """Run the cases; everything that is started has the directory in its command line."""
+    config = parts(graph, hosts, directory / "parts")
+    command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", str(hosts), "--part-config",
+               config, "--num-omp-threads", "1", "--stop-after", "200", *options, "--",
+               sys.executable, SCRIPT, "--ip-config", "{ip_config}", "--part-config",
+               "{part_config}", "--out", directory, "--cases", ",".join(names)]
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, timeout=240,
+                          stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+    return Launched(done.returncode, done.stdout, time.time())
+
+
+def living(directory: Path) -> list[str]:
+    """Command lines of processes that belong to a directory."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+        except (OSError, UnicodeDecodeError):
+            continue
+        if entry.name.isdigit() and str(directory) in line:
+            found.append(line)
+    return found
+
+
+def message(directory: Path, name: str, world: int) -> list[str]:
+    return [str(read(directory, name, rank)["message"]) for rank in range(world)]
+
+
+def test_two_hosts_compute_what_one_process_does(tmp_path):
+    graph, names = whole_graph(), ALL
+    result = launch(graph, tmp_path, 2, [*names, "own merge"], "--set", "train.learnable=exact")
+    assert result.status == 0, result.text
+    assert compare_all(graph, names, tmp_path, 2) == []
+    assert all("HetaError: update_all on a block of a meta-partitioned graph would leave out the "
+               "relations of other partitions" in text for text in message(
+                   tmp_path, "own merge", 2))
+    assert living(tmp_path) == []
+
+
+def test_three_hosts_compute_what_one_process_does(tmp_path):
+    graph, names = whole_graph(), ALL
+    result = launch(graph, tmp_path, 3, [*names, "own ops"], "--set", "train.learnable=exact")
+    assert result.status == 0, result.text
+    assert compare_all(graph, names, tmp_path, 3) == []
+    assert all("HetaError: the aggregation of 'paper' at layer 1 was not reduced over the "
+               "trainers, so the result would be wrong" in text for text in message(
+                   tmp_path, "own ops", 3))
+
+
+def test_two_trainers_per_host_compute_what_one_process_does_until_one_is_killed(tmp_path):
+    graph = whole_graph()
+    result = launch(graph, tmp_path, 2, [*SOME, "killed"], "--num-trainers", "2", "--set",
+                    "train.learnable=exact")
+    assert result.status == 1, result.text
+    assert result.error == ("error: trainer 3 on host1 (10.99.0.2) (rank 3) was killed by signal 9 "
+                            "(SIGKILL); all processes were ended")
+    assert result.ended - float((tmp_path / "killed at").read_text()) < 10
+    assert living(tmp_path) == []
+    assert compare_all(graph, SOME, tmp_path, 4) == []
+
+
+def test_replicas_compute_the_same_until_embeddings_part_ways(tmp_path):
+    """With copies of shared types, dense training is exact; rows of one user's types too.
+
+    Here with features read at once, and all seeds' states complete everywhere.
+    """
+    graph = whole_graph()
+    names = ["graph-sum", "gat-max", "evaluate", "SparseAdagrad"]
+    result = launch(graph, tmp_path, 2, names, "--set", "train.learnable=replica", "--set",
+                    "train.lazy_features=false", "--set", "train.complete_states=true")
+    assert result.status == 0, result.text
+    found = [read(tmp_path, "SparseAdagrad", rank) for rank in range(2)]
+    assert all(np.isfinite(array).all() for each in found for array in each.values())
+    assert compare_all(graph, ["evaluate"], tmp_path, 2) == []
+    wrong = compare_all(graph, ["graph-sum", "gat-max"], tmp_path, 2)
+    assert [text for text in wrong if "grad/tables" not in text] == []
+    wrong = compare_all(graph, ["SparseAdagrad"], tmp_path, 2)
+    assert [text for text in wrong if "step 0" in text] == []

@@ -1,0 +1,64 @@
+"""The example of docs/models.md, as a user would run it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dgl_heta.models import BlockModel
+from dgl_heta.store import write_store
+from dgl_heta.training.checkpoint import load_model
+from tests.support.graphs import academic
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_the_model_of_the_documentation_runs_on_workers_as_on_one(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (DOCS / "models.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(# mymodel\.py\n.*?)```", text, re.DOTALL)
+    (tmp_path / "mymodel.py").write_text(code)
+    write_store(academic(), tmp_path / "store")
+    losses = []
+    for parts in (1, 2):
+        sets = ["model.name=mymodel:Gated", "model.hidden=8", f"train.batch_size={12 // parts}",
+                "train.fanouts=3,3", "train.dtype=float64", "train.epochs=2", "train.threads=1",
+                f"partition.parts={parts}"]
+        done = subprocess.run(
+            [sys.executable, "-m", "dgl_heta", "train", "store", "--run-dir", f"run-{parts}",
+             "--json", *(part for pair in sets for part in ("--set", pair))],
+            cwd=tmp_path, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0, done.stderr
+        lines = (tmp_path / f"run-{parts}" / "metrics.jsonl").read_text().splitlines()
+        losses.append([json.loads(line)["loss"] for line in lines[:2]])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-10)
+    with pytest.raises(Exception, match="which a file cannot make dgl-heta import"):
+        load_model(tmp_path / "run-1")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import mymodel
+
+    assert load_model(tmp_path / "run-1", BlockModel("mine", mymodel.Gated)).model is not None
+    done = subprocess.run([sys.executable, "-m", "dgl_heta", "predict", "run-2", "--out", "a.npy",
+                           "--model", "mymodel:Gated"], cwd=tmp_path, capture_output=True,
+                          text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_model_setting_and_task_of_the_documentation_exists() -> None:
+    from dgl_heta.hooks.manager import Plugins
+    from dgl_heta.settings import TaskSettings, keys
+
+    text = (DOCS / "models.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^\| `(\w+)` \| .* \d{4} \|$", text, re.MULTILINE)
+    assert sorted(listed) == sorted(Plugins(guests=False).providers("model"))
+    named = set(re.findall(r"`((?:task|train|partition|model)\.\w+)", text))
+    assert named <= set(keys()), named - set(keys())
+    kinds = re.search(r"Literal\[(.*?)\]", str(TaskSettings.model_fields["kind"].annotation))
+    assert kinds
+    for kind in re.findall(r"'(\w+)'", kinds[1]):
+        assert f"| `{kind}` |" in text

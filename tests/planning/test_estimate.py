@@ -1,0 +1,256 @@
+"""The cost model: what it predicts, what its fit recovers, its files, `plan --cluster`."""
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+
+from dgl_heta import cli
+from dgl_heta.errors import InputError
+from dgl_heta.graph.datasets.synthetic import SHAPES, generate, shape_schema
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.partition.backends.meta_shared import MetaShared
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.cluster import (
+    UNITS,
+    Cluster,
+    Coefficients,
+    Training,
+    distdgl_load,
+    estimate,
+    network_seconds,
+    raf_loads,
+    reach,
+    seconds,
+)
+from dgl_heta.planning.cost import Workload, predict
+from dgl_heta.planning.plan import make_plan
+from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+from dgl_heta.store import Store, write_store
+
+MAG = shape_schema("mag")
+TOML = "machines = 2\nlink_gbit = 1\n"
+
+
+def cluster(machines=2, link_gbit=1.0, **more):
+    return Cluster(machines=machines, link_gbit=link_gbit, **more)
+
+
+def by_system(schema, target, training, machines):
+    found = estimate(make_plan(schema, target, 2, machines.machines), training, machines)
+    return {one.system: one for one in found}
+
+
+# Bytes and work
+
+
+@pytest.mark.parametrize("machines", [1, 2, 3, 7])
+def test_partial_aggregations_in_exchanges_of_the_last_layer(machines):
+    """Below it as much; a ring, twice as much, further below; attention reads destinations."""
+    for hops, model, exchanges in ((1, "rgat", 1), (2, "rgcn", 2), (2, "hgt", 3), (3, "rgcn", 4)):
+        plan = make_plan(MAG, "paper", hops, machines)
+        training = Training(model=model, hidden=32, fanouts=(20,) * hops)
+        loads = raf_loads(plan, training, cluster(machines), 1024, "replica")
+        last = predict(plan, Workload(1024, 32, seed_states=False))
+        assert [load.sent["partials"] for load in loads] == [
+            exchanges * cost.partial_bytes for cost in last]
+
+
+def test_bytes_of_a_step_in_numbers():
+    schema = Schema({"a": 10**9, "p": 10**9}, {
+        Relation("a", "w", "p"): 10**9, Relation("p", "r", "a"): 10**9}, {"p": 400})
+    training = Training(hidden=8, fanouts=(-1, -1), classes=3)
+    load = distdgl_load(make_plan(schema, "p", 2, 2), training, cluster(), 1000.0, 1.0)
+    # 1000 seeds have 1000 authors, and these e^0.49 papers each, as they were reached by edges.
+    papers = 1000 * 2.71828182845904**0.49
+    assert load.sent["learnable"] == pytest.approx(500 * (8 + 2 * 32), rel=1e-4)
+    assert load.sent["features"] == pytest.approx((1000 + papers) / 2 * 408, rel=1e-4)
+    assert load.sent["sampling"] == pytest.approx((papers * 24 + 1000 * 8) / 2, rel=1e-4)
+    parameters = (100 + 1) * 8 + 4 * 64 + 2 * (64 + 8) + (8 + 1) * 3
+    assert load.sent["gradients"] == parameters * 4
+    assert load.memory == (10**9 * (400 + 3 * 32) + 2 * 10**9 * 16) / 2
+
+
+def test_exact_learnable_rows_move_and_replicas_take_memory():
+    found = by_system(MAG, "paper", Training(), cluster())
+    exact, replica = found["dgl-heta"], found["dgl-heta, replica"]
+    assert exact.causes["learnable"] > 0
+    assert "learnable" not in replica.causes
+    assert exact.memory < replica.memory
+
+
+def test_one_machine_sends_nothing():
+    for one in estimate(make_plan(MAG, "paper", 2, 1), Training(), cluster(1)):
+        assert one.bytes_per_step == 0
+
+
+@pytest.mark.parametrize("shape", ["mag", "freebase"])
+def test_expected_rows_and_edges_are_near_those_sampled(shape, tmp_path):
+    source = generate(shape, 0.02)
+    write_store(source, tmp_path / "store")
+    store, target = Store(tmp_path / "store"), SHAPES[shape].target
+    plan = make_plan(store.schema, target, 2, 1)
+    batch = NeighborSampler(store, SamplingScope.of(plan, 0), (10, 5), 0).sample(
+        {target: store.array(target, "train_mask").nonzero()[0][:256]}, None, 0)
+    found = reach(plan, 0, (10, 5), 256, 256)
+    edges = sum(len(part.indices) for block in batch.blocks for part in block.edges)
+    assert sum(layer.edges for layer in found.layers) == pytest.approx(edges, rel=0.3)
+    assert sum(found.inputs.values()) == pytest.approx(
+        sum(map(len, batch.input_nodes.values())), rel=0.3)
+
+
+@pytest.mark.parametrize("model", ["rgcn", "rgat", "hgt"])
+def test_more_link_is_not_slower_and_slower_cores_are_not_faster(model):
+    training = Training(model=model)
+    before = by_system(MAG, "paper", training, cluster(link_gbit=1.0))
+    for system, one in by_system(MAG, "paper", training, cluster(link_gbit=10.0)).items():
+        assert one.seconds_per_step < before[system].seconds_per_step
+    for system, one in by_system(MAG, "paper", training, cluster(speed=0.5)).items():
+        assert one.seconds_per_step > before[system].seconds_per_step
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+def test_more_machines_hold_no_more_and_take_fewer_steps(shape):
+    schema, training = shape_schema(shape), Training(seeds=100_000)
+    last: dict = {}
+    for machines in (1, 2, 4, 8):
+        found = by_system(schema, SHAPES[shape].target, training, cluster(machines))
+        for system, one in found.items():
+            assert one.memory <= last[system].memory if last else one.memory > 0
+            assert one.steps <= last[system].steps if last else one.steps > 0
+        last = found
+
+
+def test_trainers_of_a_machine_share_its_link_and_its_cores():
+    training = Training(seeds=10**6)
+    one, eight = (by_system(MAG, "paper", training, cluster(trainers=n, cores=8))
+                  for n in (1, 8))
+    for system in one:
+        assert eight[system].steps < one[system].steps
+        assert eight[system].bytes_per_step > one[system].bytes_per_step
+        assert eight[system].seconds_per_step > one[system].seconds_per_step
+
+
+def test_shared_sub_metatrees_are_less_work_for_the_slowest():
+    schema = shape_schema("mag240m", 0.01)
+    plans = [make_plan(schema, "paper", 2, 2),
+             MetaShared().plan(schema, PartitionRequest(2, ("paper",), 2))]
+    whole, shared = (max(seconds(load, cluster(), Coefficients.load()) for load in raf_loads(
+        plan, Training(), cluster(), 1024, "replica")) for plan in plans)
+    assert shared < whole
+
+
+def test_a_plan_that_cannot_be_predicted_is_refused():
+    with pytest.raises(InputError, match="for 3 partitions cannot be predicted on 2 machines"):
+        estimate(make_plan(MAG, "paper", 2, 3), Training(), cluster())
+
+
+def test_network_time_is_bytes_and_rounds():
+    load = distdgl_load(make_plan(MAG, "paper", 2, 2), Training(), cluster(), 1024, 0.5)
+    fast = network_seconds(load, cluster(link_gbit=2.0, latency_us=0))
+    assert fast == pytest.approx(sum(load.sent.values()) * 4e-9)
+    slow = network_seconds(load, cluster(link_gbit=2.0, latency_us=1000))
+    assert slow - fast == pytest.approx(load.rounds * 1e-3)
+    assert network_seconds(replace(load, sent={}, rounds=0), cluster()) == 0
+
+
+# Files and the command
+
+
+@pytest.mark.parametrize(("text", "words"), [
+    ("machines = 2\nlink_gbits = 1\n", "unknown key 'link_gbits'.*did you mean 'link_gbit'"),
+    ("machines = -1\nlink_gbit = 1\n", "machines: .*got -1"),
+    ("machines = 2\nlink_gbit = -1\n", "link_gbit: .*got -1"),
+    ("machines = 2\nlink_gbit = nan\n", "link_gbit: .*got nan"),
+    ("machines = true\nlink_gbit = 1\n", "machines: .*got True"),
+    ("link_gbit = 1\n", "machines: Field required"),
+    (TOML + "metis_cut = 1.5\n", "metis_cut: .*got 1.5"),
+    ("[[", "is not TOML"),
+])
+def test_a_bad_cluster_is_named(text, words, tmp_path):
+    (tmp_path / "c.toml").write_text(text)
+    with pytest.raises(InputError, match=words) as caught:
+        Cluster.load(tmp_path / "c.toml")
+    assert "c.toml" in str(caught.value)
+
+
+def test_a_missing_cluster_and_a_list_are_named(tmp_path):
+    with pytest.raises(InputError, match=r"cannot read cluster .*absent\.toml"):
+        Cluster.load(tmp_path / "absent.toml")
+    (tmp_path / "c.json").write_text("[]")
+    with pytest.raises(InputError, match="must be an object"):
+        Cluster.load(tmp_path / "c.json")
+
+
+@pytest.mark.parametrize("change", [{"seconds": {}}, {"metis_cut": 2}, {"more": 1},
+                                    {"seconds": dict.fromkeys(UNITS, -1.0)}])
+def test_bad_coefficients_are_named(change, tmp_path):
+    data = {**Coefficients.load().model_dump(), **change}
+    (tmp_path / "own.json").write_text(json.dumps(data))
+    with pytest.raises(InputError, match=r"own\.json"):
+        Coefficients.load(tmp_path / "own.json")
+
+
+@pytest.fixture
+def plan(tmp_path, monkeypatch, capsys):
+    """`dgl-heta plan mag --cluster FILE` with more arguments: status, output, errors."""
+    (tmp_path / "mag.json").write_text(json.dumps(MAG.to_json()))
+
+    def run(*args, text=TOML):
+        (tmp_path / "c.toml").write_text(text)
+        monkeypatch.setattr(sys, "argv", ["dgl-heta", "plan", str(tmp_path / "mag.json"),
+                                          "--target", "paper", *map(str, args)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code, *capsys.readouterr()
+
+    return run
+
+
+def test_the_command_shows_systems_memory_and_the_error(plan, tmp_path):
+    status, out, _ = plan("--cluster", tmp_path / "c.toml", text=TOML + "memory_gb = 0.1\n")
+    assert status in (0, None)
+    for words in ("dgl-heta, replica", "DistDGL METIS", "DistDGL random", "(too much)",
+                  "error on graphs that the fit had not seen: seconds"):
+        assert words in " ".join(out.split())
+
+
+def test_the_command_as_json_with_own_coefficients(plan, tmp_path):
+    own = Coefficients(seconds=dict.fromkeys(UNITS, 0.0), metis_cut=1)
+    (tmp_path / "own.json").write_text(json.dumps(own.model_dump()))
+    status, out, _ = plan("--cluster", tmp_path / "c.toml", "--json", "--model", "hgt",
+                          "--train-nodes", 5000, "--method", "meta-shared",
+                          text=TOML + "latency_us = 0.0\ncoefficients = 'own.json'\n")
+    assert status in (0, None)
+    data = json.loads(out.splitlines()[-1])
+    found = {one["system"]: one for one in data["systems"]}
+    assert found["DistDGL METIS"]["bytes_per_step"] == found["DistDGL random"]["bytes_per_step"]
+    one = found["dgl-heta, replica"]
+    assert one["steps"] == 3
+    assert one["seconds_per_step"] == pytest.approx(one["bytes_per_step"] / 2 * 8e-9)
+    assert one["bytes_per_epoch"] == 3 * one["bytes_per_step"] == 3 * sum(one["causes"].values())
+    assert one["fits"] is None
+
+
+@pytest.mark.parametrize(("args", "words"), [
+    (["--parts", 2], "--parts has no effect on --cluster"),
+    (["--compare"], "--compare has no effect"),
+    (["--replication", "none"], "--replication has no effect"),
+    (["--svg", "x.svg"], "--svg has no effect"),
+    (["--model", "gin"], "it must be one of rgcn, rgat, hgt"),
+    (["--train-nodes", 0], "--train-nodes is 0"),
+    (["--train-nodes", 10**9], "more than there are target nodes"),
+])
+def test_options_without_effect_are_refused(plan, tmp_path, args, words):
+    status, _, error = plan("--cluster", tmp_path / "c.toml", *args)
+    assert status == 2
+    assert words in error
+
+
+@pytest.mark.parametrize("args", [["--model", "hgt"], ["--train-nodes", 5]])
+def test_options_of_a_cluster_alone_are_refused(plan, args):
+    status, _, error = plan(*args)
+    assert status == 2
+    assert f"{args[0]} has an effect on --cluster only" in error

@@ -1,0 +1,149 @@
+"""`dgl-heta predict`: what it writes is what the trained model computes with all neighbours."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_heta.cli import main
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.planning.plan import make_plan
+from dgl_heta.prediction.command import PredictRequest, predict_command
+from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+from dgl_heta.store import Store, write_store
+from dgl_heta.training.checkpoint import load_model
+from tests.support.graphs import academic, with_tasks
+
+SETTINGS = ["model.hidden=8", "model.heads=2", "train.fanouts=3,3", "train.batch_size=32",
+            "train.threads=1", "train.epochs=1", "train.dtype=float64"]
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("graph") / "store"
+    write_store(with_tasks(academic()), path)
+    return path
+
+
+def trained(store: Path, run_dir: Path, *more: str) -> Path:
+    sets = [part for text in (*SETTINGS, *more) for part in ("--set", text)]
+    done = subprocess.run([sys.executable, "-m", "dgl_heta", "train", str(store), "--run-dir",
+                           str(run_dir), "--json", *sets], capture_output=True, text=True,
+                          timeout=120)
+    assert done.returncode == 0, done.stderr
+    return run_dir
+
+
+def predict(run_dir: Path, out: Path, **wishes: object) -> np.ndarray:
+    from rich.console import Console
+
+    predict_command(PredictRequest(run_dir, out, quiet=True, **wishes), Plugins(),  # type: ignore[arg-type]
+                    Console(stderr=True))
+    return np.load(out)
+
+
+def directly(store: Path, run_dir: Path, ntype: str) -> tuple[np.ndarray, np.ndarray]:
+    """`(last hidden states, outputs)` by the model in this process, all neighbours in one batch."""
+    graph, plain = Store(store), load_model(run_dir)
+    plan = make_plan(graph.schema, ntype, 2, 1)
+    seeds = np.arange(graph.schema.node_counts[ntype])
+    batch = NeighborSampler(graph, SamplingScope.of(plan, 0), [-1, -1]).sample({ntype: seeds})
+    states = {}
+    for t, ids in batch.input_nodes.items():
+        if graph.has_array(t, "feat"):
+            rows = torch.from_numpy(np.asarray(graph.array(t, "feat")[ids], np.float64))
+        else:
+            rows = plain.features[f"of {t}"].weight.detach()[torch.from_numpy(ids)]
+        states[t] = plain.model.inputs(t, rows)
+    plain.model.eval()
+    with torch.no_grad():
+        for layer, block in zip(plain.model.layers, batch.blocks):
+            states = layer(block, states)
+        hidden = states[ntype]
+        name = f"of {ntype}"
+        outputs = plain.model.heads[name](hidden) if name in plain.model.heads else hidden
+    return hidden.numpy(), outputs.numpy()
+
+
+@pytest.mark.parametrize("model", ["rgcn", "hgt", "han"])
+def test_all_workers_together_compute_what_the_model_does(
+        store: Path, tmp_path: Path, model: str) -> None:
+    run_dir = trained(store, tmp_path / "run", f"model.name={model}", "model.reduce=mean")
+    hidden, outputs = directly(store, run_dir, "paper")
+    got = predict(run_dir, tmp_path / "scores.npy", what="scores", parts=3, chunk=17)
+    np.testing.assert_allclose(got, outputs, rtol=1e-9, atol=1e-12)
+    if model == "rgcn":
+        classes = predict(run_dir, tmp_path / "classes.npy", parts=1)
+        np.testing.assert_array_equal(classes, outputs.argmax(1))
+        assert classes.dtype == np.int64
+        got = predict(run_dir, tmp_path / "embeddings.npy", what="embeddings", parts=2, chunk=9)
+        np.testing.assert_allclose(got, hidden, rtol=1e-9, atol=1e-12)
+    hidden, _ = directly(store, run_dir, "author")
+    got = predict(run_dir, tmp_path / "authors.npy", ntype="author", what="embeddings", parts=2)
+    np.testing.assert_allclose(got, hidden, rtol=1e-9, atol=1e-12)
+    assert not [f for f in tmp_path.iterdir() if f.name.startswith(".")]
+
+
+def test_models_without_layers_run_batch_by_batch(store: Path, tmp_path: Path) -> None:
+    run_dir = trained(store, tmp_path / "run", "model.name=sehgnn", "task.targets=paper,author")
+    many = predict(run_dir, tmp_path / "a.npy", what="scores", chunk=13)
+    once = predict(run_dir, tmp_path / "b.npy", what="scores")
+    np.testing.assert_allclose(many, once, rtol=1e-9, atol=1e-12)
+    assert many.shape == (60, 4)
+    assert predict(run_dir, tmp_path / "c.npy", ntype="author").shape == (40,)
+    with pytest.raises(InputError, match="model of layers"):
+        predict(run_dir, tmp_path / "d.npy", what="embeddings")
+
+
+def test_link_predictors_give_embeddings_only(store: Path, tmp_path: Path) -> None:
+    run_dir = trained(store, tmp_path / "run", "task.relation=writes", "task.reverse=rev-writes")
+    for ntype in ("paper", "author"):
+        hidden, _ = directly(store, run_dir, ntype)
+        got = predict(run_dir, tmp_path / f"{ntype}.npy", ntype=ntype, what="embeddings")
+        np.testing.assert_allclose(got, hidden, rtol=1e-9, atol=1e-12)
+    with pytest.raises(InputError, match="ask for --what embeddings"):
+        predict(run_dir, tmp_path / "x.npy")
+
+
+def test_parquet_has_a_row_per_node(store: Path, tmp_path: Path) -> None:
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
+    run_dir = trained(store, tmp_path / "run")
+    scores = predict(run_dir, tmp_path / "scores.npy", what="scores")
+    from rich.console import Console
+
+    predict_command(PredictRequest(run_dir, tmp_path / "scores.parquet", what="scores",
+                                   quiet=True), Plugins(), Console(stderr=True))
+    table = parquet.read_table(tmp_path / "scores.parquet")
+    assert table.column("node").to_pylist() == list(range(60))
+    np.testing.assert_array_equal(np.asarray(table.column("scores").to_pylist()), scores)
+
+
+def test_what_cannot_be_predicted_is_said(
+        store: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = trained(store, tmp_path / "run")
+    (tmp_path / "there.npy").touch()
+    for wishes, message in (
+        ([str(tmp_path), "--out", "a.npy"], "is not the directory of a run"),
+        ([str(run_dir), "--out", "a.txt"], "must end in .npy or .parquet"),
+        ([str(run_dir), "--out", str(tmp_path / "there.npy")], "exists; choose another file"),
+        ([str(run_dir), "--out", "a.npy", "--type", "papr"], "did you mean 'paper'"),
+        ([str(run_dir), "--out", "a.npy", "--type", "author"], "predicts nothing of 'author'"),
+        ([str(run_dir), "--out", "a.npy", "--what", "colours"], "must be one of"),
+    ):
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "argv", ["dgl-heta", "predict", *wishes])
+        with pytest.raises(SystemExit) as left:
+            main()
+        assert left.value.code == 2
+        assert message in " ".join(capfd.readouterr().err.split())
+    assert json.loads((run_dir / "summary.json").read_text())["metric"] == "accuracy"
+    assert sorted(os.listdir(tmp_path)) == ["run", "there.npy"]

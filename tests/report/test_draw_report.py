@@ -1,0 +1,361 @@
+"""What a user sees of a plan and of a finished run: pictures, tables and the report."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import xml.etree.ElementTree as ET
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from dgl_heta import report
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.planning.cost import Workload, predict
+from dgl_heta.planning.plan import Plan, make_plan
+from dgl_heta.report import plan_picture, plan_terminal
+from dgl_heta.report.text import human_bytes
+
+MAG = Schema(
+    {"author": 1_134_649, "field": 59_965, "institution": 8_740, "paper": 736_389},
+    {
+        Relation("author", "affiliated", "institution"): 1_043_998,
+        Relation("institution", "rev-affiliated", "author"): 1_043_998,
+        Relation("author", "writes", "paper"): 7_145_660,
+        Relation("paper", "rev-writes", "author"): 7_145_660,
+        Relation("paper", "has_topic", "field"): 7_505_078,
+        Relation("field", "rev-has_topic", "paper"): 7_505_078,
+        Relation("paper", "cites", "paper"): 10_832_542,
+    },
+    {"paper": 512},
+)
+
+
+def wide_schema(types: int, relations: int) -> Schema:
+    """Many relations between a few types; every type has one into itself."""
+    names = [f"type{i}" for i in range(types)]
+    edges = {Relation(t, "self", t): 7 for t in names}
+    for i in range(relations):
+        edges[Relation(names[i * 7 % types], f"rel{i}", names[i * i % types])] = 1000 + i
+    return Schema(dict.fromkeys(names, 50), edges)
+
+
+def shown(plan: Plan, width: int = 100, **options: Any) -> str:
+    out = io.StringIO()
+    plan_terminal.terminal(plan, predict(plan, Workload()), Console(file=out, width=width),
+                           **options)
+    return out.getvalue()
+
+
+def picture(plan: Plan) -> ET.Element:
+    return ET.fromstring(plan_picture.svg(plan, predict(plan, Workload())))
+
+
+def words(element: ET.Element) -> str:
+    return "\n".join(text.strip() for text in element.itertext() if text.strip())
+
+
+# --- terminal -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [80, 100, 120])
+def test_the_worked_example_reads_as_in_the_paper(width: int) -> None:
+    text = shown(make_plan(MAG, "paper", 2, 2), width)
+    assert re.search(r"paper cites paper .*weight 27,414,283 → partition 0", text)
+    assert re.search(r"author writes paper .*weight 17,215,096 → partition 1", text)
+    assert re.search(r"field rev-has_topic paper .*weight 15,806,510 → partition 1", text)
+    assert re.search(r"0 +paper cites paper +3 +1,931,003 +25,483,280 +27,414,283", text)
+    assert re.search(r"1 +author writes paper +5 +1,939,743 +30,345,474 +33,021,606", text)
+    assert "weight max/min 1.20" in text
+    assert "736,389 boundary nodes" in text
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_the_layer_table_tells_who_runs_a_relation_at_a_layer() -> None:
+    text = shown(make_plan(MAG, "paper", 2, 2)).split("Which partition runs what")[1]
+    assert re.search(r"author writes paper +0, 1 +1\n", text)
+    assert re.search(r"paper cites paper +0 +0\n", text)
+    assert re.search(r"paper has_topic field +1 +–\n", text)
+
+
+def test_shared_sub_metatrees_show_their_shares_and_groups() -> None:
+    text = shown(make_plan(MAG, "paper", 2, 7), 120)
+    assert "→ partitions 0 (share 1/2), 1 (share 2/2), 4" in text
+    assert "paper cites paper (share 2/2 of the seeds)" in text
+    assert re.search(r"\n +6 +1 +field rev-has_topic paper", text), "group of partition 6"
+    assert "2 groups of partitions" in text
+
+
+def test_every_target_has_a_metatree_of_its_own() -> None:
+    text = shown(make_plan(MAG, ["paper", "author"], 2, 3))
+    assert "paper  target, 736,389 nodes" in text
+    assert "author  target, 1,134,649 nodes" in text
+
+
+@pytest.mark.parametrize("targets", [["type0"], ["type0", "type1"]])
+def test_a_large_metatree_is_cut_and_says_by_how_much(targets: list[str]) -> None:
+    plan = make_plan(wide_schema(12, 400), targets, 5, 40)
+    text = shown(plan, 120, max_lines=30, max_rows=10)
+    tree, table = text.split("Partitions", 1)
+    assert len([line for line in tree.splitlines() if line]) <= 30
+    drawn = len(re.findall(r"^├── (?!…)|^└── (?!…)", tree, re.M))
+    left = sum(int(n) for n in re.findall(r"^└── … \((\d+) more\)", tree, re.M))
+    assert drawn + left == len(plan.sub_metatrees)
+    assert "(30 more)" in table
+    assert "too many to list" in table
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5, 64])
+@pytest.mark.parametrize("hops", [1, 2, 4])
+def test_every_shape_of_plan_can_be_drawn(parts: int, hops: int) -> None:
+    plan = make_plan(MAG, ["paper", "field"], hops, parts)
+    assert "Partitions" in shown(plan, 80)
+    assert f"{parts} partition" in words(picture(plan))
+
+
+def test_an_empty_partition_and_metapaths_can_be_drawn() -> None:
+    cites, writes = (MAG.find_relation(name) for name in ("cites", "writes"))
+    plan = make_plan(MAG, "paper", None, 2, [(writes, cites), (writes,)],
+                     assign=lambda weights, parts: [[0, 1], []], method="odd")
+    text = shown(plan)
+    assert "(none)" in text
+    assert "∞ (an empty partition)" in text
+    assert "0 relations" in words(picture(plan)).split("Partition 1")[1]
+
+
+def test_names_with_markup_are_shown_as_they_are() -> None:
+    schema = Schema({"[red]x[/]": 3, "y\x1b[31m": 4},
+                    {Relation("y\x1b[31m", "[bold]", "[red]x[/]"): 5})
+    text = shown(make_plan(schema, "[red]x[/]", 1, 1))
+    assert "[bold] [red]x[/]" in text
+    assert "\x1b" not in text
+
+
+# --- SVG ----------------------------------------------------------------------------------
+
+
+def test_the_svg_of_the_worked_example_has_every_relation_and_partition() -> None:
+    plan = make_plan(MAG, "paper", 2, 2)
+    text = words(picture(plan))
+    for partition in plan.partitions:
+        assert f"Partition {partition.index}" in text
+        assert f"{partition.num_nodes:,} nodes · {partition.num_edges:,} edges" in text
+        for relation in partition.relations:
+            assert str(relation) in text
+    for tree in plan.sub_metatrees:
+        assert f"weight {tree.weight:,}" in text
+
+
+def test_the_svg_is_inert_and_needs_nothing_else() -> None:
+    text = plan_picture.svg(plan := make_plan(MAG, "paper", 2, 2), predict(plan, Workload()))
+    assert text.count("http") == 1, "the namespace only"
+    assert not re.search(r"<script|<style|<image|<use|href|url\(|\bon\w+=", text)
+    assert not text.startswith("<?xml"), "can be put into a page as it is"
+
+
+def test_a_large_plan_is_condensed_in_the_svg() -> None:
+    plan = make_plan(wide_schema(10, 300), "type0", 4, 30)
+    root = picture(plan)
+    assert "22 more partitions" in words(root)
+    assert f"{len(plan.sub_metatrees) - 8} more sub-metatrees" in words(root)
+    assert float(root.get("height", "0")) < 2000
+
+
+ANY = st.characters(exclude_categories=())  # control characters and lone surrogates too
+NAMES = st.lists(st.text(ANY, max_size=30), min_size=1, max_size=4,
+                 unique=True)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(names=NAMES, etype=st.text(ANY, max_size=30),
+       hops=st.integers(1, 3), parts=st.integers(1, 6))
+def test_no_name_breaks_a_drawing(names: list[str], etype: str, hops: int, parts: int) -> None:
+    names = [*names, 'a<b&"c"']
+    edges = {Relation(src, etype, dst): 10 + i * j
+             for i, src in enumerate(names) for j, dst in enumerate(names)}
+    plan = make_plan(Schema(dict.fromkeys(names, 5), edges), names[0], hops, parts)
+    assert 'a<b&"c"' in words(picture(plan))
+    shown(plan, 80).encode("utf-8")
+
+
+def test_save_svg_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
+    plan = make_plan(MAG, "paper", 2, 2)
+    path = tmp_path / "plan.svg"
+    path.write_text("old")
+    plan_picture.save_svg(plan, predict(plan, Workload()), path)
+    ET.parse(path)
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(HetaError, match="cannot write"):
+        plan_picture.save_svg(plan, [], tmp_path / "nowhere" / "plan.svg")
+
+
+@pytest.mark.parametrize(("count", "text"), [
+    (0, "0 B"), (999, "999 B"), (1000, "1.00 kB"), (119_606_480, "119.6 MB"),
+    (9_996_000, "10.0 MB"), (999_960, "1.00 MB"), (3.2e18, "3,200.0 PB"),
+])
+def test_byte_counts_are_readable(count: float, text: str) -> None:
+    assert human_bytes(count) == text
+
+
+# --- report -------------------------------------------------------------------------------
+
+
+def epoch(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "event": "epoch", "epoch": number, "loss": 3 / number, "train_acc": 0.5, "val_acc": 0.4,
+        "seconds": {"sample": 1.5, "fetch": 0.5, "forward": 1.0, "backward": 2.0, "update": 2.5,
+                    "total": 8.0},
+        "bytes_sent": {"partials": 40_000_000, "gradients": 8_000_000, "learnable": 0,
+                       "total": 48_000_000},
+        "peak_rss_mb": 1234.5, **changes,
+    }
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    return {
+        "dataset": "ogbn-mag", "model": "rgcn", "test_acc": 0.4691, "val_acc": 0.4815,
+        "epoch_seconds": 8.25, "bytes_sent_per_epoch": 48_000_000, "peak_rss_mb": 1234.5,
+        "stages": {"sample": 1.5, "fetch": 0.5, "forward": 1.0, "backward": 2.0, "update": 2.5},
+        "bytes": {"partials": 40_000_000, "gradients": 8_000_000, "learnable": 0},
+        "settings": {"train": {"batch_size": 1024, "fanout": [25, 20]}},
+        "versions": {"dgl": "2.1.0"}, "plan": make_plan(MAG, "paper", 2, 2).to_json(),
+        "workers": [{"rank": 0, "peak_rss_mb": 1234.5, "bytes_sent": 24_000_000, "seconds": 80.5},
+                    {"rank": 1, "peak_rss_mb": 1111.0, "bytes_sent": 24_000_000, "seconds": 80.5}],
+        **changes,
+    }
+
+
+def write_run(folder: Path, events: list[Any], result: dict[str, Any] | None) -> Path:
+    lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    if result is not None:
+        (folder / "summary.json").write_text(json.dumps(result))
+    return folder
+
+
+class Page(HTMLParser):
+    """Text, references and tags of a page; fails on tags that are not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.references: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.references += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.words.append(data.strip())
+
+
+def test_the_report_has_the_numbers_and_opens_offline(tmp_path: Path) -> None:
+    plan = make_plan(MAG, "paper", 2, 2)
+    write_run(tmp_path, [epoch(1), epoch(2), epoch(3)], summary())
+    path = report.write_report(tmp_path, plan_picture.svg(plan, predict(plan, Workload())))
+    assert path == tmp_path / "report.html"
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    for number in ("0.4691", "0.4815", "8.25 s", "48.0 MB", "1,234 MB", "40.0 MB", "27,414,283",
+                   "25,483,280", "[25, 20]", "2.1.0", "1,111 MB", "80.50 s"):
+        assert number in page.words, number
+    assert "train.batch_size" in page.words
+    assert page.tags.count("img") == 6  # learning twice, time, bytes, plan, memory
+    assert all(reference.startswith("data:image/svg+xml;base64,") for reference in page.references)
+    assert "script" not in page.tags
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "metrics.jsonl", "report.html", "summary.json"]
+
+
+def test_the_report_is_the_same_when_written_again(tmp_path: Path) -> None:
+    write_run(tmp_path, [epoch(1), epoch(2)], summary())
+    first = report.write_report(tmp_path).read_bytes()
+    assert report.write_report(tmp_path).read_bytes() == first
+
+
+def test_names_are_escaped_in_the_report(tmp_path: Path) -> None:
+    name = '<script>alert("1")</script>&$x_'
+    write_run(tmp_path, [epoch(1, seconds={name: 1.0, "total": 2.0})],
+              summary(dataset=name, settings={name: {name: name}}, versions={name: name}))
+    text = report.write_report(tmp_path, "<svg><script>alert(1)</script></svg>").read_text()
+    assert "<script" not in text
+    assert name in Page(text).words
+
+
+@pytest.mark.parametrize("events", [[], ["", "{}", '{"event": "epo', "[1]", "null"]])
+@pytest.mark.parametrize("result", [None, {}, {"test_acc": None, "stages": [], "plan": 3}])
+def test_a_run_without_epochs_still_has_a_report(
+        tmp_path: Path, events: list[Any], result: dict[str, Any] | None) -> None:
+    page = Page(report.write_report(write_run(tmp_path, events, result)).read_text())
+    assert "No epoch was finished." in page.words
+    assert "img" not in page.tags
+
+
+def test_an_empty_run_directory_has_a_report_and_a_missing_one_is_an_error(
+        tmp_path: Path) -> None:
+    assert report.write_report(tmp_path).exists()
+    with pytest.raises(InputError, match="no-such-run"):
+        report.write_report(tmp_path / "no-such-run")
+
+
+def test_an_interrupted_run_shows_the_epochs_it_finished(tmp_path: Path) -> None:
+    # The second epoch was run again after a restart; the last line was cut off by a crash.
+    events = [epoch(1), epoch(2, val_acc=0.1), epoch(2, val_acc=0.4321), '{"event": "ep']
+    page = Page(report.write_report(write_run(tmp_path, events, None)).read_text())
+    assert "The run did not finish." in page.words
+    assert "2 epochs" in page.words
+    assert {"0.4321", "8.00 s", "48.0 MB"} <= set(page.words)
+    assert "metrics.jsonl line 4" in page.words
+
+
+def test_odd_values_in_the_metrics_do_not_stop_the_report(tmp_path: Path) -> None:
+    odd = [epoch(1, loss=float("nan"), seconds=None), {"event": "epoch", "epoch": 2},
+           epoch(3, loss="x", bytes_sent={"partials": float("inf")}),
+           *(epoch(i) for i in range(4, 90))]
+    write_run(tmp_path, odd, {"workers": [{}, 5], "plan": {"partitions": [{}]}, "settings": [1]})
+    Page(report.write_report(tmp_path).read_text())
+
+
+def test_the_summary_from_the_metrics_is_used_where_there_is_no_file(tmp_path: Path) -> None:
+    events = [epoch(1), {"event": "summary", **summary(test_acc=0.1234)}]
+    page = Page(report.write_report(write_run(tmp_path, events, None)).read_text())
+    assert "0.1234" in page.words
+
+
+def rendered(result: dict[str, Any]) -> str:
+    out = io.StringIO()
+    Console(file=out, width=80).print(report.summary_table(result))
+    return out.getvalue()
+
+
+def test_the_summary_table_has_time_by_stage_and_bytes_by_cause() -> None:
+    text = rendered(summary())
+    assert text.startswith("ogbn-mag · rgcn · 2 partitions")
+    for line in (r"test accuracy +0\.4691", r"seconds per epoch +8\.25 s",
+                 r"backward +2\.00 s +24\.2 %", r"other +0\.75 s +9\.1 %",
+                 r"sent per epoch +48\.0 MB", r"partials +40\.0 MB +83\.3 %",
+                 r"peak memory of a worker +1,234 MB"):
+        assert re.search(line, text), line
+
+
+def test_the_summary_table_of_nothing_says_so() -> None:
+    assert "no epoch was finished" in rendered({})

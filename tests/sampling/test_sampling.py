@@ -1,0 +1,173 @@
+"""Neighbour sampling by plan."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation
+from dgl_heta.planning.metatree import parse_metapaths
+from dgl_heta.planning.plan import make_plan
+from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+from dgl_heta.store import Store, write_store
+from tests.support.graphs import academic
+
+Edge = tuple[int, Relation, int, int]  # layer, relation, destination id, source id
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    write_store(academic(), tmp_path / "store")
+    return Store(tmp_path / "store")
+
+
+def drawn(batch: MiniBatch) -> Counter[Edge]:
+    """The edges of a batch in terms of node ids."""
+    found: Counter[Edge] = Counter()
+    for block in batch.blocks:
+        for edges in block.edges:
+            src, dst = (batch.input_nodes[edges.relation.src],
+                        batch.input_nodes[edges.relation.dst])
+            for row in range(edges.num_rows):
+                for k in range(edges.indptr[row], edges.indptr[row + 1]):
+                    found[block.layer, edges.relation, int(dst[edges.start + row]),
+                          int(src[edges.indices[k]])] += 1
+    return found
+
+
+def sample(store: Store, parts: int, part: int, fanouts: list[int], seeds: np.ndarray,
+           step: int = 0) -> MiniBatch:
+    plan = make_plan(store.schema, "paper", len(fanouts), parts)
+    sampler = NeighborSampler(store, SamplingScope.of(plan, part), fanouts, seed=3)
+    return sampler.sample({"paper": seeds}, step=step)
+
+
+def test_full_fanout_takes_every_in_edge(store: Store) -> None:
+    seeds = np.array([5, 0, 17])
+    batch = sample(store, 1, 0, [-1], seeds)
+    want: Counter[Edge] = Counter()
+    for relation in store.schema.into["paper"]:
+        csc = store.relation(relation)
+        for v in seeds:
+            for u in csc.indices[csc.indptr[v]:csc.indptr[v + 1]]:
+                want[1, relation, int(v), int(u)] += 1
+    assert drawn(batch) == want
+    np.testing.assert_array_equal(batch.input_nodes["paper"][:3], seeds)
+
+
+def test_fanout_draws_without_replacement_real_edges(store: Store) -> None:
+    batch = sample(store, 1, 0, [3, 2], np.arange(20))
+    for block in batch.blocks:
+        for edges in block.edges:
+            csc = store.relation(edges.relation)
+            ids = batch.input_nodes[edges.relation.dst]
+            for row in range(edges.num_rows):
+                v = ids[edges.start + row]
+                every = csc.indices[csc.indptr[v]:csc.indptr[v + 1]]
+                got = batch.input_nodes[edges.relation.src][
+                    edges.indices[edges.indptr[row]:edges.indptr[row + 1]].numpy()]
+                assert len(got) == min(len(every), [3, 2][block.layer - 1])
+                assert not Counter(got.tolist()) - Counter(every.tolist())
+
+
+@pytest.mark.parametrize("parts", [2, 3, 4, 6, 8])
+@pytest.mark.parametrize("fanouts", [[-1, -1], [2, 3], [1, 2, 2]])
+def test_partitions_together_draw_the_edges_of_one_process(
+        store: Store, parts: int, fanouts: list[int]) -> None:
+    """The root relations of the seeds are dealt out; a partition's other edges are a subset."""
+    plan = make_plan(store.schema, "paper", len(fanouts), parts)
+    seeds = np.random.default_rng(1).permutation(60)[:21]
+    whole = drawn(sample(store, 1, 0, fanouts, seeds))
+    chosen = set(seeds.tolist())
+    for group in plan.groups:
+        on_seeds: Counter[Edge] = Counter()
+        for part in group:
+            mine = drawn(sample(store, parts, part, fanouts, seeds))
+            assert not mine - whole
+            on_seeds += Counter({e: n for e, n in mine.items()
+                                 if e[1].dst == "paper" and e[2] in chosen})
+        assert on_seeds == Counter({e: n for e, n in whole.items()
+                                    if e[1].dst == "paper" and e[2] in chosen})
+
+
+def test_steps_draw_different_neighbours_and_repeat_exactly(store: Store) -> None:
+    seeds = np.arange(30)
+    first = drawn(sample(store, 1, 0, [1, 1], seeds, step=0))
+    assert first == drawn(sample(store, 1, 0, [1, 1], seeds, step=0))
+    assert first != drawn(sample(store, 1, 0, [1, 1], seeds, step=1))
+
+
+def test_every_neighbour_is_drawn_equally_often(store: Store) -> None:
+    """A node with d in-edges and fanout 1: each edge in 1/d of 4,000 draws, within 5 sigma."""
+    relation = Relation("author", "writes", "paper")
+    csc = store.relation(relation)
+    node = int(np.argmax(np.diff(csc.indptr)))
+    degree = int(csc.indptr[node + 1] - csc.indptr[node])
+    plan = make_plan(store.schema, "paper", 1, 1)
+    sampler = NeighborSampler(store, SamplingScope.of(plan, 0), [2], seed=0)
+    counts = np.zeros(store.schema.node_counts["author"])
+    draws = 4000
+    for step in range(draws):
+        batch = sampler.sample({"paper": np.array([node])}, step=step)
+        (edges,) = [e for e in batch.blocks[0].edges if e.relation == relation]
+        np.add.at(counts, batch.input_nodes["author"][edges.indices], 1)
+    every = np.bincount(csc.indices[csc.indptr[node]:csc.indptr[node + 1]],
+                        minlength=len(counts))
+    expected = draws * 2 * every / degree
+    assert (np.abs(counts - expected) <= 5 * np.sqrt(expected) + 1e-9).all()
+
+
+def test_sampler_leaves_no_trace_after_an_error(store: Store) -> None:
+    plan = make_plan(store.schema, "paper", 1, 1)
+    sampler = NeighborSampler(store, SamplingScope.of(plan, 0), [-1])
+    with pytest.raises(IndexError):
+        sampler.sample({"paper": np.array([3, 10**6])})
+    batch = sampler.sample({"paper": np.array([4, 3])})
+    np.testing.assert_array_equal(batch.input_nodes["paper"][:2], [4, 3])
+
+
+@pytest.mark.parametrize(("fanouts", "says"), [
+    ([5], "1 fanouts are given, but the plan has 2 hops"),
+    ([5, 0], "fanout 0 is wrong"),
+    ([5, -2], "fanout -2 is wrong")])
+def test_wrong_fanouts_are_refused(store: Store, fanouts: list[int], says: str) -> None:
+    plan = make_plan(store.schema, "paper", 2, 1)
+    with pytest.raises(InputError, match=says):
+        NeighborSampler(store, SamplingScope.of(plan, 0), fanouts)
+
+
+def test_batch_that_reaches_no_node_of_a_type_still_names_the_type(store: Store) -> None:
+    """Models look types up by name, however small the batch; every single seed trains."""
+    from dgl_heta.models import HGNN, ModelSpec, RGCNLayer
+
+    dims = dict.fromkeys(store.schema.node_types, 4)
+    model = HGNN(ModelSpec(store.schema, dims, frozenset(), {"paper": 4}, 2, hidden=4), RGCNLayer)
+    for fanouts in ([1, 1], [-1, -1]):
+        for seed in range(store.schema.node_counts["paper"]):
+            batch = sample(store, 1, 0, fanouts, np.array([seed]))
+            assert set(batch.input_nodes) == set(store.schema.node_types)
+            inputs = {t: torch.zeros(len(ids), 4) for t, ids in batch.input_nodes.items()}
+            assert model(batch, inputs)["paper"].shape == (1, 4)
+
+
+def test_metapath_seed_has_the_same_neighbourhood_in_any_batch(store: Store) -> None:
+    paths = parse_metapaths([["rev-writes", "writes"], ["cites"], ["writes", "rev-cites"]],
+                            store.schema)
+    plan = make_plan(store.schema, "paper", 2, 1, paths)
+    sampler = NeighborSampler(store, SamplingScope.of(plan, 0), [-1, -1])
+    everyone = np.arange(store.schema.node_counts["paper"])
+    batch = sampler.sample({"paper": everyone})
+    first, last = batch.blocks
+    for edges in last.edges:
+        if edges.relation.src == "paper":
+            assert (edges.indices >= len(everyone)).all(), "a neighbour has a row of its own"
+    on_seeds = {e.relation for e in first.edges if e.relation.dst == "paper" and e.start == 0}
+    assert on_seeds == {Relation("author", "writes", "paper"),
+                        Relation("paper", "cites", "paper"),
+                        Relation("paper", "rev-cites", "paper")}

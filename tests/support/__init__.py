@@ -1,0 +1,1 @@
+"""Graphs, scripts and comparisons that tests share."""

@@ -1,0 +1,178 @@
+"""Tasks: which seeds, which losses and scores, and that link prediction gives no answer away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import Task
+from dgl_heta.planning.plan import make_plan, plan_without_replication
+from dgl_heta.sampling.sampler import HeldOut, NeighborSampler, SamplingScope
+from dgl_heta.settings import TaskSettings, load_settings
+from dgl_heta.store import Store, write_store
+from dgl_heta.training.tasks import TrainingTask, make_task, resolve
+from tests.support.graphs import academic, with_tasks
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    path = tmp_path_factory.mktemp("graph") / "store"
+    write_store(with_tasks(academic(dense=6)), path)
+    return Store(path)
+
+
+def task(store: Store, *wishes: str) -> TrainingTask:
+    return make_task(store, load_settings(overrides=[f"task.{w}" for w in wishes], environ={}))
+
+
+def test_every_node_of_every_target_is_a_seed_once_an_epoch(store: Store) -> None:
+    both = task(store, "targets=paper,author")
+    for split in ("train", "val"):
+        steps = both.steps(split, 1, 7)
+        for ntype in ("paper", "author"):
+            mask = np.flatnonzero(store.array(ntype, f"{split}_mask"))
+            for workers in (1, 3):
+                got = np.concatenate([both.seeds(step, w, workers)[ntype]
+                                      for step in steps for w in range(workers)])
+                assert sorted(got) == mask.tolist()
+        assert max(step.size for step in steps) <= 8  # 7, and rounding
+
+
+def test_scores_are_what_their_names_say(store: Store) -> None:
+    rng = np.random.default_rng(0)
+    for wishes, ntype in ((("kind=multilabel", "label=keywords"), "paper"),
+                          (("kind=regression", "label=citations"), "paper"), ((), "paper")):
+        made = task(store, *wishes)
+        outputs, wants, total = [], [], None
+        for step in made.steps("train", 0, 10):
+            ids = made.seeds(step, 0, 1)[ntype]
+            out = torch.from_numpy(rng.standard_normal((len(ids), made.outputs[ntype])))
+            _, found = made.loss({ntype: out}, step, 0, 1)
+            total = found if total is None else total + found
+            outputs.append(out.numpy())
+            label = wishes[1].partition("=")[2] if wishes else "label"
+            wants.append(store.array(ntype, label)[ids])
+        out, want = np.concatenate(outputs), np.concatenate(wants)
+        score, loss = made.score(total)
+        if made.metric == "accuracy":
+            assert score == pytest.approx((out.argmax(1) == want).mean())
+        elif made.metric == "R²":
+            residual, spread = ((out - want) ** 2).sum(0), ((want - want.mean(0)) ** 2).sum(0)
+            assert score == pytest.approx((1 - residual / spread).mean())
+            assert loss == pytest.approx(((out - want) ** 2).mean())
+        else:
+            right = ((out > 0) & (want > 0)).sum()
+            assert score == pytest.approx(2 * right / ((out > 0).sum() + (want > 0).sum()))
+    assert np.isnan(made.score(torch.zeros_like(total))).all()
+
+
+def carried(store: Store, batch, relation: Relation) -> set[tuple[int, int]]:  # type: ignore[no-untyped-def]
+    """Pairs (source, destination) that carry messages in a batch by a relation."""
+    found = set()
+    for block in batch.blocks:
+        for edges in block.edges:
+            if edges.relation == relation:
+                nodes = batch.input_nodes
+                rows = np.repeat(np.arange(edges.start, edges.stop), edges.indptr.diff().numpy())
+                found |= set(zip(nodes[relation.src][edges.indices.numpy()].tolist(),
+                                 nodes[relation.dst][rows].tolist()))
+    return found
+
+
+@pytest.mark.parametrize("fanouts", [[-1, -1], [3, 4]])
+def test_no_edge_that_is_asked_for_carries_a_message(store: Store, fanouts: list[int]) -> None:
+    links = task(store, "relation=writes", "reverse=rev-writes", "held_out=0.2")
+    forward, backward = store.schema.find_relation("writes"), store.schema.find_relation(
+        "rev-writes")
+    assert isinstance(links.held_out, HeldOut)
+    plan = make_plan(store.schema, links.targets, 2, 1)
+    sampler = NeighborSampler(store, SamplingScope.of(plan, 0), fanouts, held_out=links.held_out)
+    answers = {}
+    for split in ("train", "val", "test"):
+        answers[split] = set()
+        for step in links.steps(split, 0, 16):
+            src, dst = links._ends(step.positions)  # type: ignore[attr-defined]
+            answers[split] |= set(zip(src.tolist(), dst.tolist()))
+    assert not answers["train"] & (answers["val"] | answers["test"])
+    assert len(answers["val"]) > 10 < len(answers["test"])
+    hidden = answers["val"] | answers["test"]
+    seen = set()
+    for split in ("train", "val"):
+        for number, step in enumerate(links.steps(split, 0, 16)):
+            src, dst = links._ends(step.positions)  # type: ignore[attr-defined]
+            now = set(zip(src.tolist(), dst.tolist())) | hidden
+            batch = sampler.sample(links.seeds(step, 0, 1), None, number, links.without(step))
+            there = carried(store, batch, forward)
+            back = carried(store, batch, backward)
+            assert not there & now
+            assert not {(u, v) for v, u in back} & now
+            seen |= there
+    assert seen, "no message was carried at all"
+
+
+def test_what_to_train_for_must_be_said_and_exist(store: Store) -> None:
+    schema, known = store.schema, store.manifest.task
+    for wishes, message in (
+        ({"relation": "writes"}, "may be the reverse of"),
+        ({"kind": "link"}, "needs task.relation"),
+        ({"relation": "writes", "reverse": "cites"}, "does not go from"),
+        ({"reverse": "writes"}, "is for link prediction"),
+        ({"targets": ["papr"]}, "did you mean 'paper'"),
+    ):
+        with pytest.raises(InputError, match=message):
+            resolve(TaskSettings(**wishes), known, schema)
+    with pytest.raises(InputError, match="name the node types by task.targets"):
+        resolve(TaskSettings(), None, schema)
+    assert resolve(TaskSettings(relation="writes", reverse=""), known, schema).kind == "link"
+    for wishes, message in (
+        (["targets=institution"], "'institution' has no array 'label'"),
+        (["kind=multilabel"], r"int64\[60\], but task.kind = 'multilabel' needs"),
+        (["label=citations"], "needs whole numbers"),
+    ):
+        with pytest.raises(InputError, match=message):
+            task(store, *wishes)
+
+
+def test_a_graph_can_come_with_another_kind_of_task(tmp_path: Path) -> None:
+    source = replace(with_tasks(academic()), task=Task("paper", 2, "citations", "regression"))
+    write_store(source, tmp_path / "store")
+    store = Store(tmp_path / "store")
+    assert store.manifest.task == source.task
+    made = make_task(store, load_settings(environ={}))
+    assert (made.metric, made.outputs) == ("R²", {"paper": 2})
+    for wrong, message in ((Task("paper", 2, "citations"), "they must be integers"),
+                           (Task("paper", 2, "label", "multilabel"), "one row per node"),
+                           (Task("paper", 2, "label", "ranking"), "known are classification")):
+        with pytest.raises(InputError, match=message):
+            write_store(replace(source, task=wrong), tmp_path / "wrong")
+
+
+def test_models_that_a_plan_does_not_fit_are_refused_before_workers_start(store: Store) -> None:
+    from dgl_heta.hooks.manager import Plugins
+    from dgl_heta.partition.backends.meta import Meta
+    from dgl_heta.partition.request import PartitionRequest
+    from dgl_heta.training.engine import check
+
+    plugins = Plugins(guests=False)
+    full = make_plan(store.schema, "paper", 2, 2)
+    none = Meta().plan(store.schema, PartitionRequest(2, ("paper",), 2, replication="none"))
+    assert plan_without_replication
+    for plan, wishes, message in (
+        (none, ["model.name=sehgnn"], "use partition.replication = full"),
+        (full, ["model.name=sehgnn", "task.relation=cites", "task.reverse=rev-cites"],
+         "cannot leave out those that link prediction"),
+        (full, ["model.name=nars"], "field 3, paper 7"),
+        (full, ["model.name=hgt", "model.heads=3"], "do not divide"),
+        (full, ["model.name=rgat", "train.seed_states=false", "model.self_loop=false"],
+         "reads the destination's state"),
+        (full, ["model.layers=3"], "they must be equal"),
+        (full, ["task.targets=author"], "the task is about author"),
+    ):
+        with pytest.raises(InputError, match=message):
+            check(store, plan, load_settings(overrides=wishes, environ={}), plugins)
