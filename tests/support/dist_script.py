@@ -359,6 +359,9 @@ class Trainer:
         with torch.no_grad():
             for ids, seeds, blocks in self.loader(2, 7, nodes):
                 results[seeds["paper"]] = net(blocks, ids, self.features(ids))
+        # DGL's barrier waits for server 0 alone, and writes to the others do not wait for an
+        # answer. A read of the rows does, and comes after the writes on each connection.
+        results[nodes]
         self.g.barrier()
         if self.rank == 0:
             found = results[torch.arange(len(results))]
