@@ -16,7 +16,7 @@ _LAZY = {
     "Relation": "dgl_heta.graph.schema",
     "Schema": "dgl_heta.graph.schema",
     "Plan": "dgl_heta.planning.plan",
-    "make_plan": "dgl_heta.planning.plan",
+    "make_plan": "dgl_heta.planning.making",
     "GraphSource": "dgl_heta.graph.source",
     "EdgeArrays": "dgl_heta.graph.source",
     "Task": "dgl_heta.graph.source",
@@ -75,7 +75,8 @@ if TYPE_CHECKING:
     from dgl_heta.partition.backends.base import MetatreeBackend
     from dgl_heta.partition.dgl import partition_graph
     from dgl_heta.partition.request import PartitionRequest
-    from dgl_heta.planning.plan import Plan, make_plan
+    from dgl_heta.planning.making import make_plan
+    from dgl_heta.planning.plan import Plan
     from dgl_heta.store import Store, write_store
     from dgl_heta.training.checkpoint import load_model
 

@@ -19,7 +19,8 @@ from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cost import Workload, memory, predict, type_bytes
-from dgl_heta.planning.plan import Plan, make_plan
+from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.blocks import MiniBatch, SeedShares
 from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
 from dgl_heta.store import Store

@@ -22,7 +22,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.schema import Relation, Schema, read_json
 from dgl_heta.planning.cost import Workload, aggregated_first, memory, type_bytes
-from dgl_heta.planning.plan import Plan, make_plan
+from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.plan import Plan
 from dgl_heta.settings import tomllib
 
 MODELS = ("rgcn", "rgat", "hgt")

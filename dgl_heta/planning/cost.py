@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.planning.plan import Partition, Plan
+from dgl_heta.planning.assignment import Partition
+from dgl_heta.planning.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.planning.assignment import Piece
 from dgl_heta.planning.cost import Workload, memory, relation_bytes, type_bytes
-from dgl_heta.planning.plan import Piece, Plan, make_plan, plan_without_replication
+from dgl_heta.planning.making import make_plan, plan_without_replication
+from dgl_heta.planning.plan import Plan
 
 
 def within(plan: Plan, limit: int, work: Workload) -> Plan:

@@ -7,16 +7,11 @@ from fractions import Fraction
 from functools import cache
 
 from dgl_heta.graph.schema import Schema
+from dgl_heta.planning.assignment import Partition, Share
+from dgl_heta.planning.balance import group_sizes, longest_processing_time
+from dgl_heta.planning.making import make_plan, reassigned
 from dgl_heta.planning.metatree import Metapath
-from dgl_heta.planning.plan import (
-    Partition,
-    Plan,
-    Share,
-    derive_plan,
-    group_sizes,
-    longest_processing_time,
-    make_plan,
-)
+from dgl_heta.planning.plan import Plan
 
 
 def make_shared_plan(schema: Schema, target: str | Sequence[str], hops: int | None, parts: int,
@@ -33,18 +28,17 @@ def make_shared_plan(schema: Schema, target: str | Sequence[str], hops: int | No
         As :func:`make_plan`.
     """
     plan = make_plan(schema, target, hops, parts, metapaths, method=method)
-    trees = plan.sub_metatrees
+    trees = len(plan.sub_metatrees)
 
     def load(fractions: Mapping[int, Fraction]) -> float:
         shares = {i: Share(0, f.denominator, f.numerator) for i, f in sorted(fractions.items())}
-        alone = derive_plan(schema, plan.targets, plan.hops, method, plan.metapaths, trees,
-                        [(0, shares)])
+        alone = reassigned(plan, [(0, shares)], method)
         return work(alone, alone.partitions[0]) if shares else 0.0
 
     assignment: list[tuple[int, dict[int, Share]]] = []
-    for group, size in enumerate(group_sizes(parts, len(trees))):
-        assignment += [(group, shares) for shares in share_evenly(len(trees), size, load)]
-    return derive_plan(schema, plan.targets, plan.hops, method, plan.metapaths, trees, assignment)
+    for group, size in enumerate(group_sizes(parts, trees)):
+        assignment += [(group, shares) for shares in share_evenly(trees, size, load)]
+    return reassigned(plan, assignment, method)
 
 
 SHARES = 16

@@ -16,7 +16,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from dgl_heta.errors import InputError, listing
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.planning.plan import Plan, balanced, make_plan
+from dgl_heta.planning.balance import balanced
+from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.plan import Plan
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 

@@ -15,7 +15,8 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.gradients import GradientAverage
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.nn.cross import CrossRelation
-from dgl_heta.planning.plan import Plan, make_plan
+from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.exchange import GroupExchange, _Anchor
 from dgl_heta.sampling.blocks import MiniBatch
 

@@ -11,8 +11,9 @@ from rich.text import Text
 from rich.tree import Tree
 
 from dgl_heta.graph.schema import Relation
+from dgl_heta.planning.assignment import Partition, Share
 from dgl_heta.planning.cost import PartitionCost
-from dgl_heta.planning.plan import Partition, Plan, Share
+from dgl_heta.planning.plan import Plan
 from dgl_heta.report.excerpt import Vertex, balance, heaviest, holders_of, left_out, outline
 from dgl_heta.report.text import human_bytes, printable
 

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.planning.plan import Plan, Share
+from dgl_heta.planning.assignment import Share
+from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, SeedShares
 from dgl_heta.store import CSC, Store
 from dgl_heta.system.jit import kernel

@@ -24,8 +24,9 @@ from dgl_heta.features.averages import (
 )
 from dgl_heta.graph.schema import Relation
 from dgl_heta.models.sehgnn import part_key
+from dgl_heta.planning.assignment import Share
 from dgl_heta.planning.metatree import Metapath
-from dgl_heta.planning.plan import Plan, Share
+from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, SeedShares
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store

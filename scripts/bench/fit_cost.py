@@ -56,7 +56,8 @@ from dgl_heta.planning.cluster import (
     summary,
 )
 from dgl_heta.planning.cost import Workload
-from dgl_heta.planning.plan import Plan, make_plan
+from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.plan import Plan
 
 BACKENDS = {"heta": Meta(), "heta-exact": Meta(), "heta-shared": MetaShared(),
             "relation-random": RelationRandom()}

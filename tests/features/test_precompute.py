@@ -21,7 +21,7 @@ from dgl_heta.features.averages import (
 )
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource
-from dgl_heta.planning.plan import make_plan
+from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
 

@@ -18,7 +18,8 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import EdgeArrays, GraphSource
 from dgl_heta.partition.directory import is_partition, open_partition, write_partition
 from dgl_heta.partition.part_config import part_config
-from dgl_heta.planning.plan import Plan, make_plan
+from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store, write_store
 from dgl_heta.system.files import new_directory
 from tests.support.graphs import academic

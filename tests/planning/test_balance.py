@@ -18,9 +18,11 @@ from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.part_config import part_config
 from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.balance import balanced, longest_processing_time
 from dgl_heta.planning.cost import Workload, memory, predict
 from dgl_heta.planning.limit import largest
-from dgl_heta.planning.plan import Plan, balanced, longest_processing_time, make_plan
+from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.plan import Plan
 from tests.support.graphs import academic, schemas
 
 WORK = Workload()

@@ -25,7 +25,7 @@ from dgl_heta.planning.cluster import (
     seconds,
 )
 from dgl_heta.planning.cost import Workload, predict
-from dgl_heta.planning.plan import make_plan
+from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
 from dgl_heta.store import Store, write_store
 

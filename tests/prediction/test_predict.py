@@ -15,7 +15,7 @@ import torch
 from dgl_heta.cli import main
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.planning.plan import make_plan
+from dgl_heta.planning.making import make_plan
 from dgl_heta.prediction.command import PredictRequest, predict_command
 from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
 from dgl_heta.store import Store, write_store

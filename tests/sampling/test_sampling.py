@@ -11,8 +11,8 @@ import torch
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.metatree import parse_metapaths
-from dgl_heta.planning.plan import make_plan
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
 from dgl_heta.store import Store, write_store

@@ -26,7 +26,7 @@ from dgl_heta.planning.cluster import (
     seconds,
 )
 from dgl_heta.planning.cost import Workload
-from dgl_heta.planning.plan import make_plan
+from dgl_heta.planning.making import make_plan
 
 SCRIPT = Path(__file__).parents[2] / "scripts/bench/fit_cost.py"
 SCALE, BATCH = 0.01, 64

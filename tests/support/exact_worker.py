@@ -16,8 +16,9 @@ import numpy as np
 
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.planning.assignment import Piece
+from dgl_heta.planning.making import Deal, make_plan, plan_without_replication
 from dgl_heta.planning.metatree import parse_metapaths
-from dgl_heta.planning.plan import Deal, Piece, make_plan, plan_without_replication
 from dgl_heta.planning.sharing import make_shared_plan
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store

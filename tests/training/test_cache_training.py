@@ -18,7 +18,7 @@ from dgl_heta.cache.policies import Policy
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import write_partition
-from dgl_heta.planning.plan import make_plan
+from dgl_heta.planning.making import make_plan
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training import caches as caching

@@ -11,15 +11,11 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.assignment import Piece
 from dgl_heta.planning.limit import deal_within, within
+from dgl_heta.planning.making import deal_whole, make_plan, plan_without_replication
 from dgl_heta.planning.metatree import check_hops
-from dgl_heta.planning.plan import (
-    Piece,
-    Plan,
-    deal_whole,
-    make_plan,
-    plan_without_replication,
-)
+from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.writer import Progress
 
@@ -53,8 +49,7 @@ class MetatreeBackend(ABC):
         if request.memory_limit is not None:
             return deal_within(schema, relations, request.target, parts, request.memory_limit,
                                request.workload)
-        return deal_whole(lambda r: schema.edge_counts[r] + schema.node_counts[r.dst])(
-            schema, relations, parts)
+        return deal_whole(schema, relations, parts)
 
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
         if (request.replication or self.replication) == "none":

@@ -14,10 +14,8 @@ from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.partition.part_config import config_name
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.plan import (
-    Plan,
-    check_parts,
-)
+from dgl_heta.planning.making import check_parts
+from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.csc import count_in_degrees
 from dgl_heta.store.writer import Progress, check_source
