@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from rows import compare
+from common import against_first, in_turns
 from torch import Tensor
 
 from dgl_heta.nn.attention import attend, edge_scores, segment_softmax
@@ -103,8 +103,9 @@ def report(title: str, rounds: int, ours: Callable[..., Tensor], theirs: Callabl
         return out.detach(), *torch.autograd.grad(out, inputs, grad)
 
     torch.testing.assert_close(step(ours), step(theirs), rtol=1e-3, atol=1e-3)
-    compare(title, rounds, {"dgl-heta": lambda: step(ours),
-                            "torch operators": lambda: step(theirs)})
+    medians = in_turns({"dgl-heta": lambda: step(ours),
+                        "torch operators": lambda: step(theirs)}, rounds)
+    print(against_first(title, medians), end="\n\n")
 
 
 if __name__ == "__main__":

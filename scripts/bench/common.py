@@ -1,4 +1,4 @@
-"""What the benchmarks share: measured child processes, Markdown tables, hardware, output."""
+"""What the benchmarks share: children and their memory, calls in turns, tables, the machine."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+SYSTEM_SCRIPTS = Path(__file__).resolve().parent / "systems"
 CLI = [sys.executable, "-m", "dgl_heta"]
 SAMPLE_S = 0.01  # between two looks at a child's memory
 TIMEOUT_S = 4 * 3600
@@ -134,15 +135,15 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 def parser(doc: str | None, example: str) -> argparse.ArgumentParser:
     """An argument parser with the options that all benchmarks have."""
-    made = argparse.ArgumentParser(
+    options = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter,
         epilog=f"Example: python {example}")
-    made.add_argument("--quick", action="store_true",
-                      help="a small run of under a minute, to see that everything works")
-    made.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
-    made.add_argument("--work-dir", type=Path, metavar="DIR",
-                      help="where the temporary directory goes (default: the system's)")
-    return made
+    options.add_argument("--quick", action="store_true",
+                         help="a small run of under a minute, to see that everything works")
+    options.add_argument("--json", type=Path, metavar="FILE", help="also write all figures here")
+    options.add_argument("--work-dir", type=Path, metavar="DIR",
+                         help="where the temporary directory goes (default: the system's)")
+    return options
 
 
 @contextmanager
@@ -168,7 +169,6 @@ def machine() -> dict[str, Any]:
     """Hardware, versions and load: what the figures depend on."""
     from dgl_heta.training.loop import versions
 
-    found = {**versions(), "commit": _commit()}
     model = platform.processor()
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
@@ -180,7 +180,7 @@ def machine() -> dict[str, Any]:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {"cpu": model or platform.machine(), "cores": os.cpu_count(),
             "memory_gb": round(pages / 1e9, 1), "system": platform.platform(),
-            "load": [round(x, 2) for x in os.getloadavg()], "versions": found}
+            "load": [round(x, 2) for x in os.getloadavg()], "versions": {**versions(), "commit": _commit()}}
 
 
 def _commit() -> str:
@@ -221,6 +221,22 @@ def finish(args: argparse.Namespace, title: str, parts: Sequence[str],
         text = json.dumps({"benchmark": title, "arguments": arguments,
                            "machine": {**after, "load_before": before["load"]}, **data}, indent=1)
         args.json.write_text(text + "\n", encoding="utf-8")
+
+
+def in_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median milliseconds of each call; they are called in turns, the first round does not count."""
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds + 1):
+        for name, call in calls.items():
+            taken[name].append(timed(call)[0] * 1e3)
+    return {name: statistics.median(times[1:]) for name, times in taken.items()}
+
+
+def against_first(title: str, medians: dict[str, float]) -> str:
+    """A Markdown table of milliseconds and of their ratios to the first, which is ours."""
+    ours = next(iter(medians.values()))
+    return markdown([title, "ms", "÷ ours"], [
+        [name, f"{ms:.2f}", f"{ms / ours:.1f}"] for name, ms in medians.items()])
 
 
 def timed(body: Callable[[], Any]) -> tuple[float, Any]:

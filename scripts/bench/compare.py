@@ -1,6 +1,6 @@
 """DistDGL and dgl-heta side by side: one training script on emulated hosts, one graph, all systems.
 
-The script (dist_train.py) is plain DistDGL and runs unedited in every system; only the parts and
+The script (systems/distdgl/train.py) is plain DistDGL and runs unedited in every system; only the parts and
 the settings of `dgl-heta launch` differ:
 
   random, metis, metis-vol  DistDGL on parts by DGL; metis-vol minimises communication volume.
@@ -11,7 +11,7 @@ the settings of `dgl-heta launch` differ:
   heta-shared               the same with heavy sub-metatrees shared for equal work (method
                             meta-shared): more stored per host, less waiting.
   heta-exact                as heta, learnable features exactly as DistDGL has them.
-  graphlearn                GraphLearn-for-PyTorch by its own script (graphlearn/train.py), with
+  graphlearn                GraphLearn-for-PyTorch by its own script (systems/graphlearn), with
                             --graphlearn PYTHON: R-GCN on graphs with features on all types.
 
 Every system runs once per repeat, in turns. The first epoch of a run warms up and is left out; an
@@ -36,9 +36,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from common import CLI, ROOT, finish, machine, markdown, parser, progress, run_child, work_dir
+from common import CLI, SYSTEM_SCRIPTS, finish, machine, markdown, parser, progress, run_child, work_dir
 
-BENCH = ROOT / "scripts/bench"
 SCALES = {"mag": 0.5, "freebase": 0.1, "donor": 0.08, "igb-het": 0.02, "mag240m": 0.005}
 HETA = ["--set", "train.learnable=replica"]
 SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
@@ -66,7 +65,7 @@ def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tupl
         graphlearn_parts(args, shape, hosts, out, record)
     if not record.exists():
         way, objective = ("metis", "vol") if method == "metis-vol" else (method, "cut")
-        script = [str(BENCH / "dist_parts.py"), "--dataset",
+        script = [str(SYSTEM_SCRIPTS / "distdgl/parts.py"), "--dataset",
                   f"synthetic-{shape}:scale={args.scales[shape]:g}", "--name", "graph",
                   "--part_method", way, "--objtype", objective, "--num_parts", str(hosts),
                   "--output", str(out)]
@@ -84,7 +83,7 @@ def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tupl
 def graphlearn_parts(args: argparse.Namespace, shape: str, hosts: int, out: Path, record: Path
                      ) -> None:
     """Parts by GraphLearn's own random partitioner."""
-    script, files = str(BENCH / "graphlearn/parts.py"), out.with_name(f"{out.name}-files")
+    script, files = str(SYSTEM_SCRIPTS / "graphlearn/parts.py"), out.with_name(f"{out.name}-files")
     subprocess.run([sys.executable, script, "export",
                     f"synthetic-{shape}:scale={args.scales[shape]:g}", str(files)], check=True)
     child = run_child([args.graphlearn, script, "partition", str(files), str(out), "--parts",
@@ -105,10 +104,10 @@ def train(args: argparse.Namespace, shape: str, model: str, system: str, hosts: 
                    "--set", f"cache.batches={args.steps}"]
     if system == "graphlearn":  # `env` keeps the command as it is; part_config is not read
         config, _ = parts(args, shape, "random", hosts)
-        script = ["env", args.graphlearn, str(BENCH / "graphlearn/train.py"), "--partitions",
+        script = ["env", args.graphlearn, str(SYSTEM_SCRIPTS / "graphlearn/train.py"), "--partitions",
                   str(args.parts / f"{shape}-{args.scales[shape]:g}-{hosts}-graphlearn")]
     else:
-        script = [sys.executable, str(BENCH / "dist_train.py"), "--graph-name", "graph",
+        script = [sys.executable, str(SYSTEM_SCRIPTS / "distdgl/train.py"), "--graph-name", "graph",
                   "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--target",
                   made["target"], "--classes", str(made["classes"]), "--model", model,
                   *(["--evaluate"] if args.evaluate else [])]

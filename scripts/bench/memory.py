@@ -1,4 +1,4 @@
-"""Memory of a worker against the number of partitions (docs/performance.md).
+"""Memory of a worker against the number of partitions (docs/measurements/memory.md).
 
     python scripts/bench/memory.py synthetic-freebase:scale=0.02 --parts 1 2 4
 
@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import CLI, run_child
+from common import CLI, markdown, run_child
 
 
 def main() -> None:
@@ -26,8 +26,7 @@ def main() -> None:
     parser.add_argument("--parts", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--set", action="append", default=[], help="more settings")
     args = parser.parse_args()
-    print("| replication | partitions | predicted MB | MB of a worker's own | s/epoch |")
-    print("|---|---:|---:|---:|---:|")
+    rows = []
     with tempfile.TemporaryDirectory() as directory:
         store = Path(directory) / "graph" / "store"
         run_child([*CLI, "partition", args.graph, "--out", str(store.parent), "--json"], "writing")
@@ -38,8 +37,10 @@ def main() -> None:
                 predicted = max(p["topology_bytes"] + p["feature_bytes"] + p["learnable_bytes"]
                                 for p in plan["prediction"]["partitions"]) / 1e6
                 own, seconds = measure(store, parts, replication, args.set, directory)
-                print(f"| {replication} | {parts} | {predicted:,.0f} | {own:,.0f} | "
-                      f"{seconds:.2f} |", flush=True)
+                rows.append([replication, str(parts), f"{predicted:,.0f}", f"{own:,.0f}",
+                             f"{seconds:.2f}"])
+    print(markdown(["replication", "partitions", "predicted MB", "MB of a worker's own",
+                    "s/epoch"], rows))
 
 
 def measure(store: Path, parts: int, replication: str, sets: list[str],

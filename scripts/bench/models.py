@@ -11,10 +11,10 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from common import CLI, markdown, progress, run_child
 
 SETTINGS = {
     "rgcn": [], "rgat": ["model.layer_norm=true"], "hgt": ["model.layer_norm=true"],
@@ -23,7 +23,8 @@ SETTINGS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("graph")
     parser.add_argument("--models", default=",".join(SETTINGS))
     parser.add_argument("--seeds", type=int, default=3)
@@ -32,45 +33,37 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024, help="over all workers")
     parser.add_argument("--out", type=Path, default=Path("models.json"))
     args = parser.parse_args()
-    found = json.loads(args.out.read_text()) if args.out.exists() else {}
+    runs = json.loads(args.out.read_text()) if args.out.exists() else {}
     counts = [int(n) for n in args.workers.split(",")]
     with tempfile.TemporaryDirectory() as directory:
         store = Path(directory) / "graph" / "store"
-        dgl_heta("partition", args.graph, "--out", str(store.parent), "--parts", "1")
+        run_child([*CLI, "partition", args.graph, "--out", str(store.parent), "--parts", "1",
+                   "--json"], "writing the store")
         for seed in range(args.seeds):
             for model in args.models.split(","):
                 for workers in counts:
                     key = f"{model} {workers} {seed}"
-                    if key in found:
+                    if key in runs:
                         continue
                     sets = [*SETTINGS[model], f"train.seed={seed}", f"train.epochs={args.epochs}",
                             f"train.batch_size={args.batch // workers}"]
-                    summary = dgl_heta(
-                        "train", str(store), "--model", model, "--parts", str(workers),
-                        "--run-dir", f"{directory}/{model}-{workers}-{seed}",
-                        *(part for text in sets for part in ("--set", text)))
-                    found[key] = {name: summary[name] for name in (
+                    summary = run_child([
+                        *CLI, "train", str(store), "--model", model, "--parts", str(workers),
+                        "--run-dir", f"{directory}/{model}-{workers}-{seed}", "--json",
+                        *(part for text in sets for part in ("--set", text))], key).result
+                    runs[key] = {name: summary[name] for name in (
                         "test_acc", "val_acc", "epoch_seconds", "bytes_sent_per_epoch")}
-                    print(key, found[key], file=sys.stderr, flush=True)
-                    args.out.write_text(json.dumps(found, indent=1) + "\n")
-    print("| model | " + " | ".join(f"{n} worker{'s' * (n > 1)}" for n in counts) + " |")
-    print("|---" * (1 + len(counts)) + "|")
+                    progress(f"{key}: {runs[key]}")
+                    args.out.write_text(json.dumps(runs, indent=1) + "\n")
+    rows = []
     for model in args.models.split(","):
         cells = []
         for workers in counts:
-            scores = [100 * found[f"{model} {workers} {s}"]["test_acc"] for s in range(args.seeds)]
-            spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-            cells.append(f"{statistics.mean(scores):.2f} ± {spread:.2f}")
-        print(f"| {model} | " + " | ".join(cells) + " |")
-
-
-def dgl_heta(*arguments: str) -> dict[str, float]:
-    done = subprocess.run([sys.executable, "-m", "dgl_heta", *arguments, "--json"],
-                          stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        sys.exit(done.returncode)
-    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return result
+            scores = [100 * runs[f"{model} {workers} {s}"]["test_acc"] for s in range(args.seeds)]
+            deviation = statistics.stdev(scores) if len(scores) > 1 else 0.0
+            cells.append(f"{statistics.mean(scores):.2f} ± {deviation:.2f}")
+        rows.append([model, *cells])
+    print(markdown(["model", *(f"{n} worker{'s' * (n > 1)}" for n in counts)], rows))
 
 
 if __name__ == "__main__":

@@ -8,12 +8,10 @@ Prints the median milliseconds of each over the rounds, and the ratio to ours.
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
 
 import numpy as np
 import torch
+from common import against_first, in_turns
 
 from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
@@ -32,36 +30,21 @@ def main() -> None:
     array = rng.standard_normal((total, chosen.width), dtype=np.float32)
     ids = rng.permutation(total)[:chosen.rows].astype(np.int64)
     tensor, index = torch.from_numpy(array), torch.from_numpy(ids)
-    compare("gather", chosen.rounds, {
+    gathers = in_turns({
         "dgl-heta": lambda: gather_rows(array, ids),
         "numpy array[ids]": lambda: array[ids],
         "torch tensor[ids]": lambda: tensor[index],
-        "torch index_select": lambda: tensor.index_select(0, index)})
+        "torch index_select": lambda: tensor.index_select(0, index)}, chosen.rounds)
     grads = torch.from_numpy(rng.standard_normal((chosen.rows, chosen.width), dtype=np.float32))
     table, adam = RowTable(tensor.clone()), AdamSettings()
     weight = torch.nn.Parameter(tensor.clone())
     optimizer = torch.optim.SparseAdam([weight], lr=0.01)
     weight.grad = torch.sparse_coo_tensor(index.unsqueeze(0), grads, weight.shape).coalesce()
     order = ids.argsort()
-    compare("sparse Adam", chosen.rounds, {
+    updates = in_turns({
         "dgl-heta": lambda: table.update(ids[order], grads, 1.0, adam),
-        "torch.optim.SparseAdam": optimizer.step})
-
-
-def compare(title: str, rounds: int, calls: dict[str, Callable[[], object]]) -> None:
-    """Time the calls in turn and print a Markdown table."""
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            taken[name].append((time.perf_counter() - start) * 1e3)
-    medians = {name: statistics.median(times[1:]) for name, times in taken.items()}
-    ours = next(iter(medians.values()))
-    print(f"| {title} | ms | ÷ ours |\n|---|---:|---:|")
-    for name, ms in medians.items():
-        print(f"| {name} | {ms:.2f} | {ms / ours:.1f} |")
-    print()
+        "torch.optim.SparseAdam": optimizer.step}, chosen.rounds)
+    print(against_first("gather", gathers), against_first("sparse Adam", updates), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""R-GCN of dist_train.py with GraphLearn-for-PyTorch on CPU, on parts that parts.py made.
+"""R-GCN of ../distdgl/train.py with GraphLearn-for-PyTorch on CPU, on parts that parts.py made.
 
 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say who meets where; `dgl-heta launch` sets them on
-emulated hosts (compare.py starts it so). Prints a line of JSON per epoch, as dist_train.py does; as
+emulated hosts (compare.py starts it so). Prints a line of JSON per epoch, as that script does; as
 "features" counts the wait for a batch, which GraphLearn samples and collects in one.
 """
 
@@ -18,7 +18,7 @@ from typing import Any
 if os.environ.get("DGL_ROLE") == "server":  # GraphLearn has none
     sys.exit(0)
 os.environ.update(GLOO_SOCKET_IFNAME="eth0", TP_SOCKET_IFNAME="eth0")
-sys.path.append(str(Path(__file__).parents[1]))
+sys.path.append(str(Path(__file__).parents[1] / "distdgl"))
 
 import graphlearn_torch as glt
 import sent

@@ -1,7 +1,7 @@
 """A user's partitioning script for DistDGL, for any of the data sets that dgl-heta knows.
 
-    python scripts/bench/dist_parts.py --part_method metis --output data/metis
-    dgl-heta run scripts/bench/dist_parts.py --part_method meta --output data/meta
+    python scripts/bench/systems/distdgl/parts.py --part_method metis --output data/metis
+    dgl-heta run scripts/bench/systems/distdgl/parts.py --part_method meta --output data/meta
 
 The labels of the target are named as in DGL's examples. The last line printed is a JSON object.
 """

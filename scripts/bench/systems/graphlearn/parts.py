@@ -2,8 +2,8 @@
 
 Two steps, because GraphLearn needs a newer PyTorch than DGL has, in an environment of its own:
 
-    python scripts/bench/graphlearn/parts.py export synthetic-donor:scale=0.08 DIR
-    GRAPHLEARN_PYTHON scripts/bench/graphlearn/parts.py partition DIR OUT --parts 2
+    python scripts/bench/systems/graphlearn/parts.py export synthetic-donor:scale=0.08 DIR
+    GRAPHLEARN_PYTHON scripts/bench/systems/graphlearn/parts.py partition DIR OUT --parts 2
 
 The first writes plain .npy files and a manifest.json; the second what train.py reads. Edges go with
 their destination, so that a trainer finds the in-edges of its own nodes at home.
