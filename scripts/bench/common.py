@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-SYSTEM_SCRIPTS = Path(__file__).resolve().parent / "systems"
+SYSTEMS_DIR = Path(__file__).resolve().parent / "systems"
 CLI = [sys.executable, "-m", "dgl_heta"]
 SAMPLE_S = 0.01  # between two looks at a child's memory
 TIMEOUT_S = 4 * 3600
@@ -180,7 +180,8 @@ def machine() -> dict[str, Any]:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {"cpu": model or platform.machine(), "cores": os.cpu_count(),
             "memory_gb": round(pages / 1e9, 1), "system": platform.platform(),
-            "load": [round(x, 2) for x in os.getloadavg()], "versions": {**versions(), "commit": _commit()}}
+            "load": [round(x, 2) for x in os.getloadavg()],
+            "versions": {**versions(), "commit": _commit()}}
 
 
 def _commit() -> str:
@@ -224,7 +225,7 @@ def finish(args: argparse.Namespace, title: str, parts: Sequence[str],
 
 
 def in_turns(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each call; they are called in turns, the first round does not count."""
+    """Median milliseconds of each call, called in turns; a first round is not counted."""
     taken: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(rounds + 1):
         for name, call in calls.items():

@@ -1,7 +1,7 @@
 """DistDGL and dgl-heta side by side: one training script on emulated hosts, one graph, all systems.
 
-The script (systems/distdgl/train.py) is plain DistDGL and runs unedited in every system; only the parts and
-the settings of `dgl-heta launch` differ:
+The script (systems/distdgl/train.py) is plain DistDGL and runs unedited in every system; only the
+parts and the settings of `dgl-heta launch` differ:
 
   random, metis, metis-vol  DistDGL on parts by DGL; metis-vol minimises communication volume.
   metis+cache               the same METIS parts, remote feature rows cached (DGL-Opt of Heta §8.1).
@@ -36,7 +36,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from common import CLI, SYSTEM_SCRIPTS, finish, machine, markdown, parser, progress, run_child, work_dir
+from common import (
+    CLI,
+    SYSTEMS_DIR,
+    finish,
+    machine,
+    markdown,
+    parser,
+    progress,
+    run_child,
+    work_dir,
+)
 
 SCALES = {"mag": 0.5, "freebase": 0.1, "donor": 0.08, "igb-het": 0.02, "mag240m": 0.005}
 HETA = ["--set", "train.learnable=replica"]
@@ -65,7 +75,7 @@ def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tupl
         graphlearn_parts(args, shape, hosts, out, record)
     if not record.exists():
         way, objective = ("metis", "vol") if method == "metis-vol" else (method, "cut")
-        script = [str(SYSTEM_SCRIPTS / "distdgl/parts.py"), "--dataset",
+        script = [str(SYSTEMS_DIR / "distdgl/parts.py"), "--dataset",
                   f"synthetic-{shape}:scale={args.scales[shape]:g}", "--name", "graph",
                   "--part_method", way, "--objtype", objective, "--num_parts", str(hosts),
                   "--output", str(out)]
@@ -83,7 +93,7 @@ def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tupl
 def graphlearn_parts(args: argparse.Namespace, shape: str, hosts: int, out: Path, record: Path
                      ) -> None:
     """Parts by GraphLearn's own random partitioner."""
-    script, files = str(SYSTEM_SCRIPTS / "graphlearn/parts.py"), out.with_name(f"{out.name}-files")
+    script, files = str(SYSTEMS_DIR / "graphlearn/parts.py"), out.with_name(f"{out.name}-files")
     subprocess.run([sys.executable, script, "export",
                     f"synthetic-{shape}:scale={args.scales[shape]:g}", str(files)], check=True)
     child = run_child([args.graphlearn, script, "partition", str(files), str(out), "--parts",
@@ -104,10 +114,10 @@ def train(args: argparse.Namespace, shape: str, model: str, system: str, hosts: 
                    "--set", f"cache.batches={args.steps}"]
     if system == "graphlearn":  # `env` keeps the command as it is; part_config is not read
         config, _ = parts(args, shape, "random", hosts)
-        script = ["env", args.graphlearn, str(SYSTEM_SCRIPTS / "graphlearn/train.py"), "--partitions",
+        script = ["env", args.graphlearn, str(SYSTEMS_DIR / "graphlearn/train.py"), "--partitions",
                   str(args.parts / f"{shape}-{args.scales[shape]:g}-{hosts}-graphlearn")]
     else:
-        script = [sys.executable, str(SYSTEM_SCRIPTS / "distdgl/train.py"), "--graph-name", "graph",
+        script = [sys.executable, str(SYSTEMS_DIR / "distdgl/train.py"), "--graph-name", "graph",
                   "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--target",
                   made["target"], "--classes", str(made["classes"]), "--model", model,
                   *(["--evaluate"] if args.evaluate else [])]

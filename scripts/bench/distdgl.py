@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from common import CLI, SYSTEM_SCRIPTS, finish, machine, markdown, parser, progress, work_dir
+from common import CLI, SYSTEMS_DIR, finish, machine, markdown, parser, progress, work_dir
 
 CASES: dict[str, list[str]] = {
     "metis": [],
@@ -38,7 +38,7 @@ SCRIPT = ["--graph-name", "mag", "-d", "mag", "--ip-config", "{ip_config}", "--c
 
 def parts(args: argparse.Namespace, directory: Path, method: str) -> Path:
     """Partition by the user's script; returns the part_config."""
-    script = [str(SYSTEM_SCRIPTS / "distdgl/parts.py"), "--dataset",
+    script = [str(SYSTEMS_DIR / "distdgl/parts.py"), "--dataset",
               f"synthetic-mag:scale={args.scale:g}", "--classes", str(args.classes),
               "--num_parts", str(args.hosts), "--part_method", method, "--output", str(directory)]
     run([*CLI, "run", *script] if method == "meta" else [sys.executable, *script],
@@ -60,7 +60,7 @@ def train(args: argparse.Namespace, case: str, config: Path, epochs: int, seed: 
     """One run: seconds of each epoch, bytes on the links, accuracies."""
     text = run([*CLI, "launch", "--hosts", str(args.hosts), "--rate", args.rate, "--cores", "1",
                 "--part-config", str(config), "--json-file", str(out), *CASES[case], "--",
-                sys.executable, str(SYSTEM_SCRIPTS / "distdgl/seeded.py"), str(seed),
+                sys.executable, str(SYSTEMS_DIR / "distdgl/seeded.py"), str(seed),
                 str(args.script), *SCRIPT, "--n-epochs", str(epochs)],
                args.timeout)
     seconds: dict[int, list[float]] = {}
