@@ -22,6 +22,15 @@ _LAZY = {
     "Task": "dgl_heta.graph.source",
     "Store": "dgl_heta.store",
     "write_store": "dgl_heta.store",
+    "BatchSource": "dgl_heta.hooks.protocols",
+    "CachePolicy": "dgl_heta.hooks.protocols",
+    "Dataset": "dgl_heta.hooks.protocols",
+    "Kernel": "dgl_heta.hooks.protocols",
+    "ModelProvider": "dgl_heta.hooks.protocols",
+    "ModuleWrapper": "dgl_heta.hooks.protocols",
+    "PartitionBackend": "dgl_heta.hooks.protocols",
+    "Provider": "dgl_heta.hooks.protocols",
+    "Reader": "dgl_heta.hooks.protocols",
     "MetatreeBackend": "dgl_heta.partition.backends.base",
     "PartitionRequest": "dgl_heta.partition.request",
     "partition_graph": "dgl_heta.partition.dgl",
@@ -40,17 +49,26 @@ _LAZY = {
 
 __all__ = [
     "HGNN",
+    "BatchSource",
     "BlockModel",
+    "CachePolicy",
+    "Dataset",
     "EdgeArrays",
     "Edges",
     "GraphSource",
     "HGNNLayer",
     "HetaError",
     "InputError",
+    "Kernel",
     "MetatreeBackend",
+    "ModelProvider",
     "ModelSpec",
+    "ModuleWrapper",
+    "PartitionBackend",
     "PartitionRequest",
     "Plan",
+    "Provider",
+    "Reader",
     "Relation",
     "Schema",
     "Store",
@@ -71,6 +89,17 @@ if TYPE_CHECKING:
     from dgl_heta.errors import HetaError, InputError
     from dgl_heta.graph.schema import Relation, Schema
     from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
+    from dgl_heta.hooks.protocols import (
+        BatchSource,
+        CachePolicy,
+        Dataset,
+        Kernel,
+        ModelProvider,
+        ModuleWrapper,
+        PartitionBackend,
+        Provider,
+        Reader,
+    )
     from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
     from dgl_heta.partition.backends.base import MetatreeBackend
     from dgl_heta.partition.dgl import partition_graph

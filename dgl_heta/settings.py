@@ -2,15 +2,20 @@
 
 Later sources win: defaults, then the file (`-c heta.toml` or `DGL_HETA_CONFIG`), then
 environment variables (`DGL_HETA_TRAIN__LR=0.01`), then `--set train.lr=0.01`.
+
+Providers bring settings of their own, in sections `[plugins.NAME]` (`DGL_HETA_PLUGINS__NAME__KEY`,
+`--set plugins.NAME.key=value`). They are kept as given here; :meth:`Plugins.configured
+<dgl_heta.hooks.manager.Plugins.configured>`, which knows the providers, checks them.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import (
     BaseModel,
@@ -185,7 +190,8 @@ class RunSettings(_Section):
 
 
 class Settings(_Section):
-    """All settings of dgl-heta."""
+    """All settings of dgl-heta; `plugins` has the sections of providers (by
+    :func:`section_name`) as given."""
 
     partition: PartitionSettings = PartitionSettings()
     task: TaskSettings = TaskSettings()
@@ -193,6 +199,7 @@ class Settings(_Section):
     train: TrainSettings = TrainSettings()
     cache: CacheSettings = CacheSettings()
     run: RunSettings = RunSettings()
+    plugins: dict[str, dict[str, Any]] = {}
 
     def check(self) -> Settings:
         """Check what concerns several sections.
@@ -238,29 +245,25 @@ def load_settings(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for section, content in (base or {}).items():
-        values[section] = dict(content)
+        values[section] = copy.deepcopy(dict(content))
     file = file or environ.get("DGL_HETA_CONFIG") or None
     if file:
         _merge(values, _read_toml(Path(file)), str(file))
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and name not in PLAIN_VARIABLES:
             section, _, key = name[len(ENV_PREFIX):].lower().partition("__")
-            content = {key: _value(text, f"{section}.{key}")} if key else text
-            _merge(values, {section: content}, f"variable {name}")
+            _merge(values, _one(section, key.replace("__", "."), text), f"variable {name}")
     for text in overrides:
         path, equals, value = text.partition("=")
         section, dot, key = path.strip().partition(".")
         if not equals or not dot:
             raise InputError(f"--set {text}: write section.key=value, for example train.lr=0.01"
                              + _suggestion(path.strip()))
-        _merge(values, {section: {key: _value(value, path.strip())}}, f"--set {text}")
+        _merge(values, _one(section, key, value), f"--set {text}")
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        message = first["msg"].removeprefix("Value error, ")
-        raise InputError(f"setting {where}: {message}; got {first['input']!r}") from None
+        raise _wrong(error) from None
     if "fanouts" not in values.get("train", {}):
         fanouts = [25] + [20] * (settings.model.layers - 1)
         train = settings.train.model_copy(update={"fanouts": fanouts})
@@ -271,13 +274,57 @@ def load_settings(
 def keys() -> dict[str, Any]:
     """All settings as `section.key` → pydantic field."""
     return {f"{section}.{key}": field
-            for section, info in Settings.model_fields.items()
+            for section, info in Settings.model_fields.items() if section != "plugins"
             for key, field in info.default.__class__.model_fields.items()}
+
+
+def read_section(model: type[BaseModel], values: Mapping[str, Any], name: str) -> BaseModel:
+    """The section `name` of a provider, by its model; strings are read as those of `--set` are.
+
+    Raises
+    ------
+    InputError
+        An unknown key (naming the nearest), a value of the wrong type or out of range.
+    """
+    fields = model.model_fields
+    read = {}
+    for key, value in values.items():
+        if key not in fields:
+            raise InputError(f"unknown setting '{name}.{key}'; settings: "
+                             f"{listing(f'{name}.{k}' for k in fields)}" + nearest(key, fields))
+        annotation = fields[key].annotation
+        read[key] = _parse(value, annotation) if isinstance(value, str) else value
+        if isinstance(read[key], bool) and not _may_be(bool, annotation):
+            raise InputError(f"setting {name}.{key}: this setting is no switch, so it cannot be "
+                             f"true or false; got {read[key]!r}")
+    try:
+        return model(**read)
+    except ValidationError as error:
+        raise _wrong(error, name) from None
+
+
+def _wrong(error: ValidationError, *section: str) -> InputError:
+    first = error.errors()[0]
+    where = ".".join(map(str, (*section, *first["loc"])))
+    message = first["msg"].removeprefix("Value error, ")
+    return InputError(f"setting {where}: {message}; got {first['input']!r}")
+
+
+def _one(section: str, key: str, text: str) -> dict[str, Any]:
+    """Nested values with one in them; a provider's own stays text until its type is known."""
+    if section == "plugins":
+        name, _, key = key.rpartition(".")
+        return {section: {name: {key: text}} if name else {key: text} if key else text}
+    field = keys().get(f"{section}.{key}")
+    return {section: {key: _parse(text, field.annotation if field else None)} if key else text}
 
 
 def _merge(values: dict[str, Any], new: Mapping[str, Any], origin: str) -> None:
     known = keys()
     for section, content in new.items():
+        if section == "plugins":
+            _merge_plugins(values.setdefault(section, {}), content, origin)
+            continue
         if section not in Settings.model_fields:
             raise InputError(f"{origin}: unknown section '{section}'; sections: "
                              f"{listing(Settings.model_fields)}"
@@ -291,6 +338,21 @@ def _merge(values: dict[str, Any], new: Mapping[str, Any], origin: str) -> None:
                 raise InputError(f"{origin}: unknown setting '{name}'"
                                  + (_suggestion(name) or f"; settings: {listing(known, 40)}"))
         values.setdefault(section, {}).update(content)
+
+
+def _merge_plugins(values: dict[str, dict[str, Any]], new: Any, origin: str) -> None:
+    sections = new if isinstance(new, Mapping) else {"": None}
+    for name, content in sections.items():
+        if not name or not isinstance(content, Mapping):
+            raise InputError(f"{origin}: 'plugins' has a section for each provider; write "
+                             f"plugins.{name or 'NAME'}.key=value, or [plugins.{name or 'NAME'}] "
+                             "in TOML")
+        values.setdefault(section_name(name), {}).update(content)
+
+
+def section_name(provider: str) -> str:
+    """The key of a provider's section: its name as a variable of the environment can have it."""
+    return provider.lower().replace("-", "_")
 
 
 def _suggestion(name: str) -> str:
@@ -311,13 +373,17 @@ def _read_toml(path: Path) -> dict[str, Any]:
         raise InputError(f"settings {path} are not TOML: {error}") from None
 
 
-def _value(text: str, name: str) -> Any:
+def _may_be(kind: type, annotation: Any) -> bool:
+    """Whether an annotation is a type, or a union (`X | None`) or a list that has it."""
+    return annotation in (kind, Any) or any(_may_be(kind, a) for a in get_args(annotation))
+
+
+def _parse(text: str, annotation: Any) -> Any:
     """A TOML value, with brackets around a list left out or not; else, the text itself.
 
     A setting that is text needs no quotes, whatever it looks like (a year, `a,b`).
     """
-    field = keys().get(name)
-    textual = field is not None and field.annotation in (str, str | None)
+    textual = annotation in (str, str | None, Path, Path | None)
     for toml in (text, f"[{text}]") if text.strip() else ():
         try:
             value = tomllib.loads(f"value = {toml}")["value"]

@@ -102,7 +102,7 @@ def test_an_unknown_section_is_named_with_the_nearest_wherever_it_comes_from(tom
     for message in (refused(file=file), refused("trian.epochs=3"),
                     refused(DGL_HETA_TRIAN__EPOCHS="3")):
         assert "unknown section 'trian'" in message
-        assert "model, partition, run, task, train" in message
+        assert "model, partition, plugins, run, task, train" in message
         assert "did you mean 'train'" in message
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from dgl_heta.distdgl import patches
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.hooks.manager import plugins
+from dgl_heta.hooks.manager import plugins, use
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.system.patching import apply, plain, remove
 
@@ -52,7 +52,7 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
     global _settings
     os.environ.setdefault("DGLBACKEND", "pytorch")
     chosen = load_settings(config, settings)
-    known = plugins()
+    known = plugins().configured(chosen)
     for kind, name in (("partition backend", chosen.partition.method),
                        ("module wrapper", chosen.train.wrapper),
                        ("cache policy", chosen.cache.policy),
@@ -60,6 +60,7 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
         known.get(kind, name)
     _check_version()
     apply(patches.PATCHES)
+    use(known)
     _settings = chosen
 
 
@@ -72,6 +73,7 @@ def disable() -> None:
     remove()
     close_session()
     tensors.close()
+    use(None)
     _settings = None
 
 

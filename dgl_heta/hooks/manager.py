@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import os
 import sys
 from collections.abc import Iterator
@@ -11,10 +13,12 @@ from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
 
 import pluggy
+from pydantic import BaseModel
 
 from dgl_heta._version import __version__
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.hooks import specs
+from dgl_heta.hooks import protocols, specs
+from dgl_heta.settings import Settings, read_section, section_name
 
 ENTRY_POINT_GROUP = "dgl_heta"
 KINDS = {
@@ -24,6 +28,16 @@ KINDS = {
     "aggregation kernel": "dgl_heta_kernels",
     "dataset": "dgl_heta_datasets",
     "model": "dgl_heta_models",
+    "settings": "dgl_heta_settings",
+}
+PROTOCOLS: dict[str, type] = {
+    "partition backend": protocols.PartitionBackend,
+    "module wrapper": protocols.ModuleWrapper,
+    "cache policy": protocols.CachePolicy,
+    "aggregation kernel": protocols.Kernel,
+    "dataset": protocols.Dataset,
+    "model": protocols.ModelProvider,
+    "settings": protocols.Provider,
 }
 LISTENERS = ("dgl_heta_run_started", "dgl_heta_epoch_ended", "dgl_heta_run_ended")
 DISTRIBUTION = "dgl-heta"
@@ -31,7 +45,7 @@ DISTRIBUTION = "dgl-heta"
 
 
 @dataclass(frozen=True)
-class Provider:
+class Registered:
     """One thing that a plugin provides, with where it comes from."""
 
     kind: str
@@ -67,7 +81,9 @@ class Plugins:
             if built_in or guests:
                 self._load(entry, "built in" if built_in else distribution.name,
                            __version__ if built_in else distribution.version)
-        self._known: dict[str, dict[str, Provider]] = {}
+        self._known: dict[str, dict[str, Registered]] = {}
+        self._sections: dict[str, BaseModel] = {}
+        self._used: dict[str, BaseModel] = {}
         if os.environ.get("DGL_HETA_TRACE", "") not in ("", "0"):
             self._trace()
 
@@ -76,7 +92,7 @@ class Plugins:
         """Call a lifecycle hook: `plugins.hook.dgl_heta_epoch_ended(…)`."""
         return self.manager.hook
 
-    def providers(self, kind: str) -> dict[str, Provider]:
+    def providers(self, kind: str) -> dict[str, Registered]:
         """Providers of a kind by name.
 
         Raises
@@ -85,11 +101,12 @@ class Plugins:
             Two plugins provide the same name.
         """
         if kind not in self._known:
-            found: dict[str, Provider] = {}
+            found: dict[str, Registered] = {}
             for implementation in getattr(self.manager.hook, KINDS[kind]).get_hookimpls():
                 source, version = self._origins[implementation.plugin_name]
                 for value in self._call(implementation, kind, f"{source} {version}"):
-                    provider = Provider(kind, value.name, source, version, value)
+                    _check_members(value, kind, f"{source} {version}")
+                    provider = Registered(kind, value.name, source, version, value)
                     if provider.name in found:
                         other = found[provider.name]
                         raise InputError(
@@ -101,20 +118,83 @@ class Plugins:
         return self._known[kind]
 
     def get(self, kind: str, name: str) -> Any:
-        """The provider of a kind by name, or an :class:`InputError` that lists the names."""
+        """The provider of a kind by name, with its settings.
+
+        Raises
+        ------
+        InputError
+            There is none of that name; the message lists those that there are.
+        """
         known = self.providers(kind)
         if name not in known:
             raise InputError(f"unknown {kind} '{name}'; known are: {listing(known)}"
                              + nearest(name, known))
-        return known[name].value
+        provider = known[name].value
+        if provider.settings is None:
+            return provider
+        key = section_name(name)
+        chosen = self._used[key] = self._sections.get(key, provider.settings)
+        if chosen is not provider.settings:
+            provider = copy.copy(provider)
+            object.__setattr__(provider, "settings", chosen)
+        return provider
 
-    def all(self) -> list[Provider]:
+    def configured(self, settings: Settings) -> Plugins:
+        """The same plugins with the sections `[plugins.NAME]` of these settings.
+
+        Raises
+        ------
+        InputError
+            A section of no provider (the message lists the sections that there are), or a key or
+            value that its model refuses.
+        """
+        other = copy.copy(self)
+        other._sections, other._used = {}, {}
+        sections = self.sections() if settings.plugins else {}
+        for key, values in settings.plugins.items():
+            if key not in sections:
+                raise InputError(f"no plugin has settings 'plugins.{key}'; sections: "
+                                 f"{listing(f'plugins.{n}' for n in sections)}"
+                                 + nearest(key, sections))
+            other._sections[key] = read_section(type(sections[key]), values, f"plugins.{key}")
+        return other
+
+    def sections(self) -> dict[str, BaseModel]:
+        """The settings of all providers that have some, by the key of their section.
+
+        Raises
+        ------
+        InputError
+            Providers of one name have different settings.
+        """
+        found: dict[str, BaseModel] = {}
+        for provider in (p for kind in KINDS for p in self.providers(kind).values()):
+            default = provider.value.settings
+            if default is None:
+                continue
+            key = section_name(provider.name)
+            if type(found.setdefault(key, default)) is not type(default):
+                raise InputError(f"two providers have different settings in one section plugins."
+                                 f"{key}, one of them {provider.kind} '{provider.name}' of "
+                                 f"{provider.source} {provider.version}; rename one")
+        return {**found, **self._sections}
+
+    def recorded(self, settings: Settings) -> Settings:
+        """Settings with the complete sections of the user and of the providers in use."""
+        alone = {section_name(p.name): p.value.settings for p in self.providers("settings").values()
+                 if p.value.settings is not None}
+        sections = {**alone, **self._used, **self._sections}
+        return settings.model_copy(update={"plugins": {
+            name: section.model_dump(mode="json") for name, section in sorted(sections.items())}})
+
+    def all(self) -> list[Registered]:
         """Every provider of every kind, and the plugins that listen to training."""
         found = [p for kind in KINDS for p in self.providers(kind).values()]
         listening = {implementation.plugin_name: implementation.plugin for hook in LISTENERS
                      for implementation in getattr(self.manager.hook, hook).get_hookimpls()}
-        return found + [Provider("listener", name.rpartition(":")[2], *self._origins[name], plugin)
-                        for name, plugin in listening.items()]
+        return found + [
+            Registered("listener", name.rpartition(":")[2], *self._origins[name], plugin)
+            for name, plugin in listening.items()]
 
     def _load(self, entry: EntryPoint, source: str, version: str) -> None:
         try:
@@ -168,12 +248,41 @@ def _entry_points() -> Iterator[tuple[Distribution, EntryPoint]]:
             yield from ((distribution, entry) for entry in entries)
 
 
+def _check_members(provider: Any, kind: str, source: str) -> None:
+    """Raise an :class:`InputError` unless a provider has all members of its protocol."""
+    protocol = PROTOCOLS[kind]
+    members = {name for base in protocol.__mro__ for name in (
+        *vars(base), *inspect.get_annotations(base)) if name == "__call__" or name[0] != "_"}
+    for name in sorted(members):
+        if not hasattr(provider, name):
+            raise InputError(
+                f"plugin {source}: {kind} '{provider.name}' has no '{name}'; give it one, or "
+                f"derive it from dgl_heta.{protocol.__name__}, which has the defaults")
+    settings = provider.settings
+    if settings is not None and not isinstance(settings, BaseModel):
+        raise InputError(f"plugin {source}: {kind} '{provider.name}' has settings {settings!r}; "
+                         "they must be an instance of a pydantic model, with its defaults")
+
+
 def _is_named(provider: Any) -> bool:
     name = getattr(provider, "name", None)
     return isinstance(name, str) and bool(name)
 
 
 @lru_cache(maxsize=1)
-def plugins() -> Plugins:
-    """The plugin manager of this process."""
+def _installed() -> Plugins:
     return Plugins()
+
+
+_in_use: Plugins | None = None
+
+
+def plugins() -> Plugins:
+    """The plugin manager of this process: all that is installed, or what :func:`use` was given."""
+    return _in_use or _installed()
+
+
+def use(registry: Plugins | None) -> None:
+    """Let :func:`plugins` return this one from now on; None: all that is installed, again."""
+    global _in_use
+    _in_use = registry

@@ -1,14 +1,15 @@
 """What providers are: one protocol for each kind, with members, defaults and shapes.
 
-A provider derives from its protocol and overrides what differs: members that have a value or
-a body here are optional then. It may as well only look like it, but then it must have them
-all. `name` is what settings and options select a provider by.
+A provider derives from its protocol and overrides what differs: members that are not abstract
+have a default here. It may as well only look like the protocol, but then it must have all
+members. `name` is what settings and options select a provider by.
 
 Nothing is imported here when the module is loaded: the protocols lie below all that they speak of.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
+    from pydantic import BaseModel
     from torch import Tensor, nn
 
     from dgl_heta.comm.collectives import Comm
@@ -29,53 +31,64 @@ if TYPE_CHECKING:
     from dgl_heta.store.writer import Progress
 
 
-class PartitionBackend(Protocol):
-    """A way to partition a graph; hook `dgl_heta_partition_backends`."""
+class Provider(Protocol):
+    """What all providers have in common."""
 
     name: str
+    settings: BaseModel | None = None
+    """The provider's own settings: an instance of a pydantic model, with the defaults. They are the
+    section `[plugins.NAME]`; the provider that is called has the user's values here."""
+
+
+class PartitionBackend(Provider, Protocol):
+    """A way to partition a graph; hook `dgl_heta_partition_backends`."""
+
     description: str
 
+    @abstractmethod
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
         """Plan from the schema alone, or raise an :class:`InputError` that it cannot."""
 
+    @abstractmethod
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
                   overwrite: bool = False, progress: Progress | None = None) -> Path:
         """Write a partition directory; returns the path of its part_config JSON."""
 
 
-class Reader(Protocol):
+class Reader(Provider, Protocol):
     """A format of graphs on disk; hook `dgl_heta_readers`."""
 
-    name: str
     description: str
 
+    @abstractmethod
     def matches(self, path: Path) -> bool:
         """Whether `path` holds this format, judged by names and a few first bytes."""
 
+    @abstractmethod
     def read(self, path: Path, **options: Any) -> GraphSource:
         """Read the graph, edges in chunks; nothing that the files hold is run."""
 
 
-class Dataset(Protocol):
+class Dataset(Provider, Protocol):
     """A graph by name, for the command line; hook `dgl_heta_datasets`."""
 
-    name: str
     description: str
     options: Mapping[str, Any]
     """Names and defaults of the options that `load` takes."""
 
+    @abstractmethod
     def load(self, **options: Any) -> GraphSource:
         """Make or read the graph."""
 
 
-class ModelProvider(Protocol):
+class ModelProvider(Provider, Protocol):
     """A model, written for one process; hook `dgl_heta_models`."""
 
-    name: str
     precomputed: str | None = None
     """"paths" or "subsets" for models over neighbour averages, see
     :mod:`dgl_heta.training.average_inputs`."""
 
+    @abstractmethod
     def build(self, spec: ModelSpec) -> nn.Module:
         """A model that maps `(MiniBatch, inputs per type)` to outputs per target type."""
 
@@ -95,14 +108,14 @@ class WrappedModule(Protocol):
         """Called after the last step of an epoch (model averaging, for one)."""
 
 
-class ModuleWrapper(Protocol):
+class ModuleWrapper(Provider, Protocol):
     """A way to run a single-process model on several workers; hook `dgl_heta_module_wrappers`."""
 
-    name: str
-
+    @abstractmethod
     def plan(self, plan: Plan) -> Plan:
         """The plan that the workers follow, given the partition backend's."""
 
+    @abstractmethod
     def wrap(self, module: nn.Module, world: Comm, group: Comm) -> WrappedModule:
         """Wrap a model; `group` is this worker's model-parallel group.
 
@@ -112,11 +125,10 @@ class ModuleWrapper(Protocol):
         """
 
 
-class Kernel(Protocol):
+class Kernel(Provider, Protocol):
     """An aggregation kernel (AGG_r), differentiable in `states`; hook `dgl_heta_kernels`."""
 
-    name: str
-
+    @abstractmethod
     def __call__(self, indptr: Tensor, indices: Tensor, states: Tensor, op: str) -> Tensor:
         """Aggregate source rows over the in-edges of each destination row.
 
@@ -126,19 +138,17 @@ class Kernel(Protocol):
         """
 
 
-class BatchSource(Protocol):
+class BatchSource(Provider, Protocol):
     """Where a worker's mini-batches come from: when they are sampled, and in which form."""
 
-    name: str
-
+    @abstractmethod
     def batches(self, sampled: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
         """The batches of an epoch, in the order of `sampled`, which samples one when asked."""
 
 
-class CachePolicy(Protocol):
+class CachePolicy(Provider, Protocol):
     """Which feature rows to keep close to the processor; hook `dgl_heta_cache_policies`."""
 
-    name: str
     counts: str = "visits"
     """What it is told of the nodes: "visits", from pre-sampling, or "degree", the number of edges
     that leave a node."""
@@ -146,6 +156,7 @@ class CachePolicy(Protocol):
     """None for a cache whose rows stay, "fifo" or "clock" for one that replaces rows when others
     are read. `select` then says what it starts with."""
 
+    @abstractmethod
     def select(self, counts: Mapping[str, np.ndarray], row_bytes: Mapping[str, int],
                penalties: Mapping[str, float], capacity: int) -> dict[str, np.ndarray]:
         """Choose the rows to cache.

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         ModelProvider,
         ModuleWrapper,
         PartitionBackend,
+        Provider,
     )
 
 hookspec = pluggy.HookspecMarker("dgl_heta")
@@ -55,6 +56,11 @@ def dgl_heta_datasets() -> list[Dataset]:  # type: ignore[empty-body]
 @hookspec
 def dgl_heta_models() -> list[ModelProvider]:  # type: ignore[empty-body]
     """Models, written for one process; selected by `model.name`."""
+
+
+@hookspec
+def dgl_heta_settings() -> list[Provider]:  # type: ignore[empty-body]
+    """Sections `[plugins.NAME]` of a plugin that has settings without such a provider."""
 
 
 @hookspec

@@ -149,9 +149,10 @@ def _command(words: list[str], config: Path | None, overrides: list[str]) -> Com
         config = Path(os.environ["DGL_HETA_CONFIG"])
     command = Command(tuple(words), config.absolute() if config else None, tuple(overrides))
     if command.active:
+        from dgl_heta.hooks.manager import plugins
         from dgl_heta.settings import load_settings
 
-        load_settings(config, overrides)
+        plugins().configured(load_settings(config, overrides))
         activate(words, None, ())
     return command
 

@@ -30,28 +30,29 @@ def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
     from dgl_heta.training.engine import Engine
     from dgl_heta.training.loop import train
 
+    settings = Settings(**job["settings"])
+    registry = plugins().configured(settings)
     if job.get("predict"):
         from dgl_heta.prediction.worker import run as predict
 
-        summary = predict(job, plugins(), report)
+        summary = predict(job, registry, report)
         if os.environ.get("RANK", "0") == "0":
             report({"event": "summary", **summary})
         return summary
-    settings = Settings(**job["settings"])
     store = Store(job["store"])
     plan = Plan.from_json(job["plan"], store.schema, "of this job")
-    engine = Engine(store, plan, settings, plugins(), Path(job["run_dir"]))
+    engine = Engine(store, plan, settings, registry, Path(job["run_dir"]))
     if job.get("profile"):
         from dgl_heta.training.profiling import profile_worker
 
-        summary = profile_worker(engine, job, plugins(), report if engine.rank == 0
+        summary = profile_worker(engine, job, registry, report if engine.rank == 0
                                  else lambda event: None)
         if engine.rank == 0:
             report({"event": "summary", **summary})
         return summary
-    attach(engine, plugins(), Path(job["profiles"]) if job.get("profiles") else None,
+    attach(engine, registry, Path(job["profiles"]) if job.get("profiles") else None,
            report if engine.rank == 0 else lambda event: None)
-    return train(engine, Path(job["run_dir"]), settings, plugins(), resume=job["resume"],
+    return train(engine, Path(job["run_dir"]), settings, registry, resume=job["resume"],
                  report=report)
 
 

@@ -24,7 +24,7 @@ from dgl_heta.system.jit import kernel
 SEGMENT_OPS = ("sum", "mean", "max", "min")
 
 
-class TorchKernel:
+class TorchKernel(Kernel):
     """Gather, then scatter-reduce: PyTorch operators only, on any device."""
 
     name = "torch"
@@ -41,7 +41,7 @@ class TorchKernel:
         return out.scatter_reduce(0, index, messages, "a" + op, include_self=False)
 
 
-class FusedKernel:
+class FusedKernel(Kernel):
     """One pass over the edges on CPU (compiled); `torch` on other devices."""
 
     name = "fused"

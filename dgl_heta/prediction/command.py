@@ -70,6 +70,10 @@ def predict_command(request: PredictRequest, registry: Plugins, err: Console) ->
         raise InputError(f"--chunk is {request.chunk}; it must be 1 or more")
     job = _job(request.run_dir)
     settings, store = Settings(**job["settings"]), Store(request.store or job["store"])
+    # A plugin of the training alone, such as its partition backend, may be gone by now.
+    settings = settings.model_copy(update={"plugins": {
+        name: values for name, values in settings.plugins.items() if name in registry.sections()}})
+    registry = registry.configured(settings)
     spec, _, provider = read_spec(request.run_dir, registry, request.model)
     if spec.schema != store.schema:
         raise InputError(f"the run in {request.run_dir} was trained on another graph than the one "

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.gradients import GradientAverage
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
@@ -68,7 +69,7 @@ class RafModule(nn.Module):
         pass
 
 
-class Raf:
+class Raf(ModuleWrapper):
     """The `raf` wrapper."""
 
     name = "raf"
@@ -80,7 +81,7 @@ class Raf:
         return RafModule(module, world, group)
 
 
-class Ddp:
+class Ddp(ModuleWrapper):
     """The `ddp` wrapper: every worker holds the whole graph and is a group by itself."""
 
     name = "ddp"

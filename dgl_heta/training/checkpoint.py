@@ -28,6 +28,7 @@ from dgl_heta.features import LearnableFeatures
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
+from dgl_heta.settings import Settings
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.table_files import load_tables, write_tables
 
@@ -116,6 +117,8 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
     _write(run_dir / SPEC_FILE, json.dumps({
         "format": "dgl-heta-model", "version": 1,
         "provider": engine.settings.model.name,
+        "plugins": {name: values for name, values in engine.settings.plugins.items()
+                    if name == engine.settings.model.name},
         "schema": spec.schema.to_json(), "input_dims": dict(spec.input_dims),
         "static": sorted(spec.static), "num_classes": dict(spec.num_classes),
         "features": {t: list(rows.shape) for t, rows in tables.items()},
@@ -192,7 +195,8 @@ def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
                     f"the model in {run_dir} was trained as '{note['provider']}', which a file "
                     "cannot make dgl-heta import; say so with --model, or give load_model the "
                     "provider, for example BlockModel('mine', MyLayer)")
-            found = find_model(registry, name or note["provider"])
+            own = registry.configured(Settings(plugins=note.get("plugins", {})))
+            found = find_model(own, name or note["provider"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {run_dir} is damaged: {error!r}") from None
     return spec, rows, found

@@ -51,6 +51,7 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
         raise InputError(f"'{request.graph}' is a schema without edges; train on a store, a "
                          "partition, a directory of edge files or a data set")
     settings = settings_of(request, opened)
+    registry = registry.configured(settings)
     from dgl_heta.models import find_model
 
     find_model(registry, settings.model.name)
@@ -59,6 +60,7 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
                        ("cache policy", settings.cache.policy)):
         registry.get(kind, name)
     plan = plan_of(opened, settings, registry)
+    settings = registry.recorded(settings)
     _check_cache(settings, plan.num_parts * settings.train.trainers)
     if request.dry_run:
         from dgl_heta.report.plan_terminal import terminal

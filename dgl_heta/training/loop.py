@@ -109,6 +109,8 @@ def fingerprint(engine: Engine, settings: Settings) -> str:
         exclude={"epochs", "threads", "device", "eval_every", "precompute_mb"})
     content = [engine.store.manifest.to_json()["sha256"], engine.plan.to_json(),
                settings.task.model_dump(), settings.model.model_dump(), train]
+    if settings.plugins:
+        content.append(settings.plugins)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -54,6 +54,7 @@ def profile_command(request: ProfileRequest, registry: Plugins, err: Console) ->
         raise InputError(f"'{request.graph}' is a schema without edges; profile a store, a "
                          "partition, a directory of edge files or a data set")
     settings = settings_of(TrainRequest(request.graph, request.config, request.overrides), opened)
+    registry = registry.configured(settings)
     named = settings.cache.profile
     if request.out is not None and named and Path(named) != request.out:
         raise InputError(f"--out is {request.out}, but cache.profile is {named}; leave one of them "

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import GraphSource
+from dgl_heta.hooks.protocols import PartitionBackend
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.assignment import Piece
@@ -20,7 +21,7 @@ from dgl_heta.store import Store
 from dgl_heta.store.writer import Progress
 
 
-class MetatreeBackend(ABC):
+class MetatreeBackend(PartitionBackend):
     """A backend that deals sub-metatrees to partitions; subclasses say how.
 
     Subclasses set `name` and `description` and define :meth:`assign`; those with their own way

@@ -12,6 +12,7 @@ import numpy as np
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import GraphSource
+from dgl_heta.hooks.protocols import PartitionBackend
 from dgl_heta.partition.part_config import config_name
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.making import check_parts
@@ -22,7 +23,7 @@ from dgl_heta.store.writer import Progress, check_source
 from dgl_heta.system.files import new_directory
 
 
-class DistDGL:
+class DistDGL(PartitionBackend):
     """The methods of `dgl.distributed.partition_graph`, for comparison."""
 
     def __init__(self, name: str) -> None:

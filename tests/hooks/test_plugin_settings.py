@@ -1,0 +1,173 @@
+"""Settings of providers: checked, listed, recorded, and there wherever the provider is called."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.settings import load_settings
+from tests.support.plugins import distribution, heta
+
+GUEST = """
+    import os
+    from pathlib import Path
+    from typing import Literal
+
+    from pydantic import BaseModel, Field
+
+    from dgl_heta import Kernel, MetatreeBackend, Provider, hookimpl
+
+    def used(what, value):
+        with (Path(os.environ["USED"]) / what).open("a") as file:
+            file.write(f"{value} ")
+
+    class LeanSettings(BaseModel):
+        beta: float = Field(1.1, gt=1, description="how uneven partitions may be")
+        first: int = 0
+        title: str = ""
+        fast: bool = False
+        order: Literal["up", "down"] = "up"
+
+    class Lean(MetatreeBackend):
+        name, description = "lean-on", "all sub-metatrees but one to one partition"
+        settings: LeanSettings = LeanSettings()
+
+        def assign(self, weights, parts, seed):
+            if "USED" in os.environ:
+                used("backend", self.settings.beta)
+            dealt = [[i] for i in range(parts)]
+            dealt[self.settings.first] += range(parts, len(weights))
+            return dealt
+
+    @hookimpl
+    def dgl_heta_partition_backends():
+        return [Lean()]
+
+    class SlowSettings(BaseModel):
+        rounds: int = Field(1, ge=1)
+
+    class Slow(Kernel):
+        name = "slow"
+        settings: SlowSettings = SlowSettings()
+
+        def __call__(self, indptr, indices, states, op):
+            from dgl_heta.nn.aggregate import TorchKernel
+
+            used("kernel", self.settings.rounds)
+            return TorchKernel()(indptr, indices, states, op)
+
+    @hookimpl
+    def dgl_heta_kernels():
+        return [Slow()]
+
+    class Watch(Provider):
+        name = "watch"
+        settings = SlowSettings()
+
+    @hookimpl
+    def dgl_heta_settings():
+        return [Watch()]
+
+    @hookimpl
+    def dgl_heta_run_started(settings):
+        used("listener", settings["plugins"]["watch"]["rounds"])
+"""
+
+
+@pytest.fixture
+def registry(install):
+    install("lean-plugin", GUEST)
+    return Plugins()
+
+
+def backend(registry: Plugins, *overrides: str, file=None, **environ: str):
+    settings = load_settings(file, overrides, environ)
+    return registry.configured(settings).get("partition backend", "lean-on").settings
+
+
+def test_a_provider_has_its_defaults_without_any_settings(registry):
+    assert backend(registry).beta == 1.1
+    assert registry.get("partition backend", "lean-on").settings.beta == 1.1
+
+
+def test_the_file_is_weaker_than_the_environment_and_that_than_set(registry, tmp_path):
+    file = tmp_path / "heta.toml"
+    file.write_text('[plugins.lean-on]\nbeta = 2\nfirst = 1\ntitle = "file"\n[train]\nlr = 0.1\n')
+    read = backend(registry, "plugins.lean-on.beta=4", file=file,
+                   DGL_HETA_PLUGINS__LEAN_ON__FIRST="0", DGL_HETA_PLUGINS__LEAN_ON__BETA="3")
+    assert (read.beta, read.first, read.title) == (4.0, 0, "file")
+
+
+@pytest.mark.parametrize(("text", "key", "value"), [
+    ("title=2024", "title", "2024"), ("title=a,b", "title", "a,b"), ("fast=true", "fast", True),
+    ("order=down", "order", "down"), ("first=7", "first", 7), ('title="x"', "title", "x"),
+])
+def test_a_value_is_read_by_the_type_of_its_field(registry, text, key, value):
+    assert getattr(backend(registry, f"plugins.lean-on.{text}"), key) == value
+
+
+@pytest.mark.parametrize(("override", "message"), [
+    ("plugins.lean-on.bta=1.2", r"unknown setting 'plugins\.lean_on\.bta'; settings: .*"
+                                r"plugins\.lean_on\.beta.*did you mean 'beta'\?"),
+    ("plugins.lean-no.beta=1.2", r"no plugin has settings 'plugins\.lean_no'; sections: "
+                                 r".*plugins\.lean_on.*; did you mean 'lean_on'\?"),
+    ("plugins.lean-on.beta=1", r"setting plugins\.lean_on\.beta: Input should be greater than 1; "
+                               r"got 1"),
+    ("plugins.lean-on.beta=much", r"setting plugins\.lean_on\.beta: .*valid number.*got 'much'"),
+    ("plugins.lean-on.order=left", r"setting plugins\.lean_on\.order: .*'up' or 'down'; got"),
+    ("plugins.lean-on.first=true", r"setting plugins\.lean_on\.first: this setting is no switch.*"),
+    ("plugins.lean-on=3", r"'plugins' has a section for each provider; write plug.*on\.key"),
+    ("plugins.beta=3", r"'plugins' has a section for each provider; write plugins\.beta\.key"),
+])
+def test_what_is_wrong_is_one_line(registry, override, message):
+    with pytest.raises(InputError, match=message) as error:
+        backend(registry, override)
+    assert "\n" not in str(error.value)
+    assert "pydantic" not in str(error.value)
+
+
+def test_two_registries_do_not_share_settings(registry):
+    one = registry.configured(load_settings(None, ["plugins.lean-on.beta=2"], {}))
+    other = registry.configured(load_settings(None, ["plugins.lean-on.beta=3"], {}))
+    assert [r.get("partition backend", "lean-on").settings.beta
+            for r in (one, other, registry)] == [2, 3, 1.1]
+
+
+def test_settings_that_are_no_model_name_the_plugin(install):
+    install("loose-plugin", GUEST.replace("= LeanSettings()", "= {'beta': 1}"))
+    with pytest.raises(InputError, match=r"plugin loose-plugin 1\.5: partition backend 'lean-on' "
+                                         r"has settings \{'beta': 1\}; they must be an instance"):
+        Plugins().get("partition backend", "lean-on")
+
+
+def test_a_run_records_the_settings_and_hands_them_to_its_workers(tmp_path):
+    path = distribution(tmp_path / "site", "lean-plugin", GUEST)
+    used = tmp_path / "used"
+    used.mkdir()
+    run = heta("train", "debian", "--parts", 2, "--json", "--run-dir", tmp_path / "run",
+               "--set", "partition.method=lean-on", "--set", "train.kernel=slow",
+               "--set", "train.epochs=1", "--set", "train.batch_size=4096",
+               "--set", "plugins.lean-on.first=1", "--set", "plugins.lean-on.beta=1.5",
+               path=path, USED=str(used), DGL_HETA_PLUGINS__SLOW__ROUNDS="5",
+               DGL_HETA_PLUGINS__WATCH__ROUNDS="7")
+    assert run.returncode == 0, run.stderr
+    assert set((used / "backend").read_text().split()) == {"1.5"}
+    assert set((used / "kernel").read_text().split()) == {"5"}
+    assert (used / "listener").read_text().split() == ["7", "7"]
+    job = json.loads((tmp_path / "run/job.json").read_text())
+    assert job["settings"]["plugins"] == {
+        "lean_on": {"beta": 1.5, "first": 1, "title": "", "fast": False, "order": "up"},
+        "slow": {"rounds": 5}, "watch": {"rounds": 7}}
+    metrics = json.loads((tmp_path / "run/summary.json").read_text())
+    assert metrics["settings"]["plugins"] == job["settings"]["plugins"]
+    other = heta("train", "debian", "--run-dir", tmp_path / "run", "--resume", "--json",
+                 "--set", "partition.method=lean-on", "--set", "train.kernel=slow",
+                 "--set", "train.epochs=2", "--set", "train.batch_size=4096",
+                 "--set", "plugins.lean-on.first=1", "--set", "plugins.slow.rounds=6",
+                 path=path, USED=str(used))
+    assert other.returncode == 2
+    assert re.search("was made with other settings", other.stderr)

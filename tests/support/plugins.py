@@ -1,0 +1,152 @@
+"""Throw-away plugins for tests: distributions in a directory, and commands that see them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+BACKEND = """
+    from dgl_heta import MetatreeBackend, hookimpl
+
+    class Backend(MetatreeBackend):
+        name = "{name}"
+        description = "everything heavy to the last partition"
+
+        def assign(self, weights, parts, seed):
+            alone = [[i] for i in range(len(weights) - parts + 1, len(weights))]
+            return [*alone, list(range(len(weights) - parts + 1))]
+
+    @hookimpl
+    def dgl_heta_partition_backends():
+        return [Backend()]
+"""
+
+EVERY_KIND = BACKEND.format(name="mine") + """
+    import os
+    from pathlib import Path
+    import dgl_heta
+
+    def used(what):
+        with (Path(os.environ["USED"]) / what).open("a") as file:
+            file.write("x")
+
+    class Kernel(dgl_heta.Kernel):
+        name = "mine"
+
+        def __call__(self, indptr, indices, states, op):
+            from dgl_heta.nn.aggregate import TorchKernel
+
+            used("kernel")
+            return TorchKernel()(indptr, indices, states, op)
+
+    @hookimpl
+    def dgl_heta_kernels():
+        return [Kernel()]
+
+    class Model(dgl_heta.ModelProvider):
+        name = "mine"
+
+        def build(self, spec):
+            from dgl_heta.models import HGNN, RGCNLayer
+
+            used("model")
+            return HGNN(spec, RGCNLayer)
+
+    @hookimpl
+    def dgl_heta_models():
+        return [Model()]
+
+    class Wrapper(dgl_heta.ModuleWrapper):
+        name = "mine"
+
+        def plan(self, plan):
+            return plan
+
+        def wrap(self, module, world, group):
+            from dgl_heta.raf.wrapper import Raf
+
+            used("wrapper")
+            return Raf().wrap(module, world, group)
+
+    @hookimpl
+    def dgl_heta_module_wrappers():
+        return [Wrapper()]
+
+    class Policy(dgl_heta.CachePolicy):
+        name = "mine"
+
+        def select(self, counts, row_bytes, penalties, capacity):
+            return {ntype: visits.argsort()[::-1] for ntype, visits in counts.items()}
+
+    @hookimpl
+    def dgl_heta_cache_policies():
+        return [Policy()]
+
+    class Graph(dgl_heta.Dataset):
+        name = "mine"
+        description = "papers and their authors"
+        options = {"papers": 40}
+
+        def load(self, papers):
+            import numpy as np
+            from dgl_heta import EdgeArrays, GraphSource, Relation, Task
+
+            used("dataset")
+            papers = int(papers)
+            paper, author = np.arange(papers), np.arange(papers) % 7
+            return GraphSource(
+                "mine", {"paper": papers, "author": 7},
+                {Relation("author", "writes", "paper"): EdgeArrays(author, paper),
+                 Relation("paper", "rev-writes", "author"): EdgeArrays(paper, author),
+                 Relation("paper", "cites", "paper"): EdgeArrays(paper, paper[::-1].copy())},
+                {"paper": {"label": paper % 2, "train_mask": paper < 30, "val_mask": paper >= 30}},
+                Task("paper", 2))
+
+    @hookimpl
+    def dgl_heta_datasets():
+        return [Graph()]
+
+    class Own:
+        name, settings = "mine", None
+
+    @hookimpl
+    def dgl_heta_settings():
+        return [Own()]
+
+    @hookimpl
+    def dgl_heta_run_started(run_dir, rank, settings):
+        used("run_started")
+
+    @hookimpl
+    def dgl_heta_epoch_ended(metrics):
+        used(f"epoch {metrics['epoch']} ended")
+
+    @hookimpl
+    def dgl_heta_run_ended(summary):
+        used("run_ended")
+"""
+
+
+def distribution(directory: Path, name: str, code: str, version: str = "1.5",
+                 entry: str = "plugin") -> Path:
+    """An installed distribution: a module and its metadata in a directory for sys.path."""
+    module = name.replace("-", "_")
+    directory.mkdir(exist_ok=True)
+    (directory / f"{module}.py").write_text(textwrap.dedent(code))
+    metadata = directory / f"{module}-{version}.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (metadata / "entry_points.txt").write_text(f"[dgl_heta]\n{entry} = {module}\n")
+    return directory
+
+
+def heta(*args: object, path: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "dgl_heta", *map(str, args)], capture_output=True, text=True,
+        timeout=120, check=False, cwd=path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)]), **env})
