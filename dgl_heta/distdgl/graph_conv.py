@@ -19,7 +19,8 @@ from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.aggregate import segment_reduce, segment_reduce_each
-from dgl_heta.sampling.blocks import RelationBlock, SeedShares
+from dgl_heta.sampling.blocks import RelationBlock
+from dgl_heta.sampling.seeds import SeedShares
 
 
 def is_graph_conv(module: Any) -> bool:

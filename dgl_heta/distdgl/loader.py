@@ -19,8 +19,10 @@ from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.reach import reached_by
 from dgl_heta.distdgl.session import Batch, Session
 from dgl_heta.errors import InputError, listing
-from dgl_heta.sampling.blocks import MiniBatch, SeedShares, mark_reads
-from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+from dgl_heta.sampling.blocks import MiniBatch, mark_reads
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.seeds import join_seeds
 
 Sample = tuple[dict[str, Tensor], dict[str, Tensor], list[RafBlock]]
 _IGNORED = {"queue_size", "num_workers", "persistent_workers", "prefetch_factor", "pin_memory",
@@ -130,11 +132,9 @@ class RafLoader:
             pieces.append(seeds[start:start + self.sizes[rank][self._step]])
         step = (self._number << 48) + (self._epoch << 28) + self._step
         self._step += 1
-        seeds, shares = {}, {}
-        for kind, ntype in enumerate(session.plan.targets):
-            chosen = [piece[piece[:, 0] == kind, 1] for piece in pieces]
-            seeds[ntype] = np.concatenate(chosen)
-            shares[ntype] = SeedShares(tuple(len(c) for c in chosen), session.group.rank)
+        seeds, shares = join_seeds(
+            [{t: piece[piece[:, 0] == kind, 1] for kind, t in enumerate(session.plan.targets)}
+             for piece in pieces], session.group.rank)
         batch = self._sampler.sample(seeds, shares, step)
         if len(batch.blocks) > 1 and not session.all_complete:
             mark_reads(batch.blocks[-2], batch.blocks[-1])

@@ -22,7 +22,7 @@ from dgl_heta.nn import use_kernel
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.exchange import GroupExchange
-from dgl_heta.sampling.blocks import SeedReads, SeedShares
+from dgl_heta.sampling.seeds import SeedReads, SeedShares
 from dgl_heta.settings import Settings
 
 

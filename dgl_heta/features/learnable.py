@@ -23,7 +23,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.features.disk_tables import memory_tables
 from dgl_heta.features.row_kernels import sum_rows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
-from dgl_heta.sampling.sampler import hash_key
+from dgl_heta.sampling.kernels import hash_key
 
 MODES = ("exact", "replica")
 _CHUNK = 2**16

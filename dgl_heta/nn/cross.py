@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.attention import edge_rows, segment_max, segment_total
-from dgl_heta.sampling.blocks import Block, RelationBlock, SeedReads, SeedShares
+from dgl_heta.sampling.blocks import Block, RelationBlock
+from dgl_heta.sampling.seeds import SeedReads, SeedShares
 
 REDUCERS = ("sum", "mean", "max", "min")
 Part = tuple[RelationBlock, Tensor]

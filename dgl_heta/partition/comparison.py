@@ -21,8 +21,10 @@ from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cost import Workload, memory, predict, type_bytes
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
-from dgl_heta.sampling.blocks import MiniBatch, SeedShares
-from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store
 
 _EDGE_BYTES = 24  # DistDGL returns source, destination and edge id of a remotely sampled edge

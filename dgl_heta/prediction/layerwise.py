@@ -23,7 +23,8 @@ from dgl_heta.models import HGNN, slot
 from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.exchange import GroupExchange
-from dgl_heta.sampling.blocks import Block, RelationBlock, SeedShares
+from dgl_heta.sampling.blocks import Block, RelationBlock
+from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store
 
 Inputs = Callable[[str, int, int], Tensor]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.sampling.blocks import SeedReads, SeedShares
+from dgl_heta.sampling.seeds import SeedReads, SeedShares
 
 
 class GroupExchange:

@@ -8,7 +8,6 @@ end.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -17,105 +16,7 @@ from torch import Tensor
 
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
-
-
-@dataclass(frozen=True)
-class SeedShares:
-    """Rows of one node type that the workers of a group hold in common: its seeds first of all.
-
-    Every worker has its own seeds first and then the others' in rank order, so that what a
-    model returns for the leading destination rows is for its own seeds. In canonical order,
-    in which workers exchange rows, all are in rank order. Without replication (Heta Algorithm
-    1) rows that are nobody's seeds are held in common too; they follow in an order that all
-    workers agree on.
-
-    Attributes
-    ----------
-    sizes : number of seeds of each worker of the group.
-    rank : this worker in the group.
-    others : number of common rows that are no seeds.
-    """
-
-    sizes: tuple[int, ...]
-    rank: int = 0
-    others: int = 0
-
-    @property
-    def total(self) -> int:
-        return sum(self.sizes) + self.others
-
-    @property
-    def own(self) -> int:
-        """Number of this worker's seeds."""
-        return self.sizes[self.rank]
-
-    @property
-    def before(self) -> int:
-        """Number of seeds of the workers of lower rank."""
-        return sum(self.sizes[:self.rank])
-
-    def canonical(self, rows: Tensor) -> Tensor:
-        """Rows (seeds, …) in canonical order, from this worker's order."""
-        if not self.before:
-            return rows
-        own, before = self.own, self.before
-        return torch.cat([rows[own:own + before], rows[:own], rows[own + before:]])
-
-    def local(self, rows: Tensor) -> Tensor:
-        """Rows (seeds, …) in this worker's order, from canonical order."""
-        if not self.before:
-            return rows
-        low, high = self.before, self.before + self.own
-        return torch.cat([rows[low:high], rows[:low], rows[high:]])
-
-    def local_ranges(self, low: int, high: int) -> list[tuple[int, int]]:
-        """A half-open range of canonical rows as ranges of this worker's rows, ascending."""
-        own, before = self.own, self.before
-        pieces = ((before, before + own, -before), (0, before, own),
-                  (before + own, self.total, 0))
-        found: list[tuple[int, int]] = []
-        for start, stop, shift in pieces:
-            first, last = max(low, start) + shift, min(high, stop) + shift
-            if first >= last:
-                continue
-            if found and found[-1][1] == first:
-                found[-1] = (found[-1][0], last)
-            else:
-                found.append((first, last))
-        return found
-
-    @classmethod
-    def even(cls, total: int, workers: int, rank: int) -> SeedShares:
-        """Contiguous shares of `total` seeds, their sizes differing by one at most."""
-        bounds = [total * i // workers for i in range(workers + 1)]
-        return cls(tuple(b - a for a, b in itertools.pairwise(bounds)), rank)
-
-
-class SeedReads:
-    """The other workers' seeds whose state the next layer reads on this worker.
-
-    Attributes
-    ----------
-    rows : (n,) int64, destination rows in ascending order, in this worker's order.
-    given : positions among this worker's own seeds that others read; one worker's after the
-        other's, `given_counts` of each. Agreed on when states are first exchanged.
-    """
-
-    def __init__(self, rows: Tensor, shares: SeedShares) -> None:
-        self.rows, self._shares = rows, shares
-        self.given: Tensor | None = None
-        self.given_counts: list[int] = []
-
-    def canonical(self) -> Tensor:
-        """The rows in canonical order; as ascending as `rows`."""
-        lower = self.rows - self._shares.own
-        return torch.where(lower < self._shares.before, lower, self.rows)
-
-    def counts(self) -> list[int]:
-        """How many rows of each worker's seeds are read."""
-        starts = torch.tensor([0, *itertools.accumulate(self._shares.sizes)])
-        found: list[int] = torch.searchsorted(self.canonical(), starts).diff().tolist()
-        return found
+from dgl_heta.sampling.seeds import SeedReads, SeedShares
 
 
 @dataclass

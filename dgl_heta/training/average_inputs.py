@@ -27,7 +27,8 @@ from dgl_heta.models.sehgnn import part_key
 from dgl_heta.planning.assignment import Share
 from dgl_heta.planning.metatree import Metapath
 from dgl_heta.planning.plan import Plan
-from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, SeedShares
+from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
+from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 
@@ -108,7 +109,7 @@ class AverageInputs:
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
                without: np.ndarray | None = None) -> MiniBatch:
         """The block of one step, as a :class:`NeighborSampler` would give it."""
-        shares = shares or {t: SeedShares((len(ids),)) for t, ids in seeds.items()}
+        shares = shares or join_seeds([seeds])[1]
         ordered = {t: shares[t].local(torch.as_tensor(ids, dtype=torch.int64)).numpy()
                    for t, ids in seeds.items()}
         parts = []

@@ -24,8 +24,11 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.nn import use_kernel
 from dgl_heta.planning.plan import Plan
-from dgl_heta.sampling.blocks import MiniBatch, SeedShares
-from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope, hash_key
+from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.sampling.kernels import hash_key
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
@@ -216,9 +219,7 @@ class Engine:
         with self.timed("sample"):
             ranks = self.group.ranks if self.world.size > 1 else (0,)
             parts = [self.task.seeds(step, rank, self.world.size) for rank in ranks]
-            seeds = {t: np.concatenate([part[t] for part in parts]) for t in self.task.targets}
-            shares = {t: SeedShares(tuple(len(part[t]) for part in parts), self.group.rank)
-                      for t in self.task.targets}
+            seeds, shares = join_seeds(parts, self.group.rank)
             return sampler.sample(seeds, shares, number, self.task.without(step)).to(self.device)
 
     def _agree(self, found: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:

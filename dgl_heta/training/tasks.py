@@ -19,8 +19,8 @@ from torch import Tensor
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import Task
-from dgl_heta.sampling.blocks import SeedShares
-from dgl_heta.sampling.sampler import HeldOut
+from dgl_heta.sampling.held_out import HeldOut
+from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 
@@ -307,7 +307,7 @@ class LinkPrediction:
 
     One more case of several target types: the ends of edges and of negative samples are the
     seeds. The edges of a step carry no messages in it, in neither direction, and those held
-    out for validation and test never do (see :class:`dgl_heta.sampling.sampler.HeldOut`),
+    out for validation and test never do (see :class:`dgl_heta.sampling.held_out.HeldOut`),
     so that no answer is given away. Negatives have a destination drawn evenly in place of the
     true one.
     The loss of an edge is that of logistic regression, the negatives averaged.

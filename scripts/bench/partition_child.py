@@ -78,7 +78,8 @@ def open_for_training(directory: str) -> dict[str, Any]:
     import numpy as np
 
     from dgl_heta.partition.directory import open_partition
-    from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+    from dgl_heta.sampling.sampler import NeighborSampler
+    from dgl_heta.sampling.scope import SamplingScope
 
     def ready(part: int) -> tuple[NeighborSampler, list[Any]]:
         store, plan = open_partition(Path(directory))

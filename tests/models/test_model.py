@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from dgl_heta.models import HGNN, ModelSpec, RGCNLayer
 from dgl_heta.nn.aggregate import FusedKernel, TorchKernel
 from dgl_heta.planning.making import make_plan
-from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
 

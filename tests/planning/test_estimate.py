@@ -26,7 +26,8 @@ from dgl_heta.planning.cluster import (
 )
 from dgl_heta.planning.cost import Workload, predict
 from dgl_heta.planning.making import make_plan
-from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.store import Store, write_store
 
 MAG = shape_schema("mag")

@@ -17,7 +17,8 @@ from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.planning.making import make_plan
 from dgl_heta.prediction.command import PredictRequest, predict_command
-from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.checkpoint import load_model
 from tests.support.graphs import academic, with_tasks

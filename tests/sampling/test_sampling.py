@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,9 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.metatree import parse_metapaths
 from dgl_heta.sampling.blocks import MiniBatch
-from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.seeds import join_seeds
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
 
@@ -171,3 +174,37 @@ def test_metapath_seed_has_the_same_neighbourhood_in_any_batch(store: Store) -> 
     assert on_seeds == {Relation("author", "writes", "paper"),
                         Relation("paper", "cites", "paper"),
                         Relation("paper", "rev-cites", "paper")}
+
+
+def test_two_threads_sample_what_one_would(store: Store) -> None:
+    """A loader may prefetch: batches that are sampled at once must not see each other's rows."""
+    plan = make_plan(store.schema, "paper", 2, 1)
+    sampler = NeighborSampler(store, SamplingScope.of(plan, 0), [3, 3], seed=3)
+    steps = [(step, {"paper": np.random.default_rng(step).permutation(30)[:20]})
+             for step in range(40)]
+    alone = [sampler.sample(seeds, step=step) for step, seeds in steps]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda given: sampler.sample(given[1], step=given[0]), steps))
+    for one, other in zip(alone, together):
+        assert drawn(one) == drawn(other)
+        for ntype, ids in one.input_nodes.items():
+            np.testing.assert_array_equal(ids, other.input_nodes[ntype])
+
+
+def test_a_sampler_is_usable_after_a_sample_that_failed(store: Store) -> None:
+    plan = make_plan(store.schema, "paper", 1, 1)
+    sampler = NeighborSampler(store, SamplingScope.of(plan, 0), [-1])
+    before = sampler.sample({"paper": np.array([5, 0, 17])})
+    with pytest.raises(IndexError):
+        sampler.sample({"paper": np.array([3, 10**6])})
+    assert drawn(sampler.sample({"paper": np.array([5, 0, 17])})) == drawn(before)
+
+
+def test_seeds_of_a_group_are_in_rank_order_and_local_order_begins_with_the_own() -> None:
+    parts = [{"paper": np.array([4, 2]), "author": np.array([9])},
+             {"paper": np.array([7]), "author": np.empty(0, np.int64)}]
+    seeds, shares = join_seeds(parts, 1)
+    assert seeds["paper"].tolist() == [4, 2, 7]
+    assert shares["paper"].sizes == (2, 1)
+    assert shares["paper"].local(torch.from_numpy(seeds["paper"])).tolist() == [7, 4, 2]
+    assert shares["author"].own == 0

@@ -22,7 +22,8 @@ from safetensors.torch import load_file
 from dgl_heta import load_model
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
-from dgl_heta.sampling.sampler import NeighborSampler, SamplingScope
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
 

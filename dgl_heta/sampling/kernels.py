@@ -1,0 +1,126 @@
+"""The compiled draws: which neighbours a node has in a sample, as a hash of what is asked.
+
+Nothing is kept between draws. The neighbours of a node are a function of a key, made of (seed,
+step, layer, relation), and of the node's id; whoever draws them, on whatever worker, draws the
+same. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014,
+https://doi.org/10.1145/2660193.2660195), a sample without replacement is Floyd's (Bentley and Floyd
+1987, https://doi.org/10.1145/30401.315746).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dgl_heta.system.jit import kernel
+
+_MASK = (1 << 64) - 1
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def hash_key(*numbers: int) -> int:
+    """A 64-bit key of some numbers (SplitMix64 finaliser, chained)."""
+    key = 0x9E3779B97F4A7C15
+    for number in numbers:
+        key = (key ^ (number & _MASK)) * 0xBF58476D1CE4E5B9 & _MASK
+        key = (key ^ (key >> 31)) * 0x94D049BB133111EB & _MASK
+        key ^= key >> 29
+    return key
+
+
+@kernel
+def _mix(value):  # type: ignore[no-untyped-def]
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))
+
+
+@kernel
+def count_drawn(indptr, nodes, fanout, out):  # type: ignore[no-untyped-def]
+    """Fill `out` with the CSC pointers of the sample; return the number of its edges."""
+    total = 0
+    out[0] = 0
+    for i in range(len(nodes)):
+        degree = indptr[nodes[i] + 1] - indptr[nodes[i]]
+        if fanout >= 0 and degree > fanout:
+            degree = fanout
+        total += degree
+        out[i + 1] = total
+    return total
+
+
+@kernel
+def _choose(key, node, drawn, degree, positions):  # type: ignore[no-untyped-def]
+    """Fill `positions` with `drawn` of `degree` numbers, without replacement (Floyd)."""
+    state = _mix(key ^ (np.uint64(node) * _GOLDEN))
+    for k in range(drawn):
+        top = degree - drawn + k
+        state += _GOLDEN
+        position = np.int64(_mix(state) % np.uint64(top + 1))
+        for j in range(k):
+            if positions[j] == position:
+                position = top
+                break
+        positions[k] = position
+
+
+@kernel
+def draw(indptr, indices, nodes, fanout, key, out_ptr, out, place, rows, size, left_out):  # type: ignore[no-untyped-def]
+    """Draw the neighbours of `nodes` and turn them into rows.
+
+    `out_ptr` is as :func:`count_drawn` fills it. `place` (int32, a row per node id or -1), `rows`
+    (int64, the node of each row) and `size` are the rows so far; new nodes are appended. With
+    `left_out` (see :meth:`HeldOut.pairs_left_out`) those edges are drawn like others and dropped;
+    `out_ptr` is corrected. Without it, None, numba compiles no such branch.
+
+    Returns the number of rows and that of edges, which are the first ones of `out`.
+    """
+    positions = np.empty(max(fanout, 0), np.int64)
+    total = 0
+    low = out_ptr[0]
+    for i in range(len(nodes)):
+        node = nodes[i]
+        begin = indptr[node]
+        degree = indptr[node + 1] - begin
+        drawn = out_ptr[i + 1] - low
+        low = out_ptr[i + 1]
+        if drawn < degree:
+            _choose(key, node, drawn, degree, positions)
+        for k in range(drawn):
+            source = np.int64(indices[begin + (positions[k] if drawn < degree else k)])
+            if left_out is not None and _is_left_out(left_out, source, node):
+                continue
+            row = place[source]
+            if row < 0:
+                row = size
+                place[source] = row
+                rows[size] = source
+                size += 1
+            out[total] = row
+            total += 1
+        if left_out is not None:
+            out_ptr[i + 1] = total
+    return size, total
+
+
+@kernel
+def _is_left_out(left_out, source, node):  # type: ignore[no-untyped-def]
+    """Whether the pair of an edge is held out by its hash, or listed in `without` (ascending)."""
+    without, salt, share, tails, swapped = left_out
+    pair = node * tails + source if swapped else source * tails + node
+    if _chance(salt, pair) < share:
+        return True
+    at = np.searchsorted(without, pair)
+    return at < len(without) and without[at] == pair
+
+
+@kernel
+def _chance(salt, pair):  # type: ignore[no-untyped-def]
+    mixed = _mix(salt ^ (np.uint64(pair) * _GOLDEN))
+    return np.float64(mixed >> np.uint64(11)) / 9007199254740992.0
+
+
+@kernel
+def pair_chances(pairs, salt, out):  # type: ignore[no-untyped-def]
+    """Fill `out` with a number in [0, 1) for each pair (int64)."""
+    for i in range(len(pairs)):
+        out[i] = _chance(salt, pairs[i])

@@ -1,0 +1,78 @@
+"""What one worker samples, from the plan: relations, on which rows, at which layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation
+from dgl_heta.planning.assignment import Share
+from dgl_heta.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class SamplingScope:
+    """What one worker samples.
+
+    Attributes
+    ----------
+    roots : relations into the targets that it runs on seeds, with its share of the seeds.
+    inner : layer → relations that it runs on other rows.
+    seed_relations : target → relations on seeds over all workers of the group.
+    common : node types whose rows, all of them and not only the seeds, are held in common by
+        several workers, because the plan replicates no relation.
+    on_common : layer → relations that it runs on such rows and on seeds, where there is no
+        replication; `merged` : layer → node type → those of all workers.
+    ranges : relations of which it holds the in-edges of some destinations only.
+    """
+
+    targets: tuple[str, ...]
+    hops: int
+    roots: dict[Relation, Share]
+    inner: dict[int, tuple[Relation, ...]]
+    seed_relations: dict[str, tuple[Relation, ...]]
+    seeds_apart: bool = False
+    """Whether a seed that is also a neighbour is two rows. With metapaths a neighbour is followed
+    by other relations than a seed; with hops by the same ones, and it is one row."""
+    replicated: bool = True
+    common: frozenset[str] = frozenset()
+    on_common: dict[int, tuple[Relation, ...]] = field(default_factory=dict)
+    merged: dict[int, dict[str, tuple[Relation, ...]]] = field(default_factory=dict)
+    ranges: dict[Relation, tuple[int, int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, plan: Plan, part: int, layers: int | None = None) -> SamplingScope:
+        """The scope of a partition, for a model of `layers` layers (default: the plan's hops).
+
+        A model with fewer layers runs the upper ones of the plan.
+        """
+        order = {r: i for i, r in enumerate(plan.schema.relations)}
+        roots = {t: tuple(sorted((tree.root for tree in plan.sub_metatrees if tree.target == t),
+                                 key=order.__getitem__)) for t in plan.targets}
+        hops = plan.hops if layers is None else layers
+        if not 1 <= hops <= plan.hops:
+            raise InputError(f"the model has {hops} layers, but the plan has {plan.hops} hops; "
+                             f"plan with {hops} hops")
+        own, skipped = plan.partitions[part], plan.hops - hops
+        inner = {layer: own.inner[layer + skipped] for layer in range(1, hops + 1)}
+        apart = bool(plan.metapaths)
+        if plan.replication == "full":
+            return cls(plan.targets, hops, plan.roots(part), inner, roots, apart)
+        every = {layer: [r for p in plan.partitions if p.group == own.group
+                         for r in p.layers[layer + skipped]] for layer in range(1, hops + 1)}
+        return cls(
+            plan.targets, hops, {}, inner, roots, apart, replicated=False,
+            common=frozenset(t for t in own.node_types if len(plan.users(t, own.group)) > 1),
+            on_common={layer: own.layers[layer + skipped] for layer in range(1, hops + 1)},
+            merged={layer: by_destination(sorted(set(relations), key=order.__getitem__))
+                    for layer, relations in every.items()},
+            ranges=dict(own.ranges))
+
+
+def by_destination(relations: Iterable[Relation]) -> dict[str, tuple[Relation, ...]]:
+    """Relations by the node type that they end at."""
+    found: dict[str, tuple[Relation, ...]] = {}
+    for relation in relations:
+        found[relation.dst] = (*found.get(relation.dst, ()), relation)
+    return found
