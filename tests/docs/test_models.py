@@ -1,7 +1,8 @@
-"""The example of docs/models.md, as a user would run it."""
+"""The models written in README.md and docs/models.md, as a user would run them."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -18,15 +19,18 @@ from tests.support.graphs import academic
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-def test_the_model_of_the_documentation_runs_on_workers_as_on_one(
-        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = (DOCS / "models.md").read_text(encoding="utf-8")
-    (code,) = re.findall(r"```python\n(# mymodel\.py\n.*?)```", text, re.DOTALL)
-    (tmp_path / "mymodel.py").write_text(code)
+@pytest.mark.parametrize(("page", "model"), [("models.md", "mymodel:Gated"),
+                                             ("../README.md", "mine:Mean")])
+def test_a_model_of_the_documentation_runs_on_workers_as_on_one(
+        page: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    module, name = model.split(":")
+    (code,) = re.findall(rf"```python\n(# {module}\.py.*?)```", text, re.DOTALL)
+    (tmp_path / f"{module}.py").write_text(code)
     write_store(academic(), tmp_path / "store")
     losses = []
     for parts in (1, 2):
-        sets = ["model.name=mymodel:Gated", "model.hidden=8", f"train.batch_size={12 // parts}",
+        sets = [f"model.name={model}", "model.hidden=8", f"train.batch_size={12 // parts}",
                 "train.fanouts=3,3", "train.dtype=float64", "train.epochs=2", "train.threads=1",
                 f"partition.parts={parts}"]
         done = subprocess.run(
@@ -40,11 +44,10 @@ def test_the_model_of_the_documentation_runs_on_workers_as_on_one(
     with pytest.raises(Exception, match="which a file cannot make dgl-heta import"):
         load_model(tmp_path / "run-1")
     monkeypatch.syspath_prepend(str(tmp_path))
-    import mymodel
-
-    assert load_model(tmp_path / "run-1", BlockModel("mine", mymodel.Gated)).model is not None
+    layer = getattr(importlib.import_module(module), name)
+    assert load_model(tmp_path / "run-1", BlockModel("mine", layer)).model is not None
     done = subprocess.run([sys.executable, "-m", "dgl_heta", "predict", "run-2", "--out", "a.npy",
-                           "--model", "mymodel:Gated"], cwd=tmp_path, capture_output=True,
+                           "--model", model], cwd=tmp_path, capture_output=True,
                           text=True, timeout=120)
     assert done.returncode == 0, done.stderr
 
