@@ -1,7 +1,53 @@
 """What holds for all tests."""
 
+from __future__ import annotations
+
 import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import needs
 
 # A shell without job control starts background jobs with SIGINT ignored, and children inherit that;
 # some tests interrupt their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+NEED_DGL = ("distdgl", "graphbolt")  # folders whose modules import DGL
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "needs(what): skip where `dgl` or `hosts` are not there, or "
+                                       "fail where DGL_HETA_TESTS_NEED says that they must be")
+    for what in needs.REQUIRED:
+        needs.lacking(what)  # an unknown name ends the run here
+
+
+def pytest_report_header() -> list[str]:
+    return [f"tests that need {what} {'fail' if what in needs.REQUIRED else 'are skipped'}: {why}"
+            for what in ("dgl", "hosts") if (why := needs.lacking(what))]
+
+
+class _WithoutDGL(pytest.Module):
+    """A module of tests that cannot be imported here."""
+
+    def collect(self) -> Iterator[pytest.Item]:
+        pytest.skip("DGL is not installed", allow_module_level=True)
+        yield
+
+
+@pytest.hookimpl
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector
+                                ) -> pytest.Module | None:
+    if (module_path.parent.name in NEED_DGL and needs.lacking("dgl")
+            and "dgl" not in needs.REQUIRED):
+        return _WithoutDGL.from_parent(parent, path=module_path)
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are made
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for what in (what for marker in item.iter_markers("needs") for what in marker.args):
+        if reason := needs.lacking(what):
+            (pytest.fail if what in needs.REQUIRED else pytest.skip)(reason)

@@ -10,12 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dgl_heta.launch.emulated import emulation_refused
 from tests.support import dist_cached
 
-REFUSED = emulation_refused()
-pytestmark = pytest.mark.skipif(REFUSED is not None,
-                                reason=f"hosts cannot be emulated: {REFUSED}")
+pytestmark = pytest.mark.needs("hosts")
 
 
 def partition(directory: Path, method: str) -> Path:

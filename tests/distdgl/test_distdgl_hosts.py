@@ -17,13 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dgl_heta.launch.emulated import emulation_refused
 from tests.support.dist_reference import compare_all, parts, read, whole_graph
 from tests.support.dist_script import cases
 
-REFUSED = emulation_refused()
-pytestmark = pytest.mark.skipif(REFUSED is not None,
-                                reason=f"hosts cannot be emulated: {REFUSED}")
+pytestmark = pytest.mark.needs("hosts")
 SCRIPT = Path(__file__).parents[1] / "support/dist_script.py"
 OTHERS = ["SparseAdam", "SparseAdagrad", "uneven", "drop last", "evaluate"]
 ALL = [*cases(), *OTHERS]

@@ -29,10 +29,9 @@ from dgl_heta.launch import supervise
 from dgl_heta.launch.activation import activate
 from dgl_heta.launch.agent import Stream
 from dgl_heta.launch.cluster import Host, read_ip_config
-from dgl_heta.launch.emulated import Link, emulation_refused
+from dgl_heta.launch.emulated import Link
 
-REFUSED = emulation_refused()
-emulated = pytest.mark.skipif(REFUSED is not None, reason=f"hosts cannot be emulated: {REFUSED}")
+emulated = pytest.mark.needs("hosts")
 EVERYWHERE = ["direct", "ssh", pytest.param("emulated", marks=emulated)]
 FAKE_SSH = """#!/bin/sh
 echo "$@" >> {log}

@@ -1,0 +1,27 @@
+"""What some tests need: DGL, and hosts that can be emulated.
+
+Where it is missing, those tests are skipped, and the reason is shown. Where DGL_HETA_TESTS_NEED
+names it (`dgl,hosts`), they fail instead: scripts/test.sh says so of DGL for the environment that
+has it, .ci/run of hosts, so that nothing stops being tested unseen.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from functools import cache
+
+from dgl_heta.launch.emulated import emulation_refused
+
+REQUIRED = frozenset(filter(None, os.environ.get("DGL_HETA_TESTS_NEED", "").split(",")))
+
+
+@cache
+def lacking(what: str) -> str | None:
+    """Why `dgl` or `hosts` cannot be used here, or None."""
+    if what == "dgl":
+        return None if importlib.util.find_spec("dgl") else "DGL is not installed"
+    if what == "hosts":
+        refused = emulation_refused()
+        return None if refused is None else f"hosts cannot be emulated: {refused}"
+    raise ValueError(f"'{what}' is not what a test can need: dgl, hosts")
