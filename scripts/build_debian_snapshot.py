@@ -52,14 +52,14 @@ def file_lines(path: Path) -> Iterator[str]:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def counted(records: Iterable[dict[str, str]], found: list[int]) -> Iterator[dict[str, str]]:
-    """Pass records on, report progress and leave their number in `found[0]`."""
+def counted(records: Iterable[dict[str, str]], count: list[int]) -> Iterator[dict[str, str]]:
+    """Pass records on, report progress and leave their number in `count[0]`."""
     for record in records:
-        found[0] += 1
-        if found[0] % 10_000 == 0:
-            print(f"read {found[0]:,} records", file=sys.stderr)
+        count[0] += 1
+        if count[0] % 10_000 == 0:
+            print(f"read {count[0]:,} records", file=sys.stderr)
         yield record
-    print(f"read {found[0]:,} records, building", file=sys.stderr)
+    print(f"read {count[0]:,} records, building", file=sys.stderr)
 
 
 def summary(path: Path, size: int) -> str:
@@ -84,12 +84,12 @@ def summary(path: Path, size: int) -> str:
 
 def run(arguments: argparse.Namespace) -> None:
     lines = file_lines(arguments.input) if arguments.input else dump_lines()
-    found = [0]
-    records = counted(parse_records(lines), found)
+    count = [0]
+    records = counted(parse_records(lines), count)
     try:
         arrays = build(records, date=arguments.date, release=arguments.release)
     except InputError as error:
-        if found[0]:
+        if count[0]:
             raise
         hint = f"{arguments.input} has none" if arguments.input else "run 'apt-get update' first"
         raise InputError(f"{error}; {hint}") from None

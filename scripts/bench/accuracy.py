@@ -68,13 +68,13 @@ def compare(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     groups: dict[tuple[float, int, str], list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault((run["dropout"], run["workers"], run["mode"]), []).append(run)
-    found = []
+    comparisons = []
     for (dropout, workers, mode), group in sorted(groups.items()):
         accuracies = [run["test_acc"] for run in group]
         one = [run["test_acc"] for run in groups[dropout, 1, "exact"]]
         sd = statistics.stdev(one) if len(one) > 1 else float("nan")
         apart = statistics.mean(accuracies) - statistics.mean(one)
-        found.append({
+        comparisons.append({
             "dropout": dropout, "workers": workers, "mode": mode if workers > 1 else "",
             "test_acc": accuracies, "mean": statistics.mean(accuracies),
             "sd": statistics.stdev(accuracies) if len(accuracies) > 1 else None,
@@ -83,13 +83,13 @@ def compare(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
             "within_one_sd": bool(abs(apart) <= sd) if len(one) > 1 else None,
             "epoch_seconds": [run["epoch_seconds"] for run in group],
         })
-    return found
+    return comparisons
 
 
-def table(found: list[dict[str, Any]]) -> str:
+def table(comparisons: list[dict[str, Any]]) -> str:
     verdicts = {True: "yes", False: "no", None: "one seed only"}
     rows = []
-    for f in found:
+    for f in comparisons:
         many = f["workers"] > 1
         rows.append([
             f"{f['dropout']:g}", str(f["workers"]), f["mode"] or "-",
@@ -134,11 +134,11 @@ def main() -> None:
     before = machine()
     with work_dir(args) as temp:
         runs = measure(args, temp)
-    found = compare(runs)
+    comparisons = compare(runs)
     head = (f"R-GCN, {args.epochs} epochs, global batch {args.batch}, fanouts {args.fanouts}, "
             f"hidden {args.hidden}, seeds 0 to {args.seeds - 1}.")
-    finish(args, "Accuracy on the Debian graph", [head, table(found)],
-           {"comparisons": found, "runs": runs}, before)
+    finish(args, "Accuracy on the Debian graph", [head, table(comparisons)],
+           {"comparisons": comparisons, "runs": runs}, before)
 
 
 if __name__ == "__main__":

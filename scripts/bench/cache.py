@@ -111,9 +111,9 @@ class Bench:
         job = {"partition": str(self.partition), "scratch": str(self.scratch),
                "settings": settings, "limited": self.limited and limit is not None,
                "epochs": args.epochs, "steps": args.steps, "evict": self.limited}
-        found = run_child([sys.executable, __file__, "--child", json.dumps(job)],
+        child = run_child([sys.executable, __file__, "--child", json.dumps(job)],
                           f"{self.name} {policy} {capacity_mb:,.0f} MB", timeout=900)
-        return {**found.result, "anon_mb": found.anon_mb}
+        return {**child.result, "anon_mb": child.anon_mb}
 
     def all(self) -> list[dict[str, Any]]:
         """Every policy and capacity, round after round, each round with its own `none`."""
@@ -124,14 +124,14 @@ class Bench:
             runs.append({"round": turn, "policy": "none", "share": 0.0, **base})
             for share in self.args.capacities:
                 for policy in self.args.policies:
-                    found = self.run(policy, share * budget, self.limit)
-                    if found["losses"] != base["losses"]:
+                    run = self.run(policy, share * budget, self.limit)
+                    if run["losses"] != base["losses"]:
                         sys.exit(f"error: {policy} gives other losses than none")
                     ratio = statistics.median(base["seconds"]) / statistics.median(
-                        found["seconds"])
+                        run["seconds"])
                     progress(f"  {ratio:.2f} times as fast as no cache")
                     runs.append({"round": turn, "policy": policy, "share": share,
-                                 "speedup": ratio, **found})
+                                 "speedup": ratio, **run})
         return [{k: v for k, v in run.items() if k != "losses"} for run in runs]
 
 
@@ -151,17 +151,17 @@ def tables(bench: Bench, runs: list[dict[str, Any]]) -> list[str]:
     for share in args.capacities:
         of = {p: [r for r in runs if r["policy"] == p and r["share"] == share]
               for p in args.policies}
-        for policy, found in of.items():
+        for policy, group in of.items():
             versus = ""
             if "hotness" in of:
                 ratios = [statistics.median(h["seconds"]) / statistics.median(r["seconds"])
-                          for h, r in zip(of["hotness"], found)]
+                          for h, r in zip(of["hotness"], group)]
                 versus = spread(ratios)
             rows.append([policy, f"{share * args.share * bench.bytes / 1e6:,.0f}",
-                         spread([statistics.median(r["seconds"]) for r in found]),
-                         spread([statistics.median(r["fetch"]) for r in found]),
-                         spread([r["speedup"] for r in found]),
-                         f"{statistics.median(map(hit_rate, found)):.1%}", versus])
+                         spread([statistics.median(r["seconds"]) for r in group]),
+                         spread([statistics.median(r["fetch"]) for r in group]),
+                         spread([r["speedup"] for r in group]),
+                         f"{statistics.median(map(hit_rate, group)):.1%}", versus])
     limit = f"limit {bench.limit / 1e6:,.0f} MB" if bench.limited else "no limit of memory"
     parts.append(
         f"### {bench.name}: {bench.spec}\n\nFeatures {bench.bytes / 1e6:,.0f} MB, {limit} (process "
@@ -181,26 +181,27 @@ def tables(bench: Bench, runs: list[dict[str, Any]]) -> list[str]:
     return parts
 
 
-def plot(found: dict[str, tuple[Bench, list[dict[str, Any]]]], path: Path) -> None:
+def plot(results: dict[str, tuple[Bench, list[dict[str, Any]]]], path: Path) -> None:
     """Epoch time and hit rate against capacity, a row per graph."""
     from matplotlib.figure import Figure
 
     from dgl_heta.report.text import PALETTE
 
-    figure = Figure(figsize=(10, 3.3 * len(found)), layout="constrained")
-    for row, (name, (bench, runs)) in enumerate(found.items()):
-        left = figure.add_subplot(len(found), 2, 2 * row + 1)
-        right = figure.add_subplot(len(found), 2, 2 * row + 2)
+    figure = Figure(figsize=(10, 3.3 * len(results)), layout="constrained")
+    for row, (name, (bench, runs)) in enumerate(results.items()):
+        left = figure.add_subplot(len(results), 2, 2 * row + 1)
+        right = figure.add_subplot(len(results), 2, 2 * row + 2)
         base = statistics.median(statistics.median(r["seconds"]) for r in runs
                                  if r["policy"] == "none")
         left.axhline(base, color="#7b8794", linestyle="--", label="none")
         for colour, policy in zip(PALETTE, bench.args.policies):
             shares = sorted({r["share"] for r in runs if r["policy"] == policy})
             xs = [s * bench.args.share * 100 for s in shares]
-            mine = [[r for r in runs if r["policy"] == policy and r["share"] == s] for s in shares]
+            groups = [[r for r in runs if r["policy"] == policy and r["share"] == s]
+                      for s in shares]
             left.plot(xs, [statistics.median(statistics.median(r["seconds"]) for r in group)
-                           for group in mine], marker="o", color=colour, label=policy)
-            right.plot(xs, [statistics.median(map(hit_rate, group)) for group in mine],
+                           for group in groups], marker="o", color=colour, label=policy)
+            right.plot(xs, [statistics.median(map(hit_rate, group)) for group in groups],
                        marker="o", color=colour, label=policy)
         left.set_ylim(0)
         right.set_ylim(0, 1)
@@ -228,39 +229,39 @@ def _set_limit(limit: int | None) -> None:
 
 
 def main() -> None:
-    made = parser(__doc__, "scripts/bench/cache.py --plot cache.svg")
-    made.add_argument("--graph", action="append", help="donor, mag240m or any data set")
-    made.add_argument("--policies", nargs="+", default=list(POLICIES))
-    made.add_argument("--capacities", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0],
+    options = parser(__doc__, "scripts/bench/cache.py --plot cache.svg")
+    options.add_argument("--graph", action="append", help="donor, mag240m or any data set")
+    options.add_argument("--policies", nargs="+", default=list(POLICIES))
+    options.add_argument("--capacities", type=float, nargs="+", default=[0.25, 0.5, 0.75, 1.0],
                       help="as shares of the memory for features")
-    made.add_argument("--share", type=float, default=0.25,
+    options.add_argument("--share", type=float, default=0.25,
                       help="memory for features, as a share of them")
-    made.add_argument("--reads", choices=["mapped", "direct"], default="mapped")
-    made.add_argument("--rounds", type=int, default=2)
-    made.add_argument("--epochs", type=int, default=2)
-    made.add_argument("--steps", type=int, default=8, help="steps per epoch")
-    made.add_argument("--batch-size", type=int,
+    options.add_argument("--reads", choices=["mapped", "direct"], default="mapped")
+    options.add_argument("--rounds", type=int, default=2)
+    options.add_argument("--epochs", type=int, default=2)
+    options.add_argument("--steps", type=int, default=8, help="steps per epoch")
+    options.add_argument("--batch-size", type=int,
                       help="default: 512, of mag240m 128")
-    made.add_argument("--presample", type=float, default=0.5, help="epochs of pre-sampling")
-    made.add_argument("--plot", type=Path)
-    made.add_argument("--child", help=argparse.SUPPRESS)
-    args = made.parse_args()
+    options.add_argument("--presample", type=float, default=0.5, help="epochs of pre-sampling")
+    options.add_argument("--plot", type=Path)
+    options.add_argument("--child", help=argparse.SUPPRESS)
+    args = options.parse_args()
     if args.child:
         child(json.loads(args.child))
     if args.quick:
         args.rounds, args.epochs, args.steps = 1, 1, 2
         args.capacities, args.policies = [1.0], ["hotness", "miss_penalty"]
     before = machine()
-    parts, found, data = [], {}, {}
+    parts, results, data = [], {}, {}
     with work_dir(args) as directory:
         for name in args.graph or list(GRAPHS):
             bench = Bench(args, name, directory)
             runs = bench.all()
             parts += tables(bench, runs)
-            found[name] = bench, runs
+            results[name] = bench, runs
             data[name] = {"bytes": bench.bytes, "limit": bench.limit, "runs": runs}
         if args.plot:
-            plot(found, args.plot)
+            plot(results, args.plot)
     if GROUP.exists():
         GROUP.rmdir()
     finish(args, "Cache policies", parts, {"graphs": data}, before)

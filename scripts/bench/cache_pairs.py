@@ -22,14 +22,14 @@ CASES = (("mapped", "gate on", "memory"), ("mapped", "gate off", "memory"),
 
 
 def main() -> None:
-    made = parser(__doc__, "scripts/bench/cache_pairs.py debian")
-    made.add_argument("graph", nargs="*")
-    made.add_argument("--policies", nargs="+", default=["hotness", "miss_penalty", "density"])
-    made.add_argument("--capacities", type=float, nargs="+", default=[0, 0.1, 0.5, 1],
+    options = parser(__doc__, "scripts/bench/cache_pairs.py debian")
+    options.add_argument("graph", nargs="*")
+    options.add_argument("--policies", nargs="+", default=["hotness", "miss_penalty", "density"])
+    options.add_argument("--capacities", type=float, nargs="+", default=[0, 0.1, 0.5, 1],
                       help="as shares of all features")
-    made.add_argument("--epochs", type=int, default=5)
-    made.add_argument("--steps", type=int, default=10)
-    args = made.parse_args()
+    options.add_argument("--epochs", type=int, default=5)
+    options.add_argument("--steps", type=int, default=10)
+    args = options.parse_args()
     graphs = args.graph or ["debian", "synthetic-donor:scale=0.02"]
     if args.quick:
         graphs, args.policies, args.capacities, args.epochs = graphs[:1], ["density"], [0.5], 2

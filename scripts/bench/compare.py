@@ -108,7 +108,7 @@ def train(args: argparse.Namespace, shape: str, model: str, system: str, hosts: 
           directory: Path) -> dict[str, Any]:
     """One run: a record per epoch, of all trainers together."""
     method, options = SYSTEMS[system]
-    config, made = parts(args, shape, method, hosts)
+    config, record = parts(args, shape, method, hosts)
     if system == "metis+cache":
         options = [*options, "--set", f"cache.capacity_mb={args.cache_mb}",
                    "--set", f"cache.batches={args.steps}"]
@@ -119,7 +119,7 @@ def train(args: argparse.Namespace, shape: str, model: str, system: str, hosts: 
     else:
         script = [sys.executable, str(SYSTEMS_DIR / "distdgl/train.py"), "--graph-name", "graph",
                   "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--target",
-                  made["target"], "--classes", str(made["classes"]), "--model", model,
+                  record["target"], "--classes", str(record["classes"]), "--model", model,
                   *(["--evaluate"] if args.evaluate else [])]
     command = [*(["taskset", "-c", args.cpus] if args.cpus else []),
                *CLI, "launch", "--hosts", str(hosts), "--rate", args.rate, "--cores", "1",
@@ -160,8 +160,8 @@ def read_epochs(text: str) -> list[dict[str, Any]]:
     for line in text.splitlines():
         at = line.find('{"seconds"')
         if at >= 0:
-            found = json.loads(line[at:])
-            by_epoch.setdefault(found["epoch"], []).append(found)
+            record = json.loads(line[at:])
+            by_epoch.setdefault(record["epoch"], []).append(record)
     joined = []
     for _, trainers in sorted(by_epoch.items()):
         causes: Counter[str] = Counter()
@@ -198,23 +198,23 @@ def summary(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
                    "causes": {c: sum(e["causes"].get(c, 0) for e in measured) / steps
                               for c in {c for e in measured for c in e["causes"]}},
                    "test": measured[-1].get("test")}
-        group = groups.setdefault(tuple(one[k] for k in keys), {})
-        group.setdefault(one["system"], []).append(figures)
+        of_setting = groups.setdefault(tuple(one[k] for k in keys), {})
+        of_setting.setdefault(one["system"], []).append(figures)
     rows = []
     for key, systems in groups.items():
         base = {f["seed"]: f for f in systems.get("metis", [])}
-        for system, found in systems.items():
-            pairs = [(base[f["seed"]], f) for f in found if f["seed"] in base]
+        for system, group in systems.items():
+            pairs = [(base[f["seed"]], f) for f in group if f["seed"] in base]
             rows.append({
                 **dict(zip(keys, key)), "system": system,
-                "seconds": [f["seconds"] for f in found], "bytes": [f["bytes"] for f in found],
+                "seconds": [f["seconds"] for f in group], "bytes": [f["bytes"] for f in group],
                 "faster": [b["seconds"] / f["seconds"] for b, f in pairs],
                 "fewer": [1 - f["bytes"] / b["bytes"] for b, f in pairs],
-                "memory": max(f["memory"] for f in found), "loss": [f["loss"] for f in found],
-                "test": [f["test"] for f in found if f["test"] is not None],
-                "stages": {s: statistics.median(f["stages"][s] for f in found) for s in STAGES},
-                "causes": {c: statistics.median(f["causes"].get(c, 0) for f in found)
-                           for c in sorted({c for f in found for c in f["causes"]})}})
+                "memory": max(f["memory"] for f in group), "loss": [f["loss"] for f in group],
+                "test": [f["test"] for f in group if f["test"] is not None],
+                "stages": {s: statistics.median(f["stages"][s] for f in group) for s in STAGES},
+                "causes": {c: statistics.median(f["causes"].get(c, 0) for f in group)
+                           for c in sorted({c for f in group for c in f["causes"]})}})
     return rows
 
 
@@ -250,10 +250,10 @@ def parts_table(args: argparse.Namespace, hosts: int) -> str:
         done = {m: parts(args, shape, m, hosts)[1] for m in dict.fromkeys(
             SYSTEMS[s][0] for s in args.systems)}
         metis = done.get("metis")
-        for method, made in done.items():
-            cells.append([shape, method, f"{made['call_s']:.2f}",
-                          f"{metis['call_s'] / made['call_s']:.1f}" if metis else "",
-                          f"{made['peak_mb'] / 1e3:.2f}", f"{made['bytes'] / 1e9:.2f}"])
+        for method, record in done.items():
+            cells.append([shape, method, f"{record['call_s']:.2f}",
+                          f"{metis['call_s'] / record['call_s']:.1f}" if metis else "",
+                          f"{record['peak_mb'] / 1e3:.2f}", f"{record['bytes'] / 1e9:.2f}"])
     return markdown(["shape", "parts", "partition_graph, s", "METIS ÷ this",
                      "peak GB of the process, graph in memory included", "GB on disk"], cells)
 
@@ -296,32 +296,32 @@ def draw(args: argparse.Namespace, rows: list[dict[str, Any]], runs: list[dict[s
 
 
 def main() -> None:
-    made = parser(__doc__, "scripts/bench/compare.py --shapes mag donor --plot compare.svg")
-    made.add_argument("--shapes", nargs="+", choices=list(SCALES), default=["mag"])
-    made.add_argument("--scale", type=float, help="of the graph (default: by shape)")
-    made.add_argument("--models", nargs="+", choices=["rgcn", "rgat", "hgt"], default=["rgcn"])
-    made.add_argument("--systems", nargs="+", choices=list(SYSTEMS),
+    options = parser(__doc__, "scripts/bench/compare.py --shapes mag donor --plot compare.svg")
+    options.add_argument("--shapes", nargs="+", choices=list(SCALES), default=["mag"])
+    options.add_argument("--scale", type=float, help="of the graph (default: by shape)")
+    options.add_argument("--models", nargs="+", choices=["rgcn", "rgat", "hgt"], default=["rgcn"])
+    options.add_argument("--systems", nargs="+", choices=list(SYSTEMS),
                       default=[s for s in SYSTEMS if s != "graphlearn"])
-    made.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
-    made.add_argument("--hosts", type=int, nargs="+", default=[2])
-    made.add_argument("--rate", default="1gbit")
-    made.add_argument("--cpus", help="cores for everything, as taskset takes them")
-    made.add_argument("--hidden", type=int, default=64)
-    made.add_argument("--fanouts", default="25,20", help="input layer first")
-    made.add_argument("--batch-size", type=int, default=1024)
-    made.add_argument("--steps", type=int, default=6, help="per epoch; 0: all training nodes")
-    made.add_argument("--epochs", type=int, default=3, help="the first one is not counted")
-    made.add_argument("--evaluate", action="store_true", help="accuracy after every epoch")
-    made.add_argument("--repeats", type=int, default=2)
-    made.add_argument("--cache-mb", type=float, default=200.0, help="of metis+cache, per host")
-    made.add_argument("--parts", type=Path, metavar="DIR", help="keep the parts here")
-    made.add_argument("--plot", type=Path, metavar="FILE", help="draw stages and bytes (SVG)")
-    made.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
-    args = made.parse_args()
+    options.add_argument("--graphlearn", metavar="PYTHON", help="of an environment with GraphLearn")
+    options.add_argument("--hosts", type=int, nargs="+", default=[2])
+    options.add_argument("--rate", default="1gbit")
+    options.add_argument("--cpus", help="cores for everything, as taskset takes them")
+    options.add_argument("--hidden", type=int, default=64)
+    options.add_argument("--fanouts", default="25,20", help="input layer first")
+    options.add_argument("--batch-size", type=int, default=1024)
+    options.add_argument("--steps", type=int, default=6, help="per epoch; 0: all training nodes")
+    options.add_argument("--epochs", type=int, default=3, help="the first one is not counted")
+    options.add_argument("--evaluate", action="store_true", help="accuracy after every epoch")
+    options.add_argument("--repeats", type=int, default=2)
+    options.add_argument("--cache-mb", type=float, default=200.0, help="of metis+cache, per host")
+    options.add_argument("--parts", type=Path, metavar="DIR", help="keep the parts here")
+    options.add_argument("--plot", type=Path, metavar="FILE", help="draw stages and bytes (SVG)")
+    options.add_argument("--timeout", type=float, default=900.0, help="seconds for one run")
+    args = options.parse_args()
     if args.quick:
         args.scale, args.repeats, args.epochs, args.steps = args.scale or 0.01, 1, 2, 3
     if "graphlearn" in args.systems and (not args.graphlearn or args.models != ["rgcn"]):
-        made.error("graphlearn needs --graphlearn PYTHON and --models rgcn")
+        options.error("graphlearn needs --graphlearn PYTHON and --models rgcn")
     args.scales = {s: args.scale or SCALES[s] for s in args.shapes}
     before = machine()
     runs: list[dict[str, Any]] = []
@@ -337,10 +337,10 @@ def main() -> None:
         for shape, model, hosts in settings:
             for repeat in range(args.repeats):
                 for system in args.systems:
-                    found = train(args, shape, model, system, hosts, repeat, directory)
-                    runs.append(found)
+                    run = train(args, shape, model, system, hosts, repeat, directory)
+                    runs.append(run)
                     count += 1
-                    last = found["epochs"][-1]
+                    last = run["epochs"][-1]
                     progress(f"{count}/{total} {shape} {model} {system}, {hosts} hosts: "
                              f"{last['seconds'] / last['steps']:.3f} s and "
                              f"{last['bytes'] / last['steps'] / 1e6:.2f} MB per step")

@@ -74,16 +74,16 @@ def train(args: argparse.Namespace, case: str, config: Path, epochs: int, seed: 
 
 
 def main() -> None:
-    made = parser(__doc__, "scripts/bench/distdgl.py --script entity_classify_dist.py")
-    made.add_argument("--script", type=Path, required=True, help="the training script")
-    made.add_argument("--scale", type=float, default=0.05)
-    made.add_argument("--classes", type=int, default=0, help="fold the labels into so many")
-    made.add_argument("--hosts", type=int, default=2)
-    made.add_argument("--rate", default="1gbit")
-    made.add_argument("--epochs", type=int, default=4)
-    made.add_argument("--repeats", type=int, default=3)
-    made.add_argument("--timeout", type=float, default=900.0)
-    args = made.parse_args()
+    options = parser(__doc__, "scripts/bench/distdgl.py --script entity_classify_dist.py")
+    options.add_argument("--script", type=Path, required=True, help="the training script")
+    options.add_argument("--scale", type=float, default=0.05)
+    options.add_argument("--classes", type=int, default=0, help="fold the labels into so many")
+    options.add_argument("--hosts", type=int, default=2)
+    options.add_argument("--rate", default="1gbit")
+    options.add_argument("--epochs", type=int, default=4)
+    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--timeout", type=float, default=900.0)
+    args = options.parse_args()
     if args.quick:
         args.scale, args.epochs, args.repeats = 0.005, 2, 1
     if not args.script.is_file():
@@ -97,10 +97,10 @@ def main() -> None:
             for case in CASES:
                 config = configs["meta" if case.startswith("meta") else "metis"]
                 for epochs in (args.epochs, 1) if repeat == 0 else (args.epochs,):
-                    found = train(args, case, config, epochs, repeat, work / "out.json")
+                    run_of_case = train(args, case, config, epochs, repeat, work / "out.json")
                     progress(f"repeat {repeat + 1}/{args.repeats}, {case}, {epochs} epochs: "
-                             f"{found['seconds']} s, {found['bytes'] / 1e6:.1f} MB")
-                    runs.append({**found, "repeat": repeat})
+                             f"{run_of_case['seconds']} s, {run_of_case['bytes'] / 1e6:.1f} MB")
+                    runs.append({**run_of_case, "repeat": repeat})
     title = f"A DistDGL script on {args.hosts} hosts at {args.rate}, ogbn-mag × {args.scale:g}"
     finish(args, title,
            [table(args, runs)], {"runs": runs}, before)
@@ -118,15 +118,15 @@ def table(args: argparse.Namespace, runs: list[dict[str, Any]]) -> str:
                 min(long["seconds"]),
                 (long["bytes"] - short["bytes"]) / (args.epochs - 1), long["bytes"],
                 long["test_acc"][-1]))
-    for case, found in figures.items():
-        ratios = [base[0] / mine[0] for base, mine in zip(figures["metis"], found)]
-        less = [1 - mine[1] / base[1] for base, mine in zip(figures["metis"], found)]
-        median = [statistics.median(column) for column in zip(*found)]
+    for case, group in figures.items():
+        ratios = [base[0] / this[0] for base, this in zip(figures["metis"], group)]
+        less = [1 - this[1] / base[1] for base, this in zip(figures["metis"], group)]
+        median = [statistics.median(column) for column in zip(*group)]
         rows.append([case, f"{median[0]:.2f}", f"{statistics.median(ratios):.2f} "
                      f"({min(ratios):.2f}–{max(ratios):.2f})",
                      f"{median[1] / 1e6:.1f} ({median[2] / 1e6:.0f})",
                      f"{100 * statistics.median(less):.1f} %", f"{median[3]:.3f} "
-                     f"({min(f[3] for f in found):.3f}–{max(f[3] for f in found):.3f})"])
+                     f"({min(f[3] for f in group):.3f}–{max(f[3] for f in group):.3f})"])
     return markdown(["partition, learnable features", "s/epoch", "METIS ÷ this",
                      "MB/epoch (whole run)", "fewer bytes", "test accuracy"], rows)
 

@@ -177,7 +177,7 @@ def report(args: argparse.Namespace, data: dict[str, Any]) -> list[str]:
     return [head, markdown(
         ["what", "includes", "seconds", "peak GB", "anonymous GB", "disk GB",
          "METIS time ÷ this", "peak ÷ METIS"], rows),
-        markdown(["target", "wanted at scale 1", "found", "reached"], checks)]
+        markdown(["target", "goal at scale 1", "measured", "reached"], checks)]
 
 
 def _yes(reached: bool) -> str:

@@ -20,11 +20,11 @@ WAYS = ("mapped", "asked for", "direct")
 
 
 def main() -> None:
-    made = parser(__doc__, "scripts/bench/reads.py")
-    made.add_argument("--mb", type=int, default=1000)
-    made.add_argument("--rows", type=int, nargs="+", default=[64, 512, 4096])
-    made.add_argument("--rounds", type=int, default=5)
-    args = made.parse_args()
+    options = parser(__doc__, "scripts/bench/reads.py")
+    options.add_argument("--mb", type=int, default=1000)
+    options.add_argument("--rows", type=int, nargs="+", default=[64, 512, 4096])
+    options.add_argument("--rounds", type=int, default=5)
+    args = options.parse_args()
     if args.quick:
         args.mb, args.rounds = 50, 2
     before = machine()
@@ -34,7 +34,7 @@ def main() -> None:
             for size in args.rows]
     finish(args, "Cold reads", [f"{args.mb} MB, thousand rows per second, median of {args.rounds} "
                                 "(least–largest).\n\n" + markdown(["rows per read", *WAYS], rows)],
-           {"rates": {f"{way} {size}": found for (way, size), found in rates.items()}}, before)
+           {"rates": {f"{way} {size}": taken for (way, size), taken in rates.items()}}, before)
 
 
 def measure(path: Path, args: argparse.Namespace) -> dict[tuple[str, int], list[float]]:

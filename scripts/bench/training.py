@@ -92,15 +92,15 @@ def summarize(args: argparse.Namespace, runs: list[dict[str, Any]]) -> tuple[lis
         base = args.wrappers[-1]
         for wrapper in args.wrappers[:-1]:
             both = list(zip(groups[wrapper], groups[base]))
-            found = {
+            ratio = {
                 "parts": parts, "wrapper": wrapper, "over": base,
                 "seconds": [a["seconds"]["total"] / b["seconds"]["total"] for a, b in both],
                 "bytes": [a["bytes"]["total"] / b["bytes"]["total"] for a, b in both
                           if b["bytes"]["total"]],
                 "peak": [max(a["peak_rss_mb"]) / max(b["peak_rss_mb"]) for a, b in both]}
-            ratios.append(found)
+            ratios.append(ratio)
             pairs.append([str(parts), f"{wrapper} ÷ {base}", *(
-                spread(found[key]) if found[key] else "-" for key in ("seconds", "bytes", "peak"))])
+                spread(ratio[key]) if ratio[key] else "-" for key in ("seconds", "bytes", "peak"))])
     tables = [markdown(["workers", "wrapper", "s/epoch", *STAGES, "MB sent/epoch", "partials",
                         "gradients", "learnable", "largest worker GB", "all workers GB",
                         "test accuracy"], rows)]

@@ -50,9 +50,9 @@ class Inputs(nn.Module):
 
     def fetch(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rows of features and embeddings."""
-        return {t: self.tables[t](found) if t in self.tables
-                else self.g.nodes[t].data[FEATURE][found].float()
-                for t, found in ids.items() if len(found)}
+        return {t: self.tables[t](nodes) if t in self.tables
+                else self.g.nodes[t].data[FEATURE][nodes].float()
+                for t, nodes in ids.items() if len(nodes)}
 
     def forward(self, rows: dict[str, Tensor]) -> dict[str, Tensor]:
         return {t: self.project[t](x) if t in self.project else x for t, x in rows.items()}
@@ -71,8 +71,8 @@ class Convolution(nn.Module):
         self.own = nn.Linear(hidden, hidden)
 
     def forward(self, block: Any, states: dict[str, Tensor]) -> dict[str, Tensor]:
-        found = self.conv(block, states)
-        return {t: F.relu(x.flatten(1) + self.own(states[t][:len(x)])) for t, x in found.items()}
+        merged = self.conv(block, states)
+        return {t: F.relu(x.flatten(1) + self.own(states[t][:len(x)])) for t, x in merged.items()}
 
 
 class Attention(nn.Module):
@@ -121,9 +121,9 @@ class Transformer(nn.Module):
         own = {t: states[t][:block.num_dst_nodes(t)] for t in block.dsttypes if t in states}
         source = {t: (self.key[t](x), self.value[t](x)) for t, x in states.items()}
         query = {t: self.query[t](x) for t, x in own.items()}
-        found = self.conv(block, (source, query))
+        merged = self.conv(block, (source, query))
         mixed = {}
-        for t, x in found.items():
+        for t, x in merged.items():
             share = torch.sigmoid(self.skip[t])
             mixed[t] = share * self.out[t](F.gelu(x)) + (1 - share) * own[t]
         return mixed
@@ -181,8 +181,8 @@ def epoch(args: argparse.Namespace, loader: Any, model: Any, labels: Tensor, den
             rows = inputs.fetch(ids)
             stage("features")
             logits = model(blocks, rows)
-        wanted = labels[seeds[args.target]]
-        loss = F.cross_entropy(logits, wanted)
+        answers = labels[seeds[args.target]]
+        loss = F.cross_entropy(logits, answers)
         stage("forward")
         if dense is not None:
             dense.zero_grad()
@@ -195,8 +195,8 @@ def epoch(args: argparse.Namespace, loader: Any, model: Any, labels: Tensor, den
                 sparse.step()
             stage("update")
         losses.append(loss.item())
-        correct += int((logits.argmax(1) == wanted).sum())
-        seen += len(wanted)
+        correct += int((logits.argmax(1) == answers).sum())
+        seen += len(answers)
         steps.append(last - started)
     return {"seconds": time.perf_counter() - begin, "stages": seconds, "steps": steps,
             "loss": losses, "correct": correct, "seen": seen}
@@ -262,18 +262,18 @@ def main() -> None:
         g.barrier()
         causes, on_link = sent.by_cause(), sent.link()
         model.train()
-        found = epoch(args, loaders["train"], parallel, labels, dense, sparse)
-        trained += found["seconds"]
+        record = epoch(args, loaders["train"], parallel, labels, dense, sparse)
+        trained += record["seconds"]
         g.barrier()
-        found.update(epoch=number, rank=g.rank(), link=sent.link() - on_link,
+        record.update(epoch=number, rank=g.rank(), link=sent.link() - on_link,
                      causes=sent.by_cause() - causes, trained=trained,
                      parameters=sum(p.numel() for p in dense_parameters(model)),
                      memory=sent.host_memory())
         for name in ("val", "test") if args.evaluate else ():
             model.eval()
             tried = epoch(args, loaders[name], parallel, labels, None, None)
-            found[name] = [tried["correct"], tried["seen"]]
-        print(json.dumps(found), flush=True)
+            record[name] = [tried["correct"], tried["seen"]]
+        print(json.dumps(record), flush=True)
     g.barrier()
 
 

@@ -58,8 +58,8 @@ class Model(nn.Module):
             index.setdefault(e, torch.zeros(2, 0, dtype=torch.long))
         for layer, (conv, own) in enumerate(zip(self.convs, self.own)):
             states, index, _ = trim_to_layer(layer, nodes, edges, states, index)
-            found = conv(states, index)
-            states = {t: F.relu(own(x) + found[t] if t in found else own(x))
+            merged = conv(states, index)
+            states = {t: F.relu(own(x) + merged[t] if t in merged else own(x))
                       for t, x in states.items()}
         return self.logits(states[self.target][:batch[self.target].batch_size])
 
@@ -112,8 +112,8 @@ def main() -> None:
         last = begin
         for batch in loader:
             marks = [("features", time.perf_counter())]
-            wanted = batch[target].y[:batch[target].batch_size]
-            loss = F.cross_entropy(model(batch), wanted)
+            answers = batch[target].y[:batch[target].batch_size]
+            loss = F.cross_entropy(model(batch), answers)
             marks.append(("forward", time.perf_counter()))
             optimizer.zero_grad()
             loss.backward()
