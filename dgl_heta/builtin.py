@@ -48,7 +48,7 @@ def dgl_heta_module_wrappers() -> list[ModuleWrapper]:
 
 @hookimpl
 def dgl_heta_kernels() -> list[Kernel]:
-    from dgl_heta.nn.aggregate import FusedKernel, TorchKernel
+    from dgl_heta.nn.kernels import FusedKernel, TorchKernel
 
     return [FusedKernel(), TorchKernel()]
 

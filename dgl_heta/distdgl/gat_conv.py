@@ -15,8 +15,7 @@ from dgl.nn.pytorch import GATConv
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dgl_heta.nn.attention import attend, segment_softmax
-from dgl_heta.nn.messages import edge_add, weighted_sum
+from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import RelationBlock
 
 _EDGES_PER_SOURCE = 2
@@ -24,7 +23,7 @@ _EDGES_PER_SOURCE = 2
 
 
 def known(module: Any, rows: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether :func:`run` gives a relation's module's result; else its own `forward` does.
+    """Whether :func:`run_together` gives a relation's module's result; else its own `forward` does.
 
     It reads weights and calls nothing of the module, so there must be no hooks, and no other
     layers in place of the linear ones.
@@ -45,22 +44,38 @@ def _linears(module: Any) -> list[nn.Module]:
     return [module.fc_src, module.fc_dst] if hasattr(module, "fc_src") else [module.fc]
 
 
-def run(module: Any, edges: RelationBlock, source: Tensor, destination: Tensor) -> Tensor:
-    """`GATConv.forward` from rows of both ends, (edges.num_rows, heads, out)."""
+def run_together(calls: Sequence[tuple[Any, RelationBlock, Tensor, Tensor]]) -> list[Tensor]:
+    """`GATConv.forward` of several relations, each (edges.num_rows, heads, out).
+
+    `calls` are modules with their relation's edges and rows of both ends.
+    """
+    kernel, in_edges = kernel_in_use(), [edges.in_edges for _, edges, _, _ in calls]
+    scores = kernel.u_add_v(
+        in_edges,
+        [source @ _scorer(_weights(m)[0], m.attn_l) for m, _, source, _ in calls],
+        [destination @ _scorer(_weights(m)[1], m.attn_r) for m, _, _, destination in calls])
+    weights = kernel.edge_softmax(
+        in_edges, [m.leaky_relu(x) for (m, *_), x in zip(calls, scores)])
+    before = [len(edges.indices) <= _EDGES_PER_SOURCE * len(source)
+              for _, edges, source, _ in calls]
+    summed = kernel.u_mul_e_sum(in_edges, [
+        source if alone else functional.linear(source, _weights(m)[0]).view(
+            -1, m._num_heads, m._out_feats)
+        for (m, _, source, _), alone in zip(calls, before)], weights)
+    return [_finished(m, rows, alone) for (m, *_), rows, alone in zip(calls, summed, before)]
+
+
+def _weights(module: Any) -> tuple[Tensor, Tensor]:
+    """The weights of source and destination rows, (heads * out, in) each."""
+    layers = _linears(module)
+    return layers[0].weight, layers[-1].weight  # type: ignore[return-value]
+
+
+def _finished(module: Any, rows: Tensor, alone: bool) -> Tensor:
+    """What follows the sum over neighbours: W, where it was not taken before, and the bias."""
     heads, out = module._num_heads, module._out_feats
-    both = hasattr(module, "fc_src")
-    to_source = (module.fc_src if both else module.fc).weight
-    to_destination = (module.fc_dst if both else module.fc).weight
-    left = source @ _scorer(to_source, module.attn_l)
-    right = destination @ _scorer(to_destination, module.attn_r)
-    scores = module.leaky_relu(edge_add(edges.indptr, edges.indices, left, right))
-    weights = segment_softmax(edges.indptr, scores)
-    if len(edges.indices) <= _EDGES_PER_SOURCE * len(source):
-        summed = attend(edges.indptr, edges.indices, weights, source)
-        rows = torch.einsum("rhf,hdf->rhd", summed, to_source.view(heads, out, -1))
-    else:
-        rows = weighted_sum(edges.indptr, edges.indices,
-                            functional.linear(source, to_source).view(-1, heads, out), weights)
+    if alone:
+        rows = torch.einsum("rhf,hdf->rhd", rows, _weights(module)[0].view(heads, out, -1))
     if module.has_explicit_bias:
         rows = rows + module.bias.view(1, heads, out)
     return module.activation(rows) if module.activation else rows

@@ -18,8 +18,8 @@ from torch import Tensor
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.nn.aggregate import segment_reduce, segment_reduce_each
-from dgl_heta.sampling.blocks import RelationBlock
+from dgl_heta.nn.aggregate import reduce_each, segment_reduce
+from dgl_heta.sampling.blocks import InEdges, RelationBlock
 from dgl_heta.sampling.seeds import SeedShares
 
 
@@ -70,21 +70,21 @@ def aggregate(module: Any, edges: RelationBlock, rows: Tensor) -> Tensor:
 
 def aggregate_together(calls: Mapping[int, tuple[Any, RelationBlock, Mapping[str, Any]]],
                        sources: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """Aggregated rows of the relations that aggregate before their weights, those of the same
-    source rows in one go.
+    """Aggregated rows of the relations that aggregate before their weights, in one call of the
+    kernel for those that take the sum and one for those that take the mean.
 
     `calls` are modules with their relation's edges and keyword arguments; so are the results.
     """
-    alike: dict[tuple[str, str], list[int]] = {}
+    alike: dict[str, list[int]] = {}
     for key, (module, edges, kwargs) in calls.items():
         if sources[edges.relation.src].dim() == 2 and not _weights_first(module, kwargs):
-            alike.setdefault((edges.relation.src, _operation(module)), []).append(key)
+            alike.setdefault(_operation(module), []).append(key)
     found: dict[int, Tensor] = {}
-    for (ntype, op), keys in alike.items():
-        rows = sources[ntype]
-        pairs = [(calls[k][1].indptr.to(rows.device), calls[k][1].indices.to(rows.device))
-                 for k in keys]
-        found.update(zip(keys, segment_reduce_each(pairs, rows, op)))
+    for op, keys in alike.items():
+        rows = [sources[calls[k][1].relation.src] for k in keys]
+        edges_of = [InEdges(calls[k][1].indptr.to(x.device), calls[k][1].indices.to(x.device))
+                    for k, x in zip(keys, rows)]
+        found.update(zip(keys, reduce_each(edges_of, rows, op)))
     return found
 
 

@@ -66,17 +66,22 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
         if isinstance(states, LazyRows):
             states.own_rows = block.wanted(ntype) if ntype in block.num_dst else 0
     aggregated = graph_conv.aggregate_together(convolutions, sources)
+    attentions = {place: (module, edges, sources[edges.relation.src], edges.of(
+                      rows[edges.relation.dst]))
+                  for place, (edges, module, args, kwargs) in chosen.items()
+                  if gat_conv.known(module, sources[edges.relation.src], args, kwargs)}
+    attended = dict(zip(attentions, gat_conv.run_together([*attentions.values()])
+                        if attentions else ()))
     for place, (edges, module, args, kwargs) in chosen.items():
         relation = edges.relation
         source = sources[relation.src]
         if place in convolutions:
             value = graph_conv.run(module, edges, source, kwargs, aggregated.get(place))
+        elif place in attended:
+            value = attended[place]
         else:
             own = rows[relation.dst][edges.start:edges.stop]
-            if gat_conv.known(module, source, args, kwargs):
-                value = gat_conv.run(module, edges, source, own)
-            else:
-                value = module(layer.graph(place, like.device), (source, own), *args, **kwargs)
+            value = module(layer.graph(place, like.device), (source, own), *args, **kwargs)
         parts[relation.dst].append((edges, value))
     for ntype, values in parts.items():
         if values or ntype in block.seeds:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dgl_heta.nn.aggregate import segment_reduce
-from dgl_heta.nn.attention import segment_softmax
-from dgl_heta.nn.messages import edge_add, edge_dot, weighted_sum
+from dgl_heta.nn.kernels import kernel_in_use
+from dgl_heta.sampling.blocks import InEdges
 
 
 class Edges(NamedTuple):
@@ -25,6 +25,10 @@ class Edges(NamedTuple):
     indptr: Tensor
     indices: Tensor
     sources: int
+
+    @property
+    def in_edges(self) -> InEdges:
+        return InEdges(self.indptr, self.indices)
 
     def fits(self, rows: Tensor) -> bool:
         """Whether these are the rows of the sources; DGL says what is wrong if not."""
@@ -41,8 +45,9 @@ def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 return rows.view(-1, *lhs.shape[1:])
             if op == "mul" and _ours(lhs, rhs) and edges.fits(lhs) and _per_head(lhs, rhs):
                 heads = lhs.shape[1:-1].numel()
-                rows = weighted_sum(edges.indptr, edges.indices,
-                                    lhs.reshape(-1, heads, lhs.shape[-1]), rhs.reshape(-1, heads))
+                (rows,) = kernel_in_use().u_mul_e_sum(
+                    [edges.in_edges], [lhs.reshape(-1, heads, lhs.shape[-1])],
+                    [rhs.reshape(-1, heads)])
                 return rows.view(-1, *lhs.shape[1:])
         return original(gidx, op, reduce_op, lhs, rhs)
     return gspmm
@@ -59,12 +64,12 @@ def sddmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             if not edges.fits(source) or len(destination) != len(edges.indptr) - 1:
                 return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
             if op == "add":
-                found = edge_add(edges.indptr, edges.indices, source.flatten(1),
-                                 destination.flatten(1))
+                (found,) = kernel_in_use().u_add_v(
+                    [edges.in_edges], [source.flatten(1)], [destination.flatten(1)])
                 return found.view(-1, *source.shape[1:])
             heads = (-1, source.shape[1:-1].numel(), source.shape[-1])
-            found = edge_dot(edges.indptr, edges.indices, source.reshape(heads),
-                             destination.reshape(heads))
+            (found,) = kernel_in_use().u_dot_v(
+                [edges.in_edges], [source.reshape(heads)], [destination.reshape(heads)])
             return found.view(-1, *source.shape[1:-1], 1)
         return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
     return gsddmm
@@ -79,7 +84,7 @@ def softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         edges = getattr(gidx, "heta_edges", None)
         if edges is not None and norm_by == "dst" and is_all(eids) and _ours(logits) and (
                 len(logits) == len(edges.indices)):
-            found = segment_softmax(edges.indptr, logits.flatten(1))
+            (found,) = kernel_in_use().edge_softmax([edges.in_edges], [logits.flatten(1)])
             return found.view(logits.shape)
         return original(gidx, logits, eids=eids, norm_by=norm_by)
     return edge_softmax

@@ -10,7 +10,7 @@ Nothing is imported here when the module is loaded: the protocols lie below all 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dgl_heta.models.spec import ModelSpec
     from dgl_heta.partition.request import PartitionRequest
     from dgl_heta.planning.plan import Plan
-    from dgl_heta.sampling.blocks import MiniBatch
+    from dgl_heta.sampling.blocks import InEdges, MiniBatch
     from dgl_heta.store import Store
     from dgl_heta.store.writer import Progress
 
@@ -126,16 +126,56 @@ class ModuleWrapper(Provider, Protocol):
 
 
 class Kernel(Provider, Protocol):
-    """An aggregation kernel (AGG_r), differentiable in `states`; hook `dgl_heta_kernels`."""
+    """How relations are aggregated (AGG_r) and attended to; hook `dgl_heta_kernels`.
+
+    The same kernel serves dgl-heta's models and, in DistDGL scripts, HeteroGraphConv. Derive from
+    `dgl_heta.nn.BaseKernel`, which has every operator in PyTorch, and override what the kernel does
+    better. Each takes the in-edges of several relations, with an entry for each of them in every
+    other list, and returns a list; tensors may be on any device and need not be contiguous.
+
+    R destination rows, E edges, S source rows, H heads, D width. All operators but `e_max` are
+    differentiable in every tensor of floating-point numbers. A row without edges gives 0, where
+    nothing else is said.
+    """
+
+    defers: bool = True
+    """Whether feature rows that wait for their values are aggregated before their product with a
+    weight where that is shorter, without the kernel. False: it is given all rows."""
 
     @abstractmethod
-    def __call__(self, indptr: Tensor, indices: Tensor, states: Tensor, op: str) -> Tensor:
-        """Aggregate source rows over the in-edges of each destination row.
+    def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> list[Tensor]:
+        """Sum, mean, max or min (`op`) over each row's edges: (S, D) to (R, D)."""
 
-        `indptr` (rows + 1) and `indices` (edges) are CSC over destination rows, `states` is
-        (source rows, width); returns (rows, width). `op` is sum, mean, max or min. A row without
-        edges gives 0 for every `op`.
-        """
+    @abstractmethod
+    def u_dot_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                destinations: Sequence[Tensor]) -> list[Tensor]:
+        """Products of both ends: sources (S, D) or (S, H, D), destinations (R, H, D), to (E, H)."""
+
+    @abstractmethod
+    def u_add_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                destinations: Sequence[Tensor]) -> list[Tensor]:
+        """Sums of both ends: (S, H) and (R, H) to (E, H)."""
+
+    @abstractmethod
+    def copy_v(self, edges: Sequence[InEdges], rows: Sequence[Tensor]) -> list[Tensor]:
+        """Each edge gets its destination's values: (R, H) to (E, H)."""
+
+    @abstractmethod
+    def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
+        """Softmax over each row's edges by one relation: (E, H) to (E, H)."""
+
+    @abstractmethod
+    def e_max(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
+        """Maxima over each row's edges: (E, H) to (R, H); -inf for a row without edges."""
+
+    @abstractmethod
+    def e_sum(self, edges: Sequence[InEdges], values: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over each row's edges: (E, H) to (R, H)."""
+
+    @abstractmethod
+    def u_mul_e_sum(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                    weights: Sequence[Tensor]) -> list[Tensor]:
+        """Weighted sums of sources, (S, D) or (S, H, D), with weights (E, H), to (R, H, D)."""
 
 
 class BatchSource(Provider, Protocol):

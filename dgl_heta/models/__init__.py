@@ -13,7 +13,7 @@ from torch import nn
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.han import HANLayer
-from dgl_heta.models.hgnn import HGNN, Edges, HGNNLayer
+from dgl_heta.models.hgnn import HGNN, Edges, HGNNLayer, Relations
 from dgl_heta.models.hgt import HGTLayer
 from dgl_heta.models.nars import NARS, SubsetModel
 from dgl_heta.models.rgat import RGATLayer
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins
 
 __all__ = ["HGNN", "NARS", "BlockModel", "Edges", "HANLayer", "HGNNLayer", "HGTLayer",
-           "ModelProvider", "ModelSpec", "PathModel", "RGATLayer", "RGCNLayer", "SeHGNN",
-           "SubsetModel", "find_model", "slot"]
+           "ModelProvider", "ModelSpec", "PathModel", "RGATLayer", "RGCNLayer", "Relations",
+           "SeHGNN", "SubsetModel", "find_model", "slot"]
 
 
 class BlockModel(ModelProvider):

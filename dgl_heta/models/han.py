@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.models.hgnn import Edges, HGNNLayer
-from dgl_heta.models.rgat import RelationAttention
+from dgl_heta.models.hgnn import HGNNLayer, Relations
+from dgl_heta.models.rgat import RelationAttention, relation_attention
 from dgl_heta.models.spec import ModelSpec, slot
 
 
@@ -31,8 +33,9 @@ class HANLayer(HGNNLayer):
         self.norm = nn.LayerNorm(width) if spec.layer_norm else None
         self.dropout = nn.Dropout(spec.dropout)
 
-    def aggregate(self, edges: Edges) -> Tensor:
-        return F.elu(self.attention[slot(edges.relation)](edges))
+    def aggregate_all(self, relations: Relations) -> Sequence[Tensor]:
+        modules = [self.attention[slot(edges.relation)] for edges in relations]
+        return [F.elu(rows) for rows in relation_attention(modules, relations)]
 
     def combine(self, ntype: str, stacked: Tensor, relations: tuple[Relation, ...]) -> Tensor:
         if not relations:

@@ -6,7 +6,7 @@ written, and under RAF on many, because the merge over relations is a :class:`Cr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,17 +14,10 @@ from torch import Tensor, nn
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.models.spec import ModelSpec, slot
-from dgl_heta.nn.aggregate import segment_reduce
-from dgl_heta.nn.attention import (
-    attend,
-    edge_rows,
-    edge_scores,
-    edge_sum,
-    segment_softmax,
-    segment_total,
-)
+from dgl_heta.nn.aggregate import reduce_each
 from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
-from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
+from dgl_heta.nn.kernels import kernel_in_use
+from dgl_heta.sampling.blocks import Block, InEdges, MiniBatch, RelationBlock
 
 
 class Edges:
@@ -50,48 +43,91 @@ class Edges:
         self._block.check_destinations(self.relation.dst)
         return self._edges.of(self._states[self.relation.dst])
 
+    @property
+    def in_edges(self) -> InEdges:
+        """The edges as a kernel takes them."""
+        return self._edges.in_edges
+
     def reduce(self, op: str = "mean", states: Tensor | None = None) -> Tensor:
         """Sum, mean, max or min over each row's neighbours, of `states` (default: `source`).
 
         `states` is (source rows, width); returns (num_rows, width), 0 for a row without edges.
         """
-        return segment_reduce(self._edges.indptr, self._edges.indices,
-                              self.source if states is None else states, op)
+        return Relations([self]).reduce(op, None if states is None else [states])[0]
 
     def dot(self, queries: Tensor, states: Tensor | None = None) -> Tensor:
         """For each edge the products (edges, heads) of its source's state and its row's queries.
 
         `queries` is (num_rows, heads, width); `states`, (source rows, width), default `source`.
         """
-        return edge_scores(self._edges.indptr, self._edges.indices, queries,
-                           self.source if states is None else states)
+        return Relations([self]).dot([queries], None if states is None else [states])[0]
 
     def add(self, source: Tensor, destination: Tensor) -> Tensor:
         """For each edge the sum (edges, heads) of a number of its source and one of its row.
 
         `source` is (source rows, heads), `destination` (num_rows, heads).
         """
-        return edge_sum(self._edges.indptr, self._edges.indices, source, destination)
+        return Relations([self]).add([source], [destination])[0]
 
     def spread(self, values: Tensor) -> Tensor:
         """Each edge gets its row's values: (num_rows, heads) to (edges, heads)."""
-        return edge_rows(self._edges.indptr, values)
+        return Relations([self]).spread([values])[0]
 
     def total(self, weights: Tensor) -> Tensor:
         """Sums over each row's edges: (edges, heads) to (num_rows, heads)."""
-        return segment_total(self._edges.indptr, weights)
+        return Relations([self]).total([weights])[0]
 
     def softmax(self, scores: Tensor) -> Tensor:
         """Softmax of scores (edges, heads) over each row's edges by this relation."""
-        return segment_softmax(self._edges.indptr, scores)
+        return Relations([self]).softmax([scores])[0]
 
     def attend(self, weights: Tensor, states: Tensor | None = None) -> Tensor:
         """Sums of the neighbours' states, weighted per head: (num_rows, heads, width).
 
         `weights` is (edges, heads); `states`, (source rows, width), default `source`.
         """
-        return attend(self._edges.indptr, self._edges.indices, weights,
-                      self.source if states is None else states)
+        return Relations([self]).attend([weights], None if states is None else [states])[0]
+
+
+class Relations(tuple[Edges, ...]):
+    """The in-edges by several relations of a block.
+
+    What :class:`Edges` does for one relation, its methods do for all of them, in one call of the
+    kernel; arguments and results are lists with an entry for each relation.
+    """
+
+    @property
+    def sources(self) -> list[Tensor]:
+        """States of the source sides."""
+        return [edges.source for edges in self]
+
+    def reduce(self, op: str = "mean", states: Sequence[Tensor] | None = None) -> list[Tensor]:
+        return reduce_each(self._in_edges(), self.sources if states is None else states, op)
+
+    def dot(self, queries: Sequence[Tensor], states: Sequence[Tensor] | None = None
+            ) -> list[Tensor]:
+        return kernel_in_use().u_dot_v(
+            self._in_edges(), self.sources if states is None else states, queries)
+
+    def add(self, sources: Sequence[Tensor], destinations: Sequence[Tensor]) -> list[Tensor]:
+        return kernel_in_use().u_add_v(self._in_edges(), sources, destinations)
+
+    def spread(self, values: Sequence[Tensor]) -> list[Tensor]:
+        return kernel_in_use().copy_v(self._in_edges(), values)
+
+    def total(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        return kernel_in_use().e_sum(self._in_edges(), weights)
+
+    def softmax(self, scores: Sequence[Tensor]) -> list[Tensor]:
+        return kernel_in_use().edge_softmax(self._in_edges(), scores)
+
+    def attend(self, weights: Sequence[Tensor], states: Sequence[Tensor] | None = None
+               ) -> list[Tensor]:
+        return kernel_in_use().u_mul_e_sum(
+            self._in_edges(), self.sources if states is None else states, weights)
+
+    def _in_edges(self) -> list[InEdges]:
+        return [edges.in_edges for edges in self]
 
 
 class HGNNLayer(nn.Module):
@@ -105,6 +141,10 @@ class HGNNLayer(nn.Module):
 
     and, if there is more to it, :meth:`update`. Rows must not depend on each other: what a row
     gets is a function of its own edges and state (batch normalisation is not).
+
+    :meth:`aggregate_all`, :meth:`score_all` and :meth:`attend_all` are given all relations of a
+    block and call these methods for one after the other. A layer that defines them instead leaves
+    it to the kernel to take the relations together.
 
     Parameters
     ----------
@@ -130,6 +170,13 @@ class HGNNLayer(nn.Module):
         self.width, self.heads, self.reads_state = width, heads, reads_state
         self._sparse = reduce == "softmax" or (zero_without_edges and reduce in ("sum", "mean"))
 
+    def __init_subclass__(cls) -> None:
+        """A method for one relation that is defined anew stands for its inherited plural, too."""
+        super().__init_subclass__()
+        for name in ("aggregate", "score", "attend"):
+            if name in vars(cls) and f"{name}_all" not in vars(cls):
+                setattr(cls, f"{name}_all", vars(HGNNLayer)[f"{name}_all"])
+
     def aggregate(self, edges: Edges) -> Tensor:
         """AGG_r: (edges.num_rows, width). It must depend on its relation alone."""
         raise HetaError(f"{type(self).__name__} defines no aggregate(edges), which is AGG_r")
@@ -147,6 +194,18 @@ class HGNNLayer(nn.Module):
         raise HetaError(f"{type(self).__name__} defines no attend(edges, weights), which reduce = "
                         "'softmax' needs")
 
+    def aggregate_all(self, relations: Relations) -> Sequence[Tensor]:
+        """:meth:`aggregate` of several relations."""
+        return [self.aggregate(edges) for edges in relations]
+
+    def score_all(self, relations: Relations) -> Sequence[Tensor]:
+        """:meth:`score` of several relations."""
+        return [self.score(edges) for edges in relations]
+
+    def attend_all(self, relations: Relations, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        """:meth:`attend` of several relations."""
+        return [self.attend(edges, e) for edges, e in zip(relations, weights)]
+
     def combine(self, ntype: str, stacked: Tensor, relations: tuple[Relation, ...]) -> Tensor:
         """AGG_all for `stack`: (rows, relations, width) to (rows, …)."""
         raise HetaError(f"{type(self).__name__} defines no combine(ntype, stacked, relations), "
@@ -158,21 +217,30 @@ class HGNNLayer(nn.Module):
 
     def forward(self, block: Block, states: dict[str, Tensor]) -> dict[str, Tensor]:
         """States of the destination rows, per node type."""
-        return {ntype: self.update(
-            ntype, self._merged(block, ntype, states),
-            block.destination(states, ntype) if self.reads_state else None)
-            for ntype in block.num_dst}
+        into = {ntype: [edges.with_edges() if self._sparse else edges
+                        for edges in block.into(ntype)] for ntype in block.num_dst}
+        views = {id(edges): Edges(block, edges, states)
+                 for parts in into.values() for edges in parts}
+        relations, softmax = Relations(views.values()), isinstance(self.cross, CrossSoftmax)
+        values = (self.score_all if softmax else self.aggregate_all)(relations) if views else ()
+        part_of = dict(zip(views, values))
+        like, found = next(iter(states.values())), {}
+        for ntype in block.num_dst:
+            parts = [(edges, part_of[id(edges)]) for edges in into[ntype]]
+            found[ntype] = self.update(
+                ntype, self._merged(block, ntype, parts, views, like),
+                block.destination(states, ntype) if self.reads_state else None)
+        return found
 
-    def _merged(self, block: Block, ntype: str, states: dict[str, Tensor]) -> Tensor:
-        like = next(iter(states.values()))
-        into = [edges.with_edges() if self._sparse else edges for edges in block.into(ntype)]
-        views = {id(edges): Edges(block, edges, states) for edges in into}
+    def _merged(self, block: Block, ntype: str, parts: list[tuple[RelationBlock, Tensor]],
+                views: Mapping[int, Edges], like: Tensor) -> Tensor:
+        """AGG_all of one node type's aggregations, or of its scores."""
         if isinstance(self.cross, CrossSoftmax):
-            scores = [(edges, self.score(views[id(edges)])) for edges in into]
-            return self.cross(block, ntype, scores, self.width, like,
-                              lambda edges, weights: self.attend(views[id(edges)], weights),
-                              self.heads)
-        parts = [(edges, self.aggregate(views[id(edges)])) for edges in into]
+            return self.cross(
+                block, ntype, parts, self.width, like,
+                lambda weighted: self.attend_all(Relations(views[id(e)] for e, _ in weighted),
+                                                 [weights for _, weights in weighted]),
+                self.heads)
         if isinstance(self.cross, CrossStack):
             return self.cross(block, ntype, parts, self.width, like,
                               lambda stacked, relations: self.combine(ntype, stacked, relations))

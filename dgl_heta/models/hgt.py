@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dgl_heta.models.hgnn import Edges, HGNNLayer
+from dgl_heta.models.hgnn import HGNNLayer, Relations
 from dgl_heta.models.rgat import head_width
 from dgl_heta.models.spec import ModelSpec, slot
 
@@ -39,25 +40,32 @@ class HGTLayer(HGNNLayer):
         self.norm = nn.LayerNorm(width) if spec.layer_norm else None
         self.dropout = nn.Dropout(spec.dropout)
 
-    def score(self, edges: Edges) -> Tensor:
-        relation, heads, each = edges.relation, self.heads, self._each
-        key = self.keys[slot(relation.src)]
-        query = self.queries[slot(relation.dst)](edges.destination)
-        query = query.view(edges.num_rows, heads, each)
-        wanted = torch.einsum("rhd,hed->rhe", query, self.attention[slot(relation.etype)])
-        wanted = wanted * (self.prior[slot(relation)] / math.sqrt(each)).unsqueeze(1)
-        scores = edges.dot(torch.einsum("rhe,hei->rhi", wanted,
-                                        key.weight.view(heads, each, self.width)))
-        return scores + edges.spread(torch.einsum("rhe,he->rh", wanted,
-                                                  key.bias.view(heads, each)))
+    def score_all(self, relations: Relations) -> Sequence[Tensor]:
+        heads, each, asked = self.heads, self._each, []
+        for edges in relations:
+            relation = edges.relation
+            query = self.queries[slot(relation.dst)](edges.destination)
+            query = query.view(edges.num_rows, heads, each)
+            query = torch.einsum("rhd,hed->rhe", query, self.attention[slot(relation.etype)])
+            asked.append(query * (self.prior[slot(relation)] / math.sqrt(each)).unsqueeze(1))
+        keys = [self.keys[slot(edges.relation.src)] for edges in relations]
+        scores = relations.dot([
+            torch.einsum("rhe,hei->rhi", query, key.weight.view(heads, each, self.width))
+            for query, key in zip(asked, keys)])
+        biases = relations.spread([torch.einsum("rhe,he->rh", query, key.bias.view(heads, each))
+                                   for query, key in zip(asked, keys)])
+        return [score + bias for score, bias in zip(scores, biases)]
 
-    def attend(self, edges: Edges, weights: Tensor) -> Tensor:
-        relation, heads, each = edges.relation, self.heads, self._each
-        value = self.values[slot(relation.src)]
-        sums = torch.einsum("rhi,hei->rhe", edges.attend(weights),
-                            value.weight.view(heads, each, self.width))
-        sums = sums + edges.total(weights).unsqueeze(2) * value.bias.view(heads, each)
-        return torch.einsum("rhe,hed->rhd", sums, self.message[slot(relation.etype)]).flatten(1)
+    def attend_all(self, relations: Relations, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        heads, each, found = self.heads, self._each, []
+        for edges, rows, total in zip(relations, relations.attend(weights),
+                                      relations.total(weights)):
+            value = self.values[slot(edges.relation.src)]
+            sums = torch.einsum("rhi,hei->rhe", rows, value.weight.view(heads, each, self.width))
+            sums = sums + total.unsqueeze(2) * value.bias.view(heads, each)
+            found.append(torch.einsum("rhe,hed->rhd", sums,
+                                      self.message[slot(edges.relation.etype)]).flatten(1))
+        return found
 
     def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
         assert state is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dgl_heta.errors import InputError
-from dgl_heta.models.hgnn import Edges, HGNNLayer
+from dgl_heta.models.hgnn import HGNNLayer, Relations
 from dgl_heta.models.spec import ModelSpec, slot
 
 
@@ -26,12 +28,18 @@ class RelationAttention(nn.Module):
         self.source = nn.Parameter(nn.init.xavier_normal_(torch.empty(heads, each)))
         self.destination = nn.Parameter(nn.init.xavier_normal_(torch.empty(heads, each)))
 
-    def forward(self, edges: Edges) -> Tensor:
-        scores = edges.add(
-            edges.source @ torch.einsum("ihd,hd->ih", self.weight, self.source),
-            edges.destination @ torch.einsum("ihd,hd->ih", self.weight, self.destination))
-        sums = edges.attend(edges.softmax(F.leaky_relu(scores, 0.2)))
-        return torch.einsum("rhi,ihd->rhd", sums, self.weight).flatten(1)
+
+def relation_attention(modules: Sequence[RelationAttention], relations: Relations
+                       ) -> list[Tensor]:
+    """Each relation's attention over its neighbours, (rows, width), by its own module."""
+    scores = relations.add(
+        [edges.source @ torch.einsum("ihd,hd->ih", m.weight, m.source)
+         for m, edges in zip(modules, relations)],
+        [edges.destination @ torch.einsum("ihd,hd->ih", m.weight, m.destination)
+         for m, edges in zip(modules, relations)])
+    sums = relations.attend(relations.softmax([F.leaky_relu(x, 0.2) for x in scores]))
+    return [torch.einsum("rhi,ihd->rhd", rows, m.weight).flatten(1)
+            for m, rows in zip(modules, sums)]
 
 
 def head_width(width: int, heads: int) -> int:
@@ -55,9 +63,9 @@ class RGATLayer(HGNNLayer):
         self.norm = nn.LayerNorm(width) if spec.layer_norm else None
         self.dropout = nn.Dropout(spec.dropout)
 
-    def aggregate(self, edges: Edges) -> Tensor:
-        out: Tensor = self.attention[slot(edges.relation)](edges)
-        return out
+    def aggregate_all(self, relations: Relations) -> Sequence[Tensor]:
+        return relation_attention([self.attention[slot(edges.relation)] for edges in relations],
+                                  relations)
 
     def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
         aggregated = aggregated + self.bias

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.models.hgnn import Edges, HGNNLayer
+from dgl_heta.models.hgnn import HGNNLayer, Relations
 from dgl_heta.models.spec import ModelSpec, slot
 
 
@@ -50,11 +52,12 @@ class RGCNLayer(HGNNLayer):
             return torch.einsum("b,bio->io", mixture, self.bases)
         return self.weights[slot(relation)]
 
-    def aggregate(self, edges: Edges) -> Tensor:
-        weight, op = self.weight(edges.relation), self._spec.aggregate
+    def aggregate_all(self, relations: Relations) -> Sequence[Tensor]:
+        weights, op = [self.weight(edges.relation) for edges in relations], self._spec.aggregate
         if op in ("sum", "mean"):
-            return edges.reduce(op) @ weight
-        return edges.reduce(op, edges.source @ weight)
+            return [rows @ weight for rows, weight in zip(relations.reduce(op), weights)]
+        return relations.reduce(op, [edges.source @ weight
+                                     for edges, weight in zip(relations, weights)])
 
     def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
         if state is not None:

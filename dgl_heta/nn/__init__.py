@@ -1,7 +1,9 @@
-"""Building blocks of models: AGG_r (`segment`, `attention`), AGG_all (`cross`), Heta Eq. (1)."""
+"""Building blocks of models, Heta Eq. (1): AGG_r (`aggregate`, by a kernel of `kernels`) and
+AGG_all (`cross`)."""
 
-from dgl_heta.nn.aggregate import segment_reduce, use_kernel
+from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
+from dgl_heta.nn.kernels import BaseKernel, FusedKernel, TorchKernel, kernel_in_use, use_kernel
 
-__all__ = ["REDUCERS", "CrossRelation", "CrossSoftmax", "CrossStack", "segment_reduce",
-           "use_kernel"]
+__all__ = ["REDUCERS", "BaseKernel", "CrossRelation", "CrossSoftmax", "CrossStack",
+           "FusedKernel", "TorchKernel", "kernel_in_use", "segment_reduce", "use_kernel"]

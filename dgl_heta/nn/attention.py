@@ -1,12 +1,10 @@
-"""Per-edge kernels of attention models over the in-edges of destination rows.
+"""Attention over the in-edges of destination rows, compiled, on CPU, single or double precision.
 
 R destination rows, E edges, S source rows, H heads, D width. `indptr` (R + 1, int64) and
-`indices` (E) are CSC over the rows; edges are in the order of their rows. On CPU each kernel is
-one compiled pass over the edges that writes nothing of size (E, H, D); elsewhere, in half and in
-mixed precision, PyTorch operators do the same.
-
-With these, scores and sums of messages W_r h_u are computed from h_u itself: W_r goes to the
-queries and to the sums, of which there is one per row and not one per edge (Heta, Eq. 1: AGG_r).
+`indices` (E) are CSC over the rows; edges are in the order of their rows. Each function is one
+pass over the edges that writes nothing of size (E, H, D). All heads have the same source rows:
+scores and sums of messages W_r h_u are computed from h_u itself, because W_r can go to the queries
+and to the sums, of which there is one per row and not one per edge (Heta, Eq. 1: AGG_r).
 """
 
 from __future__ import annotations
@@ -31,11 +29,9 @@ def edge_scores(indptr: Tensor, indices: Tensor, queries: Tensor, states: Tensor
     """
     _want("queries", queries, (len(indptr) - 1, "heads", "width"))
     _want("states", states, ("source rows", queries.shape[2]))
-    if _compiled(queries, states):
-        _reach(indices, states)
-        return _Scores.apply(indptr, indices, queries, states)
-    rows = edge_index(indptr, len(indices))
-    return (queries[rows] * states[indices.long()].unsqueeze(1)).sum(2)
+    _reach(indices, states)
+    found: Tensor = _Scores.apply(indptr, indices, queries, states)
+    return found
 
 
 def attend(indptr: Tensor, indices: Tensor, weights: Tensor, states: Tensor) -> Tensor:
@@ -46,29 +42,9 @@ def attend(indptr: Tensor, indices: Tensor, weights: Tensor, states: Tensor) -> 
     """
     _want("weights", weights, (len(indices), "heads"))
     _want("states", states, ("source rows", "width"))
-    if _compiled(weights, states):
-        _reach(indices, states)
-        return _Attend.apply(indptr, indices, weights, states)
-    rows = edge_index(indptr, len(indices))
-    messages = weights.unsqueeze(2) * states[indices.long()].unsqueeze(1)
-    out = messages.new_zeros((len(indptr) - 1, *messages.shape[1:]))
-    return out.index_add(0, rows, messages)
-
-
-def edge_sum(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-    """`source[u] + destination[v]` for each edge: (S, H) and (R, H) to (E, H)."""
-    return source.index_select(0, indices.long()) + edge_rows(indptr, destination)
-
-
-def edge_rows(indptr: Tensor, values: Tensor) -> Tensor:
-    """Each edge gets its row's values: (R, H) to (E, H)."""
-    return torch.repeat_interleave(values, indptr.diff(), dim=0)
-
-
-def edge_index(indptr: Tensor, edges: int) -> Tensor:
-    """The row of each edge (E, int64)."""
-    return torch.repeat_interleave(torch.arange(len(indptr) - 1, device=indptr.device),
-                                   indptr.diff(), output_size=edges)
+    _reach(indices, states)
+    found: Tensor = _Attend.apply(indptr, indices, weights, states)
+    return found
 
 
 def segment_total(indptr: Tensor, weights: Tensor) -> Tensor:
@@ -76,11 +52,9 @@ def segment_total(indptr: Tensor, weights: Tensor) -> Tensor:
 
     Raises :class:`InputError` where a shape does not fit.
     """
-    if _compiled(weights):
-        _want("weights", weights, (int(indptr[-1]), "heads"))
-        return _Total.apply(indptr, weights)
-    out = weights.new_zeros((len(indptr) - 1, *weights.shape[1:]))
-    return out.index_add(0, edge_index(indptr, len(weights)), weights)
+    _want("weights", weights, (int(indptr[-1]), "heads"))
+    found: Tensor = _Total.apply(indptr, weights)
+    return found
 
 
 def segment_max(indptr: Tensor, scores: Tensor) -> Tensor:
@@ -88,14 +62,10 @@ def segment_max(indptr: Tensor, scores: Tensor) -> Tensor:
 
     -inf for a row without edges. Raises :class:`InputError` where a shape does not fit.
     """
-    scores = scores.detach()
+    _want("scores", scores, (int(indptr[-1]), "heads"))
     out = scores.new_full((len(indptr) - 1, *scores.shape[1:]), float("-inf"))
-    if _compiled(scores):
-        _want("scores", scores, (int(indptr[-1]), "heads"))
-        _max_forward(indptr.numpy(), scores.contiguous().numpy(), out.numpy())
-        return out
-    index = edge_index(indptr, len(scores)).unsqueeze(1).expand_as(scores)
-    return out.scatter_reduce(0, index, scores, "amax")
+    _max_forward(indptr.numpy(), _array(scores), out.numpy())
+    return out
 
 
 def segment_softmax(indptr: Tensor, scores: Tensor) -> Tensor:
@@ -103,17 +73,9 @@ def segment_softmax(indptr: Tensor, scores: Tensor) -> Tensor:
 
     Raises :class:`InputError` where a shape does not fit.
     """
-    if _compiled(scores):
-        _want("scores", scores, (int(indptr[-1]), "heads"))
-        return _Softmax.apply(indptr, scores)
-    weights = torch.exp(scores - edge_rows(indptr, segment_max(indptr, scores)))
-    return weights / edge_rows(indptr, segment_total(indptr, weights))
-
-
-def _compiled(*tensors: Tensor) -> bool:
-    dtype = tensors[0].dtype
-    return dtype in (torch.float32, torch.float64) and all(
-        tensor.device.type == "cpu" and tensor.dtype == dtype for tensor in tensors)
+    _want("scores", scores, (int(indptr[-1]), "heads"))
+    found: Tensor = _Softmax.apply(indptr, scores)
+    return found
 
 
 def _want(name: str, tensor: Tensor, shape: tuple[int | str, ...]) -> None:
@@ -189,7 +151,7 @@ class _Total(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
-        return None, edge_rows(ctx.saved_tensors[0], grad)
+        return None, torch.repeat_interleave(grad, ctx.saved_tensors[0].diff(), dim=0)
 
 
 class _Softmax(torch.autograd.Function):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.nn.attention import edge_rows, segment_max, segment_total
+from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import Block, RelationBlock
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
 
@@ -150,39 +150,41 @@ class CrossSoftmax(CrossRelation):
         return "softmax"
 
     def forward(self, block: Block, ntype: str, parts: Sequence[Part], width: int,  # type: ignore[override]
-                like: Tensor, message: Callable[[RelationBlock, Tensor], Tensor], heads: int
+                like: Tensor, messages: Callable[[Sequence[Part]], Sequence[Tensor]], heads: int
                 ) -> Tensor:
         """Merge the parts of one node type.
 
         Parameters
         ----------
         parts : edges of the block that end at `ntype`, each with its scores (edges, heads).
-        message : `message(edges, weights)` gives for weights (edges, heads) that do not add up
-            to 1 the weighted sum of messages (edges.num_rows, width); linear in the weights.
+        messages : gives for parts with weights (edges, heads), which do not add up to 1, the
+            weighted sums of messages (edges.num_rows, width) each; linear in the weights.
 
         Returns
         -------
         Tensor (wanted rows, width), the heads side by side; 0 for a row without edges.
         """
+        kernel, csc = kernel_in_use(), [edges.in_edges for edges, _ in parts]
         top = self._maxima(block, ntype, parts, heads, like)
-        sums = []
-        for edges, scores in parts:
-            weights = torch.exp(scores - edge_rows(edges.indptr, edges.of(top)))
-            sums.append((edges, torch.cat([message(edges, weights),
-                                           segment_total(edges.indptr, weights)], 1)))
+        tops = kernel.copy_v(csc, [edges.of(top) for edges, _ in parts])
+        weights = [torch.exp(scores - most) for (_, scores), most in zip(parts, tops)]
+        weighted = messages([(edges, e) for (edges, _), e in zip(parts, weights)])
+        sums = [(edges, torch.cat([rows, total], 1)) for (edges, _), rows, total in
+                zip(parts, weighted, kernel.e_sum(csc, weights))]
         out = merge(self.exchange, "sum", block, ntype, sums, width + heads, like, (1, 1))
-        weighted, total = out[:, :width], out[:, width:]
-        total = torch.where(total == 0, 1, total)
-        weighted = weighted.view(len(out), heads, width // heads)
-        return (weighted / total.unsqueeze(2)).view(len(out), width)
+        total = torch.where(out[:, width:] == 0, 1, out[:, width:])
+        rows = out[:, :width].view(len(out), heads, width // heads)
+        return (rows / total.unsqueeze(2)).view(len(out), width)
 
     @torch.no_grad()
     def _maxima(self, block: Block, ntype: str, parts: Sequence[Part], heads: int,
                 like: Tensor) -> Tensor:
         """The maximum of the scores of each destination row (rows, heads)."""
         top = like.new_full((block.num_dst[ntype], heads), float("-inf"))
-        for edges, scores in parts:
-            _apply(top, edges, segment_max(edges.indptr, scores.detach()), torch.maximum)
+        most = kernel_in_use().e_max([edges.in_edges for edges, _ in parts],
+                                     [scores.detach() for _, scores in parts])
+        for (edges, _), rows in zip(parts, most):
+            _apply(top, edges, rows, torch.maximum)
         seeds, shares = block.num_seeds(ntype), block.seeds.get(ntype)
         if not seeds or shares is None:
             return top

@@ -9,6 +9,7 @@ end.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +18,21 @@ from torch import Tensor
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
+
+
+class InEdges(NamedTuple):
+    """In-edges of R destination rows, CSC: `indptr` (R + 1, int64), `indices` (E, source rows).
+
+    Edges are in the order of their rows.
+    """
+
+    indptr: Tensor
+    indices: Tensor
+
+    def rows(self) -> Tensor:
+        """The destination row of each edge (E,), int64."""
+        rows = torch.arange(len(self.indptr) - 1, device=self.indptr.device)
+        return torch.repeat_interleave(rows, self.indptr.diff(), output_size=len(self.indices))
 
 
 @dataclass
@@ -36,6 +52,10 @@ class RelationBlock:
     indices: Tensor
     place: int = 0
     rows: Tensor | None = None
+
+    @property
+    def in_edges(self) -> InEdges:
+        return InEdges(self.indptr, self.indices)
 
     @property
     def num_rows(self) -> int:

@@ -17,7 +17,8 @@ import torch
 from common import against_first, in_turns
 from torch import Tensor
 
-from dgl_heta.nn.attention import attend, edge_scores, segment_softmax
+from dgl_heta.nn import FusedKernel
+from dgl_heta.sampling.blocks import InEdges
 
 
 def main() -> None:
@@ -41,26 +42,26 @@ def main() -> None:
     queries, states = torch.randn(rows, heads, width), torch.randn(sources, width)
     queries /= math.sqrt(width)
     scores, weights = torch.randn(edges, heads), torch.rand(edges, heads)
-    report("edge_scores", chosen.rounds, ours.scores, theirs.scores, (queries, states))
-    report("segment_softmax", chosen.rounds, ours.softmax, theirs.softmax, (scores,))
-    report("attend", chosen.rounds, ours.attend, theirs.attend, (weights, states))
+    report("u_dot_v", chosen.rounds, ours.scores, theirs.scores, (queries, states))
+    report("edge_softmax", chosen.rounds, ours.softmax, theirs.softmax, (scores,))
+    report("u_mul_e_sum", chosen.rounds, ours.attend, theirs.attend, (weights, states))
     report("all three", chosen.rounds, ours.attention, theirs.attention, (queries, states))
 
 
 class Compiled:
-    """The kernels of dgl_heta over one block."""
+    """The kernel `fused` over one block."""
 
     def __init__(self, indptr: Tensor, indices: Tensor) -> None:
-        self._indptr, self._indices = indptr, indices
+        self._kernel, self._edges = FusedKernel(), [InEdges(indptr, indices)]
 
     def scores(self, queries: Tensor, states: Tensor) -> Tensor:
-        return edge_scores(self._indptr, self._indices, queries, states)
+        return self._kernel.u_dot_v(self._edges, [states], [queries])[0]
 
     def softmax(self, scores: Tensor) -> Tensor:
-        return segment_softmax(self._indptr, scores)
+        return self._kernel.edge_softmax(self._edges, [scores])[0]
 
     def attend(self, weights: Tensor, states: Tensor) -> Tensor:
-        return attend(self._indptr, self._indices, weights, states)
+        return self._kernel.u_mul_e_sum(self._edges, [states], [weights])[0]
 
     def attention(self, queries: Tensor, states: Tensor) -> Tensor:
         return self.attend(self.softmax(self.scores(queries, states)), states)

@@ -22,9 +22,9 @@ from dgl_heta.distdgl import gat_conv, message_passing, patches
 from dgl_heta.distdgl.blocks import RelationGraph
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.nn.aggregate import segment_reduce, segment_reduce_each
+from dgl_heta.nn.aggregate import reduce_each, segment_reduce
 from dgl_heta.nn.messages import edge_add, edge_dot, weighted_sum
-from dgl_heta.sampling.blocks import RelationBlock
+from dgl_heta.sampling.blocks import InEdges, RelationBlock
 from dgl_heta.system import patching
 
 HEADS, WIDTH = 3, 5
@@ -153,7 +153,7 @@ def test_gat_conv_is_dgls(graph: tuple[Tensor, Tensor, int], both: bool, bias: b
     for limit in (0, 10**9):  # messages before and after the weights
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gat_conv, "_EDGES_PER_SOURCE", limit)
-            found = gat_conv.run(module, edges, source, destination)
+            (found,) = gat_conv.run_together([(module, edges, source, destination)])
         mine = torch.autograd.grad((found * wanted.detach().cos()).sum(), inputs)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(mine, grads, rtol=1e-9, atol=1e-11)
@@ -177,8 +177,8 @@ def test_relations_of_one_source_aggregate_together(parts: list[tuple[Tensor, Te
                                                     op: str) -> None:
     generator = torch.Generator().manual_seed(len(parts))
     states = random(generator, max(sources for *_, sources in parts), WIDTH)
-    edges = [(indptr, indices) for indptr, indices, _ in parts]
-    together = segment_reduce_each(edges, states, op)
+    edges = [InEdges(indptr, indices) for indptr, indices, _ in parts]
+    together = reduce_each(edges, [states] * len(edges), op)
     alone = [segment_reduce(*pair, states, op) for pair in edges]
     torch.testing.assert_close(together, alone)
     used = slice(0, 1) if len(parts) > 1 else slice(None)  # the others get no gradient

@@ -19,7 +19,9 @@ from torch.utils import dlpack
 from dgl_heta.errors import HetaError
 from dgl_heta.features import chunks
 from dgl_heta.features.deferred import LazyRows, lazy_rows
-from dgl_heta.nn.aggregate import FusedKernel, TorchKernel, segment_reduce_each, use_kernel
+from dgl_heta.nn import FusedKernel, TorchKernel, use_kernel
+from dgl_heta.nn.aggregate import reduce_each
+from dgl_heta.sampling.blocks import InEdges
 
 NODES, WIDTH = 40, 12
 
@@ -182,8 +184,8 @@ def test_ids_that_change_later_and_inference_mode() -> None:
         found = lazy_rows(array, np.array([1, 0]))
         assert found is not None
         product = found @ (torch.ones(3, 2, dtype=torch.float64) * 2)
-        (mean,) = segment_reduce_each([(torch.tensor([0, 2]), torch.tensor([0, 1]))], product,
-                                      "mean")
+        (mean,) = reduce_each([InEdges(torch.tensor([0, 2]), torch.tensor([0, 1]))], [product],
+                              "mean")
         assert torch.equal(mean, torch.full((1, 2), 15.0, dtype=torch.float64))
 
 
@@ -210,7 +212,7 @@ def test_aggregating_before_the_product_is_exact(
         weight = torch.randn(5, WIDTH, dtype=torch.float64, generator=generator).requires_grad_()
         bias = torch.randn(5, dtype=torch.float64, generator=generator).requires_grad_()
         states = F.linear(x.double(), weight, bias if biased else None)
-        found = segment_reduce_each(edges, states, op)
+        found = reduce_each(edges, [states] * len(edges), op)
         assert not isinstance(states, LazyRows) or states.waits
         loss = sum(((1 + place) * y ** 2).sum() for place, y in enumerate(found))
         loss = loss + (states[:4].relu() ** 3).sum() if own else loss
@@ -222,18 +224,18 @@ def test_aggregating_before_the_product_is_exact(
 
 
 def test_rows_are_computed_where_that_is_shorter() -> None:
-    """Many edges, few rows; or another kernel, which knows nothing of waiting."""
+    """Many edges, few rows; or a kernel that wants all rows."""
     waiting, _ = rows()
     weight = torch.ones(WIDTH, 2, dtype=torch.float64)
-    many = [(torch.tensor([0, 4000]), torch.zeros(4000, dtype=torch.int64))]
-    few = [(torch.tensor([0, 2]), torch.zeros(2, dtype=torch.int64))]
+    many = [InEdges(torch.tensor([0, 4000]), torch.zeros(4000, dtype=torch.int64))]
+    few = [InEdges(torch.tensor([0, 2]), torch.zeros(2, dtype=torch.int64))]
     states = waiting @ weight
-    segment_reduce_each(many, states, "sum")
+    reduce_each(many, [states], "sum")
     assert not states.waits
     try:
         use_kernel(TorchKernel())
         states = waiting @ weight
-        segment_reduce_each(few, states, "sum")
+        reduce_each(few, [states], "sum")
         assert not states.waits
     finally:
         use_kernel(FusedKernel())
@@ -253,16 +255,16 @@ def test_a_gradient_that_is_looked_at_is_there() -> None:
         with torch.no_grad():
             frozen = F.linear(x, weight)
         for states in (hooked, retained, frozen):
-            (found,) = segment_reduce_each(edges, states, "mean")
+            (found,) = reduce_each(edges, [states], "mean")
             assert found.requires_grad is (states is not frozen)
             if found.requires_grad:
                 (found ** 2).sum().backward()
         saliency = F.linear(x, weight.detach()).requires_grad_()
-        (found,) = segment_reduce_each(edges, saliency, "mean")
+        (found,) = reduce_each(edges, [saliency], "mean")
         (found ** 2).sum().backward()
         x.requires_grad_()
-        (found,) = segment_reduce_each(edges, F.linear(x, weight), "sum")
-        (direct,) = segment_reduce_each(edges, x, "mean")
+        (found,) = reduce_each(edges, [F.linear(x, weight)], "sum")
+        (direct,) = reduce_each(edges, [x], "mean")
         ((found ** 2).sum() + (direct ** 3).sum()).backward()
         results.append([seen[0], retained.grad, saliency.grad, x.grad, weight.grad])
     for found, expected in zip(*results, strict=True):

@@ -19,7 +19,7 @@ GUEST = """
 
     from pydantic import BaseModel, Field
 
-    from dgl_heta import Kernel, MetatreeBackend, Provider, hookimpl
+    from dgl_heta import MetatreeBackend, Provider, hookimpl
 
     def used(what, value):
         with (Path(os.environ["USED"]) / what).open("a") as file:
@@ -50,18 +50,18 @@ GUEST = """
     class SlowSettings(BaseModel):
         rounds: int = Field(1, ge=1)
 
-    class Slow(Kernel):
-        name = "slow"
-        settings: SlowSettings = SlowSettings()
-
-        def __call__(self, indptr, indices, states, op):
-            from dgl_heta.nn.aggregate import TorchKernel
-
-            used("kernel", self.settings.rounds)
-            return TorchKernel()(indptr, indices, states, op)
-
     @hookimpl
     def dgl_heta_kernels():
+        from dgl_heta.nn import BaseKernel
+
+        class Slow(BaseKernel):
+            name = "slow"
+            settings: SlowSettings = SlowSettings()
+
+            def reduce(self, edges, states, op):
+                used("kernel", self.settings.rounds)
+                return super().reduce(edges, states, op)
+
         return [Slow()]
 
     class Watch(Provider):

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgl_heta.models import HGNN, ModelSpec, RGCNLayer
-from dgl_heta.nn.aggregate import FusedKernel, TorchKernel
+from dgl_heta.nn import FusedKernel, TorchKernel
 from dgl_heta.planning.making import make_plan
+from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.store import Store, write_store
@@ -93,7 +94,7 @@ def test_kernels_agree_with_a_loop_and_have_right_gradients(
     (slope,) = torch.autograd.grad(want, states, upstream, allow_unused=True) if (
         want.requires_grad) else (None,)
     for kernel in (FusedKernel(), TorchKernel()):
-        got = kernel(indptr, indices, states, op)
+        (got,) = kernel.reduce([InEdges(indptr, indices)], [states], op)
         torch.testing.assert_close(got, want)
         (grad,) = torch.autograd.grad(got, states, upstream)
         if unique:  # parallel edges tie; the kernels share or pick, both are subgradients
@@ -104,5 +105,5 @@ def test_kernels_agree_with_a_loop_and_have_right_gradients(
 def test_kernel_takes_features_that_are_not_contiguous() -> None:
     states = torch.randn(3, 4, dtype=torch.float64).t()
     indptr, indices = torch.tensor([0, 2, 4]), torch.tensor([0, 1, 2, 3], dtype=torch.int32)
-    torch.testing.assert_close(FusedKernel()(indptr, indices, states, "sum"),
-                               torch.stack([states[:2].sum(0), states[2:].sum(0)]))
+    (got,) = FusedKernel().reduce([InEdges(indptr, indices)], [states], "sum")
+    torch.testing.assert_close(got, torch.stack([states[:2].sum(0), states[2:].sum(0)]))

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dgl_heta.errors import InputError
-from dgl_heta.nn import attention
+from dgl_heta.nn import BaseKernel, FusedKernel, TorchKernel, attention
+from dgl_heta.sampling.blocks import InEdges
 
 HEADS, WIDTH = 2, 3
+FUSED, TORCH = FusedKernel(), TorchKernel()
 
 
 @st.composite
@@ -27,41 +29,41 @@ def blocks(draw: st.DrawFn) -> tuple[Tensor, Tensor, int]:
     return torch.from_numpy(indptr), torch.tensor(indices, dtype=torch.int32), sources
 
 
-def cases(indptr: Tensor, indices: Tensor, sources: int) -> list[tuple[Callable[..., Tensor], ...]]:
-    """Each kernel with random inputs that collect gradients."""
+def cases(kernel: BaseKernel, indptr: Tensor, indices: Tensor, sources: int
+          ) -> list[tuple[Callable[..., Tensor], ...]]:
+    """Each operator of a kernel with random inputs that collect gradients."""
     generator = torch.Generator().manual_seed(len(indices))
 
     def of(*shape: int) -> Tensor:
         return torch.randn(*shape, dtype=torch.float64, generator=generator, requires_grad=True)
 
-    rows, edges = len(indptr) - 1, len(indices)
-    a = attention
+    rows, edges, block = len(indptr) - 1, len(indices), [InEdges(indptr, indices)]
+    k = kernel
     return [  # type: ignore[return-value]
-        (lambda q, s: a.edge_scores(indptr, indices, q, s), of(rows, HEADS, WIDTH),
-         of(sources, WIDTH)),
-        (lambda s, d: a.edge_sum(indptr, indices, s, d), of(sources, HEADS), of(rows, HEADS)),
-        (lambda s: a.segment_softmax(indptr, s), of(edges, HEADS)),
-        (lambda v: a.edge_rows(indptr, v), of(rows, HEADS)),
-        (lambda w: a.segment_total(indptr, w), of(edges, HEADS)),
-        (lambda w, s: a.attend(indptr, indices, w, s), of(edges, HEADS), of(sources, WIDTH)),
-        (lambda s: a.segment_max(indptr, s), of(edges, HEADS)),
+        (lambda q, s: k.u_dot_v(block, [s], [q])[0], of(rows, HEADS, WIDTH), of(sources, WIDTH)),
+        (lambda q, s: k.u_dot_v(block, [s], [q])[0], of(rows, HEADS, WIDTH),
+         of(sources, HEADS, WIDTH)),
+        (lambda s, d: k.u_add_v(block, [s], [d])[0], of(sources, HEADS), of(rows, HEADS)),
+        (lambda s: k.edge_softmax(block, [s])[0], of(edges, HEADS)),
+        (lambda v: k.copy_v(block, [v])[0], of(rows, HEADS)),
+        (lambda w: k.e_sum(block, [w])[0], of(edges, HEADS)),
+        (lambda w, s: k.u_mul_e_sum(block, [s], [w])[0], of(edges, HEADS), of(sources, WIDTH)),
+        (lambda w, s: k.u_mul_e_sum(block, [s], [w])[0], of(edges, HEADS),
+         of(sources, HEADS, WIDTH)),
+        (lambda s: k.e_max(block, [s])[0], of(edges, HEADS)),
     ]
 
 
-def by_operators(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """The kernel as it is where nothing is compiled for."""
-    def call(*inputs: Tensor) -> Tensor:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(attention, "_compiled", lambda *tensors: False)
-            return kernel(*inputs)
-    return call
+def attention_of(kernel: BaseKernel, block: InEdges, queries: Tensor, states: Tensor) -> Tensor:
+    """Scores, softmax and weighted sums of one relation."""
+    weights = kernel.edge_softmax([block], kernel.u_dot_v([block], [states], [queries]))
+    return kernel.u_mul_e_sum([block], [states], weights)[0]
 
 
 @settings(max_examples=25, deadline=None)
 @given(blocks())
 def test_compiled_kernels_agree_with_pytorch_and_gradients_of_both_are_right(block) -> None:  # type: ignore[no-untyped-def]
-    for kernel, *inputs in cases(*block):
-        operators = by_operators(kernel)
+    for (kernel, *inputs), (operators, *_) in zip(cases(FUSED, *block), cases(TORCH, *block)):
         got, want = kernel(*inputs), operators(*inputs)
         torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
         if got.requires_grad and got.numel():
@@ -72,9 +74,9 @@ def test_compiled_kernels_agree_with_pytorch_and_gradients_of_both_are_right(blo
 @pytest.mark.parametrize(("rows", "sources"), [(0, 0), (0, 3), (4, 0), (4, 3)])
 def test_a_block_without_edges(rows: int, sources: int) -> None:
     block = torch.zeros(rows + 1, dtype=torch.int64), torch.zeros(0, dtype=torch.int32), sources
-    for kernel, *inputs in cases(*block):
+    for (kernel, *inputs), (operators, *_) in zip(cases(FUSED, *block), cases(TORCH, *block)):
         got = kernel(*inputs)
-        torch.testing.assert_close(got, by_operators(kernel)(*inputs))
+        torch.testing.assert_close(got, operators(*inputs))
         assert len(got) in (0, rows)
         if got.requires_grad:
             for grad in torch.autograd.grad(got.sum(), inputs):
@@ -83,19 +85,16 @@ def test_a_block_without_edges(rows: int, sources: int) -> None:
 
 def test_wide_rows_in_single_and_double_precision() -> None:
     generator = torch.Generator().manual_seed(1)
-    indptr = torch.arange(0, 401, 8)
-    indices = torch.randint(30, (400,), generator=generator).int()
+    block = InEdges(torch.arange(0, 401, 8),
+                    torch.randint(30, (400,), generator=generator).int())
     queries = torch.randn(50, 4, 67, dtype=torch.float64, generator=generator)
     states = torch.randn(30, 67, dtype=torch.float64, generator=generator)
-
-    def run(queries: Tensor, states: Tensor) -> Tensor:
-        scores = attention.edge_scores(indptr, indices, queries, states)
-        return attention.attend(indptr, indices, attention.segment_softmax(indptr, scores), states)
 
     for dtype, error in ((torch.float64, 1e-12), (torch.float32, 1e-4)):
         inputs = [x.to(dtype).requires_grad_() for x in (queries, states)]
         exact = [x.clone().requires_grad_() for x in (queries, states)]
-        got, want = run(*inputs), by_operators(run)(*exact)
+        got = attention_of(FUSED, block, *inputs)
+        want = attention_of(TORCH, block, *exact)
         assert got.dtype == dtype
         torch.testing.assert_close(got.double(), want, rtol=error, atol=error)
         for mine, right in zip(torch.autograd.grad(got.square().sum(), inputs),
@@ -106,14 +105,15 @@ def test_wide_rows_in_single_and_double_precision() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_and_mixed_precision(dtype: torch.dtype) -> None:
     indptr, indices = torch.tensor([0, 2, 2, 3]), torch.tensor([0, 1, 1], dtype=torch.int32)
-    for kernel, *inputs in cases(indptr, indices, 2):
+    for kernel, *inputs in cases(FUSED, indptr, indices, 2):
         got = kernel(*(x.to(dtype) for x in inputs))
         assert got.dtype == dtype
         torch.testing.assert_close(got.double(), kernel(*inputs), rtol=0.05, atol=0.05)
     weights, states = torch.rand(3, HEADS), torch.rand(2, WIDTH)
-    want = attention.attend(indptr, indices, weights, states)
-    for mixed in (weights.to(dtype), states), (weights, states.to(dtype)):
-        got = attention.attend(indptr, indices, *mixed)
+    block = [InEdges(indptr, indices)]
+    (want,) = FUSED.u_mul_e_sum(block, [states], [weights])
+    for some, others in (weights.to(dtype), states), (weights, states.to(dtype)):
+        (got,) = FUSED.u_mul_e_sum(block, [others], [some])
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
 
@@ -127,8 +127,7 @@ def test_together_they_are_dense_attention() -> None:
     indices = mask.nonzero()[:, 1].int()
     queries = torch.randn(rows, HEADS, WIDTH, dtype=torch.float64, generator=generator)
     states = torch.randn(sources, WIDTH, dtype=torch.float64, generator=generator)
-    scores = attention.edge_scores(indptr, indices, queries, states)
-    got = attention.attend(indptr, indices, attention.segment_softmax(indptr, scores), states)
+    got = attention_of(FUSED, InEdges(indptr, indices), queries, states)
     dense = torch.einsum("rhd,sd->rhs", queries, states).masked_fill(~mask[:, None], -torch.inf)
     want = torch.softmax(dense, 2).nan_to_num() @ states
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
@@ -165,7 +164,7 @@ def test_large_scores_do_not_overflow() -> None:
 
 def test_strides_do_not_matter() -> None:
     indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1], dtype=torch.int32)
-    for kernel, *inputs in cases(indptr, indices, 2):
+    for kernel, *inputs in cases(FUSED, indptr, indices, 2):
         apart = [torch.stack([x, x], -1).detach()[..., 0].requires_grad_() for x in inputs]
         assert not any(x.is_contiguous() for x in apart)
         got, want = kernel(*apart), kernel(*inputs)

@@ -1,0 +1,196 @@
+"""AGG_r by operator: what a kernel can do for several relations at once, and which kernel does it.
+
+R destination rows, E edges, S source rows, H heads, D width. A relation is given by its
+:class:`dgl_heta.sampling.blocks.InEdges`, in the order of the rows. Operators have DGL's names: `u`
+is the source of an edge, `v` its destination, `e` the edge itself.
+
+Every operator takes lists, an entry for each relation, and returns a list. A kernel may so
+merge the relations of a layer into one call (as Wu et al. do in "Accelerating Mini-batch HGNN
+Training by Reducing CUDA Kernels", 2024); :class:`BaseKernel` goes through them one by one. All are
+differentiable but `e_max`. A kernel derives from :class:`BaseKernel` and overrides what it does
+better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dgl_heta.hooks.protocols import Kernel
+from dgl_heta.nn import attention, messages
+from dgl_heta.nn.sums import extreme, sums
+from dgl_heta.sampling.blocks import InEdges
+
+
+class BaseKernel(Kernel):
+    """What other kernels derive from: gather, then scatter, by PyTorch operators, on any device."""
+
+    name = "base"
+
+    def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> list[Tensor]:
+        """Sum, mean, max or min of source rows: (S, D) to (R, D), 0 for a row without edges."""
+        return [_reduce(csc, x, op) for csc, x in zip(edges, states)]
+
+    def u_dot_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                destinations: Sequence[Tensor]) -> list[Tensor]:
+        """Products of both ends, per head: (S, D) or (S, H, D), with (R, H, D), to (E, H)."""
+        return [(v[csc.rows()] * _gathered(csc, u)).sum(2)
+                for csc, u, v in zip(edges, sources, destinations)]
+
+    def u_add_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                destinations: Sequence[Tensor]) -> list[Tensor]:
+        """Sums of both ends: (S, H) and (R, H) to (E, H)."""
+        return [u.index_select(0, csc.indices.long()) + v
+                for csc, u, v in zip(edges, sources, self.copy_v(edges, destinations))]
+
+    def copy_v(self, edges: Sequence[InEdges], rows: Sequence[Tensor]) -> list[Tensor]:
+        """Each edge gets its destination's values: (R, H) to (E, H)."""
+        return [torch.repeat_interleave(v, csc.indptr.diff(), dim=0)
+                for csc, v in zip(edges, rows)]
+
+    def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
+        """Softmax over the edges of each row by its relation: (E, H) to (E, H)."""
+        tops = self.copy_v(edges, self.e_max(edges, scores))
+        weights = [torch.exp(e - top) for e, top in zip(scores, tops)]
+        return [e / total for e, total in
+                zip(weights, self.copy_v(edges, self.e_sum(edges, weights)))]
+
+    def e_max(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
+        """Maxima over the edges of each row, no gradient: (E, H) to (R, H), -inf without edges."""
+        return [_edge_max(csc, e.detach()) for csc, e in zip(edges, scores)]
+
+    def e_sum(self, edges: Sequence[InEdges], values: Sequence[Tensor]) -> list[Tensor]:
+        """Sums over the edges of each row: (E, H) to (R, H), 0 for a row without edges."""
+        return [_edge_sum(csc, e) for csc, e in zip(edges, values)]
+
+    def u_mul_e_sum(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                    weights: Sequence[Tensor]) -> list[Tensor]:
+        """Sums of source rows times the weights of their edges, per head.
+
+        (S, D) or (S, H, D), with (E, H), to (R, H, D), 0 for a row without edges.
+        """
+        return [_edge_sum(csc, _gathered(csc, u) * e.unsqueeze(2))
+                for csc, u, e in zip(edges, sources, weights)]
+
+
+class TorchKernel(BaseKernel):
+    """The `torch` kernel: the reference, by PyTorch operators alone."""
+
+    name = "torch"
+    defers = False
+
+
+class FusedKernel(BaseKernel):
+    """The `fused` kernel: one compiled pass over the edges, on CPU; elsewhere, and in half and
+    in mixed precision, as `torch`.
+
+    It reads each source row once and writes no message per edge: nothing of size (E, H, D).
+    """
+
+    name = "fused"
+
+    def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> list[Tensor]:
+        """As `torch`. Relations of the same source rows add their gradients to one array of
+        that size, instead of each to an array of its own."""
+        found: dict[int, Tensor] = {}
+        for places in _by_identity(states):
+            x, chosen = states[places[0]], [edges[i] for i in places]
+            if not _compiled(x):
+                rows: Sequence[Tensor] = super().reduce(chosen, [x] * len(chosen), op)
+            elif op in ("sum", "mean"):
+                rows = sums(chosen, x, op == "mean")
+            else:
+                rows = [extreme(*csc, x, op == "max") for csc in chosen]
+            found.update(zip(places, rows))
+        return [found[i] for i in range(len(states))]
+
+    def u_dot_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                destinations: Sequence[Tensor]) -> list[Tensor]:
+        return [super(FusedKernel, self).u_dot_v([csc], [u], [v])[0] if not _compiled(u, v)
+                else attention.edge_scores(*csc, v, u) if u.dim() == 2
+                else messages.edge_dot(*csc, u, v)
+                for csc, u, v in zip(edges, sources, destinations)]
+
+    def u_add_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                destinations: Sequence[Tensor]) -> list[Tensor]:
+        return [messages.edge_add(*csc, u, v) if _compiled(u, v)
+                else super(FusedKernel, self).u_add_v([csc], [u], [v])[0]
+                for csc, u, v in zip(edges, sources, destinations)]
+
+    def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
+        return [attention.segment_softmax(csc.indptr, e) if _compiled(e)
+                else super(FusedKernel, self).edge_softmax([csc], [e])[0]
+                for csc, e in zip(edges, scores)]
+
+    def e_max(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
+        return [attention.segment_max(csc.indptr, e) if _compiled(e)
+                else _edge_max(csc, e.detach()) for csc, e in zip(edges, scores)]
+
+    def e_sum(self, edges: Sequence[InEdges], values: Sequence[Tensor]) -> list[Tensor]:
+        return [attention.segment_total(csc.indptr, e) if _compiled(e) else _edge_sum(csc, e)
+                for csc, e in zip(edges, values)]
+
+    def u_mul_e_sum(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                    weights: Sequence[Tensor]) -> list[Tensor]:
+        return [super(FusedKernel, self).u_mul_e_sum([csc], [u], [e])[0] if not _compiled(u, e)
+                else attention.attend(*csc, e, u) if u.dim() == 2
+                else messages.weighted_sum(*csc, u, e)
+                for csc, u, e in zip(edges, sources, weights)]
+
+
+_in_use: Kernel = FusedKernel()
+
+
+def use_kernel(kernel: Kernel) -> None:
+    """Aggregate with this kernel from now on, in this process."""
+    global _in_use
+    _in_use = kernel
+
+
+def kernel_in_use() -> Kernel:
+    """The kernel that aggregates in this process."""
+    return _in_use
+
+
+def _compiled(*tensors: Tensor) -> bool:
+    """Whether the compiled kernels take these tensors: single or double precision, on CPU."""
+    dtype = tensors[0].dtype
+    return dtype in (torch.float32, torch.float64) and all(
+        tensor.device.type == "cpu" and tensor.dtype == dtype for tensor in tensors)
+
+
+def _by_identity(states: Sequence[Tensor]) -> list[list[int]]:
+    """The places of each tensor among `states`."""
+    places: dict[int, list[int]] = {}
+    for place, x in enumerate(states):
+        places.setdefault(id(x), []).append(place)
+    return list(places.values())
+
+
+def _gathered(csc: InEdges, source: Tensor) -> Tensor:
+    """The source row of each edge, per head: (E, 1 or H, D)."""
+    rows = source.index_select(0, csc.indices.long())
+    return rows.unsqueeze(1) if rows.dim() == 2 else rows
+
+
+def _reduce(csc: InEdges, states: Tensor, op: str) -> Tensor:
+    rows, messages = csc.rows(), states.index_select(0, csc.indices.long())
+    out = states.new_zeros((len(csc.indptr) - 1, states.shape[1]))
+    if op in ("sum", "mean"):
+        out = out.index_add(0, rows, messages)
+        return out / csc.indptr.diff().clamp(min=1).unsqueeze(1) if op == "mean" else out
+    index = rows.unsqueeze(1).expand_as(messages)
+    return out.scatter_reduce(0, index, messages, "a" + op, include_self=False)
+
+
+def _edge_max(csc: InEdges, scores: Tensor) -> Tensor:
+    out = scores.new_full((len(csc.indptr) - 1, *scores.shape[1:]), float("-inf"))
+    return out.scatter_reduce(0, csc.rows().unsqueeze(1).expand_as(scores), scores,
+                              "amax")
+
+
+def _edge_sum(csc: InEdges, values: Tensor) -> Tensor:
+    out = values.new_zeros((len(csc.indptr) - 1, *values.shape[1:]))
+    return out.index_add(0, csc.rows(), values)
