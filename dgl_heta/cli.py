@@ -24,8 +24,8 @@ from dgl_heta.hooks.manager import plugins
 from dgl_heta.launch.command import EXAMPLE, launch
 from dgl_heta.partition.inputs import GraphInput, open_input
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.cost import Workload
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
 from dgl_heta.report.tables import show_comparison, show_estimates, show_store, table
 
 app = typer.Typer(name="dgl-heta", pretty_exceptions_enable=False, rich_markup_mode="rich",
@@ -156,9 +156,10 @@ def _estimate(opened: GraphInput, own: Plan | None, file: Path, targets: tuple[s
               hops: int, method: str, seed: int, work: Workload, model: str,
               train_nodes: int | None, as_json: bool) -> None:
     """Predict a partition's own plan if it is for so many machines, else a new one."""
-    from dataclasses import asdict
+    from dataclasses import asdict, replace
 
-    from dgl_heta.planning.cluster import MODELS, Cluster, Coefficients, Training, estimate
+    from dgl_heta.planning.cluster import Cluster, Coefficients, estimate
+    from dgl_heta.planning.workload import MODELS
 
     if model not in MODELS:
         raise InputError(f"--model is '{model}'; it must be one of {', '.join(MODELS)}")
@@ -169,18 +170,17 @@ def _estimate(opened: GraphInput, own: Plan | None, file: Path, targets: tuple[s
     elif _positive(train_nodes, "--train-nodes") > sum(
             opened.schema.node_counts.get(t, train_nodes) for t in targets):
         raise InputError(f"--train-nodes is {train_nodes}, more than there are target nodes")
-    training = Training(model, work.hidden, work.fanouts or (25, *[20] * (hops - 1)),
-                        work.batch_size, train_nodes,
-                        opened.task.num_classes if opened.task else 0)
+    work = replace(work, model=model, fanouts=work.fanouts_of(hops), seeds=train_nodes,
+                   classes=opened.task.num_classes if opened.task else 0)
     if own is not None and own.num_parts == cluster.machines and own.replication == "full":
         made, method = own, own.method
     else:
         made = plugins().get("partition backend", method).plan(opened.schema, PartitionRequest(
             cluster.machines, targets, hops, seed=seed, replication="full", workload=work))
-    found = estimate(made, training, cluster, coefficients)
+    found = estimate(made, work, cluster, coefficients)
     if as_json:
         print(json.dumps({
-            "cluster": cluster.model_dump(), "training": asdict(training), "method": method,
+            "cluster": cluster.model_dump(), "training": asdict(work), "method": method,
             "coefficients": coefficients.model_dump(),
             "systems": [one.to_json() for one in found]}))
         return

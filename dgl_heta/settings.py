@@ -38,6 +38,11 @@ PLAIN_VARIABLES = ("DGL_HETA_CONFIG", "DGL_HETA_TRACE", "DGL_HETA_LAUNCHER", "DG
                    "DGL_HETA_READS")
 
 
+def default_fanouts(layers: int) -> tuple[int, ...]:
+    """Neighbours per relation and layer where none are given: 25, then 20; input layer first."""
+    return (25, *[20] * (layers - 1))
+
+
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True,
                               allow_inf_nan=False)
@@ -115,8 +120,8 @@ class TrainSettings(_Section):
     epochs: int = Field(10, ge=1, description="passes over the training nodes")
     batch_size: int = Field(1024, ge=1, description="seeds per worker and step")
     fanouts: list[int] = Field(
-        [25, 20], description="neighbours per relation and layer, input layer first; -1 for all; "
-        "default: 25, then 20 for every further layer")
+        list(default_fanouts(2)), description="neighbours per relation and layer, input layer "
+        "first; -1 for all; default: 25, then 20 for every further layer")
     eval_fanouts: list[int] | None = Field(None, description="the same for evaluation")
     lr: float = Field(0.01, gt=0, description="learning rate of dense parameters (Adam)")
     sparse_lr: float = Field(0.01, gt=0, description="learning rate of learnable features")
@@ -265,7 +270,7 @@ def load_settings(
     except ValidationError as error:
         raise _wrong(error) from None
     if "fanouts" not in values.get("train", {}):
-        fanouts = [25] + [20] * (settings.model.layers - 1)
+        fanouts = list(default_fanouts(settings.model.layers))
         train = settings.train.model_copy(update={"fanouts": fanouts})
         settings = settings.model_copy(update={"train": train})
     return settings.check()

@@ -17,7 +17,8 @@ import numpy as np
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.datasets.debian.building import build
 from dgl_heta.graph.datasets.debian.records import parse_records
-from dgl_heta.graph.datasets.debian.snapshot import SNAPSHOT, SPLITS, load, write
+from dgl_heta.graph.datasets.debian.snapshot import SNAPSHOT, load, write
+from dgl_heta.graph.source import MASKS
 
 # What is installed would replace records of the archive by local ones, so it is not read.
 DUMP = ["apt-cache", "-o", "Dir::State::status=/dev/null", "dumpavail"]
@@ -73,7 +74,7 @@ def summary(path: Path, size: int) -> str:
     lines += [f"  {relation.etype:<14} {edges.num_edges:>9,}  to {relation.dst}"
               for relation, edges in source.edges.items() if not relation.etype.startswith("rev-")]
     lines.append(f"features of a package: {package['feat'].shape[1]}")
-    lines.append(f"split: {', '.join(f'{n} {int(package[n].sum()):,}' for n in SPLITS)}, "
+    lines.append(f"split: {', '.join(f'{n} {int(package[n].sum()):,}' for n in MASKS)}, "
                  f"without a label {int((package['label'] < 0).sum()):,}")
     lines.append(f"classes: {len(classes)}")
     counts = np.bincount(package["label"][package["label"] >= 0], minlength=len(classes))

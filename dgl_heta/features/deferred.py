@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_map
 from dgl_heta.errors import HetaError
 from dgl_heta.features.chunks import DTYPES, ChunkedRows
 from dgl_heta.features.row_kernels import check_ids
-from dgl_heta.planning.cost import aggregated_first
+from dgl_heta.planning.compute import aggregated_first
 
 _aten = torch.ops.aten
 _RAW = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.data_ptr, Tensor.contiguous,

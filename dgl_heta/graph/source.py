@@ -18,6 +18,10 @@ from dgl_heta.graph.schema import Relation, Schema
 KINDS = ("classification", "multilabel", "regression")
 """Kinds of tasks that a graph can come with."""
 
+TRAIN_MASK = "train_mask"
+MASKS = (TRAIN_MASK, "val_mask", "test_mask")
+"""Node arrays that say which nodes are for training, validation and test."""
+
 
 class EdgeSource(Protocol):
     """Edges of one relation, readable any number of times."""

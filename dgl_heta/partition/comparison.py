@@ -1,34 +1,38 @@
 """Partitionings of one graph side by side: what each would send, hold and balance.
 
 Nothing is guessed about frontiers: some steps are sampled on the store, as training would, and
-the rows and edges that each method would move are counted (docs/performance.md lists what is
-counted). The averaging of dense gradients is equal for all and left out.
+the rows and edges that each partitioning would move are counted; :mod:`dgl_heta.planning.traffic`
+says how many bytes they are. The averaging of dense gradients is equal for all and left out.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import TRAIN_MASK
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.cost import Workload, memory, predict, type_bytes
+from dgl_heta.planning import traffic
+from dgl_heta.planning.assignment import Partition, Share
+from dgl_heta.planning.footprint import DISTDGL_EDGE_BYTES, footprint, type_bytes
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
+from dgl_heta.settings import ModelSettings
 from dgl_heta.store import Store
 
-_EDGE_BYTES = 24  # DistDGL returns source, destination and edge id of a remotely sampled edge
-_ID_BYTES = 8
 _METIS_EDGES = 30_000_000  # more take METIS minutes and gigabytes
 
 Owner = dict[str, np.ndarray]
@@ -36,7 +40,7 @@ Owner = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Method:
+class Partitioning:
     """One row of the comparison.
 
     Attributes
@@ -65,13 +69,13 @@ class Method:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All methods on one graph and workload."""
+    """All partitionings of one graph for one workload."""
 
     parts: int
     steps_per_epoch: int
     sampled_steps: int
     workload: Workload
-    methods: tuple[Method, ...]
+    methods: tuple[Partitioning, ...]
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -95,19 +99,19 @@ def compare(store: Store, request: PartitionRequest, work: Workload, steps: int 
         As planning does; no training node.
     """
     schema = store.schema
-    hops = request.hops or 2
-    fanouts = work.fanouts or (25, *[20] * (hops - 1))
-    work = replace(work, fanouts=fanouts)
+    hops = request.hops or ModelSettings().layers
+    work = replace(work, fanouts=work.fanouts_of(hops))
     whole = make_plan(schema, request.target, hops, 1)
-    seeds = {t: np.flatnonzero(store.array(t, "train_mask")) if store.has_array(t, "train_mask")
+    seeds = {t: np.flatnonzero(store.array(t, TRAIN_MASK)) if store.has_array(t, TRAIN_MASK)
              else np.arange(schema.node_counts[t]) for t in request.target}
     count = sum(map(len, seeds.values()))
     if not count:
-        raise InputError(f"no node of {', '.join(request.target)} is in train_mask, so there is "
+        raise InputError(f"no node of {', '.join(request.target)} is in {TRAIN_MASK}, so there is "
                          "no step to sample")
-    size = work.batch_size * request.parts
-    runner = _Runner(store, whole, work, request, seeds, min(steps, -(-count // size)))
-    methods = []
+    steps_per_epoch = -(-count // (work.batch_size * request.parts))
+    counting = _Counting(store, whole, work, request, seeds, min(steps, steps_per_epoch),
+                         steps_per_epoch)
+    rows = []
     candidates = ((Meta(), "full", "meta"), (Meta(), "none", "meta, replication none"),
                   (RelationRandom(), "none", "relation-random"))
     for backend, replication, name in candidates:
@@ -116,156 +120,168 @@ def compare(store: Store, request: PartitionRequest, work: Workload, steps: int 
         try:
             plan = backend.plan(schema, wish)
         except InputError as error:
-            methods.append(Method(name, missing=str(error)))
+            rows.append(Partitioning(name, missing=str(error)))
             continue
-        methods.append(runner.raf(name, plan))
+        rows.append(counting.raf(name, plan))
     progress("DistDGL random")
     rng = np.random.default_rng(request.seed)
-    methods.append(runner.distdgl("DistDGL random", {
+    rows.append(counting.distdgl("DistDGL random", {
         t: rng.integers(0, request.parts, n) for t, n in schema.node_counts.items()}))
     progress("DistDGL METIS")
     owner, missing = _metis(store, request.parts)
-    methods.append(Method("DistDGL METIS", missing=missing) if owner is None
-                   else runner.distdgl("DistDGL METIS", owner))
-    return Comparison(request.parts, -(-count // size), runner.steps, work, tuple(methods),
-                      _warnings(methods, request.parts, work))
+    rows.append(Partitioning("DistDGL METIS", missing=missing) if owner is None
+                else counting.distdgl("DistDGL METIS", owner))
+    return Comparison(request.parts, steps_per_epoch, counting.steps, work, tuple(rows),
+                      _warnings(rows, request.parts, work))
 
 
-def _warnings(methods: Sequence[Method], parts: int, work: Workload) -> tuple[str, ...]:
-    meta = methods[0]
-    found = []
-    for other in methods[1:]:
+def _warnings(rows: Sequence[Partitioning], parts: int, work: Workload) -> tuple[str, ...]:
+    meta = rows[0]
+    warnings = []
+    for other in rows[1:]:
         if meta.missing is None and other.missing is None and other.total < meta.total:
             reason = (f"hidden size {work.hidden} × {parts} partitions make partial aggregations "
                       "larger than the features they save; a smaller hidden size, fewer partitions "
                       "or train.seed_states = false would change that"
                       if "DistDGL" in other.name else "see the bytes by cause")
-            found.append(f"{other.name} would send less than meta: {other.total / 1e6:,.1f} MB "
-                         f"instead of {meta.total / 1e6:,.1f} MB per epoch ({reason})")
-    return tuple(found)
+            warnings.append(
+                f"{other.name} would send less than meta: {other.total / 1e6:,.1f} MB "
+                f"instead of {meta.total / 1e6:,.1f} MB per epoch ({reason})")
+    return tuple(warnings)
 
 
-class _Runner:
-    """Samples steps and counts what methods would send."""
+class _Counting:
+    """Samples steps and counts what partitionings would send."""
 
     def __init__(self, store: Store, whole: Plan, work: Workload, request: PartitionRequest,
-                 seeds: Mapping[str, np.ndarray], steps: int) -> None:
-        self._store, self._whole, self._work, self._request = store, whole, work, request
+                 seeds: Mapping[str, np.ndarray], steps: int, steps_per_epoch: int) -> None:
+        self._store, self._work, self._request = store, work, request
         self._seeds, self.steps = seeds, steps
-        count = sum(map(len, seeds.values()))
-        self._per_epoch = -(-count // (work.batch_size * request.parts)) / steps
-        self._row = work.hidden * work.itemsize
+        self._per_epoch = steps_per_epoch / steps
         self._widths = store.schema.feature_bytes
         self._sampler = NeighborSampler(store, SamplingScope.of(whole, 0), work.fanouts,
                                         request.seed)
 
-    def _step(self, number: int, size: int, of: Mapping[str, np.ndarray] | None = None
+    def _step(self, number: int, size: int, seeds: Mapping[str, np.ndarray]
               ) -> dict[str, np.ndarray]:
-        """Seeds of a step, each type in proportion."""
-        chosen = self._seeds if of is None else of
-        total = max(sum(map(len, chosen.values())), 1)
+        """`size` of the seeds, each type in proportion."""
+        total = max(sum(map(len, seeds.values())), 1)
         rng = np.random.default_rng([self._request.seed, number])
         return {t: np.sort(rng.choice(ids, min(len(ids), -(-size * len(ids) // total)), False))
-                for t, ids in chosen.items()}
+                for t, ids in seeds.items()}
 
-    def raf(self, name: str, plan: Plan) -> Method:
+    def raf(self, name: str, plan: Plan) -> Partitioning:
         """A plan's bytes, memory and balance."""
-        bytes_sent: Counter[str] = Counter()
+        sent: Counter[str] = Counter()
         edges = np.zeros(plan.num_parts)
         for number in range(self.steps):
-            seeds = self._step(number, self._work.batch_size * len(plan.groups[0]))
-            if plan.replication == "full":
-                self._full(plan, seeds, number, bytes_sent, edges)
-            else:
-                self._none(plan, seeds, number, bytes_sent, edges)
-        held = [memory(plan.schema, p, self._work) for p in plan.partitions]
-        return self._method(name, bytes_sent, held, edges, plan.replication_factor())
+            seeds = self._step(number, self._work.batch_size * len(plan.groups[0]), self._seeds)
+            count = self._replicated if plan.replication == "full" else self._unreplicated
+            count(plan, seeds, number, sent, edges)
+        sizes = [footprint(plan.schema, p, self._work) for p in plan.partitions]
+        return self._row(name, sent, sizes, edges, plan.replication_factor())
 
-    def _full(self, plan: Plan, seeds: dict[str, np.ndarray], number: int,
-              sent: Counter[str], edges: np.ndarray) -> None:
-        costs = predict(plan, self._work)
-        for part, cost in enumerate(costs):
-            group = plan.groups[plan.partitions[part].group]
-            sampler = NeighborSampler(self._store, SamplingScope.of(plan, part),
+    def _replicated(self, plan: Plan, seeds: dict[str, np.ndarray], number: int,
+                    sent: Counter[str], edges: np.ndarray) -> None:
+        """Partial aggregations of the seeds; learnable rows that another user owns."""
+        crossings = traffic.seed_crossings(plan.hops, self._work)
+        total = sum(map(len, seeds.values()))
+        for partition in plan.partitions:
+            group = plan.groups[partition.group]
+            sampler = NeighborSampler(self._store, SamplingScope.of(plan, partition.index),
                                       self._work.fanouts, self._request.seed)
-            shares = {t: SeedShares.even(len(ids), len(group), group.index(part))
+            shares = {t: SeedShares.even(len(ids), len(group), group.index(partition.index))
                       for t, ids in seeds.items()}
             batch = sampler.sample(seeds, shares, number)
-            edges[part] += _edges(batch)
-            share = sum(map(len, seeds.values())) / (self._work.batch_size * len(group))
-            sent["partials"] += int(cost.partial_bytes * share)
+            edges[partition.index] += _edges(batch)
+            _add(sent, "partials", traffic.partials(len(group), total / len(group), crossings,
+                                                    self._work))
             for ntype, ids in batch.input_nodes.items():
-                users = len(plan.users(ntype))
-                if not self._widths.get(ntype) and users > 1:
-                    sent["learnable"] += self._shared(len(ids), users)
+                users = plan.users(ntype)
+                if not self._widths.get(ntype) and len(users) > 1:
+                    own = Share(users.index(partition.index), len(users))
+                    low, high = own.rows(plan.schema.node_counts[ntype])
+                    away = int(((ids < low) | (ids >= high)).sum())
+                    _add(sent, "learnable", traffic.learnable(away, self._work))
 
-    def _none(self, plan: Plan, seeds: dict[str, np.ndarray], number: int,
-              sent: Counter[str], edges: np.ndarray) -> None:
+    def _unreplicated(self, plan: Plan, seeds: dict[str, np.ndarray], number: int,
+                      sent: Counter[str], edges: np.ndarray) -> None:
+        """Rows that several partitions have, at every layer; what they are; learnable rows."""
+        work, parts = self._work, plan.num_parts
         batch = self._sampler.sample(seeds, None, number)
-        holders = {t: len(plan.users(t, 0)) for t in plan.schema.node_types}
+        holders = {t: len(plan.users(t)) for t in plan.schema.node_types}
         for block in batch.blocks:
             for ntype, rows in block.num_dst.items():
-                if holders[ntype] > 1 and not block.last:
-                    sent["partials"] += 4 * rows * self._row * (holders[ntype] - 1)
-                    sent["sampling"] += rows * _ID_BYTES * (holders[ntype] - 1)
-                elif block.last and ntype in seeds:
-                    sent["partials"] += 2 * rows * self._row * (plan.num_parts - 1)
-            for part in block.edges:
-                for p in plan.partitions:
-                    if part.relation in p.layers[block.layer]:
-                        low, high = p.ranges.get(
-                            part.relation, (0, plan.schema.node_counts[part.relation.dst]))
-                        share = (high - low) / max(plan.schema.node_counts[part.relation.dst], 1)
-                        edges[p.index] += len(part.indices) * share
+                sharing, crossings = (
+                    (parts, traffic.last_layer(work)) if block.last
+                    else (holders[ntype], traffic.lower_layer(work)))
+                _add(sent, "partials", sharing * traffic.partials(
+                    sharing, rows / sharing, crossings, work))
+            for partition in plan.partitions:
+                reached: dict[str, list[np.ndarray]] = {}
+                for relation, indices in _drawn(batch, block.layer, partition):
+                    edges[partition.index] += len(indices)
+                    reached.setdefault(relation.src, []).append(indices)
+                for ntype, pieces in reached.items():
+                    sources = np.unique(np.concatenate(pieces))
+                    new = int((sources >= block.num_dst.get(ntype, 0)).sum())
+                    _add(sent, "sampling", traffic.common_ids(holders[ntype], new))
         for ntype, ids in batch.input_nodes.items():
-            if not self._widths.get(ntype) and holders[ntype] > 1:
-                sent["learnable"] += holders[ntype] * self._shared(len(ids), holders[ntype])
+            # All holders have all these rows, and each row has one owner among them.
+            if not self._widths.get(ntype) and holders[ntype]:
+                _add(sent, "learnable",
+                     traffic.learnable(len(ids) * (holders[ntype] - 1), work))
 
-    def _shared(self, rows: int, users: int) -> int:
-        """Bytes to fetch rows of a learnable type from their owners and bring gradients back."""
-        return rows * (users - 1) // users * (_ID_BYTES + 2 * self._row)
-
-    def distdgl(self, name: str, owner: Owner) -> Method:
+    def distdgl(self, name: str, owner: Owner) -> Partitioning:
         """What data-parallel training over a partition of the nodes sends and holds."""
-        schema, parts = self._store.schema, self._request.parts
+        parts = self._request.parts
         sent: Counter[str] = Counter()
         edges = np.zeros(parts)
         for part in range(parts):
-            mine = {t: ids[owner[t][ids] == part] for t, ids in self._seeds.items()}
+            seeds = {t: ids[owner[t][ids] == part] for t, ids in self._seeds.items()}
             for number in range(self.steps):
-                batch = self._sampler.sample(self._step(number, self._work.batch_size, mine), None,
-                                             number)
+                batch = self._sampler.sample(
+                    self._step(number, self._work.batch_size, seeds), None, number)
                 edges[part] += _edges(batch)
-                for ntype, ids in batch.input_nodes.items():
-                    remote = int((owner[ntype][ids] != part).sum())
-                    width = self._widths.get(ntype) or 0
-                    sent["features" if width else "learnable"] += remote * (
-                        _ID_BYTES + (width or 2 * self._row))
-                for block in batch.blocks:
-                    for piece in block.edges:
-                        nodes = batch.input_nodes[piece.relation.dst][piece.start:piece.stop]
-                        remote_rows = owner[piece.relation.dst][nodes] != part
-                        degrees = np.diff(piece.indptr.numpy())
-                        sent["sampling"] += int(degrees[remote_rows].sum()) * _EDGE_BYTES
-                        sent["sampling"] += int(remote_rows.sum()) * _ID_BYTES
-        held, stored = np.zeros(parts), np.zeros(parts)
+                self._count_remote(batch, owner, part, sent)
+        sizes, stored = self._stored(owner)
+        return self._row(name, sent, sizes, edges, float(stored.sum()) / max(
+            sum(self._store.schema.node_counts.values()), 1))
+
+    def _count_remote(self, batch: MiniBatch, owner: Owner, part: int, sent: Counter[str]) -> None:
+        """Input rows, and rows whose in-edges are drawn, that another part owns."""
+        for ntype, ids in batch.input_nodes.items():
+            away, width = int((owner[ntype][ids] != part).sum()), self._widths.get(ntype)
+            if width:
+                _add(sent, "features", traffic.features(away, width))
+            else:
+                _add(sent, "learnable", traffic.learnable(away, self._work))
+        for block in batch.blocks:
+            for drawn in block.edges:
+                nodes = batch.input_nodes[drawn.relation.dst][drawn.start:drawn.stop]
+                away_rows = np.asarray(owner[drawn.relation.dst][nodes] != part)
+                degrees = np.diff(drawn.indptr.numpy())
+                _add(sent, "sampling", traffic.remote_sampling(
+                    int(away_rows.sum()), int(degrees[away_rows].sum())))
+
+    def _stored(self, owner: Owner) -> tuple[list[float], np.ndarray]:
+        """Bytes of each of DistDGL's parts, without halo features; its nodes, halo included."""
+        schema, parts = self._store.schema, self._request.parts
+        sizes, stored = np.zeros(parts), self._halo(owner)
         for ntype, count in schema.node_counts.items():
-            per_node = sum(type_bytes(schema, [ntype], self._work)) / max(count, 1)
             own = np.bincount(owner[ntype], minlength=parts)
-            held += own * per_node
+            sizes += own * sum(type_bytes(schema, [ntype], self._work)) / max(count, 1)
             stored += own
         for relation in schema.relations:
             csc = self._store.relation(relation)
-            degrees = np.bincount(owner[relation.dst], np.diff(csc.indptr), parts)
-            held += 2 * _ID_BYTES * degrees
-        stored += self._halo(owner)
-        return self._method(name, sent, held.tolist(), edges,
-                            float(stored.sum()) / max(sum(schema.node_counts.values()), 1))
+            sizes += DISTDGL_EDGE_BYTES * np.bincount(owner[relation.dst], np.diff(csc.indptr),
+                                                      parts)
+        return sizes.tolist(), stored
 
     def _halo(self, owner: Owner) -> np.ndarray:
         """Nodes of other parts that each part keeps as sources of its own nodes' in-edges."""
         schema, parts = self._store.schema, self._request.parts
-        found = np.zeros(parts)
+        halo = np.zeros(parts)
         for ntype in schema.node_types:
             seen = np.zeros((parts, schema.node_counts[ntype]), bool)
             for relation in schema.relations:
@@ -273,19 +289,40 @@ class _Runner:
                     csc = self._store.relation(relation)
                     seen[np.repeat(owner[relation.dst], np.diff(csc.indptr)), csc.indices] = True
             seen[owner[ntype], np.arange(seen.shape[1])] = False
-            found += seen.sum(1)
-        return found
+            halo += seen.sum(1)
+        return halo
 
-    def _method(self, name: str, sent: Counter[str], held: Sequence[float], edges: np.ndarray,
-                replication: float) -> Method:
-        return Method(
+    def _row(self, name: str, sent: Counter[str], sizes: Sequence[float], edges: np.ndarray,
+             replication: float) -> Partitioning:
+        return Partitioning(
             name, {cause: int(n * self._per_epoch) for cause, n in sent.items()},
-            int(max(held)), max(held) / max(float(np.mean(held)), 1.0),
+            int(max(sizes)), max(sizes) / max(float(np.mean(sizes)), 1.0),
             float(edges.max() / max(edges.mean(), 1.0)), replication)
+
+
+def _add(sent: Counter[str], cause: str, size: float) -> None:
+    if size:
+        sent[cause] += round(size)
 
 
 def _edges(batch: MiniBatch) -> int:
     return sum(len(part.indices) for block in batch.blocks for part in block.edges)
+
+
+def _drawn(batch: MiniBatch, layer: int, partition: Partition
+           ) -> Iterator[tuple[Relation, np.ndarray]]:
+    """Source rows of the edges of a layer that a partition draws, relation by relation."""
+    (block,) = [block for block in batch.blocks if block.layer == layer]
+    for edges in block.edges:
+        if edges.relation not in partition.layers[layer]:
+            continue
+        indices = edges.indices.numpy()
+        if edges.relation in partition.ranges:
+            low, high = partition.ranges[edges.relation]
+            nodes = batch.input_nodes[edges.relation.dst][edges.start:edges.stop]
+            own = (nodes >= low) & (nodes < high)
+            indices = indices[np.repeat(own, np.diff(edges.indptr.numpy()))]
+        yield edges.relation, indices
 
 
 def _metis(store: Store, parts: int) -> tuple[Owner | None, str | None]:
@@ -313,7 +350,7 @@ def _metis(store: Store, parts: int) -> tuple[Owner | None, str | None]:
     graph = dgl.graph((torch.from_numpy(pairs // total), torch.from_numpy(pairs % total)),
                       num_nodes=total)
     if parts == 1:
-        found = np.zeros(total, np.int64)
+        part_of = np.zeros(total, np.int64)
     else:
-        found = dgl.metis_partition_assignment(graph, parts).numpy()
-    return {t: found[offsets[t]:offsets[t] + n] for t, n in schema.node_counts.items()}, None
+        part_of = dgl.metis_partition_assignment(graph, parts).numpy()
+    return {t: part_of[offsets[t]:offsets[t] + n] for t, n in schema.node_counts.items()}, None

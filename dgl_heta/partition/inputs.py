@@ -8,7 +8,7 @@ from typing import Any
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.schema import Schema
-from dgl_heta.graph.source import GraphSource, Task
+from dgl_heta.graph.source import TRAIN_MASK, GraphSource, Task
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import is_partition, open_partition
 from dgl_heta.planning.plan import Plan
@@ -42,11 +42,11 @@ class GraphInput:
     def num_train_nodes(self, ntype: str) -> int:
         """Nodes of a type in `train_mask`; 0 if there is none."""
         if self.store is not None:
-            known = self.store.has_array(ntype, "train_mask")
-            mask: Any = self.store.array(ntype, "train_mask") if known else None
+            known = self.store.has_array(ntype, TRAIN_MASK)
+            mask: Any = self.store.array(ntype, TRAIN_MASK) if known else None
         else:
             arrays = self.source.node_arrays if self.source else {}
-            mask = arrays.get(ntype, {}).get("train_mask")
+            mask = arrays.get(ntype, {}).get(TRAIN_MASK)
         return 0 if mask is None else int((mask[:] != 0).sum())
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from dgl_heta.planning.cost import Workload
 from dgl_heta.planning.metatree import Metapath
+from dgl_heta.planning.workload import Workload
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Plans that fit a limit of memory per partition.
 
-What a partition holds is predicted from the schema (:func:`dgl_heta.planning.cost.memory`):
+What a partition holds is predicted from the schema (:func:`dgl_heta.planning.footprint.footprint`):
 topology, static features, learnable features with their moments.
 """
 
@@ -11,9 +11,10 @@ from collections.abc import Sequence
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.assignment import Piece
-from dgl_heta.planning.cost import Workload, memory, relation_bytes, type_bytes
+from dgl_heta.planning.footprint import footprint, relation_bytes, type_bytes
 from dgl_heta.planning.making import make_plan, plan_without_replication
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
 
 
 def within(plan: Plan, limit: int, work: Workload) -> Plan:
@@ -41,7 +42,7 @@ def within(plan: Plan, limit: int, work: Workload) -> Plan:
 
 def largest(plan: Plan, work: Workload) -> int:
     """Bytes of the partition that holds most."""
-    return max(memory(plan.schema, p, work) for p in plan.partitions)
+    return max(footprint(plan.schema, p, work) for p in plan.partitions)
 
 
 def deal_within(schema: Schema, relations: Sequence[Relation], targets: Sequence[str], parts: int,
@@ -99,13 +100,13 @@ def _cut(schema: Schema, relation: Relation, room: Sequence[int]) -> list[tuple[
     fits = [max(int((free - 8) / row), 0) for free in room]
     if sum(fits) < count:
         return []
-    found, low = [], 0
+    ranges, low = [], 0
     for part in sorted(range(len(room)), key=lambda p: (-fits[p], p)):
         if low < count and fits[part]:
             high = min(low + fits[part], count)
-            found.append((part, low, high))
+            ranges.append((part, low, high))
             low = high
-    return found
+    return ranges
 
 
 def _by_memory(plan: Plan, parts: int, work: Workload) -> Plan:
@@ -130,16 +131,16 @@ def _by_memory(plan: Plan, parts: int, work: Workload) -> Plan:
 
 
 def _remedies(plan: Plan, limit: int, work: Workload, worst: int) -> str:
-    found = []
+    remedies = []
     if plan.replication == "full":
         for parts in range(plan.num_parts + 1, len(plan.sub_metatrees) + 1):
             if largest(_by_memory(plan, parts, work), work) <= limit:
-                found.append(f"{parts} partitions")
+                remedies.append(f"{parts} partitions")
                 break
         if not plan.metapaths and (best := _without_replication(plan, limit, work)) is not None:
-            found.append(f"replication = none ({_mb(best)} MB)")
-    found.append(f"a limit of {_mb(worst)} MB")
-    return " or ".join(found) + " would do"
+            remedies.append(f"replication = none ({_mb(best)} MB)")
+    remedies.append(f"a limit of {_mb(worst)} MB")
+    return " or ".join(remedies) + " would do"
 
 
 def _without_replication(plan: Plan, limit: int, work: Workload) -> int | None:
@@ -152,8 +153,8 @@ def _without_replication(plan: Plan, limit: int, work: Workload) -> int | None:
                                          dealt, plan.method)
     except HetaError:
         return None
-    found = largest(other, work)
-    return found if found <= limit else None
+    size = largest(other, work)
+    return size if size <= limit else None
 
 
 def _mb(size: int) -> str:

@@ -15,7 +15,7 @@ from dgl_heta.report.text import human_bytes
 if TYPE_CHECKING:
     from dgl_heta.partition.comparison import Comparison
     from dgl_heta.planning.cluster import Coefficients, Estimate
-    from dgl_heta.planning.cost import Workload
+    from dgl_heta.planning.workload import Workload
     from dgl_heta.store.manifest import Manifest
 
 

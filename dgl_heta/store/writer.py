@@ -15,15 +15,13 @@ import numpy as np
 from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import KINDS, GraphSource, Task
+from dgl_heta.graph.source import KINDS, MASKS, TRAIN_MASK, GraphSource, Task
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
 from dgl_heta.system.files import new_directory
 
 Progress = Callable[[str, float], None]
 """`progress(what, fraction done of the whole)`, called often."""
-
-MASKS = ("train_mask", "val_mask", "test_mask")
 
 
 def write_store(
@@ -241,7 +239,7 @@ def check_source(source: GraphSource) -> None:
         raise InputError(f"target node type '{task.target}' is not in the graph; node types: "
                          f"{listing(source.node_counts)}")
     arrays = source.node_arrays.get(task.target, {})
-    for name in (task.label, "train_mask"):
+    for name in (task.label, TRAIN_MASK):
         if name not in arrays:
             raise InputError(f"target node type '{task.target}' has no array '{name}'; it has: "
                              f"{listing(arrays)}")

@@ -22,10 +22,11 @@ from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.inputs import GraphInput, open_input
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.cost import Workload, predict, to_json
+from dgl_heta.planning.cost import predict, to_json
 from dgl_heta.planning.limit import within
 from dgl_heta.planning.metatree import load_metapaths
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.store import Store, write_store
 
@@ -66,8 +67,8 @@ def train_command(request: TrainRequest, registry: Plugins, out: Console,
         from dgl_heta.report.plan_terminal import terminal
 
         if request.quiet:
-            return {**plan.to_json(), "prediction": to_json(plan, workload_of(settings))}
-        terminal(plan, predict(plan, workload_of(settings)), out)
+            return {**plan.to_json(), "prediction": to_json(plan, Workload.of(settings))}
+        terminal(plan, predict(plan, Workload.of(settings)), out)
         return None
     under_torchrun = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     run_dir = _run_dir(request, settings, opened.name, under_torchrun)
@@ -110,7 +111,7 @@ def _train(request: TrainRequest, registry: Plugins, opened: GraphInput, setting
     from dgl_heta.report import summary_table, write_report
     from dgl_heta.report.plan_picture import svg
 
-    report = write_report(run_dir, svg(plan, predict(plan, workload_of(settings,
+    report = write_report(run_dir, svg(plan, predict(plan, Workload.of(settings,
                                                                      summary["parameters"]))))
     if not request.quiet:
         out.print(summary_table(summary))
@@ -179,7 +180,7 @@ def plan_of(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
                 f"settings ask for {settings.partition.replication}; leave the setting out, or "
                 "make another partition")
         if settings.partition.memory_mb is not None:
-            within(opened.plan, int(settings.partition.memory_mb * 1e6), workload_of(settings))
+            within(opened.plan, int(settings.partition.memory_mb * 1e6), Workload.of(settings))
         if settings.partition.seed:
             raise InputError("partition.seed has no effect on a partition that exists; leave it "
                              "out, or make another partition with --seed")
@@ -188,7 +189,7 @@ def plan_of(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
     request = PartitionRequest(
         settings.partition.parts, tuple(targets), settings.model.layers,
         load_metapaths(metapaths, opened.schema) if metapaths else (), settings.partition.seed,
-        replication=settings.partition.replication, workload=workload_of(settings),
+        replication=settings.partition.replication, workload=Workload.of(settings),
         memory_limit=(None if settings.partition.memory_mb is None
                       else int(settings.partition.memory_mb * 1e6)))
     plan: Plan = registry.get("partition backend", settings.partition.method).plan(
@@ -231,13 +232,6 @@ def _store(opened: GraphInput, run_dir: Path, request: TrainRequest,
     if not (request.resume and Store.is_store(path)):
         write_store(opened.source, path, overwrite=True)
     return Store(path)
-
-
-def workload_of(settings: Settings, parameters: int = 0) -> Workload:
-    return Workload(settings.train.batch_size, settings.model.hidden,
-                    8 if settings.train.dtype == "float64" else 4, parameters,
-                    settings.train.seed_states, settings.model.reduce,
-                    tuple(settings.train.fanouts))
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import Task
+from dgl_heta.graph.source import MASKS, Task
 from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 
-SPLITS = {"train": "train_mask", "val": "val_mask", "test": "test_mask"}
+SPLITS = dict(zip(("train", "val", "test"), MASKS))
 
 
 class Step(Protocol):

@@ -44,20 +44,20 @@ from dgl_heta.partition.backends.meta_shared import MetaShared
 from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cluster import (
-    UNITS,
     Cluster,
     Coefficients,
     Load,
-    Training,
     distdgl_load,
     estimate,
     network_seconds,
     raf_loads,
     summary,
 )
-from dgl_heta.planning.cost import Workload
+from dgl_heta.planning.compute import UNITS
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
+from dgl_heta.settings import default_fanouts
 
 BACKENDS = {"heta": Meta(), "heta-exact": Meta(), "heta-shared": MetaShared(),
             "relation-random": RelationRandom()}
@@ -84,16 +84,16 @@ class Measured:
     bytes: float
     stages: dict[str, float]
     plan: Plan
-    training: Training
+    work: Workload
     cluster: Cluster
     cut: float | None
 
     def loads(self, cut: float) -> list[Load]:
-        seeds = self.training.epoch(self.plan.schema, self.plan.targets, self.cluster.machines)[1]
+        seeds = self.work.epoch(self.plan.schema, self.plan.targets, self.cluster.machines)[1]
         if self.system in DISTDGL:
-            return [distdgl_load(self.plan, self.training, self.cluster, seeds,
+            return [distdgl_load(self.plan, self.work, self.cluster, seeds,
                                  cut if self.cut is None else self.cut)]
-        return raf_loads(self.plan, self.training, self.cluster, seeds,
+        return raf_loads(self.plan, self.work, self.cluster, seeds,
                          "exact" if self.system == "heta-exact" else "replica")
 
 
@@ -116,9 +116,9 @@ def _measured(key: tuple, epochs: list[dict[str, Any]], parts: Path | None) -> M
     *setting, batch, system = key
     shape, scale, model, hosts, rate, hidden, fanouts = setting
     layers = tuple(int(f) for f in fanouts.split(","))
-    training = replace(_training(shape, scale, batch), model=model, hidden=hidden, fanouts=layers)
-    if epochs[0]["steps"] < training.epoch(shape_schema(shape, scale), (), hosts)[0]:
-        training = replace(training, seeds=batch * hosts)  # stopped before a last, smaller batch
+    work = replace(_workload(shape, scale, batch), model=model, hidden=hidden, fanouts=layers)
+    if epochs[0]["steps"] < work.epoch(shape_schema(shape, scale), (), hosts)[0]:
+        work = replace(work, seeds=batch * hosts)  # stopped before a last, smaller batch
     once = system in ("heta", "heta-shared", "relation-random")
     cut = 1.0 if system == "random" else None
     folder = parts and parts / f"{shape}-{scale:g}-{hosts}-{system}"
@@ -130,7 +130,7 @@ def _measured(key: tuple, epochs: list[dict[str, Any]], parts: Path | None) -> M
         tuple(setting), system, statistics.median(e["seconds"] / e["steps"] for e in epochs),
         statistics.median((e["bytes"] - once * e["causes"].get("learnable", 0)) / e["steps"]
                           for e in epochs), stages,
-        _plan(shape, scale, hosts, system, training), training,
+        _plan(shape, scale, hosts, system, work), work,
         Cluster(machines=hosts, link_gbit=_gbit(rate), latency_us=0), cut)
 
 
@@ -148,18 +148,18 @@ def count_cut(folder: Path, parts: int) -> float:
     return min(away / edges * parts / (parts - 1), 1.0)
 
 
-def _training(shape: str, scale: float, batch: int) -> Training:
+def _workload(shape: str, scale: float, batch: int) -> Workload:
     made = SHAPES[shape].scaled(scale)
-    return Training(batch_size=batch, seeds=round(made.labelled * made.split[0]),
-                    classes=made.num_classes, itemsize=np.dtype(made.dtype).itemsize)
+    return Workload(batch_size=batch, fanouts=default_fanouts(2),
+                    seeds=round(made.labelled * made.split[0]), classes=made.num_classes,
+                    feature_itemsize=np.dtype(made.dtype).itemsize)
 
 
-def _plan(shape: str, scale: float, machines: int, system: str, training: Training) -> Plan:
+def _plan(shape: str, scale: float, machines: int, system: str, work: Workload) -> Plan:
     schema, target = shape_schema(shape, scale), SHAPES[shape].target
-    hops = len(training.fanouts)
+    hops = len(work.fanouts)
     if system in DISTDGL:
         return make_plan(schema, target, hops, machines)
-    work = Workload(training.batch_size, training.hidden, fanouts=training.fanouts)
     return BACKENDS[system].plan(schema, PartitionRequest(
         machines, (target,), hops, replication="full", workload=work))
 
@@ -280,8 +280,8 @@ def tables(coefficients: Coefficients) -> list[str]:
     rows = []
     for shape, paper in PAPER.items():
         cluster = Cluster(machines=2, trainers=8, cores=96, link_gbit=100, memory_gb=384)
-        training = _training(shape, 1, 64)
-        said = {e.system: e for e in estimate(_plan(shape, 1, 2, "heta", training), training,
+        work = _workload(shape, 1, 64)
+        said = {e.system: e for e in estimate(_plan(shape, 1, 2, "heta", work), work,
                                               cluster, coefficients)}
         for system, published in zip(("DistDGL METIS", "dgl-heta, replica"), paper):
             one = said[system]
@@ -296,11 +296,11 @@ def tables(coefficients: Coefficients) -> list[str]:
     for edges, name in ((1e9, "1 billion"), (1e11, "100 billion")):
         for shape in ("mag240m", "igb-het"):
             scale = edges / sum(shape_schema(shape).edge_counts.values())
-            training = _training(shape, scale, 1024)
+            work = _workload(shape, scale, 1024)
             for machines in (8, 32, 64, 128, 256):
                 cluster = Cluster(machines=machines, cores=96, link_gbit=100, memory_gb=384)
-                plan = _plan(shape, scale, machines, "heta", training)
-                exact, *others = estimate(plan, training, cluster, coefficients)
+                plan = _plan(shape, scale, machines, "heta", work)
+                exact, *others = estimate(plan, work, cluster, coefficients)
                 for one in (exact, *others):
                     same = one.system == others[0].system and one.causes == exact.causes
                     if one.system != "DistDGL random" and not same:

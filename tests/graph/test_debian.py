@@ -23,7 +23,7 @@ from dgl_heta.graph.datasets.debian.records import (
 )
 from dgl_heta.graph.datasets.debian.snapshot import WORD_BUCKETS, write
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import GraphSource
+from dgl_heta.graph.source import MASKS, GraphSource
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "build_debian_snapshot.py"
 TINY = Rules(class_packages=3, class_sources=2, word_packages=1, judged_packages=1,
@@ -195,7 +195,7 @@ def test_tiny_archive_labels_only_large_sections(tmp_path):
     label = source.node_arrays["package"]["label"]
     assert source.info["classes"] == ["net"]
     assert {name for name, i in package.items() if label[i] == 0} == {"alpha", "beta", "gamma"}
-    masks = np.stack([source.node_arrays["package"][name] for name in debian.SPLITS])
+    masks = np.stack([source.node_arrays["package"][name] for name in MASKS])
     assert masks.sum(axis=0).tolist() == (label >= 0).astype(int).tolist()
     assert source.info["date"] == "2026-01-02"
     assert source.info["release"] == "a tiny archive"
@@ -308,7 +308,7 @@ def test_snapshot_labels_features_and_task_fit_together(snapshot):
 
 def test_snapshot_splits_are_disjoint_and_cover_the_labelled_packages(snapshot):
     package = snapshot.node_arrays["package"]
-    masks = np.stack([package[name] for name in debian.SPLITS])
+    masks = np.stack([package[name] for name in MASKS])
     assert masks.dtype == bool
     assert np.array_equal(masks.sum(axis=0), package["label"] >= 0)
     shares = masks.sum(axis=1) / masks.sum()
@@ -320,7 +320,7 @@ def test_snapshot_splits_are_disjoint_and_cover_the_labelled_packages(snapshot):
 def test_snapshot_has_no_source_in_two_splits(snapshot):
     built = snapshot.edges[Relation("package", "built-from", "source")]
     package = snapshot.node_arrays["package"]
-    seen = [np.unique(built.dst[package[name][built.src]]) for name in debian.SPLITS]
+    seen = [np.unique(built.dst[package[name][built.src]]) for name in MASKS]
     everything = np.concatenate(seen)
     assert len(np.unique(everything)) == len(everything)
 

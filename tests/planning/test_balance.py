@@ -19,10 +19,12 @@ from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.part_config import part_config
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.balance import balanced, longest_processing_time
-from dgl_heta.planning.cost import Workload, memory, predict
+from dgl_heta.planning.cost import predict
+from dgl_heta.planning.footprint import footprint
 from dgl_heta.planning.limit import largest
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
 from tests.support.graphs import academic, schemas
 
 WORK = Workload()
@@ -127,7 +129,7 @@ def test_relations_too_large_are_cut_so_that_every_partition_fits() -> None:
     assert largest(plan, work) <= limit
     held: dict[Relation, int] = {}
     for p in plan.partitions:
-        assert memory(schema, p, work) <= limit
+        assert footprint(schema, p, work) <= limit
         for r in p.relations:
             low, high = p.ranges.get(r, (0, schema.node_counts[r.dst]))
             held[r] = held.get(r, 0) + high - low

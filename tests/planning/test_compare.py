@@ -12,7 +12,7 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.partition.comparison import compare
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.cost import Workload
+from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
 

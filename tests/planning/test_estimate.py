@@ -13,19 +13,19 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.partition.backends.meta_shared import MetaShared
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cluster import (
-    UNITS,
     Cluster,
     Coefficients,
-    Training,
     distdgl_load,
     estimate,
     network_seconds,
     raf_loads,
-    reach,
     seconds,
 )
-from dgl_heta.planning.cost import Workload, predict
+from dgl_heta.planning.compute import UNITS
+from dgl_heta.planning.cost import predict
 from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.reach import reach
+from dgl_heta.planning.workload import Workload
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.store import Store, write_store
@@ -38,8 +38,8 @@ def cluster(machines=2, link_gbit=1.0, **more):
     return Cluster(machines=machines, link_gbit=link_gbit, **more)
 
 
-def by_system(schema, target, training, machines):
-    found = estimate(make_plan(schema, target, 2, machines.machines), training, machines)
+def by_system(schema, target, work, machines):
+    found = estimate(make_plan(schema, target, 2, machines.machines), work, machines)
     return {one.system: one for one in found}
 
 
@@ -51,8 +51,8 @@ def test_partial_aggregations_in_exchanges_of_the_last_layer(machines):
     """Below it as much; a ring, twice as much, further below; attention reads destinations."""
     for hops, model, exchanges in ((1, "rgat", 1), (2, "rgcn", 2), (2, "hgt", 3), (3, "rgcn", 4)):
         plan = make_plan(MAG, "paper", hops, machines)
-        training = Training(model=model, hidden=32, fanouts=(20,) * hops)
-        loads = raf_loads(plan, training, cluster(machines), 1024, "replica")
+        work = Workload(model=model, hidden=32, fanouts=(20,) * hops)
+        loads = raf_loads(plan, work, cluster(machines), 1024, "replica")
         last = predict(plan, Workload(1024, 32, seed_states=False))
         assert [load.sent["partials"] for load in loads] == [
             exchanges * cost.partial_bytes for cost in last]
@@ -61,8 +61,8 @@ def test_partial_aggregations_in_exchanges_of_the_last_layer(machines):
 def test_bytes_of_a_step_in_numbers():
     schema = Schema({"a": 10**9, "p": 10**9}, {
         Relation("a", "w", "p"): 10**9, Relation("p", "r", "a"): 10**9}, {"p": 400})
-    training = Training(hidden=8, fanouts=(-1, -1), classes=3)
-    load = distdgl_load(make_plan(schema, "p", 2, 2), training, cluster(), 1000.0, 1.0)
+    work = Workload(hidden=8, fanouts=(-1, -1), classes=3)
+    load = distdgl_load(make_plan(schema, "p", 2, 2), work, cluster(), 1000.0, 1.0)
     # 1000 seeds have 1000 authors, and these e^0.49 papers each, as they were reached by edges.
     papers = 1000 * 2.71828182845904**0.49
     assert load.sent["learnable"] == pytest.approx(500 * (8 + 2 * 32), rel=1e-4)
@@ -74,7 +74,7 @@ def test_bytes_of_a_step_in_numbers():
 
 
 def test_exact_learnable_rows_move_and_replicas_take_memory():
-    found = by_system(MAG, "paper", Training(), cluster())
+    found = by_system(MAG, "paper", Workload(), cluster())
     exact, replica = found["dgl-heta"], found["dgl-heta, replica"]
     assert exact.causes["learnable"] > 0
     assert "learnable" not in replica.causes
@@ -82,7 +82,7 @@ def test_exact_learnable_rows_move_and_replicas_take_memory():
 
 
 def test_one_machine_sends_nothing():
-    for one in estimate(make_plan(MAG, "paper", 2, 1), Training(), cluster(1)):
+    for one in estimate(make_plan(MAG, "paper", 2, 1), Workload(), cluster(1)):
         assert one.bytes_per_step == 0
 
 
@@ -103,20 +103,20 @@ def test_expected_rows_and_edges_are_near_those_sampled(shape, tmp_path):
 
 @pytest.mark.parametrize("model", ["rgcn", "rgat", "hgt"])
 def test_more_link_is_not_slower_and_slower_cores_are_not_faster(model):
-    training = Training(model=model)
-    before = by_system(MAG, "paper", training, cluster(link_gbit=1.0))
-    for system, one in by_system(MAG, "paper", training, cluster(link_gbit=10.0)).items():
+    work = Workload(model=model)
+    before = by_system(MAG, "paper", work, cluster(link_gbit=1.0))
+    for system, one in by_system(MAG, "paper", work, cluster(link_gbit=10.0)).items():
         assert one.seconds_per_step < before[system].seconds_per_step
-    for system, one in by_system(MAG, "paper", training, cluster(speed=0.5)).items():
+    for system, one in by_system(MAG, "paper", work, cluster(speed=0.5)).items():
         assert one.seconds_per_step > before[system].seconds_per_step
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_more_machines_hold_no_more_and_take_fewer_steps(shape):
-    schema, training = shape_schema(shape), Training(seeds=100_000)
+    schema, work = shape_schema(shape), Workload(seeds=100_000)
     last: dict = {}
     for machines in (1, 2, 4, 8):
-        found = by_system(schema, SHAPES[shape].target, training, cluster(machines))
+        found = by_system(schema, SHAPES[shape].target, work, cluster(machines))
         for system, one in found.items():
             assert one.memory <= last[system].memory if last else one.memory > 0
             assert one.steps <= last[system].steps if last else one.steps > 0
@@ -124,8 +124,8 @@ def test_more_machines_hold_no_more_and_take_fewer_steps(shape):
 
 
 def test_trainers_of_a_machine_share_its_link_and_its_cores():
-    training = Training(seeds=10**6)
-    one, eight = (by_system(MAG, "paper", training, cluster(trainers=n, cores=8))
+    work = Workload(seeds=10**6)
+    one, eight = (by_system(MAG, "paper", work, cluster(trainers=n, cores=8))
                   for n in (1, 8))
     for system in one:
         assert eight[system].steps < one[system].steps
@@ -138,17 +138,17 @@ def test_shared_sub_metatrees_are_less_work_for_the_slowest():
     plans = [make_plan(schema, "paper", 2, 2),
              MetaShared().plan(schema, PartitionRequest(2, ("paper",), 2))]
     whole, shared = (max(seconds(load, cluster(), Coefficients.load()) for load in raf_loads(
-        plan, Training(), cluster(), 1024, "replica")) for plan in plans)
+        plan, Workload(), cluster(), 1024, "replica")) for plan in plans)
     assert shared < whole
 
 
 def test_a_plan_that_cannot_be_predicted_is_refused():
     with pytest.raises(InputError, match="for 3 partitions cannot be predicted on 2 machines"):
-        estimate(make_plan(MAG, "paper", 2, 3), Training(), cluster())
+        estimate(make_plan(MAG, "paper", 2, 3), Workload(), cluster())
 
 
 def test_network_time_is_bytes_and_rounds():
-    load = distdgl_load(make_plan(MAG, "paper", 2, 2), Training(), cluster(), 1024, 0.5)
+    load = distdgl_load(make_plan(MAG, "paper", 2, 2), Workload(), cluster(), 1024, 0.5)
     fast = network_seconds(load, cluster(link_gbit=2.0, latency_us=0))
     assert fast == pytest.approx(sum(load.sent.values()) * 4e-9)
     slow = network_seconds(load, cluster(link_gbit=2.0, latency_us=1000))

@@ -21,11 +21,12 @@ from dgl_heta.partition.backends.meta_shared import MetaShared
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.assignment import Share
 from dgl_heta.planning.balance import longest_processing_time
-from dgl_heta.planning.cost import Workload, predict
+from dgl_heta.planning.cost import predict
 from dgl_heta.planning.cost import to_json as cost_json
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import share_evenly
+from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic, schemas
 

@@ -18,9 +18,10 @@ from rich.console import Console
 from dgl_heta import report
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.planning.cost import Workload, predict
+from dgl_heta.planning.cost import predict
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
 from dgl_heta.report import plan_picture, plan_terminal
 from dgl_heta.report.text import human_bytes
 

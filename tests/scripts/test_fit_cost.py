@@ -16,17 +16,16 @@ from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cluster import (
-    UNITS,
     Cluster,
     Coefficients,
     Load,
-    Training,
     distdgl_load,
     raf_loads,
     seconds,
 )
-from dgl_heta.planning.cost import Workload
+from dgl_heta.planning.compute import UNITS
 from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.workload import Workload
 
 SCRIPT = Path(__file__).parents[2] / "scripts/bench/fit_cost.py"
 SCALE, BATCH = 0.01, 64
@@ -38,17 +37,16 @@ STAGES = {  # stage of a script: units of work in it, shares of the bytes by cau
     "forward": (("step", "module", "flop", "message", "attention"), {"gradients": 1})}
 
 
-def loads_of(system: str, shape: str, training: Training, cluster: Cluster,
+def loads_of(system: str, shape: str, work: Workload, cluster: Cluster,
              metis_cut: float) -> list[Load]:
     """What the machines do in a step of full batches."""
     schema, target = shape_schema(shape, SCALE), SHAPES[shape].target
     if system in ("random", "metis"):
-        return [distdgl_load(make_plan(schema, target, 2, cluster.machines), training, cluster,
+        return [distdgl_load(make_plan(schema, target, 2, cluster.machines), work, cluster,
                              BATCH, 1.0 if system == "random" else metis_cut)]
-    work = Workload(BATCH, training.hidden, fanouts=training.fanouts)
     plan = Meta().plan(schema, PartitionRequest(cluster.machines, (target,), 2,
                                                 replication="full", workload=work))
-    return raf_loads(plan, training, cluster, BATCH,
+    return raf_loads(plan, work, cluster, BATCH,
                      "exact" if system == "heta-exact" else "replica")
 
 
@@ -58,10 +56,11 @@ def measurements(true: Coefficients) -> dict[str, Any]:
     for (shape, model, hosts, hidden), system in product(
             SETTINGS, ("random", "metis", "heta", "heta-exact")):
         made = SHAPES[shape].scaled(SCALE)
-        training = Training(model=model, hidden=hidden, fanouts=(10, 5), batch_size=BATCH,
-                            classes=made.num_classes, itemsize=np.dtype(made.dtype).itemsize)
+        work = Workload(model=model, hidden=hidden, fanouts=(10, 5), batch_size=BATCH,
+                        classes=made.num_classes,
+                        feature_itemsize=np.dtype(made.dtype).itemsize)
         cluster = Cluster(machines=hosts, link_gbit=1, latency_us=0)
-        loads = loads_of(system, shape, training, cluster, true.metis_cut)
+        loads = loads_of(system, shape, work, cluster, true.metis_cut)
         stages = {"backward": 0.0}
         for stage, (units, causes) in STAGES.items():
             each = [sum(true.seconds[u] * load.work[u] for u in units) + sum(

@@ -107,7 +107,8 @@ def test_training_reports_what_it_did(store: Path, tmp_path: Path) -> None:
 def test_prediction_of_bytes_is_what_training_counts(
         store: Path, tmp_path: Path, reduce: str) -> None:
     """The cost model against the engine's counters, batches that divide evenly."""
-    from dgl_heta.planning.cost import Workload, predict
+    from dgl_heta.planning.cost import predict
+    from dgl_heta.planning.workload import Workload
 
     plan = make_plan(Store(store).schema, "paper", 2, 3)
     run = train(store, tmp_path / "run", "--parts", "3", "--set", "train.batch_size=24",

@@ -10,9 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.graph.source import KINDS, Task
-
-MASKS = ("train_mask", "val_mask", "test_mask")
+from dgl_heta.graph.source import KINDS, MASKS, TRAIN_MASK, Task
 
 #: Whole numbers up to this size are exact in float32.
 _EXACT = 1 << 24
@@ -162,7 +160,7 @@ def node_task(target: str, num_classes: int | None, label: str,
     if largest >= num_classes:
         raise InputError(f"{what} holds class {largest}, but num_classes is {num_classes}; classes "
                          f"go from 0 to {num_classes - 1}")
-    train = arrays.get("train_mask")
+    train = arrays.get(TRAIN_MASK)
     if train is not None:
         unlabelled = int(np.count_nonzero(train & (labels < 0)))
         if unlabelled:

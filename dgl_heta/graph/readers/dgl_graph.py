@@ -17,7 +17,7 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.arrays import node_array, node_task
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import EdgeSource, GraphSource
+from dgl_heta.graph.source import TRAIN_MASK, EdgeSource, GraphSource
 
 
 def read_dgl_graph(graph: Any, name: str, target: str | None = None,
@@ -71,7 +71,7 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
         task = node_task(target, num_classes, "label", node_arrays, node_counts)
     else:
         candidates = [t for t, arrays in node_arrays.items()
-                      if "label" in arrays and "train_mask" in arrays]
+                      if "label" in arrays and TRAIN_MASK in arrays]
         if len(candidates) > 1:
             notes.append(f"no task: several types have labels ({listing(candidates)})")
         elif candidates:

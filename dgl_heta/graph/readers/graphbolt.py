@@ -23,12 +23,12 @@ from dgl_heta.graph.readers.arrays import check_ids, class_labels, node_array, n
 from dgl_heta.graph.readers.files import CsvEdges, NpyEdges, inside, open_npy, read_text
 from dgl_heta.graph.readers.torch_file import read_tensor
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import EdgeSource, GraphSource, Task
+from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 
 METADATA = "metadata.yaml"
 PREPROCESSED = "preprocessed"
 
-_SETS = {"train_set": "train_mask", "validation_set": "val_mask", "test_set": "test_mask"}
+_SETS = dict(zip(("train_set", "validation_set", "test_set"), MASKS))
 _SEEDS = ("seed_nodes", "seeds")
 _NODE, _EDGE = "_N", Relation("_N", "_E", "_N")
 

@@ -25,12 +25,12 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.arrays import class_labels, node_array, node_mask, node_task
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import EdgeArrays, EdgeSource, GraphSource
+from dgl_heta.graph.source import MASKS, EdgeArrays, EdgeSource, GraphSource
 
 #: Node type and relation of a homogeneous data set.
 NODE, TO = "node", Relation("node", "to", "node")
 
-_SPLITS = {"train": "train_mask", "valid": "val_mask", "test": "test_mask"}
+_SPLITS = dict(zip(("train", "valid", "test"), MASKS))
 
 
 def read_ogb(name: str, root: str | Path, reverse: bool | None = None) -> GraphSource:

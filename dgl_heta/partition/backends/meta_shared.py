@@ -9,7 +9,7 @@ from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.assignment import Partition
 from dgl_heta.planning.balance import group_sizes
-from dgl_heta.planning.cost import step_work
+from dgl_heta.planning.compute import step_work
 from dgl_heta.planning.limit import within
 from dgl_heta.planning.metatree import check_hops
 from dgl_heta.planning.plan import Plan
@@ -22,7 +22,7 @@ class MetaShared(Meta):
     A graph can have fewer heavy root relations than partitions: in MAG240M one of two has most of
     the edges. Here the heaviest sub-metatrees are shared by target nodes, at the price that several
     partitions have their relations. What is equal is the work that
-    :func:`dgl_heta.planning.cost.step_work` expects, not what is stored.
+    :func:`dgl_heta.planning.compute.step_work` expects, not what is stored.
     """
 
     name = "meta-shared"

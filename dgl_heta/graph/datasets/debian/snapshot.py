@@ -14,12 +14,11 @@ import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import EdgeArrays, EdgeSource, GraphSource, Task
+from dgl_heta.graph.source import MASKS, EdgeArrays, EdgeSource, GraphSource, Task
 
 SNAPSHOT = Path(__file__).parents[1] / "data" / "debian.npz"
 FORMAT = "dgl-heta debian snapshot 1"
 WORD_BUCKETS = 128
-SPLITS = ("train_mask", "val_mask", "test_mask")
 
 _BROKEN_FILE = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFError, RuntimeError,
                 MemoryError, zipfile.BadZipFile, zlib.error, struct.error)
@@ -93,7 +92,7 @@ def _source(arrays: dict[str, np.ndarray]) -> GraphSource:
             raise InputError(f"'{name}' has {len(arrays[name])} rows; it must have {packages}")
     _check_range("label", label, -1, len(classes))
     package: dict[str, np.ndarray] = {"feat": _features(arrays, packages), "label": label}
-    package |= {name: split == i + 1 for i, name in enumerate(SPLITS)}
+    package |= {name: split == i + 1 for i, name in enumerate(MASKS)}
     info: dict[str, Any] = {
         "description": "packages of the Debian archive and what their records name; "
                        "the label is the section",

@@ -12,6 +12,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.datasets.synthetic.shapes import RelationShape, Shape, degree_cap
+from dgl_heta.graph.source import MASKS
 
 LABEL_NOISE = 0.05
 CLASS_SKEW = 0.3         # class sizes fall as rank ** -CLASS_SKEW
@@ -96,7 +97,7 @@ class Maker:
         val_from = round(shape.labelled * shape.split[0])
         test_from = round(shape.labelled * (shape.split[0] + shape.split[1]))
         parts = np.split(chosen, [val_from, test_from])
-        for name, rows in zip(("train_mask", "val_mask", "test_mask"), parts):
+        for name, rows in zip(MASKS, parts):
             arrays[name] = np.zeros(len(label), bool)
             arrays[name][rows] = True
         return arrays

@@ -1,0 +1,126 @@
+"""What a step computes: the order of aggregation and projection, work in bytes, units of work."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from dgl_heta.graph.schema import Schema
+from dgl_heta.planning.assignment import Partition
+from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.reach import Reach, reach
+from dgl_heta.planning.workload import Workload
+
+EDGE, GATHER, PRODUCT = 0.5, 1.0, 2 / 25
+"""Nanoseconds per number of a row: to add it to a destination, to gather it (forward and
+backward), and to multiply it by one column of a weight (the same). Rough, not fitted; what decides
+is their ratio."""
+MARGIN = 0.8
+"""Aggregation comes first if that is expected to take at most so much of the time."""
+
+
+def aggregated_first(rows: float, edges: float, destinations: float, own: float, width: float,
+                     out: int) -> bool:
+    """Whether feature rows are aggregated before they are multiplied by a weight.
+
+    Parameters
+    ----------
+    rows : source rows, (rows, width), and `edges` of all relations from them.
+    destinations : rows of all these relations.
+    own : rows that are multiplied besides, for the destinations' own states.
+    out : width of the product.
+    """
+    per_row = GATHER + PRODUCT * out
+    return edges * EDGE + (destinations + own) * per_row < MARGIN * (
+        rows * per_row + 2 * edges * EDGE * out / width)
+
+
+CALL = 10_000_000
+"""Work of running one relation at one layer apart from its rows and edges, in bytes moved: about
+two milliseconds of calls."""
+
+
+def step_work(plan: Plan, partition: Partition, work: Workload) -> float:
+    """Expected work of a partition in a step of `work.batch_size` seeds, in bytes moved.
+
+    The rows of its input nodes, static or learnable with two moments, four times (gathered,
+    projected, and both again backward), two rows of hidden states for every sampled edge, and
+    :data:`CALL` per relation and layer. What several sub-metatrees reach counts once. It needs no
+    measurements, as it decides which plan is made (:mod:`dgl_heta.planning.sharing`).
+    """
+    step = reach(plan, partition.index, work.fanouts_of(plan.hops), work.batch_size, 0)
+    calls = sum(len(relations) for relations in partition.layers.values())
+    return CALL * calls + 2 * sum(layer.edges for layer in step.layers) * work.row_bytes + sum(
+        4 * rows * (plan.schema.feature_bytes.get(t) or 3 * work.row_bytes)
+        for t, rows in step.inputs.items())
+
+
+UNITS = {
+    "step": "steps", "module": "relations run, over all layers",
+    "edge": "edges sampled by dgl-heta", "edge_rpc": "edges sampled by DistDGL",
+    "gathered": "bytes of input rows read by dgl-heta", "gathered_rpc": "by DistDGL",
+    "flop": "operations of dense layers, forward",
+    "message": "bytes of messages along edges", "attention": "the same, weighted by attention",
+    "updated": "bytes of learnable rows updated by dgl-heta", "updated_rpc": "by DistDGL",
+    "remote": "bytes sent to other machines", "exchange": "exchanges with other machines"}
+HEADS = 4
+"""Attention heads of the models that are predicted."""
+
+
+def step_units(schema: Schema, step: Reach, work: Workload, exchanges: float, lazy: bool = False
+               ) -> dict[str, float]:
+    """:data:`UNITS` of work of a trainer's step, with `remote` left at 0.
+
+    Parameters
+    ----------
+    lazy : whether features may be aggregated before they are projected
+        (:func:`aggregated_first`).
+    """
+    hidden, square, row = work.hidden, 2.0 * work.hidden**2, work.row_bytes
+    units = dict.fromkeys(UNITS, 0.0) | {"step": 1.0, "exchange": float(exchanges)}
+    for ntype, rows in step.inputs.items():
+        width = schema.feature_bytes.get(ntype, 0)
+        wide, read, multiplied = width / work.feature_itemsize, rows, rows
+        if width and lazy:
+            first = step.layers[-1]
+            edges = sum(n for r, n in first.drawn.items() if r.src == ntype)
+            into = sum(n for r, n in first.rows.items() if r.src == ntype)
+            own = first.inner.get(ntype, 0.0) + step.own.get(ntype, 0.0)
+            if aggregated_first(rows, edges, into, own, wide, hidden):
+                read, multiplied = edges / 2 + into + own, into + own
+        units["gathered"] += read * (width or row)
+        units["updated"] += 0 if width else rows * row
+        units["flop"] += 2 * multiplied * wide * hidden
+    for layer in step.layers:
+        states = {t: layer.inner.get(t, 0.0) + step.own.get(t, 0.0)
+                  for t in {*layer.inner, *step.own}}
+        sources = {t: n + step.own.get(t, 0.0) for t, n in layer.sources.items()}
+        units["module"] += len(layer.rows)
+        units["edge"] += layer.edges
+        units["message"] += layer.edges * row
+        units["attention"] += layer.edges * row * (work.model != "rgcn")
+        if work.model == "hgt":
+            units["flop"] += square * (
+                2 * sum(sources.values()) + 2 * sum(states.values())
+                + 2 / HEADS * sum(layer.rows.values()))
+        else:
+            both = work.model == "rgat"
+            units["flop"] += square * sum(states.values()) + square * sum(
+                rows + both * sources.get(r.src, 0.0) for r, rows in layer.rows.items())
+    return units
+
+
+def parameter_groups(plan: Plan, work: Workload) -> list[tuple[float, int]]:
+    """Size of every group of dense parameters, with the number of partitions that have it."""
+    hidden, square = work.hidden, float(work.hidden**2)
+    schema, parts = plan.schema, plan.num_parts
+    per_relation = {"rgcn": square, "rgat": square + 2 * hidden,
+                    "hgt": 2 * square / HEADS + HEADS}[work.model]
+    groups = [(float((hidden + 1) * work.classes), parts)]
+    groups += [((width / work.feature_itemsize + 1) * hidden, len(plan.users(t)))
+               for t, width in schema.feature_bytes.items() if width]
+    for layer in range(1, plan.hops + 1):
+        owners = Counter(r for p in plan.partitions for r in p.layers[layer])
+        groups += [(per_relation, owners[r]) for r in schema.relations]
+        groups += ([(4 * (square + hidden) + 1, len(plan.users(t))) for t in schema.node_types]
+                   if work.model == "hgt" else [(square + hidden, parts)])
+    return groups

@@ -1,0 +1,108 @@
+"""Bytes that workers send in a step, by cause: the one model of traffic, rows in, bytes out.
+
+Rows are counted (:mod:`dgl_heta.partition.comparison`), expected (:mod:`dgl_heta.planning.reach`)
+or follow from the batch size. Sizes are payloads as the algorithms send them, as
+:class:`dgl_heta.comm.collectives.Traffic` counts them: an all-reduce is a ring. With n workers, r
+rows of each, h the hidden width and e bytes per element:
+
+partials
+    Partial aggregations of rows that n workers have in common, and their gradients (Heta §4,
+    Algorithm 1, lines 6-8): c (n - 1) r h e, c the crossings of :func:`last_layer` and
+    :func:`lower_layer`.
+gradients
+    Of dense parameters: (n - 1) / n e (p1 + 2 p), p parameters of several workers in an all-reduce,
+    p1 that one worker alone has and sends to the others (Heta §4: under RAF most are a relation's).
+learnable
+    Of rows owned by others: r (8 + 2 h e): an id there, the value back, a gradient there.
+features
+    Of rows of width w owned by others (DistDGL): r (8 + w), an id there and the row back.
+sampling
+    Of rows sampled elsewhere (DistDGL): 8 bytes each and 24 per edge: its ends and its id. Without
+    replication: :func:`common_ids`.
+
+Left out are counts that go before rows, eight bytes per worker, and headers.
+"""
+
+from __future__ import annotations
+
+from dgl_heta.planning.workload import Workload
+
+ID_BYTES = 8
+SAMPLED_EDGE_BYTES = 24
+"""DistDGL returns source, destination and id of a remotely sampled edge."""
+
+
+def last_layer(work: Workload) -> int:
+    """Crossings of a seed row at the last layer, where only its own worker wants it.
+
+    Forward a reduce-scatter, backward an all-gather: 1 + 1. Max and min need who attained the
+    extreme, too: two all-reduces forward, 4 + 1.
+    """
+    return (4 if work.reduce in ("max", "min") else 1) + 1
+
+
+def lower_layer(work: Workload) -> int:
+    """Crossings of a row at a layer below the last, where all workers want it.
+
+    An all-reduce forward and one backward, 2 + 2; for max and min 4 + 2.
+    """
+    return (4 if work.reduce in ("max", "min") else 2) + 2
+
+
+def seed_crossings(hops: int, work: Workload) -> int:
+    """Crossings of a seed row in a step of `dgl-heta train` with full replication.
+
+    Below the last layer seeds' rows are completed only for models that read them.
+    """
+    return last_layer(work) + (hops - 1) * lower_layer(work) * work.seed_states
+
+
+def script_crossings(hops: int, work: Workload) -> int:
+    """Crossings of a seed row in a step of a DistDGL script, with `sum` as reducer.
+
+    As in :func:`seed_crossings`, but at the layer below the last a row goes to its own worker and
+    to those whose edges read it: 1 + 1 with the latter left out. Modules that read destinations
+    (attention) have the seeds' states sent at the last layer, 1 + 1.
+    """
+    lower = 2 + 4 * (hops - 2) if hops > 1 else 0
+    return 2 + lower + 2 * (work.model != "rgcn" and hops > 1)
+
+
+def partials(workers: int, rows: float, crossings: int, work: Workload) -> float:
+    """Bytes that each of `workers` sends, for `rows` rows per worker."""
+    return crossings * (workers - 1) * rows * work.row_bytes
+
+
+def gradients(workers: int, several: float, alone: float, work: Workload) -> float:
+    """Bytes that each worker sends on average to average gradients of dense parameters.
+
+    Parameters
+    ----------
+    several, alone : parameters that several workers have, and that one alone has.
+    """
+    return (alone + 2 * several) * work.itemsize * (workers - 1) / workers
+
+
+def learnable(rows: float, work: Workload) -> float:
+    """Bytes, of all workers together, for `rows` learnable rows that have another owner."""
+    return rows * (ID_BYTES + 2 * work.row_bytes)
+
+
+def features(rows: float, width: int) -> float:
+    """Bytes, of all workers together, for `rows` static rows of `width` bytes of other owners."""
+    return rows * (ID_BYTES + width)
+
+
+def remote_sampling(rows: float, edges: float) -> float:
+    """Bytes, of all workers together, to draw `edges` in-edges of `rows` rows of other owners."""
+    return rows * ID_BYTES + edges * SAMPLED_EDGE_BYTES
+
+
+def common_ids(workers: int, rows: float) -> float:
+    """Bytes that a worker sends to tell the other holders of a type the rows that it reached."""
+    return (workers - 1) * rows * ID_BYTES
+
+
+def owned_elsewhere(users: int) -> float:
+    """Share of a learnable type's rows that another of its users owns: ranges are even."""
+    return (users - 1) / users

@@ -1,0 +1,80 @@
+"""The training that a prediction is for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Schema
+from dgl_heta.settings import ModelSettings, Settings, TrainSettings, default_fanouts
+
+MODELS = ("rgcn", "rgat", "hgt")
+"""Models whose parameters and operations are counted (:mod:`dgl_heta.planning.compute`)."""
+
+_MODEL, _TRAIN = ModelSettings(), TrainSettings()
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What of a training decides its rows, bytes and operations; defaults are the settings'.
+
+    Attributes
+    ----------
+    batch_size : seeds per worker and step.
+    hidden : width of hidden states and learnable features.
+    itemsize : bytes per element of states and parameters.
+    parameters : number of dense parameters, whose gradients are averaged; 0 if unknown.
+    seed_states : whether the model reads the destination's state (self-loop, attention), so
+        that the seeds' states are completed below the last layer.
+    reduce : cross-relation reducer; max and min exchange the extremes and who attains them.
+    fanouts : neighbours per relation and layer, input layer first, -1 for all; empty: the default.
+    model : one of :data:`MODELS` where operations and parameters are counted, else any.
+    seeds : training nodes per epoch; 0: all target nodes.
+    classes : of the output layer; 0 if unknown, then its weights are left out.
+    feature_itemsize : bytes per element of static features.
+    """
+
+    batch_size: int = _TRAIN.batch_size
+    hidden: int = _MODEL.hidden
+    itemsize: int = 4
+    parameters: int = 0
+    seed_states: bool = _TRAIN.seed_states
+    reduce: str = _MODEL.reduce
+    fanouts: tuple[int, ...] = ()
+    model: str = _MODEL.name
+    seeds: int = 0
+    classes: int = 0
+    feature_itemsize: int = 4
+
+    @classmethod
+    def of(cls, settings: Settings, parameters: int = 0) -> Workload:
+        """The workload of a run of `dgl-heta train`."""
+        train, model = settings.train, settings.model
+        return cls(train.batch_size, model.hidden, 8 if train.dtype == "float64" else 4,
+                   parameters, train.seed_states, model.reduce, tuple(train.fanouts), model.name)
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of hidden states or learnable features."""
+        return self.hidden * self.itemsize
+
+    def fanouts_of(self, hops: int) -> tuple[int, ...]:
+        """One fanout per layer, input layer first.
+
+        Raises
+        ------
+        InputError
+            There are not as many as layers.
+        """
+        fanouts = self.fanouts or default_fanouts(hops)
+        if len(fanouts) != hops:
+            raise InputError(f"the workload has {len(fanouts)} fanouts {list(fanouts)}, but the "
+                             f"plan has {hops} hops; give one per hop, input layer first")
+        return tuple(fanouts)
+
+    def epoch(self, schema: Schema, targets: Sequence[str], workers: int) -> tuple[int, float]:
+        """Steps of an epoch and seeds per worker in each, the last batch spread over all."""
+        seeds = self.seeds or sum(schema.node_counts[t] for t in targets)
+        steps = -(-seeds // (self.batch_size * workers))
+        return steps, seeds / (steps * workers)
