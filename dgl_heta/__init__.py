@@ -32,7 +32,10 @@ _LAZY = {
     "Provider": "dgl_heta.hooks.protocols",
     "Reader": "dgl_heta.hooks.protocols",
     "MetatreeBackend": "dgl_heta.partition.backends.base",
+    "AUTO": "dgl_heta.partition.request",
     "PartitionRequest": "dgl_heta.partition.request",
+    "PartitionResult": "dgl_heta.partition.request",
+    "as_source": "dgl_heta.store.reader",
     "partition_graph": "dgl_heta.partition.dgl",
     "BlockModel": "dgl_heta.models",
     "Edges": "dgl_heta.models",
@@ -48,6 +51,7 @@ _LAZY = {
 }
 
 __all__ = [
+    "AUTO",
     "HGNN",
     "BatchSource",
     "BlockModel",
@@ -66,6 +70,7 @@ __all__ = [
     "ModuleWrapper",
     "PartitionBackend",
     "PartitionRequest",
+    "PartitionResult",
     "Plan",
     "Provider",
     "Reader",
@@ -74,6 +79,7 @@ __all__ = [
     "Store",
     "Task",
     "__version__",
+    "as_source",
     "disable",
     "enable",
     "hookimpl",
@@ -103,10 +109,11 @@ if TYPE_CHECKING:
     from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
     from dgl_heta.partition.backends.base import MetatreeBackend
     from dgl_heta.partition.dgl import partition_graph
-    from dgl_heta.partition.request import PartitionRequest
+    from dgl_heta.partition.request import AUTO, PartitionRequest, PartitionResult
     from dgl_heta.planning.making import make_plan
     from dgl_heta.planning.plan import Plan
     from dgl_heta.store import Store, write_store
+    from dgl_heta.store.reader import as_source
     from dgl_heta.training.checkpoint import load_model
 
 

@@ -272,8 +272,9 @@ def partition(
         _show(made, 1024, 64, None, as_json)
         return
     with _bar(not as_json) as advance:
-        config = backend.partition(content, request, directory, overwrite=overwrite,
-                                   progress=advance)
+        done = backend.partition(content, request, directory, overwrite=overwrite,
+                                 progress=advance)
+    config = done.part_config
     from dgl_heta.system.memory import peak_rss_mb
 
     result: dict[str, Any] = {

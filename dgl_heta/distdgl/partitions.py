@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from dgl_heta.errors import InputError, listing
+from dgl_heta.hooks.manager import plugins
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.settings import Settings
@@ -37,7 +38,7 @@ def partition(original: Callable[..., Any], settings: Settings, explicit: bool,
     original : DGL's own function.
     explicit : whether the settings name a method, which then wins over the script's.
     """
-    from dgl_heta.partition.dgl import DGL_METHODS, partition_graph
+    from dgl_heta.partition.dgl import DGL_METHODS, honoured, partition_graph
 
     method = settings.partition.method if explicit else part_method
     if method in DGL_METHODS:
@@ -45,16 +46,19 @@ def partition(original: Callable[..., Any], settings: Settings, explicit: bool,
     names = ("balance_ntypes", "balance_edges", "return_mapping", "num_trainers_per_machine",
              "objtype", "graph_formats", "use_graphbolt")
     given = {**dict(zip(names, args)), **kwargs}
+    mapping = given.pop("return_mapping", False)
+    backend = plugins().get("partition backend", method)
     paths = settings.partition.metapaths
-    found = partition_graph(
-        g, graph_name, num_parts, out_path, settings.model.layers if paths is None else None,
-        method, return_mapping=given.get("return_mapping", False),
-        target_ntype=_target(g, settings), seed=settings.partition.seed, overwrite=True,
+    hops = None if paths else settings.model.layers
+    result = partition_graph(
+        g, graph_name, num_parts, out_path, num_hops if "num_hops" in backend.honours else hops,
+        method, return_mapping=mapping, seed=settings.partition.seed, overwrite=True,
+        target_ntype=_target(g, settings) if backend.needs_target else settings.partition.target,
         replication=settings.partition.replication, memory_mb=settings.partition.memory_mb,
-        metapaths=json.loads(Path(paths).read_text(encoding="utf-8")) if paths else None)
+        metapaths=paths, **honoured(backend, given))
     print(f"{num_parts} partitions of {graph_name} by {method} in {out_path}; `dgl-heta inspect "
           f"{out_path}` shows them", flush=True)
-    return found
+    return result
 
 
 def _target(g: Any, settings: Settings) -> str:

@@ -85,6 +85,8 @@ class GraphSource:
         type are its array `feat` (floating point, two-dimensional); types without it get
         learnable features in training.
     task : what to train for, when known.
+    edge_arrays : relation to named arrays with one row per edge, for partition backends that
+        write edge data; a store leaves them out.
     info : where the data comes from, free text per key, shown by `dgl-heta inspect`.
     """
 
@@ -94,6 +96,7 @@ class GraphSource:
     node_arrays: dict[str, dict[str, np.ndarray]] = field(default_factory=dict)
     task: Task | None = None
     info: dict[str, Any] = field(default_factory=dict)
+    edge_arrays: dict[Relation, dict[str, np.ndarray]] = field(default_factory=dict)
 
     def schema(self) -> Schema:
         """The schema of the graph, with bytes per feature row."""

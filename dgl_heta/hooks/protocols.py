@@ -13,6 +13,8 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from dgl_heta.errors import InputError
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from dgl_heta.graph.schema import Schema
     from dgl_heta.graph.source import GraphSource
     from dgl_heta.models.spec import ModelSpec
-    from dgl_heta.partition.request import PartitionRequest
+    from dgl_heta.partition.request import PartitionRequest, PartitionResult
     from dgl_heta.planning.plan import Plan
     from dgl_heta.sampling.blocks import InEdges, MiniBatch
     from dgl_heta.store import Store
@@ -44,15 +46,33 @@ class PartitionBackend(Provider, Protocol):
     """A way to partition a graph; hook `dgl_heta_partition_backends`."""
 
     description: str
+    needs_target: bool = True
+    """Whether a request must name the node types to train for."""
+    decides_parts: bool = False
+    """Whether it takes `parts = "auto"`: a request whose `parts` is 0 (`dgl_heta.AUTO`)."""
+    honours: frozenset[str] = frozenset()
+    """Arguments of a script's `partition_graph` that it has a use for, by their names there:
+    `num_hops`, `num_trainers_per_machine`, `objtype`, `balance_ntypes`, `balance_edges`,
+    `graph_formats`, `use_graphbolt`, or any further one. They are in `request.script`."""
 
-    @abstractmethod
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
-        """Plan from the schema alone, or raise an :class:`InputError` that it cannot."""
+        """Plan from the schema alone, or raise an :class:`InputError` that it cannot.
+
+        Without it, a graph can be partitioned, but `dgl-heta plan` and `dgl-heta train`, given a
+        graph that is not, have no plan.
+        """
+        raise InputError(f"method '{self.name}' does not partition by relations, so there is no "
+                         "plan to show; use meta, or `dgl-heta partition` without --dry-run")
 
     @abstractmethod
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
-                  overwrite: bool = False, progress: Progress | None = None) -> Path:
-        """Write a partition directory; returns the path of its part_config JSON."""
+                  overwrite: bool = False, progress: Progress | None = None) -> PartitionResult:
+        """Write a partition directory; says where, and which ids have changed.
+
+        `dgl_heta.as_source(source)` is a `GraphSource` whatever the graph came from: a store, a
+        DGLGraph, files. `edges[relation].chunks(size)` reads the edges once more at each call;
+        node arrays and edge arrays may be memory maps. `out` is written whole or not at all.
+        """
 
 
 class Reader(Provider, Protocol):

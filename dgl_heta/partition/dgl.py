@@ -6,17 +6,23 @@ This is an adapter: it imports dgl.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.errors import InputError, listing
+from dgl_heta.errors import InputError
+from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.metatree import parse_metapaths
+from dgl_heta.hooks.protocols import PartitionBackend
+from dgl_heta.partition.request import PartitionResult, ScriptArguments, make_request
+from dgl_heta.settings import load_settings
+from dgl_heta.system.patching import plain
 
 DGL_METHODS = ("metis", "random")
 
+_WORDS = {"method": "part_method", "parts": "num_parts", "target": "target_ntype",
+          "hops": "num_hops"}
 
 # Without it, importing dgl writes a file into the home directory, which may be read-only.
 os.environ.setdefault("DGLBACKEND", "pytorch")
@@ -25,7 +31,7 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 def partition_graph(
     g: Any,
     graph_name: str,
-    num_parts: int,
+    num_parts: int | str,
     out_path: str,
     num_hops: int | None = None,
     part_method: str = "metis",
@@ -43,6 +49,7 @@ def partition_graph(
     replication: str | None = None,
     memory_mb: float | None = None,
     overwrite: bool = False,
+    settings: Iterable[str] = (),
     **dgl_arguments: Any,
 ) -> Any:
     """Partition a DGLGraph as `dgl.distributed.partition_graph` does, or by meta-partitioning.
@@ -53,19 +60,22 @@ def partition_graph(
 
     Parameters
     ----------
-    target_ntype : target node type or types; needed by the methods of dgl-heta. A graph with a
+    num_parts : number of partitions, or "auto" for methods that decide it themselves.
+    target_ntype : target node type or types; needed by `meta` and its like. A graph with a
         single node type needs none. Without its labels and train mask the graph is partitioned,
         but `dgl-heta train` has no task.
-    num_hops : depth of the metatree, the number of layers of the model (default 2). For DGL's
-        methods it is what DGL takes it for (default 1).
+    num_hops : depth of the metatree, the number of layers of the model (default 2). For methods
+        that make halo nodes, DGL's among them, the hops of these (default 1).
     metapaths : a list of metapaths, each a list of relations in edge direction.
     seed : for methods that draw at random.
     replication : full, none, or (default) the method's own; DistDGL scripts need full.
     memory_mb : MB that a partition may hold, as predicted.
     overwrite : replace an earlier partition in `out_path` (methods of dgl-heta).
-    return_mapping : with the methods of dgl-heta ids do not change: the identity is returned.
+    settings : overrides as of `--set`, for methods that have settings: "plugins.NAME.key=value".
+    return_mapping : whether to return the original ids. `meta` and its like do not change them.
     balance_ntypes, balance_edges, num_trainers_per_machine, objtype, graph_formats,
-    use_graphbolt, **dgl_arguments : go to DGL; methods of dgl-heta have no use for them.
+    use_graphbolt, **dgl_arguments : go to DGL, and to methods that honour them; `meta` has no use
+        for them.
 
     Returns
     -------
@@ -77,49 +87,69 @@ def partition_graph(
     InputError
         Unknown method or target, a graph with bad features, an existing `out_path`.
     """
-    import dgl
-
+    script: dict[str, Any] = {
+        "num_hops": 1 if num_hops is None else num_hops, "balance_ntypes": balance_ntypes,
+        "balance_edges": balance_edges, "num_trainers_per_machine": num_trainers_per_machine,
+        "objtype": objtype, "graph_formats": graph_formats, "use_graphbolt": use_graphbolt,
+        **dgl_arguments}
     if part_method in DGL_METHODS:
         for name, value in (("target_ntype", target_ntype), ("metapaths", metapaths),
                             ("replication", replication), ("memory_mb", memory_mb)):
             if value is not None:
                 raise InputError(f"{name} goes with the methods of dgl-heta (part_method='meta'), "
                                  f"not with '{part_method}'")
-        from dgl_heta.system.patching import plain
+        import dgl
 
         return plain(dgl.distributed.partition_graph)(
-            g, graph_name, num_parts, out_path, 1 if num_hops is None else num_hops,
-            part_method, balance_ntypes, balance_edges, return_mapping, num_trainers_per_machine,
-            objtype, graph_formats, use_graphbolt, **dgl_arguments)
-    backend = plugins().get("partition backend", part_method)
-    if dgl_arguments:
-        raise InputError(f"part_method='{part_method}' takes no argument "
-                         f"{listing(repr(name) for name in dgl_arguments)}; see the documentation "
-                         "of dgl_heta.partition_graph")
-    if target_ntype is None:
-        if len(g.ntypes) > 1:
-            raise InputError(f"part_method='{part_method}' needs target_ntype, the node type to "
-                             f"train for; node types: {listing(g.ntypes)}")
-        target_ntype = g.ntypes[0]
-    target = (target_ntype,) if isinstance(target_ntype, str) else tuple(target_ntype)
+            g, graph_name, num_parts, out_path, part_method=part_method,
+            return_mapping=return_mapping, **script)
+    registry = plugins()
+    if overrides := list(settings):
+        registry = registry.configured(load_settings(None, overrides))
+    backend: PartitionBackend = registry.get("partition backend", part_method)
+    source = _source(g, graph_name, target_ntype)
+    request = make_request(
+        backend, source.schema(), num_parts, _targets(g, target_ntype),
+        hops=None if "num_hops" in backend.honours else num_hops, metapaths=metapaths, seed=seed,
+        edge_ids=True, replication=replication, memory_mb=memory_mb, script=script,
+        word=lambda name: _WORDS.get(name, name))
+    result = backend.partition(source, request, Path(out_path), overwrite=overwrite)
+    return _mapping(g, result) if return_mapping else None
+
+
+def honoured(backend: PartitionBackend, script: Mapping[str, Any]) -> dict[str, Any]:
+    """Of a script's arguments those that :func:`partition_graph` takes for a backend."""
+    usual = {field.name for field in fields(ScriptArguments)}
+    return {name: value for name, value in script.items() if name in usual | backend.honours}
+
+
+def _targets(g: Any, given: str | Sequence[str] | None) -> tuple[str, ...]:
+    if given is None:
+        return tuple(g.ntypes) if len(g.ntypes) == 1 else ()
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _source(g: Any, name: str, given: str | Sequence[str] | None) -> GraphSource:
+    """The graph, with a task if its only target has labels and a train mask."""
     from dgl_heta.graph.readers import read_dgl_graph
 
-    labelled = len(target) == 1 and target[0] in g.ntypes and {
-        "label", "labels"} & set(g.nodes[target[0]].data) and "train_mask" in g.nodes[
-        target[0]].data
-    source = read_dgl_graph(g, graph_name, target=target[0] if labelled else None)
-    schema = source.schema()
-    paths = parse_metapaths(metapaths, schema) if metapaths is not None else ()
-    hops = num_hops if num_hops is not None or metapaths is not None else 2
-    request = PartitionRequest(
-        num_parts, target, hops, paths, seed, edge_ids=True, replication=replication,
-        memory_limit=None if memory_mb is None else round(memory_mb * 1e6))
-    backend.partition(source, request, Path(out_path), overwrite=overwrite)
-    if return_mapping:
-        import torch
+    targets = _targets(g, given)
+    data = g.nodes[targets[0]].data if len(targets) == 1 and targets[0] in g.ntypes else {}
+    labelled = {"label", "labels"} & set(data) and "train_mask" in data
+    return read_dgl_graph(g, name, target=targets[0] if labelled else None)
 
-        nodes = {t: torch.arange(g.num_nodes(t)) for t in g.ntypes}
-        edges = {e: torch.arange(g.num_edges(e)) for e in g.canonical_etypes}
-        return (nodes[g.ntypes[0]], edges[g.canonical_etypes[0]]) if len(nodes) == 1 == len(
-            edges) else (nodes, edges)
-    return None
+
+def _mapping(g: Any, result: PartitionResult) -> Any:
+    """Original ids by new ids, in DGL's form: per type, or where there is one, its tensor."""
+    import torch
+
+    def ids(maps: Mapping[Any, Any] | None, counts: dict[Any, int]) -> Any:
+        return {kind: torch.arange(count) if maps is None else torch.as_tensor(maps[kind])
+                for kind, count in counts.items()}
+
+    nodes = ids(result.nodes, {t: g.num_nodes(t) for t in g.ntypes})
+    edges = ids(None if result.edges is None else {tuple(r): m for r, m in result.edges.items()},
+                {e: g.num_edges(e) for e in g.canonical_etypes})
+    if len(nodes) == 1 == len(edges):
+        return next(iter(nodes.values())), next(iter(edges.values()))
+    return nodes, edges

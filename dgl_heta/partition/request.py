@@ -1,20 +1,55 @@
-"""What a user asks of a partition backend."""
+"""What a user asks of a partition backend, and what it answers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from dgl_heta.planning.metatree import Metapath
+import numpy as np
+
+from dgl_heta.errors import InputError, listing
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.hooks.protocols import PartitionBackend
+from dgl_heta.planning.making import check_parts
+from dgl_heta.planning.metatree import Metapath, load_metapaths, parse_metapaths
 from dgl_heta.planning.workload import Workload
+
+AUTO = 0
+"""The number of partitions is for the backend to decide (`parts = "auto"`)."""
+
+
+@dataclass(frozen=True)
+class ScriptArguments:
+    """Arguments of `dgl.distributed.partition_graph` that only some backends have a use for.
+
+    A backend says by their names which it honours (:attr:`PartitionBackend.honours
+    <dgl_heta.hooks.protocols.PartitionBackend.honours>`); the others have their defaults here,
+    which are DGL's.
+    """
+
+    num_hops: int = 1
+    """Hops of halo nodes around a partition's own."""
+    balance_ntypes: Any = None
+    balance_edges: bool = False
+    num_trainers_per_machine: int = 1
+    objtype: str = "cut"
+    graph_formats: Any = None
+    use_graphbolt: bool = False
+    further: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments beyond these, by name."""
 
 
 @dataclass(frozen=True)
 class PartitionRequest:
-    """What the user asks of a partition backend."""
+    """What the user asks of a partition backend; made by :func:`make_request`."""
 
     parts: int
+    """Number of partitions; :data:`AUTO` only for backends that decide it (`decides_parts`)."""
     target: tuple[str, ...] = ()
+    """Target node types; empty only for backends that need none (`needs_target`)."""
     hops: int | None = None
     metapaths: Sequence[Metapath] = ()
     seed: int = 0
@@ -25,3 +60,104 @@ class PartitionRequest:
     memory_limit: int | None = None
     """Bytes that a partition may hold, as predicted for `workload`."""
     workload: Workload = field(default_factory=Workload)
+    script: ScriptArguments = field(default_factory=ScriptArguments)
+
+
+@dataclass(frozen=True)
+class PartitionResult:
+    """What a partition backend has written.
+
+    Attributes
+    ----------
+    part_config : path of the part_config JSON.
+    parts : number of partitions.
+    nodes : node type → id in the source of each node, by its id in the partitions (int64); None
+        if ids have not changed.
+    edges : the same per relation; ids of edges are positions in the source's order.
+    statistics : figures to show, by name: numbers, texts, or lists with one per partition.
+    """
+
+    part_config: Path
+    parts: int
+    nodes: Mapping[str, np.ndarray] | None = None
+    edges: Mapping[Relation, np.ndarray] | None = None
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+
+def option(name: str) -> str:
+    """What an argument is called on the command line."""
+    return f"--{name.replace('_', '-')}"
+
+
+def make_request(
+    backend: PartitionBackend,
+    schema: Schema,
+    parts: int | str,
+    target: Iterable[str] = (),
+    *,
+    hops: int | None = None,
+    metapaths: str | Path | Any = None,
+    seed: int = 0,
+    edge_ids: bool = False,
+    replication: str | None = None,
+    memory_mb: float | None = None,
+    workload: Workload | None = None,
+    script: Mapping[str, Any] | None = None,
+    word: Callable[[str], str] = str,
+) -> PartitionRequest:
+    """The request for a graph, checked as far as the backend and the graph's schema allow.
+
+    Parameters
+    ----------
+    parts : number of partitions, or "auto".
+    hops : default: 2, or with metapaths the length of the longest.
+    metapaths : a list of them, or the path of a JSON file with one.
+    memory_mb : MB that a partition may hold, as predicted for `workload`.
+    script : arguments of a script's `partition_graph`, by name. Of those that the backend does
+        not honour, the ones that DGL names are left out, as they have no effect.
+    word : what the user calls an argument of this function: its own name, an option
+        (:func:`option`), a setting.
+
+    Raises
+    ------
+    InputError
+        An argument is wrong or not for this backend; named as the user knows it.
+    """
+    what = f"{word('method')}='{backend.name}'"
+    if parts == "auto":
+        if not backend.decides_parts:
+            raise InputError(f"{word('parts')} is auto, but {what} does not decide the number of "
+                             "partitions; give a number")
+        parts = AUTO
+    elif isinstance(parts, str):
+        raise InputError(f"{word('parts')} is '{parts}'; it must be a number, or auto")
+    else:
+        check_parts(parts)
+    if replication not in (None, "full", "none"):
+        raise InputError(f"{word('replication')} is '{replication}'; it must be full or none")
+    if memory_mb is not None and not (0 < memory_mb < math.inf):
+        raise InputError(f"{word('memory_mb')} is {memory_mb}; it must be a number above 0")
+    targets = tuple(target)
+    if backend.needs_target and not targets:
+        raise InputError(f"{what} needs {word('target')}, the node type to train for; node types: "
+                         f"{listing(schema.node_types)}")
+    if isinstance(metapaths, str | Path):
+        paths = load_metapaths(metapaths, schema)
+    else:
+        paths = [] if metapaths is None else parse_metapaths(metapaths, schema)
+    return PartitionRequest(
+        parts, targets, 2 if hops is None and metapaths is None else hops, paths, seed, edge_ids,
+        replication, None if memory_mb is None else round(memory_mb * 1e6),
+        workload or Workload(), _honoured(backend, script or {}, word))
+
+
+def _honoured(backend: PartitionBackend, given: Mapping[str, Any], word: Callable[[str], str]
+              ) -> ScriptArguments:
+    fields = set(ScriptArguments.__dataclass_fields__) - {"further"}
+    further = {name: value for name, value in given.items() if name not in fields}
+    if unknown := further.keys() - backend.honours:
+        raise InputError(f"{word('method')}='{backend.name}' takes no argument "
+                         f"{listing(repr(name) for name in unknown)}; see the documentation of "
+                         "dgl_heta.partition_graph")
+    return ScriptArguments(**{name: value for name, value in given.items()
+                              if name in fields & backend.honours}, further=further)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.graph.source import GraphSource
 from dgl_heta.store.csc import CSC
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
 
@@ -101,6 +103,15 @@ class Store:
                     "the manifest; write the store again"
                 )
 
+    def source(self) -> GraphSource:
+        """The stored graph as a source; edges come by destination, arrays are memory maps."""
+        manifest = self.manifest
+        return GraphSource(
+            manifest.name, dict(manifest.node_counts),
+            {r: _StoredEdges(self.relation(r)) for r in self.schema.relations},
+            {t: {name: self.array(t, name) for name in arrays}
+             for t, arrays in manifest.arrays.items()}, manifest.task, dict(manifest.info))
+
     def _entry(self, relation: Relation) -> RelationEntry:
         if relation not in self._relations:
             raise InputError(f"relation '{relation}' is not in store {self.directory}; relations: "
@@ -135,3 +146,28 @@ class Store:
             raise InputError(f"store file {path} is damaged: its header puts the rows in another "
                              "place than they were written to; write the store again")
         return array
+
+
+@dataclass(frozen=True)
+class _StoredEdges:
+    """Edges of a stored relation, by destination."""
+
+    csc: CSC
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.csc.indices)
+
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        indptr, indices = self.csc
+        for start in range(0, len(indices), size):
+            stop = min(start + size, len(indices))
+            low = int(np.searchsorted(indptr, start, "right")) - 1
+            high = int(np.searchsorted(indptr, stop, "left"))
+            degrees = np.diff(np.clip(indptr[low:high + 1], start, stop))
+            yield np.asarray(indices[start:stop]), np.repeat(np.arange(low, high), degrees)
+
+
+def as_source(graph: GraphSource | Store) -> GraphSource:
+    """A graph as a source, whether it is a store or one already."""
+    return graph.source() if isinstance(graph, Store) else graph

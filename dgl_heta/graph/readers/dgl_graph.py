@@ -8,6 +8,7 @@ node type `_N` and relation `_N _E _N`, as DGL names them. Edges keep their ids.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -60,9 +61,11 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
             renamed[ntype] = changed
 
     edges: dict[Relation, EdgeSource] = {}
+    edge_arrays = {}
     for etype in graph.canonical_etypes:
         edges[Relation(*etype)] = _GraphEdges(graph, etype)
         if len(graph.edges[etype].data):
+            edge_arrays[Relation(*etype)] = _edge_arrays(graph.edges[etype].data)
             notes.append(f"edge data of '{Relation(*etype)}' left out: "
                          f"{listing(graph.edges[etype].data)}")
 
@@ -84,7 +87,7 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
         info["renamed"] = renamed
     if notes:
         info["notes"] = notes
-    return GraphSource(name, node_counts, edges, node_arrays, task, info)
+    return GraphSource(name, node_counts, edges, node_arrays, task, info, edge_arrays)
 
 
 def _check_graph(graph: Any) -> None:
@@ -127,6 +130,15 @@ def _node_arrays(data: Mapping[str, Any], ntype: str, count: int, names: Mapping
     return {name: node_array(name, _to_numpy(data[key], f"node data '{key}' of '{ntype}'"),
                              ntype, count, origin=None if key == name else f"node data '{key}'")
             for key, name in names.items()}
+
+
+def _edge_arrays(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Edge data by name; what cannot be an array is left out, as a store leaves out all."""
+    arrays = {}
+    for key in data:
+        with contextlib.suppress(InputError):
+            arrays[key] = _to_numpy(data[key], f"edge data '{key}'")
+    return arrays
 
 
 def _to_numpy(tensor: Any, what: str) -> np.ndarray:

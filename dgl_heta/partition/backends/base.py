@@ -11,7 +11,7 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.protocols import PartitionBackend
 from dgl_heta.partition.directory import write_partition
-from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.partition.request import PartitionRequest, PartitionResult
 from dgl_heta.planning.assignment import Piece
 from dgl_heta.planning.limit import deal_within, within
 from dgl_heta.planning.making import deal_whole, make_plan, plan_without_replication
@@ -72,8 +72,12 @@ class MetatreeBackend(PartitionBackend):
         return plan
 
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
-                  overwrite: bool = False, progress: Progress | None = None) -> Path:
+                  overwrite: bool = False, progress: Progress | None = None) -> PartitionResult:
         schema = source.schema if isinstance(source, Store) else source.schema()
         plan = self.plan(schema, request)
-        return write_partition(source, plan, out, overwrite=overwrite, progress=progress,
-                               edge_ids=request.edge_ids)
+        config = write_partition(source, plan, out, overwrite=overwrite, progress=progress,
+                                 edge_ids=request.edge_ids)
+        return PartitionResult(config, plan.num_parts, statistics={
+            "nodes": [p.num_nodes for p in plan.partitions],
+            "edges": [p.num_edges for p in plan.partitions],
+            "replication_factor": plan.replication_factor()})

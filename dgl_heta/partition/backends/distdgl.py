@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.graph.schema import Schema
+from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.protocols import PartitionBackend
 from dgl_heta.partition.part_config import config_name
-from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.partition.request import PartitionRequest, PartitionResult
 from dgl_heta.planning.making import check_parts
-from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.csc import count_in_degrees
 from dgl_heta.store.writer import Progress, check_source
@@ -29,13 +29,10 @@ class DistDGL(PartitionBackend):
     def __init__(self, name: str) -> None:
         self.name = name
         self.description = f"dgl.distributed.partition_graph, part_method='{name}'"
-
-    def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
-        raise InputError(f"method '{self.name}' assigns nodes and not relations, so there is no "
-                         "plan to show; use meta, or `dgl-heta partition` without --dry-run")
+        self.needs_target = False
 
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
-                  overwrite: bool = False, progress: Progress | None = None) -> Path:
+                  overwrite: bool = False, progress: Progress | None = None) -> PartitionResult:
         for name, given in (("replication", request.replication),
                             ("a memory limit", request.memory_limit)):
             if given is not None:
@@ -46,7 +43,7 @@ class DistDGL(PartitionBackend):
 
 
 def partition_with_dgl(source: GraphSource | Store, method: str, request: PartitionRequest,
-                       out: Path, *, overwrite: bool = False) -> Path:
+                       out: Path, *, overwrite: bool = False) -> PartitionResult:
     """Partition by DGL itself (METIS or random), for comparison: needs the graph in memory.
 
     Raises
@@ -72,9 +69,9 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
         dgl.seed(request.seed)
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # DGL reports its stages there
-                plain(dgl.distributed.partition_graph)(
+                mapping = plain(dgl.distributed.partition_graph)(
                     graph, file.removesuffix(".json"), request.parts, str(directory),
-                    part_method=method)
+                    part_method=method, return_mapping=True)
         except OSError:
             raise
         except Exception as error:
@@ -85,7 +82,18 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
             raise HetaError(f"dgl.distributed.partition_graph (part_method='{method}') failed for "
                             f"{request.parts} partitions, each of which needs a node of every "
                             f"type: {type(error).__name__}: {reason}") from error
-    return out / file
+        config = json.loads((directory / file).read_text(encoding="utf-8"))
+    nodes, edges = (
+        {t: ids.numpy() for t, ids in (m if isinstance(m, dict) else {only: m}).items()}
+        for m, only in zip(mapping, (graph.ntypes[0], graph.canonical_etypes[0])))
+    return PartitionResult(
+        out / file, request.parts, nodes, {Relation(*r): ids for r, ids in edges.items()},
+        {"nodes": _owned(config["node_map"]), "edges": _owned(config["edge_map"])})
+
+
+def _owned(ranges: dict[str, list[list[int]]]) -> list[int]:
+    """How many nodes or edges each part owns, from their ranges by type."""
+    return [sum(high - low for low, high in own) for own in zip(*ranges.values())]
 
 
 def to_dgl_graph(source: GraphSource | Store) -> Any:
