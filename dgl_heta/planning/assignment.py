@@ -8,7 +8,7 @@ nothing else (:func:`partitions_of_pieces`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from typing import NamedTuple
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.metatree import SubMetatree, inner_relations, with_relations
+from dgl_heta.planning.ownership import Ownership
 
 Piece = tuple[Relation, int, int]
 """The in-edges by a relation of destination nodes `low … high - 1`."""
@@ -66,6 +67,8 @@ class Partition:
         replication, its edges plus its nodes.
     ranges : without replication, the relations that are cut by destination: this partition
         has the in-edges of nodes `low … high - 1` alone. `num_edges` is in proportion.
+    owned : the relations that are cut by an array: how many destination nodes and edges of them
+        this partition has.
     """
 
     index: int
@@ -79,6 +82,7 @@ class Partition:
     num_edges: int
     weight: int
     ranges: dict[Relation, tuple[int, int]] = field(default_factory=dict)
+    owned: dict[Relation, tuple[int, int]] = field(default_factory=dict)
 
 
 def partitions_of_shares(schema: Schema, targets: Sequence[str], hops: int,
@@ -165,20 +169,26 @@ def _follow(shares: Sequence[Share]) -> bool:
 
 
 def partitions_of_pieces(schema: Schema, targets: Sequence[str], hops: int,
-                         trees: Sequence[SubMetatree], pieces: Sequence[Sequence[Piece]]
+                         trees: Sequence[SubMetatree], pieces: Sequence[Sequence[Piece]],
+                         ownership: Mapping[Relation, Ownership] | None = None
                          ) -> tuple[Partition, ...]:
-    """What every partition runs at every layer, where each has its pieces of relations alone."""
+    """What every partition runs at every layer, where each has its pieces of relations alone.
+
+    Relations in `ownership` are cut by an array and not among the pieces.
+    """
     order = {relation: i for i, relation in enumerate(schema.relations)}
     roots = {tree.root for tree in trees}
     inner = {layer: inner_relations(trees, hops, layer) for layer in range(1, hops + 1)}
     partitions = []
     for index, own in enumerate(pieces):
-        relations = tuple(sorted((r for r, _, _ in own), key=order.__getitem__))
+        owned = {r: (o.rows[index], o.edges[index])
+                 for r, o in (ownership or {}).items() if o.rows[index]}
+        relations = tuple(sorted([*(r for r, _, _ in own), *owned], key=order.__getitem__))
         types = {t for r in relations for t in (r.src, r.dst)} | set(targets)
         ranges = {r: (low, high) for r, low, high in sorted(own, key=lambda p: order[p[0]])
                   if (low, high) != (0, schema.node_counts[r.dst])}
         edges = sum(schema.edge_counts[r] * (high - low) // max(schema.node_counts[r.dst], 1)
-                    for r, low, high in own)
+                    for r, low, high in own) + sum(count for _, count in owned.values())
         nodes = sum(schema.node_counts[t] for t in types)
         partitions.append(Partition(
             index=index, group=0, sub_metatrees={}, relations=relations,
@@ -187,7 +197,7 @@ def partitions_of_pieces(schema: Schema, targets: Sequence[str], hops: int,
                    for layer, needed in inner.items()},
             layers={layer: tuple(r for r in relations if r in needed or r in roots)
                     for layer, needed in inner.items()},
-            num_nodes=nodes, num_edges=edges, weight=nodes + edges, ranges=ranges))
+            num_nodes=nodes, num_edges=edges, weight=nodes + edges, ranges=ranges, owned=owned))
     return tuple(partitions)
 
 

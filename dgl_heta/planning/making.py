@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
@@ -18,6 +19,7 @@ from dgl_heta.planning.assignment import (
 )
 from dgl_heta.planning.balance import group_sizes, longest_processing_time, spread
 from dgl_heta.planning.metatree import Metapath, check_hops, sub_metatrees
+from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
 
 Assign = Callable[[Sequence[int], int], Sequence[Sequence[int]]]
@@ -103,6 +105,14 @@ def plan_without_replication(schema: Schema, target: str | Sequence[str], hops: 
     check_pieces(pieces, used, schema, parts, method)
     partitions = partitions_of_pieces(schema, targets, hops, trees, pieces)
     return Plan(schema, targets, hops, method, (), trees, partitions, "none")
+
+
+def with_ownership(plan: Plan, ownership: Mapping[Relation, Ownership]) -> Plan:
+    """A plan without replication in which some relations are cut by arrays instead of ranges."""
+    pieces = [[(r, *p.ranges.get(r, (0, plan.schema.node_counts[r.dst])))
+               for r in p.relations if r not in ownership] for p in plan.partitions]
+    return replace(plan, ownership=dict(ownership), partitions=partitions_of_pieces(
+        plan.schema, plan.targets, plan.hops, plan.sub_metatrees, pieces, ownership))
 
 
 def deal_whole(schema: Schema, relations: Sequence[Relation], parts: int) -> list[list[Piece]]:

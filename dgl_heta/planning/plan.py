@@ -9,7 +9,7 @@ partition that owns `cites` runs `writes` at layer 1, because papers are the chi
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from dgl_heta.planning.assignment import (
     used_relations,
 )
 from dgl_heta.planning.metatree import Metapath, SubMetatree, parse_metapaths, sub_metatrees
+from dgl_heta.planning.ownership import Ownership, check_counts
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Plan:
     sub_metatrees: tuple[SubMetatree, ...]
     partitions: tuple[Partition, ...]
     replication: str = "full"
+    ownership: dict[Relation, Ownership] = field(default_factory=dict)
+    """Relations that are cut by an array, not by ranges; without replication."""
 
     @property
     def num_parts(self) -> int:
@@ -122,13 +125,31 @@ class Plan:
                 for p in self.partitions
             ],
             "boundary_nodes": self.boundary_nodes,
+            **({"ownership": [own.to_json(r) for r, own in self.ownership.items()]}
+               if self.ownership else {}),
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the plan and its schema as JSON."""
+        """Write the plan and its schema as JSON, arrays of ownership beside it."""
+        content = self.to_json()
+        for number, (entry, own) in enumerate(zip(content.get("ownership", ()),
+                                                  self.ownership.values())):
+            entry["file"] = f"owner-{number}.npy"
+            own.save(Path(path).with_name(entry["file"]))
         data = {"format": "dgl-heta-plan", "version": 1, "schema": self.schema.to_json(),
-                "plan": self.to_json()}
+                "plan": content}
         Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
+
+    def verify(self) -> None:
+        """Compare the arrays of ownership with their checksums.
+
+        Raises
+        ------
+        InputError
+            A file that differs from what was written, by name.
+        """
+        for own in self.ownership.values():
+            own.verify()
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:
@@ -142,7 +163,11 @@ class Plan:
         for name in ("schema", "plan"):
             if name not in data:
                 raise InputError(f"plan {path} is damaged: it lacks the field '{name}'")
-        return cls.from_json(data["plan"], Schema.from_json(data["schema"], str(path)), str(path))
+        plan = data["plan"]
+        if isinstance(plan, dict):
+            for entry in plan.get("ownership", ()):
+                entry["file"] = str(Path(path).absolute().with_name(entry["file"]))
+        return cls.from_json(plan, Schema.from_json(data["schema"], str(path)), str(path))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], schema: Schema, origin: str) -> Plan:
@@ -177,11 +202,20 @@ class Plan:
         # First of all, because what follows takes time in proportion to the number of hops.
         if not data["partitions"] or any(len(p["layers"]) != hops for p in data["partitions"]):
             return None
+        ownership: dict[Relation, Ownership] = {}
         if replication == "none":
             trees = tuple(sub_metatrees(schema, targets, hops))
-            pieces = [_pieces(p, schema) for p in data["partitions"]]
-            check_pieces(pieces, used_relations(schema, trees), schema, len(pieces), method)
-            partitions = partitions_of_pieces(schema, targets, hops, trees, pieces)
+            ownership = {schema.find_relation(entry["relation"]): Ownership.from_json(entry)
+                         for entry in data.get("ownership", ())}
+            pieces = [[piece for piece in _pieces(p, schema) if piece[0] not in ownership]
+                      for p in data["partitions"]]
+            used = used_relations(schema, trees)
+            check_pieces(pieces, [r for r in used if r not in ownership], schema, len(pieces),
+                         method)
+            if not (ownership.keys() <= set(used)
+                    and check_counts(ownership, schema, len(pieces))):
+                return None
+            partitions = partitions_of_pieces(schema, targets, hops, trees, pieces, ownership)
         else:
             trees = tuple(sub_metatrees(schema, targets, hops, paths))
             assignment = [
@@ -191,7 +225,8 @@ class Plan:
             if not is_whole(assignment, len(trees)):
                 return None
             partitions = partitions_of_shares(schema, targets, hops, trees, assignment)
-        return cls(schema, targets, hops, method, tuple(paths), trees, partitions, replication)
+        return cls(schema, targets, hops, method, tuple(paths), trees, partitions, replication,
+                   ownership)
 
 
 def _pieces(partition: dict[str, Any], schema: Schema) -> list[Piece]:

@@ -121,7 +121,9 @@ def _roots(plan: Plan, partition: Partition, limit: int) -> list[str]:
         for i, share in partition.sub_metatrees.items()
     ] if plan.replication == "full" else [
         printable(r) + (" (nodes {:,} … {:,})".format(*partition.ranges[r])
-                        if r in partition.ranges else "")
+                        if r in partition.ranges else
+                        " ({:,} nodes, {:,} edges)".format(*partition.owned[r])
+                        if r in partition.owned else "")
         for r in partition.relations
     ]
     if len(names) > limit:

@@ -169,6 +169,9 @@ class NeighborSampler:
                 low, high = self._scope.ranges[relation]
                 chosen = np.flatnonzero((ids >= low) & (ids < high))
                 yield 0, torch.from_numpy(chosen), ids[chosen]
+            elif relation in self._scope.owner:
+                chosen = np.flatnonzero(self._scope.owner[relation][ids] == self._scope.part)
+                yield 0, torch.from_numpy(chosen), ids[chosen]
             else:
                 yield 0, None, ids
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.assignment import Share
@@ -25,6 +27,8 @@ class SamplingScope:
     on_common : layer → relations that it runs on such rows and on seeds, where there is no
         replication; `merged` : layer → node type → those of all workers.
     ranges : relations of which it holds the in-edges of some destinations only.
+    owner : the same by an array, (destination nodes,): the partition that holds each one's
+        in-edges; `part` is this one.
     """
 
     targets: tuple[str, ...]
@@ -40,6 +44,8 @@ class SamplingScope:
     on_common: dict[int, tuple[Relation, ...]] = field(default_factory=dict)
     merged: dict[int, dict[str, tuple[Relation, ...]]] = field(default_factory=dict)
     ranges: dict[Relation, tuple[int, int]] = field(default_factory=dict)
+    owner: dict[Relation, np.ndarray] = field(default_factory=dict)
+    part: int = 0
 
     @classmethod
     def of(cls, plan: Plan, part: int, layers: int | None = None) -> SamplingScope:
@@ -67,7 +73,8 @@ class SamplingScope:
             on_common={layer: own.layers[layer + skipped] for layer in range(1, hops + 1)},
             merged={layer: by_destination(sorted(set(relations), key=order.__getitem__))
                     for layer, relations in every.items()},
-            ranges=dict(own.ranges))
+            ranges=dict(own.ranges),
+            owner={r: plan.ownership[r].owner for r in own.owned}, part=part)
 
 
 def by_destination(relations: Iterable[Relation]) -> dict[str, tuple[Relation, ...]]:

@@ -79,10 +79,11 @@ WIDE = ["sum-self_loop", "max-bases", "mean", "sampled", "without seed states", 
         "hgt-self_loop", "han", "hgt sampled, three layers", "two targets", "links"]
 
 
-@pytest.mark.parametrize(("parts", "cut"), [(2, False), (3, True), (4, True), (4, False)])
+@pytest.mark.parametrize(("parts", "cut"), [(2, False), (3, True), (4, True), (4, False),
+                                            (2, "permuted"), (3, "permuted"), (4, "permuted")])
 def test_without_replication_workers_compute_the_same(
-        store: Path, alone: Results, tmp_path: Path, parts: int, cut: bool) -> None:
-    """Every relation on one partition, or cut by destination in uneven pieces."""
+        store: Path, alone: Results, tmp_path: Path, parts: int, cut: bool | str) -> None:
+    """Every relation on one partition, or cut by destination in uneven pieces, at random too."""
     check(alone, run(job(store, tmp_path, parts, WIDE, cut=cut), tmp_path))
 
 

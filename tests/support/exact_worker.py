@@ -17,8 +17,15 @@ import numpy as np
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.planning.assignment import Piece
-from dgl_heta.planning.making import Deal, make_plan, plan_without_replication
+from dgl_heta.planning.making import (
+    Deal,
+    make_plan,
+    plan_without_replication,
+    with_ownership,
+)
 from dgl_heta.planning.metatree import parse_metapaths
+from dgl_heta.planning.ownership import Ownership
+from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import make_shared_plan
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store
@@ -39,6 +46,8 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
     if case.get("cut") is not None:
         plan = plan_without_replication(store.schema, targets, settings.model.layers, parts,
                                         deal_pieces(case["cut"]), "test")
+        if case["cut"] == "permuted":
+            plan = permuted(plan, store, scratch.parent / f"plan-{os.environ['RANK']}")
     else:
         plan = make_plan(store.schema, targets, settings.model.layers, parts, metapaths)
         if case["shared"]:
@@ -82,7 +91,28 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
     return found
 
 
-def deal_pieces(cut: bool) -> Deal:
+def permuted(plan: Plan, store: Store, directory: Path) -> Plan:
+    """The plan read back from files, each range of destinations now as many at random."""
+    generator, ownership = np.random.default_rng(5), {}
+    source = store.source()
+    for relation in plan.schema.relations:
+        pieces = {p.index: p.ranges[relation] for p in plan.partitions if relation in p.ranges}
+        if pieces:
+            chosen = generator.permutation(np.repeat(
+                np.arange(len(pieces)), [high - low for low, high in pieces.values()]))
+            ownership[relation] = Ownership.of(
+                chosen, relation, plan.schema, list(pieces), plan.num_parts, "test",
+                (dst for _, dst in source.edges[relation].chunks(7)))
+    assert ownership
+    directory.mkdir(exist_ok=True)
+    with_ownership(plan, ownership).save(directory / "plan.json")
+    read = Plan.load(directory / "plan.json")
+    assert not any(p.ranges for p in read.partitions)
+    read.verify()
+    return read
+
+
+def deal_pieces(cut: bool | str) -> Deal:
     """Relations in turn to the partitions; with `cut`, every second one is cut in uneven parts."""
 
     def deal(schema: Schema, relations: Sequence[Relation], parts: int) -> list[list[Piece]]:

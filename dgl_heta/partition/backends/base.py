@@ -6,6 +6,8 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import GraphSource
@@ -14,10 +16,17 @@ from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.request import PartitionRequest, PartitionResult
 from dgl_heta.planning.assignment import Piece
 from dgl_heta.planning.limit import deal_within, within
-from dgl_heta.planning.making import deal_whole, make_plan, plan_without_replication
+from dgl_heta.planning.making import (
+    deal_whole,
+    make_plan,
+    plan_without_replication,
+    with_ownership,
+)
 from dgl_heta.planning.metatree import check_hops
+from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
+from dgl_heta.store.reader import as_source
 from dgl_heta.store.writer import Progress
 
 
@@ -25,7 +34,7 @@ class MetatreeBackend(PartitionBackend):
     """A backend that deals sub-metatrees to partitions; subclasses say how.
 
     Subclasses set `name` and `description` and define :meth:`assign`; those with their own way
-    to deal relations without replication define :meth:`deal`.
+    to deal relations without replication define :meth:`deal`, to cut a relation :meth:`cut`.
     """
 
     name = ""
@@ -52,6 +61,27 @@ class MetatreeBackend(PartitionBackend):
                                request.workload)
         return deal_whole(schema, relations, parts)
 
+    def cut(self, source: GraphSource, relation: Relation, parts: Sequence[int]
+            ) -> np.ndarray | None:
+        """Whose a destination's in-edges are, for a relation that the plan cuts.
+
+        Called when a graph is partitioned, which :meth:`plan` without its edges is not: the plan
+        that is shown beforehand cuts by ranges of destinations.
+
+        Parameters
+        ----------
+        source : the graph; `source.edges[relation].chunks(size)` gives the edges, again at each
+            call.
+        parts : how many destinations each of the pieces has in the plan, whose sizes follow from
+            the memory limit. That many partitions have a piece of the relation.
+
+        Returns
+        -------
+        For each destination node the index of its piece, (destination nodes,) integers; None for
+        the plan's ranges of destinations.
+        """
+        return None
+
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
         if (request.replication or self.replication) == "none":
             if request.metapaths:
@@ -74,10 +104,35 @@ class MetatreeBackend(PartitionBackend):
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
                   overwrite: bool = False, progress: Progress | None = None) -> PartitionResult:
         schema = source.schema if isinstance(source, Store) else source.schema()
-        plan = self.plan(schema, request)
+        plan = self._cut_by_edges(self.plan(schema, request), source, request)
         config = write_partition(source, plan, out, overwrite=overwrite, progress=progress,
                                  edge_ids=request.edge_ids)
         return PartitionResult(config, plan.num_parts, statistics={
             "nodes": [p.num_nodes for p in plan.partitions],
             "edges": [p.num_edges for p in plan.partitions],
             "replication_factor": plan.replication_factor()})
+
+    def _cut_by_edges(self, plan: Plan, graph: GraphSource | Store, request: PartitionRequest
+                      ) -> Plan:
+        """The plan with arrays for those relations that :meth:`cut` has cut."""
+        ownership = {}
+        for relation in plan.schema.relations:
+            pieces = {p.index: p.ranges[relation] for p in plan.partitions if relation in p.ranges}
+            if not pieces:
+                continue
+            source = as_source(graph)
+            chosen = self.cut(source, relation, [high - low for low, high in pieces.values()])
+            if chosen is None:
+                continue
+            ownership[relation] = Ownership.of(
+                chosen, relation, plan.schema, list(pieces), plan.num_parts, self.name,
+                (dst for _, dst in source.edges[relation].chunks(_CHUNK)))
+        if not ownership:
+            return plan
+        plan = with_ownership(plan, ownership)
+        if request.memory_limit is not None:
+            plan = within(plan, request.memory_limit, request.workload)
+        return plan
+
+
+_CHUNK = 2**20  # edges
