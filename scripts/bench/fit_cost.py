@@ -99,17 +99,17 @@ class Measured:
 
 def read(files: Sequence[Path], parts: Path | None = None) -> list[Measured]:
     """The measurements in files of compare.py; the cuts of METIS from its parts, if given."""
-    found: dict[tuple, list[dict[str, Any]]] = {}
+    epochs_of: dict[tuple, list[dict[str, Any]]] = {}
     for file in files:
         data = json.loads(file.read_text())
         for run in data["runs"]:
             run["scale"] = data["arguments"]["scales"][run["shape"]]
             if run["system"] in BACKENDS or run["system"] in DISTDGL:
                 key = (*(run[k] for k in KEYS), run["batch_size"], run["system"])
-                found.setdefault(key, []).extend(run["epochs"][1:])
+                epochs_of.setdefault(key, []).extend(run["epochs"][1:])
             else:
                 print(f"left out: {run['system']}", file=sys.stderr)
-    return [_measured(key, epochs, parts) for key, epochs in sorted(found.items()) if epochs]
+    return [_measured(key, epochs, parts) for key, epochs in sorted(epochs_of.items()) if epochs]
 
 
 def _measured(key: tuple, epochs: list[dict[str, Any]], parts: Path | None) -> Measured:
@@ -149,10 +149,10 @@ def count_cut(folder: Path, parts: int) -> float:
 
 
 def _workload(shape: str, scale: float, batch: int) -> Workload:
-    made = SHAPES[shape].scaled(scale)
+    graph = SHAPES[shape].scaled(scale)
     return Workload(batch_size=batch, fanouts=default_fanouts(2),
-                    seeds=round(made.labelled * made.split[0]), classes=made.num_classes,
-                    feature_itemsize=np.dtype(made.dtype).itemsize)
+                    seeds=round(graph.labelled * graph.split[0]), classes=graph.num_classes,
+                    feature_itemsize=np.dtype(graph.dtype).itemsize)
 
 
 def _plan(shape: str, scale: float, machines: int, system: str, work: Workload) -> Plan:
@@ -172,7 +172,7 @@ def _gbit(rate: str) -> float:
 
 
 def fit(measured: Sequence[Measured]) -> Coefficients:
-    """Coefficients that fit measurements best; a slowest machine is found anew until it stays."""
+    """Coefficients that fit best; who is slowest is looked up again until it stays the same."""
     cuts = [_cut(one) for one in measured if one.system == "metis"]
     cut = statistics.median(cuts) if cuts else 1.0
     loads = [one.loads(cut) for one in measured]
@@ -214,7 +214,7 @@ def _stages(one: Measured, loads: Sequence[Load], names: Sequence[str]
     RAF's forward and backward passes wait for other machines and are no such mean; and features
     are read in them.
     """
-    found = []
+    equations = []
     for stage, (_, units, causes) in STAGES.items():
         if stage in ("compute", "features") and one.system not in DISTDGL:
             continue
@@ -224,40 +224,40 @@ def _stages(one: Measured, loads: Sequence[Load], names: Sequence[str]
         row = np.array([{**mean, "remote": sent}.get(name, 0.0) for name in names])
         wire = sent * 8 / (one.cluster.link_gbit * 1e9)
         unit = math.sqrt(one.seconds * max(one.stages[stage], 1e-3 * one.seconds))
-        found.append((row / unit, max(one.stages[stage] - wire, 0.0) / unit))
-    return found
+        equations.append((row / unit, max(one.stages[stage] - wire, 0.0) / unit))
+    return equations
 
 
 def errors(measured: Sequence[Measured], hold: Callable[[Measured], Any]) -> list[dict[str, Any]]:
     """Every measurement beside its prediction by a fit without its group, as `hold` names it."""
-    found = []
+    scored = []
     for group in sorted({hold(one) for one in measured}):
         rest = [one for one in measured if hold(one) != group]
         if not rest:
             continue
-        found += score([m for m in measured if hold(m) == group], fit(rest))
-    return found
+        scored += score([m for m in measured if hold(m) == group], fit(rest))
+    return scored
 
 
 def score(measured: Sequence[Measured], coefficients: Coefficients) -> list[dict[str, Any]]:
     """Every measurement beside its prediction by these coefficients."""
-    found = []
+    scored = []
     for one in measured:
         said = summary(one.system, one.loads(coefficients.metis_cut), one.cluster, coefficients, 1)
-        found.append({
+        scored.append({
             **dict(zip(KEYS, one.setting)), "system": one.system,
             "seconds": one.seconds, "bytes": one.bytes,
             "predicted_seconds": said.seconds_per_step, "predicted_bytes": said.bytes_per_step})
-    return found
+    return scored
 
 
-def figures(found: Sequence[dict[str, Any]]) -> dict[str, float]:
+def figures(scored: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Median and largest relative errors."""
-    made: dict[str, float] = {"measurements": len(found)}
+    errors: dict[str, float] = {"measurements": len(scored)}
     for what in ("seconds", "bytes"):
-        off = [abs(f[f"predicted_{what}"] / f[what] - 1) for f in found if f[what]]
-        made |= {f"{what}_median": statistics.median(off), f"{what}_max": max(off)}
-    return made
+        off = [abs(f[f"predicted_{what}"] / f[what] - 1) for f in scored if f[what]]
+        errors |= {f"{what}_median": statistics.median(off), f"{what}_max": max(off)}
+    return errors
 
 
 def error_table(errors: dict[str, dict[str, float]]) -> str:
@@ -268,11 +268,11 @@ def error_table(errors: dict[str, dict[str, float]]) -> str:
          for name, f in errors.items()])
 
 
-def rows_table(found: Sequence[dict[str, Any]]) -> str:
+def rows_table(scored: Sequence[dict[str, Any]]) -> str:
     return markdown(["setting", "system", "s/step", "predicted", "MB/step", "predicted"], [
         [" ".join(str(f[k]) for k in KEYS), f["system"], f"{f['seconds']:.3f}",
          f"{f['predicted_seconds']:.3f}", f"{f['bytes'] / 1e6:.2f}",
-         f"{f['predicted_bytes'] / 1e6:.2f}"] for f in found])
+         f"{f['predicted_bytes'] / 1e6:.2f}"] for f in scored])
 
 
 def tables(coefficients: Coefficients) -> list[str]:
@@ -288,10 +288,10 @@ def tables(coefficients: Coefficients) -> list[str]:
             rows.append([shape, system, f"{one.bytes_per_step * one.steps / 1e9:,.2f}",
                          f"{published:,.2f}", f"{one.seconds_per_step * one.steps:,.1f}",
                          f"{one.memory / 1e9:,.1f}"])
-    made = ["Paper's testbed: 2 machines, 8 trainers each, 100 Gbit/s, 1024 seeds in all; on CPU "
-            "cores as measured, not its GPUs",
-            markdown(["graph", "system", "GB/epoch", "paper's GB (Table 2)", "s/epoch",
-                      "GB per machine"], rows)]
+    testbed = ["Paper's testbed: 2 machines, 8 trainers each, 100 Gbit/s, 1024 seeds in all; on "
+               "CPU cores as measured, not its GPUs",
+               markdown(["graph", "system", "GB/epoch", "paper's GB (Table 2)", "s/epoch",
+                         "GB per machine"], rows)]
     rows = []
     for edges, name in ((1e9, "1 billion"), (1e11, "100 billion")):
         for shape in ("mag240m", "igb-het"):
@@ -309,7 +309,7 @@ def tables(coefficients: Coefficients) -> list[str]:
                             f"{one.seconds_per_step * one.steps:,.1f}",
                             f"{one.bytes_per_step * one.steps / 1e9:,.1f}",
                             f"{one.memory / 1e9:,.0f}{'' if one.fits else ' (too much)'}"])
-    return [*made, "Machines of 96 cores, 384 GB and 100 Gbit/s, one trainer each, at most 1024 "
+    return [*testbed, "Machines of 96 cores, 384 GB and 100 Gbit/s, one trainer each, at most 1024 "
             "seeds per trainer", markdown(["edges", "shape", "machines", "system", "s/step",
                                            "s/epoch", "GB/epoch", "GB per machine"], rows)]
 
@@ -328,21 +328,22 @@ def main() -> None:
     if not measured:
         sys.exit("error: no measurement of a system that can be predicted")
     if args.score:
-        found = score(measured, Coefficients.load(args.score))
-        print(f"{error_table({f'as in {args.score.name}': figures(found)})}\n\n{rows_table(found)}")
+        scored = score(measured, Coefficients.load(args.score))
+        print(error_table({f"as in {args.score.name}": figures(scored)}), rows_table(scored),
+              sep="\n\n")
         return
     thirds = {s: i % 3 for i, s in enumerate(sorted({one.setting for one in measured}))}
-    held = {"settings": errors(measured, lambda one: thirds[one.setting]),
+    by_group = {"settings": errors(measured, lambda one: thirds[one.setting]),
             "graphs": errors(measured, lambda one: one.setting[0])}
     if args.parts:
         unknown = [replace(m, cut=None) if m.system != "random" else m for m in measured]
-        held["graphs, cut unknown"] = errors(unknown, lambda one: one.setting[0])
+        by_group["graphs, cut unknown"] = errors(unknown, lambda one: one.setting[0])
     machine = json.loads(args.runs[0].read_text())["machine"]
     coefficients = fit(measured).model_copy(update={
-        "errors": {name: figures(found) for name, found in held.items() if found},
+        "errors": {name: figures(scored) for name, scored in by_group.items() if scored},
         "measured_on": f"emulated hosts of one core, {machine['cpu']}"})
     print("## Cost model: errors of held-out measurements\n")
-    print(f"{error_table(coefficients.errors)}\n\n{rows_table(held['settings'])}\n")
+    print(f"{error_table(coefficients.errors)}\n\n{rows_table(by_group['settings'])}\n")
     print(markdown(["unit", "amount", "nanoseconds each"], [
         [unit, UNITS[unit], f"{1e9 * value:.4g}"]
         for unit, value in coefficients.seconds.items()])
@@ -353,7 +354,7 @@ def main() -> None:
         args.out.write_text(json.dumps(coefficients.model_dump(), indent=1) + "\n")
     if args.json:
         args.json.write_text(json.dumps({"coefficients": coefficients.model_dump(),
-                                         "held_out": held}, indent=1) + "\n")
+                                         "held_out": by_group}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
