@@ -8,7 +8,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 import xml.etree.ElementTree as ET
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from dgl_heta.graph.source import GraphSource
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import RELATIONS, academic
+from tests.support.waiting import PATIENCE
 
 MAG = {
     "node_counts": {"author": 1_134_649, "field": 59_965, "institution": 8_740, "paper": 736_389},
@@ -267,9 +267,7 @@ def test_partition_of_edge_files_is_whole_and_planned(heta, tmp_path):
 
 def test_partition_of_a_store_writes_a_plan_that_refers_to_it(heta, store, tmp_path):
     before = tree(store)
-    started = time.perf_counter()
     assert heta("partition", store, "--out", tmp_path / "p4", "--parts", 4).status == 0
-    assert time.perf_counter() - started < 2
     assert set(tree(tmp_path / "p4")) == {"plan.json", "academic.json"}
     assert tree(store) == before
     assert heta("partition", tmp_path / "p4", "--out", tmp_path / "p2").status == 0
@@ -622,7 +620,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     # All of the data fits, the blocks that its many files take do not.
     run = subprocess.run(
         ["unshare", "--map-root-user", "--mount", "bash", "-c", FULL_DISK], capture_output=True,
-        text=True, timeout=120, check=False, cwd=Path(cli.__file__).parent.parent,
+        text=True, timeout=PATIENCE, check=False, cwd=Path(cli.__file__).parent.parent,
         env={**os.environ, "PYTHON": sys.executable, "DISK": str(tmp_path / "disk"),
              "FILES": str(edge_files(tmp_path / "files"))})
     if run.returncode == 99 or "unshare" in run.stderr:
@@ -637,7 +635,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
 def test_the_process_ends_with_the_same_status(tmp_path):
     for args, status in ((("plan", "debain"), 2), (("plan", "debian", "--svg", "no/where.svg"), 1)):
         run = subprocess.run([sys.executable, "-m", "dgl_heta", *args], capture_output=True,
-                             text=True, timeout=60, check=False, cwd=tmp_path)
+                             text=True, timeout=PATIENCE, check=False, cwd=tmp_path)
         assert run.returncode == status
         (line,) = run.stderr.splitlines()
         assert line.startswith("error: ")

@@ -22,6 +22,7 @@ from dgl_heta.system import patching
 from tests.support.dist_access import CHOSEN, SEEDS
 from tests.support.dist_reference import compare_all, parts, read, whole_graph
 from tests.support.dist_script import cases
+from tests.support.waiting import PATIENCE
 
 SUPPORT = Path(__file__).parents[1] / "support"
 MISSING = object()
@@ -64,7 +65,7 @@ def run(*command: object, heta: bool, status: int = 0) -> str:
     words = [sys.executable, *(["-m", "dgl_heta", "run"] if heta else []), *map(str, command)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("DGL_DIST_MODE", None)
-    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, timeout=120,
+    done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, timeout=PATIENCE,
                           stderr=subprocess.STDOUT, text=True, check=False)
     assert done.returncode == status, done.stdout
     return done.stdout

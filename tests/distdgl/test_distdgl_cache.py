@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import dist_cached
+from tests.support.waiting import PATIENCE, PROMPT
 
 pytestmark = pytest.mark.needs("hosts")
 
@@ -44,12 +45,13 @@ def partition(directory: Path, method: str) -> Path:
 def test_feature_reads_go_through_the_cache(tmp_path: Path, method: str, said: str) -> None:
     config = partition(tmp_path / "parts", method)
     command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", "2", "--part-config", config,
-               "--num-omp-threads", "1", "--stop-after", "200", "--set", "cache.policy=density",
+               "--num-omp-threads", "1", "--stop-after", PATIENCE, "--set", "cache.policy=density",
                "--set", "cache.batches=4", "--set", "cache.capacity_mb=0.003", "--set",
                "cache.gate=false", "--", sys.executable, dist_cached.__file__, "--ip-config",
                "{ip_config}", "--part-config", "{part_config}", "--out", tmp_path]
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, timeout=240,
-                          stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
+                          timeout=PATIENCE + PROMPT, stderr=subprocess.STDOUT, text=True,
+                          errors="replace", check=False)
     assert done.returncode == 0, done.stdout
     for rank in range(2):
         found = json.loads((tmp_path / f"{rank}.json").read_text())

@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.dist_reference import compare_all, parts, read, whole_graph
 from tests.support.dist_script import cases
+from tests.support.waiting import PATIENCE, PROMPT
 
 pytestmark = pytest.mark.needs("hosts")
 SCRIPT = Path(__file__).parents[1] / "support/dist_script.py"
@@ -43,11 +44,12 @@ def launch(graph, directory: Path, hosts: int, names: Sequence[str], *options: s
     """Run the cases; everything that is started has the directory in its command line."""
     config = parts(graph, hosts, directory / "parts")
     command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", str(hosts), "--part-config",
-               config, "--num-omp-threads", "1", "--stop-after", "200", *options, "--",
+               config, "--num-omp-threads", "1", "--stop-after", PATIENCE, *options, "--",
                sys.executable, SCRIPT, "--ip-config", "{ip_config}", "--part-config",
                "{part_config}", "--out", directory, "--cases", ",".join(names)]
-    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, timeout=240,
-                          stderr=subprocess.STDOUT, text=True, errors="replace", check=False)
+    done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
+                          timeout=PATIENCE + PROMPT, stderr=subprocess.STDOUT, text=True,
+                          errors="replace", check=False)
     return Launched(done.returncode, done.stdout, time.time())
 
 

@@ -15,6 +15,7 @@ from dgl_heta.models import BlockModel
 from dgl_heta.store import write_store
 from dgl_heta.training.checkpoint import load_model
 from tests.support.graphs import academic
+from tests.support.waiting import PATIENCE
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -36,7 +37,7 @@ def test_a_model_of_the_documentation_runs_on_workers_as_on_one(
         done = subprocess.run(
             [sys.executable, "-m", "dgl_heta", "train", "store", "--run-dir", f"run-{parts}",
              "--json", *(part for pair in sets for part in ("--set", pair))],
-            cwd=tmp_path, capture_output=True, text=True, timeout=120)
+            cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         lines = (tmp_path / f"run-{parts}" / "metrics.jsonl").read_text().splitlines()
         losses.append([json.loads(line)["loss"] for line in lines[:2]])
@@ -48,7 +49,7 @@ def test_a_model_of_the_documentation_runs_on_workers_as_on_one(
     assert load_model(tmp_path / "run-1", BlockModel("mine", layer)).model is not None
     done = subprocess.run([sys.executable, "-m", "dgl_heta", "predict", "run-2", "--out", "a.npy",
                            "--model", model], cwd=tmp_path, capture_output=True,
-                          text=True, timeout=120)
+                          text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
 
 

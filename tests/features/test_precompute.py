@@ -24,6 +24,7 @@ from dgl_heta.graph.source import EdgeArrays, GraphSource
 from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
+from tests.support.waiting import PATIENCE
 
 WIDTH = 6
 
@@ -174,7 +175,7 @@ print(json.dumps((max(most) - before) / 1000))
     if not Path("/proc/self/status").exists():
         pytest.skip("needs /proc to measure memory")
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path / "store"),
-                           str(tmp_path / "out")], capture_output=True, text=True, timeout=120,
+                           str(tmp_path / "out")], capture_output=True, text=True, timeout=PATIENCE,
                           env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) < 60

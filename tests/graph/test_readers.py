@@ -31,6 +31,7 @@ from dgl_heta.graph.readers.files import CsvEdges, JoinedEdges, NpyEdges
 from dgl_heta.graph.readers.torch_file import read_tensor
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeSource, GraphSource, Task
+from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 WRITES = Relation("author", "writes", "paper")
@@ -346,7 +347,7 @@ def test_streaming_a_large_edge_file_needs_memory_for_a_chunk(tmp_path):
         print(peak() - before)
     """
     ran = subprocess.run([sys.executable, "-c", textwrap.dedent(code), str(path)], cwd=ROOT,
-                         capture_output=True, text=True, check=False, timeout=120)
+                         capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert ran.returncode == 0, ran.stderr
     assert float(ran.stdout) < 100
 
@@ -357,7 +358,7 @@ def test_reading_edge_files_imports_neither_dgl_nor_torch(tmp_path):
             "r.open_source(sys.argv[1]).schema()\n"
             "print(sorted({'dgl', 'torch', 'ogb'} & sys.modules.keys()))")
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True,
-                         capture_output=True, text=True, timeout=120)
+                         capture_output=True, text=True, timeout=PATIENCE)
     assert ran.stdout.strip() == "[]"
 
 
@@ -567,7 +568,7 @@ def test_reading_ogb_files_imports_no_dgl_and_asks_no_network(tmp_path):
             "print(sorted({'dgl', 'outdated'} & sys.modules.keys()))\n"
             "print([t.name for t in threading.enumerate() if not t.daemon])")
     ran = subprocess.run([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, check=True,
-                         capture_output=True, text=True, timeout=120)
+                         capture_output=True, text=True, timeout=PATIENCE)
     assert ran.stdout.split("\n") == ["[]", "['MainThread']", ""]
     assert ran.stderr == ""
 

@@ -12,6 +12,7 @@ import torch
 import yaml  # type: ignore[import-untyped]
 
 from dgl_heta.errors import InputError
+from tests.support.waiting import PATIENCE
 
 gb = pytest.importorskip("dgl.graphbolt")
 from dgl_heta.graphbolt import CachedFeature, CachedFeatureStore  # noqa: E402
@@ -163,7 +164,7 @@ def run(out: Path, dataset: Path, *options: str) -> str:
     command = ([sys.executable, "-m", "dgl_heta", "run", *options] if options
                else [sys.executable])
     done = subprocess.run([*command, str(script), str(dataset), str(out)], capture_output=True,
-                          text=True, timeout=300, check=False)
+                          text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stderr
 

@@ -14,6 +14,7 @@ import dgl_heta
 from dgl_heta.hooks import specs as hookspecs
 from dgl_heta.hooks.manager import ENTRY_POINT_GROUP, KINDS, LISTENERS
 from tests.support.plugins import ROOT
+from tests.support.waiting import PATIENCE
 
 HOOKS = {name: value for name, value in vars(hookspecs).items() if name.startswith("dgl_heta_")}
 
@@ -75,5 +76,5 @@ def test_core_imports_without_dgl_and_planning_without_torch():
         assert "dgl" not in sys.modules, "the core imports dgl"
     """
     run = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True,
-                         text=True, timeout=120, check=False, cwd=ROOT)
+                         text=True, timeout=PATIENCE, check=False, cwd=ROOT)
     assert run.returncode == 0, run.stderr

@@ -679,9 +679,9 @@ def large(types: int, relations: int, into_target: int = 0) -> Schema:
     (1000, 10_000, 0), (1000, 10_000, 500), (20, 10_000, 0), (1, 10_000, 0)])
 def test_large_schemas_are_planned_in_seconds(types, relations, into_target):
     schema = large(types, relations, into_target)
-    start = time.perf_counter()
+    start = time.process_time()
     plan = make_plan(schema, "t0", 3, 64)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
     assert plan.num_parts == 64
 
 

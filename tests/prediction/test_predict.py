@@ -22,6 +22,7 @@ from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.checkpoint import load_model
 from tests.support.graphs import academic, with_tasks
+from tests.support.waiting import PATIENCE
 
 SETTINGS = ["model.hidden=8", "model.heads=2", "train.fanouts=3,3", "train.batch_size=32",
             "train.threads=1", "train.epochs=1", "train.dtype=float64"]
@@ -38,7 +39,7 @@ def trained(store: Path, run_dir: Path, *more: str) -> Path:
     sets = [part for text in (*SETTINGS, *more) for part in ("--set", text)]
     done = subprocess.run([sys.executable, "-m", "dgl_heta", "train", str(store), "--run-dir",
                            str(run_dir), "--json", *sets], capture_output=True, text=True,
-                          timeout=120)
+                          timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return run_dir
 

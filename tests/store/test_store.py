@@ -27,6 +27,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
 from dgl_heta.store import ArrayEntry, Manifest, RelationEntry, Store, write_store
 from tests.support.graphs import academic
+from tests.support.waiting import PATIENCE, PROMPT
 
 ROOT = Path(__file__).resolve().parents[2]
 LIKES = Relation("user", "likes", "item")
@@ -507,7 +508,7 @@ def test_a_writer_that_is_stopped_leaves_nothing(tmp_path, number):
             def chunks(self, size):
                 yield np.arange(1000), np.arange(1000)
                 print("writing", flush=True)
-                time.sleep(60)
+                time.sleep(600)
 
         write_store(GraphSource("g", {"a": 1000}, {("a", "b", "a"): Slow()}), sys.argv[1] + "/s")
     """
@@ -517,7 +518,7 @@ def test_a_writer_that_is_stopped_leaves_nothing(tmp_path, number):
     assert writer.stdout.readline() == b"writing\n"
     assert len(os.listdir(tmp_path)) == 1
     writer.send_signal(number)
-    assert writer.wait(30) != 0
+    assert writer.wait(PROMPT) != 0
     writer.stdout.close()
     assert os.listdir(tmp_path) == []
 
@@ -814,16 +815,16 @@ def test_opening_a_huge_store_reads_no_array(tmp_path):
                           sparse("indices.npy", "<i4", (edges,)))
     Manifest("huge", {"paper": nodes}, {"paper": {"feat": feat}}, (entry,)).save(tmp_path)
     assert feat.bytes > 10e9
-    start = time.perf_counter()
+    start = time.process_time()
     store = Store(tmp_path)
     array, csc = store.array("paper", "feat"), store.relation(CITES)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert array[-1].sum() == csc.indices[-1] == 0
     assert seconds < 0.5
 
 
 def python(code: str, *arguments: object) -> subprocess.CompletedProcess[str]:
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
-                          cwd=ROOT, capture_output=True, text=True, timeout=120)
+                          cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done

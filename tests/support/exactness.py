@@ -23,6 +23,7 @@ from torch.distributed import TCPStore
 
 from dgl_heta.store import write_store
 from tests.support.graphs import academic, with_tasks
+from tests.support.waiting import PATIENCE, all_ended
 
 BATCH = 24  # seeds of a step over all workers; divides by 1, 2, 3, 4 and 8
 LIMIT = 1e-9
@@ -86,7 +87,7 @@ def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
             "model": {"hidden": 6},
             "train": {"batch_size": BATCH // parts, "fanouts": [-1, -1], "dtype": "float64",
                       "threads": 1},
-            "run": {"timeout_s": 60}}
+            "run": {"timeout_s": PATIENCE}}
         for key, value in {**changes, **extra}.items():
             if key != "metapaths":
                 section, name_of = key.split(".")
@@ -108,11 +109,7 @@ def run(description: dict[str, Any], out: Path) -> dict[str, list[dict[str, np.n
     processes = [subprocess.Popen([sys.executable, worker, str(file)],
                                   env={**environment, "RANK": str(rank)})
                  for rank in range(parts)]
-    try:
-        codes = [process.wait(timeout=400) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
+    codes = all_ended(processes)
     assert codes == [0] * parts, f"workers ended with {codes}"
     return {name: [dict(np.load(out / f"{name}-{parts}-{rank}.npz")) for rank in range(parts)]
             for name in description["cases"]}

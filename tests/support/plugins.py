@@ -8,6 +8,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+from tests.support.waiting import PATIENCE
+
 ROOT = Path(__file__).resolve().parents[2]
 
 BACKEND = """
@@ -148,5 +150,5 @@ def distribution(directory: Path, name: str, code: str, version: str = "1.5",
 def heta(*args: object, path: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "dgl_heta", *map(str, args)], capture_output=True, text=True,
-        timeout=120, check=False, cwd=path,
+        timeout=PATIENCE, check=False, cwd=path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)]), **env})

@@ -25,6 +25,7 @@ from dgl_heta.training import caches as caching
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.profiling import show
 from tests.support.graphs import academic
+from tests.support.waiting import PATIENCE
 
 SETTINGS = ["model.hidden=8", "train.fanouts=3,3", "train.batch_size=8", "train.threads=1",
             "train.epochs=2", "train.device=cpu"]
@@ -189,7 +190,7 @@ def train(graph: Path, run_dir: Path, *more: str, extra: tuple[str, ...] = (),
     sets = [part for text in [*SETTINGS, *more] for part in ("--set", text)]
     done = subprocess.run([sys.executable, "-m", "dgl_heta", "train", str(graph), "--run-dir",
                            str(run_dir), "--json", *sets, *extra], capture_output=True, text=True,
-                          timeout=240, check=False)
+                          timeout=PATIENCE, check=False)
     assert done.returncode == status, done.stderr
     return json.loads(done.stdout.splitlines()[-1]) if not status else {"error": done.stderr}
 
@@ -233,7 +234,7 @@ def test_profile_command_shows_what_policies_would_save(store: Path, tmp_path: P
 
     command = [sys.executable, "-m", "dgl_heta", "profile", str(store), *sets, "--json", "--out",
                str(tmp_path / "profile"), "--svg", str(tmp_path / "saved.svg")]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=240)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
     result = json.loads(done.stdout.splitlines()[-1])
     assert [w["rank"] for w in result["workers"]] == [0, 1]
     for worker in result["workers"]:
