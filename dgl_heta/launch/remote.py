@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import sys
@@ -51,3 +52,10 @@ def is_this_machine(address: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def carried_variables() -> dict[str, str]:
+    """What another machine's processes get of this environment."""
+    return {name: value for name, value in os.environ.items()
+            if name == "PYTHONPATH" or (name.startswith("DGL_HETA_")
+                                        and name != "DGL_HETA_CONFIG")}

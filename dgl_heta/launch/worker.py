@@ -12,48 +12,68 @@ import os
 import signal
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dgl_heta.errors import InputError
 
+if TYPE_CHECKING:
+    from dgl_heta.hooks.manager import Plugins
+    from dgl_heta.training.engine import Engine
+
+Report = Callable[[dict[str, Any]], None]
 EXIT_INPUT, EXIT_PEER = 2, 3
 
 
-def run(job: dict[str, Any], report: Any) -> dict[str, Any]:
-    """Train, predict or profile what a job describes, as the worker that the environment names."""
+def run(job: dict[str, Any], report: Report) -> dict[str, Any]:
+    """Do what a job describes, as the worker that the environment names; returns its summary.
+
+    `report` gets the first worker's events; the last of a job is its summary.
+    """
     from dgl_heta.hooks.manager import plugins
+    from dgl_heta.settings import Settings
+
+    first = os.environ.get("RANK", "0") == "0"
+    registry = plugins().configured(Settings(**job["settings"]))
+    worker = {"train": _train, "predict": _predict, "profile": _profile}[job["kind"]]
+    summary = worker(job, registry, report if first else lambda event: None)
+    if first:
+        report({"event": "summary", **summary})
+    return summary
+
+
+def _train(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, Any]:
+    from dgl_heta.training.caches import attach
+    from dgl_heta.training.loop import train
+
+    engine = _engine(job, registry)
+    attach(engine, registry, Path(job["profiles"]), report)
+    return train(engine, Path(job["run_dir"]), engine.settings, registry, resume=job["resume"],
+                 report=report)
+
+
+def _predict(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, Any]:
+    from dgl_heta.prediction.worker import run as predict
+
+    return predict(job, registry, report)
+
+
+def _profile(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, Any]:
+    from dgl_heta.training.profiling import profile_worker
+
+    return profile_worker(_engine(job, registry), job, registry, report)
+
+
+def _engine(job: dict[str, Any], registry: Plugins) -> Engine:
     from dgl_heta.planning.plan import Plan
     from dgl_heta.settings import Settings
     from dgl_heta.store import Store
-    from dgl_heta.training.caches import attach
     from dgl_heta.training.engine import Engine
-    from dgl_heta.training.loop import train
 
-    settings = Settings(**job["settings"])
-    registry = plugins().configured(settings)
-    if job.get("predict"):
-        from dgl_heta.prediction.worker import run as predict
-
-        summary = predict(job, registry, report)
-        if os.environ.get("RANK", "0") == "0":
-            report({"event": "summary", **summary})
-        return summary
     store = Store(job["store"])
     plan = Plan.from_json(job["plan"], store.schema, "of this job")
-    engine = Engine(store, plan, settings, registry, Path(job["run_dir"]))
-    if job.get("profile"):
-        from dgl_heta.training.profiling import profile_worker
-
-        summary = profile_worker(engine, job, registry, report if engine.rank == 0
-                                 else lambda event: None)
-        if engine.rank == 0:
-            report({"event": "summary", **summary})
-        return summary
-    attach(engine, registry, Path(job["profiles"]) if job.get("profiles") else None,
-           report if engine.rank == 0 else lambda event: None)
-    return train(engine, Path(job["run_dir"]), settings, registry, resume=job["resume"],
-                 report=report)
+    return Engine(store, plan, Settings(**job["settings"]), registry, Path(job["run_dir"]))
 
 
 def emit(event: dict[str, Any]) -> None:
@@ -72,7 +92,7 @@ def main() -> None:
         # of a process group sometimes abort or hang a process that ends the usual way.
         os._exit(0)
     except InputError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        print("error:", " ".join(str(error).splitlines()), file=sys.stderr, flush=True)
         os._exit(EXIT_INPUT)
     except BaseException as error:
         traceback.print_exc()

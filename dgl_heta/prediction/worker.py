@@ -70,7 +70,7 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
 
         def write(ids: np.ndarray, states: Tensor) -> None:
             rows = states if finish is None else finish(states)
-            out[ids] = _of_kind(rows, job["what"], job["kind"])
+            out[ids] = _of_kind(rows, job["what"], job["task"])
 
         Layerwise(store, plan, model, inputs, world, Path(job["scratch"]), job["chunk"],
                   report if world.rank == 0 else lambda event: None).run(write)
@@ -93,7 +93,7 @@ def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
         nodes[target] = np.arange(low, min(low + size, len(out)))
         batch = engine.sample(NodeStep(nodes), number)
         rows = engine.wrapped(batch, engine.inputs(batch, train=False))[target]
-        out[batch.own_seeds[target]] = _of_kind(rows, job["what"], job["kind"])
+        out[batch.own_seeds[target]] = _of_kind(rows, job["what"], job["task"])
         if engine.rank == 0:
             report({"event": "progress", "layer": settings.model.layers, "ntype": target,
                     "done": min(low + size, len(out)), "total": len(out)})

@@ -37,7 +37,7 @@ def learning_chart(epochs: Sequence[Mapping[str, Any]], against_time: bool,
     curves = {key: ys for key, ys in curves.items() if not all(map(math.isnan, ys))}
     if not curves:
         return None
-    figure, axes = _new_figure(9.6, 3.1, 2)
+    figure, axes = new_figure(9.6, 3.1, 2)
     style: dict[str, Any] = {"marker": "o" if len(xs) <= 40 else "", "markersize": 3.5,
                              "linewidth": 1.6}
     axes[0].set_title("Loss", loc="left", fontsize=10.5, color="#1f2933")
@@ -66,7 +66,7 @@ def stack_chart(epochs: Sequence[Mapping[str, Any]], key: str, order: Sequence[s
         return None
     names.sort(key=lambda name: name == "other")
     xs = [e["epoch"] for e in epochs]
-    figure, (ax,) = _new_figure(9.6, 3.0)
+    figure, (ax,) = new_figure(9.6, 3.0)
     colours = [_REST if name == "other" else PALETTE[i % len(PALETTE)]
                for i, name in enumerate(names)]
     heights = [[row.get(name, 0.0) / scale for row in rows] for name in names]
@@ -100,7 +100,7 @@ def memory_chart(workers: Sequence[Mapping[str, Any]]) -> str | None:
              if (n := as_number(w.get("peak_rss_mb"))) is not None]
     if not known:
         return None
-    figure, (ax,) = _new_figure(9.6, 0.9 + 0.3 * min(len(known), 32))
+    figure, (ax,) = new_figure(9.6, 0.9 + 0.3 * min(len(known), 32))
     rows = range(len(known))
     ax.barh(rows, [n for _, n in known], color=PALETTE[0], height=0.62)
     ax.set_yticks(list(rows), [_label(f"worker {rank}") for rank, _ in known])
@@ -125,7 +125,8 @@ def byte_scale(epochs: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
     return "B", 1.0
 
 
-def _new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
+    """An empty figure in our style, of a size in inches, with its axes from left to right."""
     # Imported here: it takes longer than all that the rest of the command line needs.
     from matplotlib.figure import Figure
 
@@ -140,14 +141,20 @@ def _new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, 
     return figure, axes
 
 
-def _encode(figure: Figure) -> str:
-    """The figure as an SVG in a `data:` address, its text as outlines: needs no font."""
+def as_svg(figure: Figure) -> str:
+    """The figure as an SVG whose text is outlines: it needs no font and is always the same."""
     import matplotlib
 
-    buffer = io.BytesIO()
+    buffer = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "path", "svg.hashsalt": "dgl-heta"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return buffer.getvalue()
+
+
+def _encode(figure: Figure) -> str:
+    """The figure in a `data:` address."""
+    encoded = base64.b64encode(as_svg(figure).encode("utf-8")).decode("ascii")
+    return f"data:image/svg+xml;base64,{encoded}"
 
 
 def _label(name: str) -> str:

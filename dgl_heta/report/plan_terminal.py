@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,6 +13,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.assignment import Partition, Share
 from dgl_heta.planning.cost import PartitionCost
 from dgl_heta.planning.plan import Plan
+from dgl_heta.report.console import table
 from dgl_heta.report.excerpt import Vertex, balance, heaviest, holders_of, left_out, outline
 from dgl_heta.report.text import human_bytes, printable
 
@@ -131,15 +131,13 @@ def _roots(plan: Plan, partition: Partition, limit: int) -> list[str]:
     return names or ["(none)"]
 
 
-def _table(title: str, columns: Sequence[str], grows: int | None = None) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold", header_style="dim",
-                  box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for number, column in enumerate(columns):
-        if number == grows:
-            table.add_column(column, overflow="fold", min_width=12)
-        else:
-            table.add_column(column, justify="right", no_wrap=True)
-    return table
+def _table(title: str, columns: Sequence[str], names: str = "") -> Table:
+    """A table of numbers, which are never folded; one column may be of names."""
+    rows = table(*columns, title=title, right=[c for c in columns if c != names])
+    for column in rows.columns:
+        column.no_wrap = column.header != names
+        column.min_width = None if column.no_wrap else 12
+    return rows
 
 
 def _partition_table(plan: Plan, max_rows: int) -> Table:
@@ -147,41 +145,41 @@ def _partition_table(plan: Plan, max_rows: int) -> Table:
     dealt = "root relations" if plan.replication == "full" else "its own"
     columns = ["part", *(["group"] if grouped else []), dealt,
                "relations", "nodes", "edges", "weight"]
-    table = _table("Partitions", columns, grows=1 + grouped)
+    rows = _table("Partitions", columns, names=dealt)
     for partition in plan.partitions[:max_rows]:
         style = _style(partition.index)
         limit = 8 if plan.num_parts <= 8 else 3
-        table.add_row(
+        rows.add_row(
             Text(str(partition.index), style=f"bold {style}"),
             *([str(partition.group)] if grouped else []),
             Text("\n".join(_roots(plan, partition, limit)), style=style),
             f"{len(partition.relations):,}", f"{partition.num_nodes:,}",
             f"{partition.num_edges:,}", f"{partition.weight:,}",
         )
-    _more_rows(table, plan, max_rows, 1 + grouped)
-    return table
+    _more_rows(rows, plan, max_rows, 1 + grouped)
+    return rows
 
 
 def _cost_table(plan: Plan, costs: Sequence[PartitionCost], max_rows: int) -> Table:
-    table = _table("Predicted per partition", [
+    rows = _table("Predicted per partition", [
         "part", "topology", "features", "learnable", "memory", "boundary nodes",
         "partials per step"])
     for partition, cost in list(zip(plan.partitions, costs))[:max_rows]:
         memory = cost.topology_bytes + cost.feature_bytes + cost.learnable_bytes
-        table.add_row(
+        rows.add_row(
             Text(str(partition.index), style=f"bold {_style(partition.index)}"),
             human_bytes(cost.topology_bytes), human_bytes(cost.feature_bytes),
             human_bytes(cost.learnable_bytes), human_bytes(memory),
             f"{cost.boundary_nodes:,}", human_bytes(cost.partial_bytes + cost.gradient_bytes),
         )
-    _more_rows(table, plan, max_rows, 1)
-    return table
+    _more_rows(rows, plan, max_rows, 1)
+    return rows
 
 
-def _more_rows(table: Table, plan: Plan, max_rows: int, column: int) -> None:
+def _more_rows(rows: Table, plan: Plan, max_rows: int, column: int) -> None:
     left = plan.num_parts - max_rows
     if left > 0:
-        table.add_row("…", *[""] * (column - 1), f"({left:,} more)")
+        rows.add_row("…", *[""] * (column - 1), f"({left:,} more)")
 
 
 def _totals(plan: Plan) -> Text:
@@ -192,8 +190,8 @@ def _totals(plan: Plan) -> Text:
 
 def _layer_table(plan: Plan, relations: Sequence[Relation]) -> Table:
     layers = range(1, plan.hops + 1)
-    table = _table("Which partition runs what at which layer",
-                   ["relation", *(f"layer {layer}" for layer in layers)], grows=0)
+    rows = _table("Which partition runs what at which layer",
+                   ["relation", *(f"layer {layer}" for layer in layers)], names="relation")
     for relation in relations:
         cells = []
         for layer in layers:
@@ -206,8 +204,8 @@ def _layer_table(plan: Plan, relations: Sequence[Relation]) -> Table:
                     text.append(", " if number else "")
                     text.append(str(part), style=_style(part))
             cells.append(text)
-        table.add_row(Text(printable(relation)), *cells)
-    return table
+        rows.add_row(Text(printable(relation)), *cells)
+    return rows
 
 
 def _ranges(numbers: Iterable[int]) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from dgl_heta.report.console import table
 from dgl_heta.report.figures import (
     as_mapping,
     as_number,
@@ -24,16 +24,14 @@ from dgl_heta.report.text import human_bytes, printable
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """Scores, seconds per epoch by stage, bytes sent per epoch by cause and peak memory."""
     title = " · ".join(run_names(summary)) or "Training"
-    table = Table(title=Text(title, style="bold"), title_justify="left", box=box.SIMPLE_HEAD,
-                  show_edge=False, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold")
-    table.add_column(justify="right", no_wrap=True)
-    table.add_column(justify="right", no_wrap=True, style="dim")
+    rows = table("figure", "value", "share", title=Text(title, style="bold"), head=False,
+                 right=("value", "share"))
+    rows.columns[2].style = "dim"
     figures = main_figures(summary)
 
     def row(name: str, value: str, share: str = "", main: bool = True) -> None:
-        table.add_row(Text(printable(name) if main else f"  {printable(name)}",
-                           style="bold" if main else ""), value, share)
+        rows.add_row(Text(printable(name) if main else f"  {printable(name)}",
+                          style="bold" if main else ""), value, share)
 
     for name, score in figures.scores.items():
         row(f"{name} {figures.metric}", f"{score:.4f}")
@@ -55,6 +53,6 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             row(ntype, percent(hits, reads), main=False)
     if figures.memory is not None:
         row("peak memory of a worker", human_megabytes(figures.memory))
-    if not table.row_count:
+    if not rows.row_count:
         row("no figures: no epoch was finished", "")
-    return table
+    return rows

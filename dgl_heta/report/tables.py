@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from dgl_heta.report.console import table
 from dgl_heta.report.text import human_bytes
 
 if TYPE_CHECKING:
@@ -17,15 +16,6 @@ if TYPE_CHECKING:
     from dgl_heta.planning.cluster import Coefficients, Estimate
     from dgl_heta.planning.workload import Workload
     from dgl_heta.store.manifest import Manifest
-
-
-def table(*columns: str, title: str | None = None, right: Sequence[str] = ()) -> Table:
-    """An empty table in the style of the command line; `right` columns hold numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", header_style="dim",
-                  box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for column in columns:
-        made.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return made
 
 
 def show_estimates(found: Sequence[Estimate], coefficients: Coefficients, what: str, out: Console

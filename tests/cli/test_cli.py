@@ -19,6 +19,7 @@ import typer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import dgl_heta
 from dgl_heta import cli
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.planning.plan import Plan
@@ -192,7 +193,7 @@ def test_worked_example_of_the_paper_to_the_digit(heta, mag):
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_plan_in_the_terminal_fits_and_shows_the_figures(heta, mag, monkeypatch, columns):
-    monkeypatch.setattr(cli, "out", cli.Console(width=columns))
+    monkeypatch.setenv("COLUMNS", str(columns))
     result = heta("plan", mag, "--target", "paper")
     assert max(map(len, result.out.splitlines())) <= columns
     for figure in ("27,414,283", "1,931,003", "30,345,474", "rev-has_topic"):
@@ -411,7 +412,7 @@ def test_inspect_names_an_edited_plan(heta, store, tmp_path):
 
 @pytest.mark.parametrize("columns", [80, 120])
 def test_lists_fit_the_terminal_without_cutting(heta, store, monkeypatch, columns):
-    monkeypatch.setattr(cli, "out", cli.Console(width=columns))
+    monkeypatch.setenv("COLUMNS", str(columns))
     for args in (("plugins",), ("datasets",), ("settings",), ("inspect", store)):
         result = heta(*args)
         assert max(map(len, result.out.splitlines())) <= columns
@@ -581,7 +582,7 @@ def test_metapaths_with_a_method_of_dgl_are_refused(heta, store, tmp_path):
 
 
 def test_a_graph_without_a_task_needs_a_target(heta, mag, tmp_path):
-    refused(heta("plan", mag), "no target node type.*author, field, institution, paper")
+    refused(heta("plan", mag), "needs --target.*author, field, institution, paper")
     refused(heta("partition", mag, "--out", tmp_path / "out", "--target", "paper"),
             "is a schema without edges")
 
@@ -620,7 +621,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path):
     # All of the data fits, the blocks that its many files take do not.
     run = subprocess.run(
         ["unshare", "--map-root-user", "--mount", "bash", "-c", FULL_DISK], capture_output=True,
-        text=True, timeout=PATIENCE, check=False, cwd=Path(cli.__file__).parent.parent,
+        text=True, timeout=PATIENCE, check=False, cwd=Path(dgl_heta.__file__).parents[1],
         env={**os.environ, "PYTHON": sys.executable, "DISK": str(tmp_path / "disk"),
              "FILES": str(edge_files(tmp_path / "files"))})
     if run.returncode == 99 or "unshare" in run.stderr:

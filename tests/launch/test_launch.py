@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from dgl_heta import cli
 from dgl_heta.errors import InputError
-from dgl_heta.launch import supervise
+from dgl_heta.launch import hosts
 from dgl_heta.launch.activation import activate
 from dgl_heta.launch.agent import Stream
 from dgl_heta.launch.cluster import Host, read_ip_config
@@ -523,7 +523,7 @@ def test_a_failure_of_the_last_process_is_a_failure(place):
 
 
 def test_servers_that_stay_are_ended_with_a_note(place, monkeypatch):
-    monkeypatch.setattr(supervise, "LEAVE_S", 0.5)
+    monkeypatch.setattr(hosts, "LEAVE_S", 0.5)
     script = place.script("""
 import os, time
 if os.environ["DGL_ROLE"] == "server":
@@ -538,7 +538,7 @@ if os.environ["DGL_ROLE"] == "server":
 
 
 def test_trainers_that_hang_without_their_server_are_ended(place, monkeypatch):
-    monkeypatch.setattr(supervise, "SILENT_S", 0.5)
+    monkeypatch.setattr(hosts, "SILENT_S", 0.5)
     script = place.script("""
 import os, time
 if os.environ["DGL_ROLE"] == "client":
@@ -872,15 +872,15 @@ def test_nothing_appears_outside_of_the_hosts(place):
 
 
 def test_neither_torch_nor_dgl_is_imported():
-    code = ("import sys, dgl_heta.launch.command, dgl_heta.launch.console, "
-            "dgl_heta.launch.supervise\n"
+    code = ("import sys, dgl_heta.cli.launch, dgl_heta.cli.launch_output, "
+            "dgl_heta.launch.hosts\n"
             "print([m for m in ('torch', 'dgl') if m in sys.modules])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
 def test_the_agent_needs_nothing_but_python():
-    text = (Path(supervise.__file__).parent / "agent.py").read_text()
+    text = (Path(hosts.__file__).parent / "agent.py").read_text()
     done = subprocess.run([shutil.which("python3") or sys.executable, "-I", "-S", "-c", text],
                           input="", capture_output=True, text=True, check=True, timeout=20)
     assert [json.loads(x)["event"] for x in done.stdout.splitlines()] == ["hello", "ended"]

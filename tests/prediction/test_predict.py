@@ -15,8 +15,8 @@ import torch
 from dgl_heta.cli import main
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.launch.jobs.prediction import PredictionJob
 from dgl_heta.planning.making import make_plan
-from dgl_heta.prediction.command import PredictRequest, predict_command
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.store import Store, write_store
@@ -45,10 +45,7 @@ def trained(store: Path, run_dir: Path, *more: str) -> Path:
 
 
 def predict(run_dir: Path, out: Path, **wishes: object) -> np.ndarray:
-    from rich.console import Console
-
-    predict_command(PredictRequest(run_dir, out, quiet=True, **wishes), Plugins(),  # type: ignore[arg-type]
-                    Console(stderr=True))
+    PredictionJob(run_dir, out, **wishes).run(Plugins())  # type: ignore[arg-type]
     return np.load(out)
 
 
@@ -119,10 +116,7 @@ def test_parquet_has_a_row_per_node(store: Path, tmp_path: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is not installed")
     run_dir = trained(store, tmp_path / "run")
     scores = predict(run_dir, tmp_path / "scores.npy", what="scores")
-    from rich.console import Console
-
-    predict_command(PredictRequest(run_dir, tmp_path / "scores.parquet", what="scores",
-                                   quiet=True), Plugins(), Console(stderr=True))
+    PredictionJob(run_dir, tmp_path / "scores.parquet", what="scores").run(Plugins())
     table = parquet.read_table(tmp_path / "scores.parquet")
     assert table.column("node").to_pylist() == list(range(60))
     np.testing.assert_array_equal(np.asarray(table.column("scores").to_pylist()), scores)

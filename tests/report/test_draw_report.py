@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from dgl_heta import report
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.cost import predict
@@ -23,6 +22,8 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.report import plan_picture, plan_terminal
+from dgl_heta.report.page import write_report
+from dgl_heta.report.run_table import summary_table
 from dgl_heta.report.text import human_bytes
 
 MAG = Schema(
@@ -272,7 +273,7 @@ class Page(HTMLParser):
 def test_the_report_has_the_numbers_and_opens_offline(tmp_path: Path) -> None:
     plan = make_plan(MAG, "paper", 2, 2)
     write_run(tmp_path, [epoch(1), epoch(2), epoch(3)], summary())
-    path = report.write_report(tmp_path, plan_picture.svg(plan, predict(plan, Workload())))
+    path = write_report(tmp_path, plan_picture.svg(plan, predict(plan, Workload())))
     assert path == tmp_path / "report.html"
     text = path.read_text(encoding="utf-8")
     page = Page(text)
@@ -290,15 +291,15 @@ def test_the_report_has_the_numbers_and_opens_offline(tmp_path: Path) -> None:
 
 def test_the_report_is_the_same_when_written_again(tmp_path: Path) -> None:
     write_run(tmp_path, [epoch(1), epoch(2)], summary())
-    first = report.write_report(tmp_path).read_bytes()
-    assert report.write_report(tmp_path).read_bytes() == first
+    first = write_report(tmp_path).read_bytes()
+    assert write_report(tmp_path).read_bytes() == first
 
 
 def test_names_are_escaped_in_the_report(tmp_path: Path) -> None:
     name = '<script>alert("1")</script>&$x_'
     write_run(tmp_path, [epoch(1, seconds={name: 1.0, "total": 2.0})],
               summary(dataset=name, settings={name: {name: name}}, versions={name: name}))
-    text = report.write_report(tmp_path, "<svg><script>alert(1)</script></svg>").read_text()
+    text = write_report(tmp_path, "<svg><script>alert(1)</script></svg>").read_text()
     assert "<script" not in text
     assert name in Page(text).words
 
@@ -307,22 +308,22 @@ def test_names_are_escaped_in_the_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize("result", [None, {}, {"test_acc": None, "stages": [], "plan": 3}])
 def test_a_run_without_epochs_still_has_a_report(
         tmp_path: Path, events: list[Any], result: dict[str, Any] | None) -> None:
-    page = Page(report.write_report(write_run(tmp_path, events, result)).read_text())
+    page = Page(write_report(write_run(tmp_path, events, result)).read_text())
     assert "No epoch was finished." in page.words
     assert "img" not in page.tags
 
 
 def test_an_empty_run_directory_has_a_report_and_a_missing_one_is_an_error(
         tmp_path: Path) -> None:
-    assert report.write_report(tmp_path).exists()
+    assert write_report(tmp_path).exists()
     with pytest.raises(InputError, match="no-such-run"):
-        report.write_report(tmp_path / "no-such-run")
+        write_report(tmp_path / "no-such-run")
 
 
 def test_an_interrupted_run_shows_the_epochs_it_finished(tmp_path: Path) -> None:
     # The second epoch was run again after a restart; the last line was cut off by a crash.
     events = [epoch(1), epoch(2, val_acc=0.1), epoch(2, val_acc=0.4321), '{"event": "ep']
-    page = Page(report.write_report(write_run(tmp_path, events, None)).read_text())
+    page = Page(write_report(write_run(tmp_path, events, None)).read_text())
     assert "The run did not finish." in page.words
     assert "2 epochs" in page.words
     assert {"0.4321", "8.00 s", "48.0 MB"} <= set(page.words)
@@ -334,18 +335,18 @@ def test_odd_values_in_the_metrics_do_not_stop_the_report(tmp_path: Path) -> Non
            epoch(3, loss="x", bytes_sent={"partials": float("inf")}),
            *(epoch(i) for i in range(4, 90))]
     write_run(tmp_path, odd, {"workers": [{}, 5], "plan": {"partitions": [{}]}, "settings": [1]})
-    Page(report.write_report(tmp_path).read_text())
+    Page(write_report(tmp_path).read_text())
 
 
 def test_the_summary_from_the_metrics_is_used_where_there_is_no_file(tmp_path: Path) -> None:
     events = [epoch(1), {"event": "summary", **summary(test_acc=0.1234)}]
-    page = Page(report.write_report(write_run(tmp_path, events, None)).read_text())
+    page = Page(write_report(write_run(tmp_path, events, None)).read_text())
     assert "0.1234" in page.words
 
 
 def rendered(result: dict[str, Any]) -> str:
     out = io.StringIO()
-    Console(file=out, width=80).print(report.summary_table(result))
+    Console(file=out, width=80).print(summary_table(result))
     return out.getvalue()
 
 

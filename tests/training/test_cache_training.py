@@ -19,11 +19,11 @@ from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
+from dgl_heta.report.cache_profile import show_profile
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training import caches as caching
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.profiling import show
 from tests.support.graphs import academic
 from tests.support.waiting import PATIENCE
 
@@ -246,7 +246,7 @@ def test_profile_command_shows_what_policies_would_save(store: Path, tmp_path: P
     assert {p.name.split("-")[0] for p in (tmp_path / "profile").iterdir()} == {
         "visits", "penalties"}
     console = Console(width=120, record=True, file=io.StringIO())
-    show(result, console)
+    show_profile(result, console)
     text = console.export_text()
     assert "Worker 1" in text
     assert "density" in text

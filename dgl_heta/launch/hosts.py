@@ -10,17 +10,16 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.launch.activation import Command, is_python
-from dgl_heta.launch.cluster import Files, Host, Process, Roles, processes_of, write_ip_config
+from dgl_heta.launch.activation import is_python
+from dgl_heta.launch.cluster import Process, write_ip_config
 from dgl_heta.launch.connection import Connection, Events
-from dgl_heta.launch.emulated import MASTER_PORT, VARIABLES, Link, Network
-from dgl_heta.launch.remote import Ssh, connect_directly, connect_over_ssh
+from dgl_heta.launch.emulated import Network
+from dgl_heta.launch.remote import connect_directly, connect_over_ssh
+from dgl_heta.launch.script_job import Ended, Outcome, ScriptJob
 from dgl_heta.launch.worker import EXIT_INPUT, EXIT_PEER
 
 GRACE_S = 2.0  # how long to wait for a better cause than a process that lost another one
@@ -34,87 +33,11 @@ LOST_PEER = re.compile(  # how a process says that another one is gone
 SECONDARY = (signal.SIGABRT, signal.SIGPIPE)  # signals that a lost peer can bring about
 
 
-@dataclass(frozen=True)
-class Job:
-    """A checked request: what runs, on which hosts, for how long."""
-
-    hosts: Sequence[Host]
-    roles: Roles
-    command: Command
-    part_config: Path
-    workdir: Path
-    emulated: Link | None = None  # joins the hosts, which this machine emulates
-    cores: Sequence[Sequence[int]] = ()  # per emulated host, the cores that it has
-    direct: frozenset[int] = frozenset()  # hosts that are this machine
-    ssh: Ssh = field(default_factory=Ssh)
-    carried: dict[str, str] = field(default_factory=dict)  # variables for other machines
-    master_port: int | None = None
-    timeout: float = 30
-    stop_after: float = math.inf
-
-    def over_ssh(self, host: Host) -> bool:
-        """Whether a host is another machine."""
-        return self.emulated is None and host.index not in self.direct
-
-    def variables(self, host: Host) -> dict[str, str]:
-        """What the processes of a host get, whatever their role."""
-        if self.emulated is not None:
-            return {**VARIABLES, "NCCL_HOSTID": host.name}
-        return self.carried if self.over_ssh(host) else {}
-
-    def processes(self, answers: Mapping[int, Mapping[str, Any]]) -> list[Process]:
-        """All processes, with what the hosts have answered: their cores, a directory, a port."""
-        first = self.hosts[0]
-        master = (first.address, self.master_port or (
-            MASTER_PORT if self.emulated else answers[0]["free_port"]))
-        found = []
-        for host in self.hosts:
-            answer, config = answers[host.index], self.command.config
-            directory, cores = answer["directory"], answer["cores"]
-            files = Files(f"{directory}/ip_config.txt", str(self.part_config),
-                          None if config is None else f"{directory}/heta.toml"
-                          if self.over_ssh(host) else str(config))
-            if self.emulated and not self.cores:  # all hosts share the machine's
-                cores = cores // len(self.hosts)
-            found += processes_of(host, len(self.hosts), self.roles, files, self.command, master,
-                                  cores, self.variables(host))
-        return found
-
-
-@dataclass
-class Ended:
-    """How a process ended."""
-
-    status: int
-    at: float
-    reason: str = ""
-
-
-@dataclass
-class Outcome:
-    """What is left of a run."""
-
-    seconds: float
-    processes: list[Process]
-    ended: dict[str, Ended]
-    traffic: dict[int, tuple[int, int]]  # host index → bytes sent, received
-    error: HetaError | None = None
-    signal: int | None = None
-    notes: list[str] = field(default_factory=list)
-
-    @property
-    def status(self) -> int:
-        """The exit status of the launch."""
-        if self.signal is not None:
-            return 128 + self.signal
-        return 0 if self.error is None else self.error.exit_status
-
-
 class Interrupted(Exception):
     """A signal asked this process to end."""
 
 
-def run_job(job: Job, show: Callable[[str, str, str], None]) -> Outcome:
+def run_on_hosts(job: ScriptJob, show: Callable[[str, str, str], None]) -> Outcome:
     """Run a job to its end; `show` gets every line as (label, stream, text).
 
     A failure is in the outcome, whose processes are all ended.
@@ -123,7 +46,7 @@ def run_job(job: Job, show: Callable[[str, str, str], None]) -> Outcome:
 
 
 class _Supervisor:
-    def __init__(self, job: Job, show: Callable[[str, str, str], None]) -> None:
+    def __init__(self, job: ScriptJob, show: Callable[[str, str, str], None]) -> None:
         self.job, self.show = job, show
         self.events: Events = Events()
         self.connections: dict[int, Connection] = {}

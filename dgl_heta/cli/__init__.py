@@ -1,0 +1,101 @@
+"""The command line: `dgl-heta plan | partition | train | launch | inspect | plugins | …`.
+
+A file per command. What a command needs is imported when it runs, so that `--help` is there at
+once. Errors are one line on standard error: exit status 2 for wrong input, 1 for other failures.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from dgl_heta._version import __version__
+from dgl_heta.cli import (
+    datasets,
+    inspect,
+    launch,
+    partition,
+    plan,
+    plugins,
+    predict,
+    profile,
+    run,
+    settings,
+    train,
+)
+from dgl_heta.errors import HetaError
+from dgl_heta.report.console import err
+
+app = typer.Typer(name="dgl-heta", pretty_exceptions_enable=False, rich_markup_mode="rich",
+                  add_completion=False,
+                  help="Meta-partitioning and RAF training of heterogeneous GNNs.")
+for command in (plan, partition, train, predict, profile, run, inspect, plugins, datasets,
+                settings, launch):
+    app.add_typer(command.app)
+UsageError: Any = typer.BadParameter.__base__  # its home depends on the version of typer
+
+
+def _version(show: bool) -> None:
+    if show:
+        print(f"dgl-heta {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def _root(context: typer.Context, version: Annotated[bool, typer.Option(
+        "--version", callback=_version, is_eager=True, help="Show the version.")] = False) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """The entry point; turns errors into a line and an exit status."""
+    for stream in (sys.stdout, sys.stderr):  # a picture in ASCII beats a lost exit status
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        status = app(prog_name="dgl-heta", standalone_mode=False) or 0
+    except UsageError as error:
+        path = error.ctx.command_path if error.ctx else "dgl-heta"
+        status = _fail(2, f"{error.format_message().rstrip('.')}; see `{path} --help`")
+    except HetaError as error:
+        status = _fail(error.exit_status, str(error), error.details)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = 1
+    except OSError as error:
+        status = _fail(1, ": ".join(str(x) for x in (error.filename, error.strerror or error)
+                                    if x))
+    except MemoryError as error:
+        status = _fail(1, f"not enough memory: {error}")
+    except (KeyboardInterrupt, typer.Abort):
+        status = _fail(130, "interrupted")
+    _leave_process_group(status)
+    sys.exit(status)
+
+
+def _fail(status: int, message: str, details: str = "") -> int:
+    from dgl_heta.report.text import printable
+
+    if details:
+        print(details, file=sys.stderr)
+    line = printable(" ".join(message.splitlines()))
+    err.print(f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
+    return status
+
+
+def _leave_process_group(status: int) -> None:
+    """End a rank at once: its process group's threads can hang an ordinary exit.
+
+    After an error DistDGL, too, would wait at exit for the others, without end.
+    """
+    torch, dgl = sys.modules.get("torch"), sys.modules.get("dgl.distributed.dist_context")
+    if (dgl is not None and dgl.is_initialized()) or (
+            torch is not None and torch.distributed.is_available()
+            and torch.distributed.is_initialized()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)

@@ -1,0 +1,244 @@
+"""`dgl-heta launch`: a DistDGL script on several hosts, or on hosts emulated here."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dgl_heta.cli.options import SettingsOptions, grouped
+from dgl_heta.errors import InputError
+from dgl_heta.report.console import note, print_json
+
+if TYPE_CHECKING:
+    from dgl_heta.launch.activation import Command
+    from dgl_heta.launch.cluster import Host, Roles
+    from dgl_heta.launch.emulated import Link
+
+app = typer.Typer()
+EXAMPLE = ("Example: dgl-heta launch --hosts 2 --rate 1gbit --part-config data/mag.json "
+           "-c heta.toml -- python train_dist.py --ip-config {ip_config}")
+
+
+@dataclass(frozen=True)
+class HostOptions:
+    """Which hosts there are, and how to reach them."""
+
+    ip_config: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="The hosts: a line each, an address and, if it is not 30050, a "
+        "port. They are reached over ssh.")] = None
+    hosts: Annotated[int | None, typer.Option(
+        min=1, help="Emulate so many hosts on this machine instead.")] = None
+    ssh_port: Annotated[int | None, typer.Option(
+        min=1, max=65535, help="Port of ssh. Default: as ssh is configured.")] = None
+    ssh_user: Annotated[str | None, typer.Option(
+        help="User of ssh. Default: as ssh is configured.")] = None
+    local: Annotated[bool, typer.Option(
+        "--local/--no-local", help="Start a host that is this machine without ssh.")] = True
+
+    def listed(self) -> list[Host]:
+        """All hosts.
+
+        Raises
+        ------
+        InputError
+            Not exactly one of --ip-config and --hosts is given, or the file is wrong.
+        """
+        from dgl_heta.launch.cluster import read_ip_config
+        from dgl_heta.launch.emulated import emulated_hosts
+
+        if self.hosts is not None and self.ip_config is None:
+            return emulated_hosts(self.hosts)
+        if self.ip_config is not None and self.hosts is None:
+            return read_ip_config(self.ip_config)
+        raise InputError("give either --ip-config with the hosts' addresses, or --hosts with how "
+                         "many to emulate")
+
+
+@dataclass(frozen=True)
+class EmulationOptions:
+    """What emulated hosts are like."""
+
+    rate: Annotated[str | None, typer.Option(
+        help="Emulated hosts: speed of every host's link, such as 1gbit. Default: no "
+        "limit.")] = None
+    latency: Annotated[float, typer.Option(
+        min=0, help="Emulated hosts: milliseconds that a packet takes. Default: no wait.",
+        show_default=False)] = 0
+    cores: Annotated[int | None, typer.Option(
+        min=1, help="Emulated hosts: cores of every host, its own as far as there are enough. "
+        "Default: all hosts share all.")] = None
+
+    def link(self, emulated: bool) -> Link | None:
+        """What joins emulated hosts; None for real ones, where none of these options may be."""
+        from dgl_heta.launch.emulated import Link
+
+        link = Link(self.rate, self.latency)
+        if emulated:
+            return link
+        for option, value in (("--rate", self.rate), ("--latency", self.latency),
+                              ("--cores", self.cores)):
+            if value:
+                raise InputError(f"{option} is for emulated hosts (--hosts); real hosts have "
+                                 "what they have")
+        return None
+
+    def cores_of(self, hosts: int) -> list[list[int]]:
+        """Cores of every host, in turn; hosts share them where there are too few."""
+        if not self.cores:
+            return []
+        there = sorted(os.sched_getaffinity(0))
+        if hosts * self.cores > len(there):
+            note(f"{hosts} hosts with {self.cores} cores each share the {len(there)} cores of "
+                 "this machine")
+        return [sorted({there[(host * self.cores + i) % len(there)] for i in range(self.cores)})
+                for host in range(hosts)]
+
+
+@dataclass(frozen=True)
+class ProcessOptions:
+    """What runs on every host."""
+
+    num_trainers: Annotated[int, typer.Option(min=1, help="Trainers per host.")] = 1
+    num_samplers: Annotated[int, typer.Option(
+        min=0, help="Sampling processes per trainer.")] = 0
+    num_servers: Annotated[int, typer.Option(min=1, help="Servers per host.")] = 1
+    num_server_threads: Annotated[int, typer.Option(
+        min=1, help="OpenMP threads per server.")] = 1
+    num_omp_threads: Annotated[int | None, typer.Option(
+        min=1, help="OpenMP threads per trainer. Default: OMP_NUM_THREADS, else the cores of "
+        "its host evenly.")] = None
+    graph_format: Annotated[str, typer.Option(
+        help="Formats of the graph in servers: csc, csr, coo, separated by commas.")] = "csc"
+    env: Annotated[list[str], typer.Option(
+        metavar="NAME=VALUE", help="A variable for all processes; repeat it for more.")] = field(
+            default_factory=list)
+    workdir: Annotated[Path | None, typer.Option(
+        metavar="DIR", help="Where the processes start, on every host. Default: here.")] = None
+
+    def roles(self) -> Roles:
+        """The processes of a host."""
+        from dgl_heta.launch.cluster import Roles
+
+        threads = self.num_omp_threads
+        if threads is None and os.environ.get("OMP_NUM_THREADS", "").isdecimal():
+            threads = max(1, int(os.environ["OMP_NUM_THREADS"]))
+        return Roles(self.num_trainers, self.num_samplers, self.num_servers,
+                     self.num_server_threads, threads, self.graph_format, self._variables())
+
+    def _variables(self) -> dict[str, str]:
+        variables = {}
+        for text in self.env:
+            name, equals, value = text.partition("=")
+            if not equals or not name:
+                raise InputError(f"--env {text}: write NAME=VALUE")
+            variables[name] = value
+        return variables
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """What the run waits for, and how long."""
+
+    master_port: Annotated[int | None, typer.Option(
+        min=1, max=65535, help="Port at the first host where the trainers meet. Default: a free "
+        "one.")] = None
+    timeout: Annotated[float, typer.Option(
+        min=1, help="Seconds for the hosts to answer before the start.")] = 30
+    stop_after: Annotated[float | None, typer.Option(
+        min=0, help="Seconds after which the run is ended and has failed. Default: no "
+        "limit.")] = None
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """What is shown."""
+
+    dry_run: Annotated[bool, typer.Option(
+        "--dry-run", help="Check the input and show every process with its environment, start "
+        "nothing.")] = False
+    as_json: Annotated[bool, typer.Option(
+        "--json", help="Print the summary as one JSON object (last line).")] = False
+    json_file: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Write the same JSON object to a file.")] = None
+
+
+@app.command(epilog=EXAMPLE, context_settings={"allow_interspersed_args": False})
+@grouped
+def launch(
+    command: Annotated[list[str], typer.Argument(
+        metavar="COMMAND", show_default=False,
+        help="What every server and trainer runs, such as python train_dist.py …; {ip_config} "
+        "and {part_config} in it become the paths of these files. With settings (-c, --set) a "
+        "Python script, which runs under `dgl-heta run`.")],
+    part_config: Annotated[Path, typer.Option(
+        metavar="FILE", help="What partition_graph wrote, such as data/mag.json.")],
+    hosts: HostOptions, emulation: EmulationOptions, source: SettingsOptions,
+    processes: ProcessOptions, limits: LimitOptions, output: OutputOptions,
+) -> None:
+    """Run a DistDGL script on several hosts, or on hosts emulated here.
+
+    With settings (-c, --set, DGL_HETA_CONFIG) it runs with meta-partitioning and RAF; without,
+    as it is, with plain DistDGL.
+    """
+    from dgl_heta.cli.launch_output import line_printer, show_outcome, show_processes
+    from dgl_heta.launch.cluster import check_part_config
+    from dgl_heta.launch.hosts import run_on_hosts
+    from dgl_heta.launch.remote import Ssh, carried_variables, is_this_machine
+    from dgl_heta.launch.script_job import ScriptJob
+
+    listed = hosts.listed()
+    link = emulation.link(emulated=hosts.hosts is not None)
+    direct = [h.index for h in listed if link is None and hosts.local
+              and is_this_machine(h.address)]
+    ours = check_part_config(part_config, len(listed))
+    job = ScriptJob(
+        hosts=listed, command=_command(command, source), roles=processes.roles(),
+        part_config=part_config.absolute(), workdir=(processes.workdir or Path()).absolute(),
+        emulated=link, direct=frozenset(direct), cores=emulation.cores_of(len(listed)),
+        ssh=Ssh(hosts.ssh_port, hosts.ssh_user, limits.timeout), carried=carried_variables(),
+        master_port=limits.master_port, timeout=limits.timeout,
+        stop_after=math.inf if limits.stop_after is None else limits.stop_after)
+    job.check()
+    if ours and not job.command.active:
+        note(f"{part_config} was made by meta-partitioning, which plain DistDGL refuses; "
+             "give -c heta.toml or --set (as --set train.wrapper=raf)")
+    if output.dry_run:
+        show_processes(job, output.as_json)
+        return
+    outcome = run_on_hosts(job, line_printer(job))
+    if output.json_file is not None:
+        output.json_file.write_text(json.dumps(outcome.to_json(job)) + "\n", encoding="utf-8")
+    show_outcome(job, outcome)
+    if output.as_json:
+        print_json(outcome.to_json(job))
+    if outcome.signal is not None:
+        print(f"error: ended by {signal.Signals(outcome.signal).name}", file=sys.stderr)
+        raise typer.Exit(outcome.status)
+    if outcome.error is not None:
+        raise outcome.error
+
+
+def _command(words: list[str], source: SettingsOptions) -> Command:
+    """What all processes run; the settings are checked before anything starts."""
+    from dgl_heta.launch.activation import Command, activate
+
+    config = source.config
+    if config is None and os.environ.get("DGL_HETA_CONFIG"):
+        config = Path(os.environ["DGL_HETA_CONFIG"])
+    command = Command(tuple(words), config.absolute() if config else None,
+                      tuple(source.overrides))
+    if command.active:
+        from dgl_heta.hooks.manager import plugins
+        from dgl_heta.settings import load_settings
+
+        plugins().configured(load_settings(config, source.overrides))
+        activate(words, None, ())
+    return command

@@ -1,0 +1,88 @@
+"""`dgl-heta partition`: a graph as a store with a plan over it, or as DistDGL's parts."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from dgl_heta.cli.options import AsJson, Input, Overwrite, PlanOptions, grouped
+from dgl_heta.errors import InputError
+from dgl_heta.report.console import out, print_json, progress
+
+if TYPE_CHECKING:
+    from dgl_heta.graph.source import GraphSource
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: dgl-heta partition debian --out data/debian --parts 2")
+@grouped
+def partition(
+    graph: Input,
+    directory: Annotated[Path, typer.Option("--out", help="Directory to write.")],
+    options: PlanOptions, overwrite: Overwrite = False,
+    dry_run: Annotated[bool, typer.Option(
+        "--dry-run", help="Check what can be known before the edges are read and show the plan, "
+        "write nothing.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write a graph's relation store and a plan over it (or DistDGL's parts).
+
+    From an existing store only the plan is written, which refers to the store.
+    """
+    from dgl_heta.cli.requests import partition_request
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.inputs import open_input
+
+    started = time.perf_counter()
+    if Path(graph).exists() and Path(graph).resolve().is_relative_to(directory.resolve()):
+        raise InputError(f"'{graph}' lies in {directory}, which would be overwritten; choose "
+                         "another directory for the partition")
+    opened = open_input(graph, plugins())
+    content = opened.store or opened.source
+    if content is None:
+        raise InputError(f"'{graph}' is a schema without edges; partition a graph, or use "
+                         "`dgl-heta plan`")
+    method = options.method or "meta"
+    backend = plugins().get("partition backend", method)
+    request = partition_request(backend, opened, options,
+                                parts=2 if options.parts is None else options.parts)
+    if dry_run:
+        _check(opened.source, directory, overwrite)
+        from dgl_heta.cli.plan import show
+        from dgl_heta.planning.workload import Workload
+
+        show(backend.plan(opened.schema, request), Workload(), as_json=as_json)
+        return
+    with progress(not as_json) as advance:
+        written = backend.partition(content, request, directory, overwrite=overwrite,
+                                    progress=advance)
+    from dgl_heta.report.text import human_bytes
+    from dgl_heta.system.memory import peak_rss_mb
+
+    result: dict[str, Any] = {
+        "part_config": str(written.part_config), "method": method, "parts": written.parts,
+        "seconds": time.perf_counter() - started, "peak_rss_mb": peak_rss_mb(),
+        "bytes": sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())}
+    if as_json:
+        print_json(result)
+        return
+    out.print(f"{escape(str(written.part_config))}: {written.parts} "
+              f"partition{'s' * (written.parts != 1)} by {method}, "
+              f"{human_bytes(result['bytes'])} written in {result['seconds']:.1f} s, "
+              f"peak memory {result['peak_rss_mb']:.0f} MB", highlight=False, soft_wrap=True)
+
+
+def _check(source: GraphSource | None, directory: Path, overwrite: bool) -> None:
+    """Find what can be known to be wrong before edges are read."""
+    if source is not None:
+        from dgl_heta.store.writer import check_source
+
+        check_source(source)
+    if directory.exists() and not overwrite:
+        raise InputError(f"{directory} exists; choose another directory or ask to overwrite it "
+                         "(--overwrite)")

@@ -1,0 +1,206 @@
+"""`dgl-heta plan`: how a graph would be partitioned, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from dgl_heta.cli.options import AsJson, Input, PlanOptions, at_least_one, grouped, refuse
+from dgl_heta.errors import InputError
+from dgl_heta.report.console import err, out, print_json
+
+if TYPE_CHECKING:
+    from dgl_heta.partition.inputs import GraphInput
+    from dgl_heta.planning.plan import Plan
+    from dgl_heta.planning.workload import Workload
+
+app = typer.Typer()
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """What the predictions are for."""
+
+    batch_size: Annotated[int, typer.Option(help="Seeds per worker, for the prediction.")] = 1024
+    hidden: Annotated[int, typer.Option(help="Hidden width, for the prediction.")] = 64
+    fanouts: Annotated[str | None, typer.Option(
+        help="Neighbours per relation and layer, input layer first, for the comparison and the "
+        "prediction without replication. Default: 25, then 20.")] = None
+
+    def workload(self, hops: int | None = None) -> Workload:
+        """The workload of a model with so many layers; without fanouts if none are given."""
+        from dgl_heta.cli.requests import fanouts_of
+        from dgl_heta.planning.workload import Workload
+
+        return Workload(at_least_one(self.batch_size, "--batch-size"),
+                        at_least_one(self.hidden, "--hidden"),
+                        fanouts=() if hops is None else fanouts_of(self.fanouts, hops))
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Machines to predict for."""
+
+    cluster: Annotated[Path | None, typer.Option(
+        help="Predict time, bytes and memory on the machines of this file (TOML or JSON), beside "
+        "DistDGL. Keys: machines, trainers (per machine), cores, link_gbit, latency_us, memory_gb, "
+        "speed (of a core; 1: as measured), metis_cut, coefficients.")] = None
+    model: Annotated[str | None, typer.Option(
+        help="rgcn, rgat or hgt, with --cluster. Default: rgcn.")] = None
+    train_nodes: Annotated[int | None, typer.Option(
+        help="Training nodes, with --cluster. Default: those in train_mask, or all target "
+        "nodes.")] = None
+
+
+@app.command(epilog="Example: dgl-heta plan debian --parts 2 --svg plan.svg. Or: dgl-heta plan "
+             "schema.json --target paper --cluster cluster.toml with the lines machines = 8, "
+             "cores = 16, link_gbit = 25, memory_gb = 128")
+@grouped
+def plan(
+    graph: Input, options: PlanOptions, work: WorkOptions, machines: ClusterOptions,
+    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
+    compare: Annotated[bool, typer.Option(
+        "--compare", help="Compare meta-partitioning with relation-random, random and METIS: bytes "
+        "per epoch, memory, balance. Samples some steps, so it needs edges.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a graph would be partitioned, with what each partition costs.
+
+    Of a partition, without options that ask for another plan, the plan that it has.
+    """
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.inputs import open_input
+
+    opened = open_input(graph, plugins())
+    work.workload()  # checked, whatever is shown
+    given = {**options.given(), "--svg": svg}
+    if machines.cluster is not None:
+        refuse({"--compare": compare or None, **{
+            option: given.get(option) for option in (
+                "--metapaths", "--svg", "--parts", "--replication", "--memory-mb")}},
+            "no effect on --cluster, whose file says how many machines have a partition each; "
+            "leave one of them out")
+        _estimate(opened, options, work, machines, as_json)
+        return
+    refuse({"--model": machines.model, "--train-nodes": machines.train_nodes},
+           "an effect on --cluster only; give a cluster, or leave it out")
+    if compare:
+        refuse({option: given.get(option) for option in (
+            "--metapaths", "--method", "--svg", "--replication", "--memory-mb")},
+            "no effect on --compare, which shows methods side by side; leave one of them out")
+        _compare(opened, options, work, as_json)
+    elif opened.plan is not None and not options.given():
+        show(opened.plan, work.workload(opened.plan.hops), svg, as_json)
+    else:
+        from dgl_heta.cli.requests import partition_request, parts_of
+
+        backend = plugins().get("partition backend", options.method or "meta")
+        request = partition_request(backend, opened, options, workload=work.workload(),
+                                    parts=parts_of(opened, options.parts))
+        chosen = backend.plan(opened.schema, request)
+        show(chosen, work.workload(chosen.hops), svg, as_json)
+
+
+def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = False) -> None:
+    """Print a plan with its costs, and draw it into a file."""
+    from dgl_heta.planning.cost import predict, to_json
+
+    costs = predict(plan, work)
+    if svg:
+        from dgl_heta.report.plan_picture import save_svg
+
+        save_svg(plan, costs, svg)
+    if as_json:
+        print_json({**plan.to_json(), "prediction": to_json(plan, work)})
+        return
+    from dgl_heta.report.plan_terminal import terminal
+
+    terminal(plan, costs, out)
+    if svg:
+        out.print(f"Picture: {escape(str(svg))}", highlight=False, soft_wrap=True)
+
+
+def _estimate(opened: GraphInput, options: PlanOptions, work: WorkOptions,
+              machines: ClusterOptions, as_json: bool) -> None:
+    """Predict a partition's own plan if it is for so many machines, else a new one."""
+    from dataclasses import asdict, replace
+
+    from dgl_heta.cli.requests import partition_request, targets_of
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.planning.cluster import Cluster, Coefficients, estimate
+    from dgl_heta.planning.workload import MODELS
+    from dgl_heta.report.tables import show_estimates
+
+    own = opened.plan if not options.given() else None
+    hops = options.hops if options.hops is not None else opened.plan.hops if opened.plan else 2
+    model = machines.model or "rgcn"
+    if model not in MODELS:
+        raise InputError(f"--model is '{model}'; it must be one of {', '.join(MODELS)}")
+    assert machines.cluster is not None
+    cluster = Cluster.load(machines.cluster)
+    coefficients = Coefficients.load(Path(cluster.coefficients) if cluster.coefficients else None)
+    workload = work.workload(hops)
+    workload = replace(
+        workload, model=model, fanouts=workload.fanouts_of(hops),
+        seeds=_train_nodes(opened, targets_of(opened, options.target), machines.train_nodes),
+        classes=opened.task.num_classes if opened.task else 0)
+    if own is not None and own.num_parts == cluster.machines and own.replication == "full":
+        chosen, method = own, own.method
+    else:
+        method = options.method or "meta"
+        backend = plugins().get("partition backend", method)
+        chosen = backend.plan(opened.schema, partition_request(
+            backend, opened, options, parts=cluster.machines, hops=hops, replication="full",
+            workload=workload))
+    systems = estimate(chosen, workload, cluster, coefficients)
+    if as_json:
+        print_json({
+            "cluster": cluster.model_dump(), "training": asdict(workload), "method": method,
+            "coefficients": coefficients.model_dump(),
+            "systems": [system.to_json() for system in systems]})
+        return
+    show_estimates(systems, coefficients, (
+        f"plan by {method}: {cluster.machines} × {cluster.trainers} trainers, "
+        f"{systems[0].steps:,} steps per epoch, {model}, batch {workload.batch_size} per trainer, "
+        f"hidden {workload.hidden}"), out)
+
+
+def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None) -> int:
+    if given is None:
+        return sum(opened.num_train_nodes(t) for t in targets)
+    if at_least_one(given, "--train-nodes") > sum(
+            opened.schema.node_counts.get(t, given) for t in targets):
+        raise InputError(f"--train-nodes is {given}, more than there are target nodes")
+    return given
+
+
+def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, as_json: bool) -> None:
+    import tempfile
+
+    from dgl_heta.cli.requests import partition_request, parts_of
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.comparison import compare
+    from dgl_heta.report.tables import show_comparison
+    from dgl_heta.store import Store, write_store
+
+    workload = work.workload(2 if options.hops is None else options.hops)
+    request = partition_request(plugins().get("partition backend", "meta"), opened, options,
+                                parts=parts_of(opened, options.parts))
+    with tempfile.TemporaryDirectory() as directory:
+        if opened.store is None:
+            if opened.source is None:
+                raise InputError("--compare samples the graph, but a schema has no edges; give a "
+                                 "store, a partition, a directory of edge files or a data set")
+            write_store(opened.source, Path(directory) / "store")
+        store = opened.store or Store(Path(directory) / "store")
+        with err.status("comparing") as status:
+            comparison = compare(store, request, workload,
+                                 progress=lambda what: status.update(what))
+    if as_json:
+        print_json(comparison.to_json())
+        return
+    show_comparison(comparison, workload, out)

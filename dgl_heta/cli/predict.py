@@ -1,0 +1,48 @@
+"""`dgl-heta predict`: from a finished run to a file with a row per node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.markup import escape
+
+from dgl_heta.cli.options import AsJson, Overwrite
+from dgl_heta.report.console import out, print_json
+
+app = typer.Typer()
+
+
+@app.command(epilog="Example: dgl-heta predict runs/debian-… --out predictions.npy")
+def predict(
+    run_dir: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
+    output: Annotated[Path, typer.Option("--out", help="File to write, .npy or .parquet: a row "
+                                         "per node of the type.")],
+    ntype: Annotated[str | None, typer.Option("--type", help="Node type. Default: the task's.")] =
+    None,
+    what: Annotated[str, typer.Option(help="predictions (classes, labels, numbers), scores (the "
+                                      "model's outputs) or embeddings (the last hidden states; of "
+                                      "any type with incoming relations).")] = "predictions",
+    parts: Annotated[int | None, typer.Option(help="Number of workers. Default: the run's.")] =
+    None,
+    model: Annotated[str | None, typer.Option(
+        help="module:attribute, for a run that was trained with one.")] = None,
+    store: Annotated[Path | None, typer.Option(help="The relation store, if it has moved.")] = None,
+    chunk: Annotated[int, typer.Option(help="Nodes to compute at a time.")] = 8192,
+    overwrite: Overwrite = False, as_json: AsJson = False,
+) -> None:
+    """Predict for all nodes of a type, layer by layer with all neighbours, out of core."""
+    from dgl_heta.cli.events import drawn_events
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.launch.jobs.prediction import PredictionJob
+
+    with drawn_events(not as_json) as report:
+        result = PredictionJob(run_dir, output, ntype, what, parts, model, store, chunk,
+                               overwrite).run(plugins(), report)
+    if as_json:
+        print_json(result)
+        return
+    out.print(f"{escape(result['out'])}: {what} of {result['rows']:,} nodes of type "
+              f"{escape(result['ntype'])}, {result['width']} wide, in {result['seconds']:.1f} s by "
+              f"{result['workers']} workers", highlight=False, soft_wrap=True)

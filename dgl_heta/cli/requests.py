@@ -1,0 +1,60 @@
+"""What the options about a plan ask of a partition backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dgl_heta.cli.options import PlanOptions
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.protocols import PartitionBackend
+from dgl_heta.partition.inputs import GraphInput
+from dgl_heta.partition.request import PartitionRequest, make_request, option
+
+
+def partition_request(backend: PartitionBackend, opened: GraphInput, options: PlanOptions,
+                      **given: Any) -> PartitionRequest:
+    """The request for a graph; what the options leave open is its task's, else the default.
+
+    `given` are further arguments of :func:`~dgl_heta.partition.request.make_request`, which win
+    over the options.
+    """
+    return make_request(backend, opened.schema, **{
+        "target": targets_of(opened, options.target), "hops": options.hops,
+        "parts": options.parts, "metapaths": options.metapaths, "seed": options.seed or 0,
+        "replication": options.replication, "memory_mb": options.memory_mb, **given}, word=option)
+
+
+def targets_of(opened: GraphInput, given: list[str] | None) -> tuple[str, ...]:
+    """The target node types that are given, else those of the graph's plan or task."""
+    if given:
+        types = opened.schema.node_types  # a name may hold a comma itself
+        return tuple(t for text in given for t in ([text] if text in types else text.split(",")))
+    if opened.plan is not None:
+        return opened.plan.targets
+    return (opened.target,) if opened.target else ()
+
+
+def parts_of(opened: GraphInput, given: int | str | None) -> int | str:
+    """The number of partitions that is given, else that of the graph's plan, else 2."""
+    if given is not None:
+        return given
+    return opened.plan.num_parts if opened.plan else 2
+
+
+def fanouts_of(text: str | None, hops: int) -> tuple[int, ...]:
+    """`--fanouts 25,20` as numbers, one per hop; empty where nothing is given.
+
+    Raises
+    ------
+    InputError
+        Something that is no number, another number of them than hops, a fanout below 1.
+    """
+    try:
+        fanouts = tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise InputError(f"--fanouts is '{text}'; write numbers, for example 25,20") from None
+    if text and len(fanouts) != hops:
+        raise InputError(f"--fanouts has {len(fanouts)} numbers, but there are {hops} hops")
+    if wrong := [fanout for fanout in fanouts if fanout < 1 and fanout != -1]:
+        raise InputError(f"--fanouts has {wrong[0]}; a fanout is 1 or more, or -1 for all")
+    return fanouts

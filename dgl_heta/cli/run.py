@@ -1,0 +1,30 @@
+"""`dgl-heta run`: a DistDGL script, unchanged, with what the settings select."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dgl_heta.cli.options import SettingsOptions, grouped
+
+app = typer.Typer()
+
+
+@app.command(
+    epilog="Example: dgl-heta run -c heta.toml partition_graph.py --part_method meta",
+    context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
+@grouped
+def run(
+    script: Annotated[Path, typer.Argument(help="Python script.")], source: SettingsOptions,
+    arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+) -> None:
+    """Run a DistDGL script, unchanged, with the selected partition method, wrapper and so on.
+
+    Without settings that select something, and with partitions of DGL's own, it runs as by
+    python.
+    """
+    from dgl_heta.distdgl.activate import run_script
+
+    run_script(script, arguments or [], source.config, source.overrides)

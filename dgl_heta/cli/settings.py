@@ -1,0 +1,31 @@
+"""`dgl-heta settings`: all settings with the values in effect."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+from rich.markup import escape
+
+from dgl_heta.cli.options import AsJson, SettingsOptions, grouped
+from dgl_heta.report.console import out, print_json, table
+
+app = typer.Typer()
+
+
+@app.command("settings", epilog="Example: dgl-heta settings -c heta.toml --set train.lr=0.003")
+@grouped
+def list_settings(source: SettingsOptions, as_json: AsJson = False) -> None:
+    """List all settings with their values, as a file, the environment and --set give them."""
+    from dgl_heta.settings import keys, load_settings
+
+    values = load_settings(source.config, source.overrides).model_dump()
+    if as_json:
+        print_json(values)
+        return
+    rows = table("setting", "value", "meaning")
+    for name, field in keys().items():
+        section, key = name.split(".")
+        rows.add_row(name, escape(json.dumps(values[section][key])),
+                     escape(field.description or ""))
+    out.print(rows)

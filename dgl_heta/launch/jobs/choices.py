@@ -1,0 +1,90 @@
+"""Which settings and which plan a graph is trained with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.partition.inputs import GraphInput
+from dgl_heta.partition.request import make_request
+from dgl_heta.planning.limit import within
+from dgl_heta.planning.metatree import load_metapaths
+from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
+from dgl_heta.settings import Settings, load_settings
+from dgl_heta.training.tasks import resolve
+
+
+def under_torchrun() -> bool:
+    """Whether this process is a rank of torchrun, a worker itself."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def settings_for(opened: GraphInput, config: Path | None, overrides: Iterable[str]) -> Settings:
+    """The settings from all sources; a partition's own plan is weaker than any of them."""
+    base: dict[str, Any] = {}
+    if opened.plan is not None:
+        base = {"partition": {"parts": opened.plan.num_parts, "method": opened.plan.method},
+                "model": {"layers": opened.plan.hops}}
+    elif under_torchrun():
+        base = {"partition": {"parts": int(os.environ["WORLD_SIZE"])}}
+    return load_settings(config, overrides, base=base)
+
+
+def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
+    """The plan that a partition has, or a new one as the settings ask for.
+
+    Raises
+    ------
+    InputError
+        The partition was made for something else than the settings ask for.
+    """
+    targets = resolve(settings.task, opened.task, opened.schema).targets or []
+    if opened.plan is not None:
+        _check_plan(opened.plan, opened, settings, targets)
+        return opened.plan
+    wishes = settings.partition
+    backend = registry.get("partition backend", wishes.method)
+    plan: Plan = backend.plan(opened.schema, make_request(
+        backend, opened.schema, wishes.parts, targets, hops=settings.model.layers,
+        metapaths=wishes.metapaths, seed=wishes.seed, replication=wishes.replication,
+        memory_mb=wishes.memory_mb, workload=Workload.of(settings),
+        word=lambda name: f"partition.{name}"))
+    return plan
+
+
+def _check_plan(plan: Plan, opened: GraphInput, settings: Settings, targets: list[str]) -> None:
+    """Refuse settings that ask for another plan than the partition has."""
+    wishes = settings.partition
+    if set(targets) != set(plan.targets):
+        raise InputError(
+            f"the partition was made for target {', '.join(plan.targets)}, but the task "
+            f"is about {', '.join(targets)}; make another partition with "
+            f"{' '.join(f'--target {t}' for t in targets)}")
+    for what, asked, planned in (("parts", wishes.parts, plan.num_parts),
+                                 ("layers", settings.model.layers, plan.hops),
+                                 ("method", wishes.method, plan.method)):
+        if asked != planned:
+            raise InputError(
+                f"the partition was made for {what} {planned}, but the settings ask for {asked}; "
+                f"leave the setting out, or make another partition from its store "
+                f"({opened.store.directory if opened.store else ''})")
+    if wishes.metapaths and tuple(
+            load_metapaths(wishes.metapaths, opened.schema)) != plan.metapaths:
+        raise InputError("the partition was not made for the metapaths of "
+                         f"partition.metapaths={wishes.metapaths}; leave the setting out, or make "
+                         "another partition with --metapaths")
+    if wishes.replication not in (None, plan.replication):
+        raise InputError(
+            f"the partition was made with replication = {plan.replication}, but the "
+            f"settings ask for {wishes.replication}; leave the setting out, or "
+            "make another partition")
+    if wishes.memory_mb is not None:
+        within(plan, int(wishes.memory_mb * 1e6), Workload.of(settings))
+    if wishes.seed:
+        raise InputError("partition.seed has no effect on a partition that exists; leave it "
+                         "out, or make another partition with --seed")

@@ -1,0 +1,159 @@
+"""A prediction: from a finished run to a file with a row per node."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dgl_heta.errors import InputError, listing
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.launch.local import launch
+from dgl_heta.models import HGNN
+from dgl_heta.planning.balance import balanced
+from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.plan import Plan
+from dgl_heta.prediction.parquet import arrow, write_parquet
+from dgl_heta.settings import Settings, TaskSettings
+from dgl_heta.store import Store
+from dgl_heta.training.checkpoint import read_spec
+from dgl_heta.training.tasks import make_task, resolve
+
+KINDS = ("predictions", "scores", "embeddings")
+
+
+@dataclass(frozen=True)
+class PredictionJob:
+    """What to predict, with which run; the fields are the options of `dgl-heta predict`."""
+
+    run_dir: Path
+    out: Path
+    ntype: str | None = None
+    what: str = "predictions"
+    parts: int | None = None
+    model: str | None = None
+    store: Path | None = None
+    chunk: int = 8192
+    overwrite: bool = False
+
+    def run(self, registry: Plugins,
+            report: Callable[[dict[str, Any]], None] = lambda event: None) -> dict[str, Any]:
+        """Predict; returns a summary.
+
+        Raises
+        ------
+        InputError
+            A run that did not end, a node type that the model says nothing about, an output
+            that exists or of an unknown format.
+        """
+        started = time.perf_counter()
+        self._check()
+        recorded = _recorded(self.run_dir)
+        settings, store = Settings(**recorded["settings"]), Store(self.store or recorded["store"])
+        # A plugin of the training alone, such as its partition backend, may be gone by now.
+        settings = settings.model_copy(update={"plugins": {
+            name: values for name, values in settings.plugins.items()
+            if name in registry.sections()}})
+        registry = registry.configured(settings)
+        spec, _, provider = read_spec(self.run_dir, registry, self.model)
+        if spec.schema != store.schema:
+            raise InputError(f"the run in {self.run_dir} was trained on another graph than the "
+                             f"one in {store.directory}")
+        task = resolve(settings.task, store.manifest.task, store.schema)
+        widths = make_task(store, settings).outputs
+        ntype = self._node_type(store, task, widths)
+        sampled = Plan.from_json(recorded["plan"], store.schema, "of this run")
+        layerwise = isinstance(provider.build(spec), HGNN) and not sampled.metapaths
+        plan = (self._layerwise_plan(store, ntype, settings) if layerwise
+                else self._sampled_plan(sampled, ntype))
+        workers = plan.num_parts * (1 if layerwise else settings.train.trainers)
+        width = spec.hidden if self.what == "embeddings" else widths[ntype]
+        classes = self.what == "predictions" and task.kind == "classification"
+        count = store.schema.node_counts[ntype]
+        shape = (count,) if classes else (count, width)
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{self.out.name[:40]}.",
+                                         dir=self.out.parent) as directory:
+            scratch = Path(directory).resolve()
+            rows = scratch / "rows.npy"
+            np.lib.format.open_memmap(rows, "w+", self._dtype(task, settings), shape)
+            everything = settings.model_copy(update={"train": settings.train.model_copy(
+                update={"fanouts": [-1] * settings.model.layers})})
+            launch({"kind": "predict", "settings": everything.model_dump(),
+                    "plan": plan.to_json(), "store": str(store.directory.resolve()),
+                    "layerwise": layerwise, "run_dir": str(self.run_dir.resolve()),
+                    "out": str(rows), "ntype": ntype, "what": self.what, "task": task.kind,
+                    "chunk": self.chunk, "model": self.model, "scratch": str(scratch)},
+                   workers, scratch, report)
+            if self.out.suffix == ".parquet":
+                write_parquet(rows, scratch / "rows.parquet", self.what)
+                rows = scratch / "rows.parquet"
+            rows.replace(self.out)
+        return {"out": str(self.out), "ntype": ntype, "what": self.what, "rows": count,
+                "width": 1 if classes else width, "workers": workers,
+                "seconds": time.perf_counter() - started}
+
+    def _check(self) -> None:
+        """Find what is wrong without reading the run."""
+        if self.what not in KINDS:
+            raise InputError(f"--what is '{self.what}'; it must be one of {', '.join(KINDS)}")
+        if self.out.suffix not in (".npy", ".parquet"):
+            raise InputError(f"--out {self.out} must end in .npy or .parquet")
+        if self.out.suffix == ".parquet":
+            arrow()
+        if self.out.exists() and not self.overwrite:
+            raise InputError(f"{self.out} exists; choose another file or ask to overwrite it "
+                             "(--overwrite)")
+        if self.chunk < 1:
+            raise InputError(f"--chunk is {self.chunk}; it must be 1 or more")
+
+    def _node_type(self, store: Store, task: TaskSettings, widths: dict[str, int]) -> str:
+        ntype: str = self.ntype or (task.targets or [""])[0]
+        store.schema.check_node_type(ntype)
+        if self.what != "embeddings" and (ntype not in widths or task.kind == "link"):
+            other = "" if task.kind == "link" else ", or for one of these types"
+            raise InputError(f"the model predicts nothing of '{ntype}' by itself; it was trained "
+                             f"for {task.kind} of {listing(task.targets or [])}: ask for --what "
+                             f"embeddings{other}")
+        return ntype
+
+    def _layerwise_plan(self, store: Store, ntype: str, settings: Settings) -> Plan:
+        """A plan with the type as its target; a partition needs a relation into it."""
+        into = store.schema.into[ntype]
+        if not into:
+            raise InputError(f"no relation ends at '{ntype}', so its nodes have no embeddings but "
+                             "their input features")
+        parts = min(self.parts or settings.partition.parts, len(into))
+        return make_plan(store.schema, ntype, settings.model.layers, parts, assign=balanced)
+
+    def _sampled_plan(self, plan: Plan, ntype: str) -> Plan:
+        """The run's own plan, for a model that runs batch by batch."""
+        if self.what == "embeddings" or ntype not in plan.targets:
+            raise InputError("this model runs batch by batch, on its targets alone "
+                             f"({listing(plan.targets)}); embeddings and other types need a model "
+                             "of layers (rgcn, rgat, hgt, han) without metapaths")
+        return plan
+
+    def _dtype(self, task: TaskSettings, settings: Settings) -> np.dtype[Any]:
+        """Of the rows: classes, bits of labels, or the model's own numbers."""
+        if self.what == "predictions" and task.kind == "classification":
+            return np.dtype(np.int64)
+        if self.what == "predictions" and task.kind == "multilabel":
+            return np.dtype(np.uint8)
+        return np.dtype(settings.train.dtype)
+
+
+def _recorded(run_dir: Path) -> dict[str, Any]:
+    """The job that a training left in its run directory."""
+    try:
+        job = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
+        return {key: job[key] for key in ("settings", "store", "plan")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{run_dir} is not the directory of a run of `dgl-heta train`: "
+                         f"{error}") from None

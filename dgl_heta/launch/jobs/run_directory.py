@@ -1,0 +1,70 @@
+"""The directory of a training run: which one, and that one command alone works in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from dgl_heta.errors import InputError
+
+
+def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool) -> Path:
+    """The directory for a run, which is there afterwards.
+
+    Parameters
+    ----------
+    given : None for a new one in `runs/`, called after the graph's `name` and the time.
+    resume : whether a run in it goes on.
+    shared : whether several ranks of torchrun use it.
+
+    Raises
+    ------
+    InputError
+        None is given where one is needed, there is nothing to resume, it has a run already.
+    """
+    if given is None:
+        if resume:
+            raise InputError("--resume needs --run-dir, the directory of the run to continue")
+        if shared:
+            raise InputError("under torchrun give --run-dir: every rank must use the same one")
+        given = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    if resume and not given.is_dir():
+        raise InputError(f"there is no run to resume in {given}")
+    started = (given / "metrics.jsonl").exists() or (given / "checkpoints").exists()
+    if started and not resume and not shared:
+        raise InputError(f"{given} holds a run already; continue it with --resume, or choose "
+                         "another directory")
+    try:
+        given.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"cannot make run directory {given}: {error.strerror}") from None
+    return given
+
+
+@contextmanager
+def claimed(run_dir: Path, *, shared: bool) -> Iterator[None]:
+    """Keep a run directory to one command, and leave none behind that is empty.
+
+    Ranks of torchrun share theirs; the training loop checks it for all of them.
+    """
+    with contextlib.ExitStack() as stack:
+        lock = run_dir / ".lock"
+        if not shared:
+            file = stack.enter_context(lock.open("w"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise InputError(f"another command is training in {run_dir}; choose another "
+                                 "directory") from None
+        try:
+            yield
+        finally:
+            if not shared:
+                lock.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                run_dir.rmdir()  # only if nothing came of it

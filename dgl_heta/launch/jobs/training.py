@@ -1,0 +1,173 @@
+"""A training: from what the user names to a trained model and a report."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dgl_heta.cache.profile import DIRECTORY
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.launch import worker
+from dgl_heta.launch.jobs.choices import plan_for, settings_for, under_torchrun
+from dgl_heta.launch.jobs.run_directory import claimed, run_directory
+from dgl_heta.launch.local import launch
+from dgl_heta.models import find_model
+from dgl_heta.partition.inputs import GraphInput, open_input
+from dgl_heta.planning.cost import predict
+from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
+from dgl_heta.report.page import write_report
+from dgl_heta.report.plan_picture import svg
+from dgl_heta.settings import Settings
+from dgl_heta.store import Store, write_store
+from dgl_heta.system.memory import capacity_bytes
+from dgl_heta.training.engine import check
+
+Report = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """What is left of a training; `summary` is what `summary.json` holds."""
+
+    run_dir: Path
+    summary: dict[str, Any]
+    report: Path
+
+    @property
+    def model(self) -> Path:
+        """The trained model."""
+        return self.run_dir / "model.safetensors"
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A checked training of a graph, with its settings and its plan."""
+
+    graph: str
+    opened: GraphInput
+    settings: Settings
+    plan: Plan
+    registry: Plugins
+
+    @classmethod
+    def prepare(cls, graph: str, config: Path | None, overrides: Iterable[str],
+                registry: Plugins) -> TrainingJob:
+        """Find the settings and the plan; nothing is written yet.
+
+        Raises
+        ------
+        InputError
+            What is wrong, as far as that can be known before edges are read.
+        """
+        opened = open_input(graph, registry)
+        if opened.store is None and opened.source is None:
+            raise InputError(f"'{graph}' is a schema without edges; train on a store, a "
+                             "partition, a directory of edge files or a data set")
+        settings = settings_for(opened, config, overrides)
+        registry = registry.configured(settings)
+        find_model(registry, settings.model.name)
+        for kind, name in (("module wrapper", settings.train.wrapper),
+                           ("aggregation kernel", settings.train.kernel),
+                           ("cache policy", settings.cache.policy)):
+            registry.get(kind, name)
+        plan = plan_for(opened, settings, registry)
+        job = cls(graph, opened, registry.recorded(settings), plan, registry)
+        _check_cache(settings, job.workers)
+        return job
+
+    @property
+    def workers(self) -> int:
+        """How many processes train."""
+        return self.plan.num_parts * self.settings.train.trainers
+
+    def run(self, run_dir: Path | None = None, *, resume: bool = False,
+            report: Report = lambda event: None) -> TrainingResult | None:
+        """Train; returns what came of it, or None at all ranks of torchrun but the first.
+
+        Parameters
+        ----------
+        run_dir : default: that of the settings, else a new one in `runs/`.
+        resume : continue from the last checkpoint there.
+        report : gets the events of the first worker.
+
+        Raises
+        ------
+        InputError
+            The run directory or the graph's data are not fit for it.
+        HetaError
+            A worker failed; all others are ended.
+        """
+        shared = under_torchrun()
+        given = run_dir or self.settings.run.directory
+        directory = run_directory(Path(given) if given else None, self.opened.name,
+                                  resume=resume, shared=shared)
+        with claimed(directory, shared=shared):
+            summary = self._train(directory, resume, shared, report)
+            if os.environ.get("RANK", "0") != "0":
+                return None
+            costs = predict(self.plan, Workload.of(self.settings, summary["parameters"]))
+            return TrainingResult(directory, summary,
+                                  write_report(directory, svg(self.plan, costs)))
+
+    def _train(self, run_dir: Path, resume: bool, shared: bool, report: Report
+               ) -> dict[str, Any]:
+        store = self._store(run_dir, resume, shared)
+        try:
+            check(store, self.plan, self.settings, self.registry)
+        except InputError:
+            if self.opened.store is None and not resume:
+                shutil.rmtree(store.directory)  # of a run that never was
+            raise
+        if self.settings.run.verify:
+            here = (self.plan.partitions[int(os.environ["RANK"]):][:1] if shared
+                    else self.plan.partitions)
+            store.verify({t for p in here for t in p.node_types},
+                         {r for p in here for r in p.relations})
+        profiles = Path(self.graph) if self.opened.plan is not None else store.directory
+        job = {"kind": "train", "settings": self.settings.model_dump(),
+               "store": str(store.directory.resolve()), "plan": self.plan.to_json(),
+               "run_dir": str(run_dir.resolve()), "resume": resume,
+               "profiles": str(profiles.resolve() / DIRECTORY)}
+        return self._as_rank(job, report) if shared else launch(job, self.workers, run_dir, report)
+
+    def _store(self, run_dir: Path, resume: bool, shared: bool) -> Store:
+        if self.opened.store is not None:
+            return self.opened.store
+        if shared:
+            raise InputError("under torchrun train from a relation store or a partition; write one "
+                             f"with `dgl-heta partition {self.graph} --out DIR`")
+        assert self.opened.source is not None
+        path = run_dir / "store"
+        if not (resume and Store.is_store(path)):
+            write_store(self.opened.source, path, overwrite=True)
+        return Store(path)
+
+    def _as_rank(self, job: dict[str, Any], report: Report) -> dict[str, Any]:
+        """Be one rank of torchrun; returns the summary."""
+        size = int(os.environ["WORLD_SIZE"])
+        if size != self.workers:
+            raise InputError(f"torchrun started {size} workers for {self.plan.num_parts} "
+                             f"partitions with {self.settings.train.trainers} trainers each; "
+                             f"start {self.workers}")
+        return worker.run(job, report)
+
+
+def _check_cache(settings: Settings, workers: int) -> None:
+    """Check what can be known of a cache before workers start."""
+    cache = settings.cache
+    if cache.policy == "none":
+        return
+    if cache.profile and not Path(cache.profile).is_dir():
+        raise InputError(f"cache.profile: there is no directory {cache.profile}; make a profile "
+                         "with `dgl-heta profile --out`, or leave the setting out")
+    if settings.train.device == "cpu" or not torch.cuda.is_available():
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", workers))
+        capacity_bytes(cache.capacity_mb, torch.device("cpu"), local)

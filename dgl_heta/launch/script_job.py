@@ -1,0 +1,144 @@
+"""A script that runs on several hosts: what is asked for, and what is left of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.launch.activation import Command
+from dgl_heta.launch.cluster import Files, Host, Process, Roles, processes_of
+from dgl_heta.launch.emulated import MASTER_PORT, VARIABLES, Link
+from dgl_heta.launch.remote import Ssh
+
+
+@dataclass(frozen=True)
+class ScriptJob:
+    """What runs, on which hosts, for how long."""
+
+    hosts: Sequence[Host]
+    roles: Roles
+    command: Command
+    part_config: Path
+    workdir: Path
+    emulated: Link | None = None  # joins the hosts, which this machine emulates
+    cores: Sequence[Sequence[int]] = ()  # per emulated host, the cores that it has
+    direct: frozenset[int] = frozenset()  # hosts that are this machine
+    ssh: Ssh = field(default_factory=Ssh)
+    carried: dict[str, str] = field(default_factory=dict)  # variables for other machines
+    master_port: int | None = None
+    timeout: float = 30
+    stop_after: float = math.inf
+
+    def check(self) -> None:
+        """Find what is wrong without asking any host.
+
+        Raises
+        ------
+        InputError
+            Two hosts are this machine, ports or formats that cannot be, no such command here.
+        """
+        roles = self.roles
+        if len(self.direct) > 1:
+            names = " and ".join(str(self.hosts[i]) for i in sorted(self.direct))
+            raise InputError(f"{names} are this machine, but DistDGL's shared memory allows one "
+                             f"host per machine; emulate them (--hosts {len(self.hosts)})")
+        for host in self.hosts:
+            if roles.ports(host)[-1] > 65535:
+                raise InputError(f"{host}: {roles.servers} servers from port {host.port} on go "
+                                 "beyond port 65535; give a lower one")
+        if self.master_port in roles.ports(self.hosts[0]):
+            raise InputError(f"--master-port {self.master_port} is the port of a server at "
+                             f"{self.hosts[0]}; give another one")
+        unknown = {f.strip() for f in roles.graph_format.split(",")} - {"csc", "csr", "coo"}
+        if unknown:
+            raise InputError(f"--graph-format {roles.graph_format}: '{min(unknown)}' is none of "
+                             "csc, csr and coo")
+        if all(self.over_ssh(host) for host in self.hosts):
+            return
+        if not self.workdir.is_dir():
+            raise InputError(f"no directory {self.workdir} (--workdir)")
+        word, path = self.command.words[0], roles.variables.get("PATH")
+        if not shutil.which(word if os.sep not in word else self.workdir / word, path=path):
+            raise InputError(f"no command '{word}'; write the command after --, for example: "
+                             "-- python train_dist.py")
+
+    def over_ssh(self, host: Host) -> bool:
+        """Whether a host is another machine."""
+        return self.emulated is None and host.index not in self.direct
+
+    def variables(self, host: Host) -> dict[str, str]:
+        """What the processes of a host get, whatever their role."""
+        if self.emulated is not None:
+            return {**VARIABLES, "NCCL_HOSTID": host.name}
+        return self.carried if self.over_ssh(host) else {}
+
+    def processes(self, answers: Mapping[int, Mapping[str, Any]]) -> list[Process]:
+        """All processes, with what the hosts have answered: their cores, a directory, a port."""
+        first = self.hosts[0]
+        master = (first.address, self.master_port or (
+            MASTER_PORT if self.emulated else answers[0]["free_port"]))
+        found = []
+        for host in self.hosts:
+            answer, config = answers[host.index], self.command.config
+            directory, cores = answer["directory"], answer["cores"]
+            files = Files(f"{directory}/ip_config.txt", str(self.part_config),
+                          None if config is None else f"{directory}/heta.toml"
+                          if self.over_ssh(host) else str(config))
+            if self.emulated and not self.cores:  # all hosts share the machine's
+                cores = cores // len(self.hosts)
+            found += processes_of(host, len(self.hosts), self.roles, files, self.command, master,
+                                  cores, self.variables(host))
+        return found
+
+
+@dataclass
+class Ended:
+    """How a process ended."""
+
+    status: int
+    at: float
+    reason: str = ""
+
+
+@dataclass
+class Outcome:
+    """What is left of a run."""
+
+    seconds: float
+    processes: list[Process]
+    ended: dict[str, Ended]
+    traffic: dict[int, tuple[int, int]]  # host index → bytes sent, received
+    error: HetaError | None = None
+    signal: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def status(self) -> int:
+        """The exit status of the launch."""
+        if self.signal is not None:
+            return 128 + self.signal
+        return 0 if self.error is None else self.error.exit_status
+
+    def to_json(self, job: ScriptJob) -> dict[str, Any]:
+        """As `--json` prints it; None for what is not known."""
+        processes = []
+        for process in self.processes:
+            end = self.ended.get(process.label)
+            processes.append({"host": process.host.index, "role": process.role,
+                              "number": process.number, "status": end.status if end else None})
+        hosts = []
+        for host in job.hosts:
+            sent, received = self.traffic.get(host.index, (None, None))
+            hosts.append({"host": host.index, "address": host.address, "bytes_sent": sent,
+                          "bytes_received": received})
+        return {"status": self.status, "seconds": self.seconds,
+                "error": str(self.error) if self.error else None, "notes": self.notes,
+                "emulated": job.emulated is not None,
+                "rate": job.emulated.rate if job.emulated else None, "hosts": hosts,
+                "processes": processes}
