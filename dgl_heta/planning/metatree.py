@@ -15,12 +15,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema, read_json
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 Metapath = tuple[Relation, ...]
 """Relations in edge direction: the last one ends at the target node type."""
@@ -47,7 +48,13 @@ class SubMetatree:
 
 
 def metagraph(schema: Schema) -> nx.MultiDiGraph:
-    """The metagraph: a vertex per node type, a link per relation, both with `weight`."""
+    """The metagraph (Heta §5, step 1): a vertex per node type, an edge per relation.
+
+    Vertices have `weight`, their number of nodes; edges, whose key is the etype, have `weight`,
+    their number of edges, and `relation`.
+    """
+    import networkx as nx
+
     graph = nx.MultiDiGraph()
     for ntype, count in schema.node_counts.items():
         graph.add_node(ntype, weight=count)

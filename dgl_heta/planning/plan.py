@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema, read_json
@@ -26,7 +26,16 @@ from dgl_heta.planning.assignment import (
     partitions_of_shares,
     used_relations,
 )
-from dgl_heta.planning.metatree import Metapath, SubMetatree, parse_metapaths, sub_metatrees
+from dgl_heta.planning.metatree import (
+    Metapath,
+    SubMetatree,
+    metagraph,
+    parse_metapaths,
+    sub_metatrees,
+)
+
+if TYPE_CHECKING:
+    import networkx as nx
 from dgl_heta.planning.ownership import Ownership, check_counts
 
 
@@ -94,6 +103,45 @@ class Plan:
         stored = sum(p.num_nodes for p in self.partitions)
         types = {t for p in self.partitions for t in p.node_types}
         return stored / sum(self.schema.node_counts[t] for t in types)
+
+    def to_networkx(self) -> nx.MultiDiGraph:
+        """The metagraph with who has what, for NetworkX's algorithms and drawing.
+
+        Vertices are node types, with
+
+        - `weight`: number of nodes, `feature_bytes`: bytes of a static row, 0 if learnable;
+        - `target`: whether it is a target, `partitions`: indices of those that need its features.
+
+        Edges are relations, from source to destination type, their key is the etype, with
+
+        - `weight`: number of edges, `relation`: the :class:`Relation`;
+        - `partitions`: indices of those that have the relation, `layers`: layer (1 … hops) →
+          indices of those that run it there. Both are empty for what no layer needs.
+
+        Examples
+        --------
+        >>> from dgl_heta import Relation, Schema, make_plan
+        >>> schema = Schema({"author": 5, "paper": 8}, {
+        ...     Relation("author", "writes", "paper"): 20,
+        ...     Relation("paper", "cites", "paper"): 30})
+        >>> graph = make_plan(schema, "paper", hops=2, parts=2).to_networkx()
+        >>> graph.edges["author", "paper", "writes"]["layers"]
+        {1: (0, 1), 2: (1,)}
+        >>> graph.nodes["author"]["partitions"]
+        (0, 1)
+        >>> [key for *_, key, parts in graph.edges(keys=True, data="partitions") if len(parts) > 1]
+        ['writes']
+        """
+        graph = metagraph(self.schema)
+        for ntype, vertex in graph.nodes.items():
+            vertex.update(feature_bytes=self.schema.feature_bytes.get(ntype, 0),
+                          target=ntype in self.targets, partitions=self.users(ntype))
+        for *_, edge in graph.edges(data=True):
+            relation = edge["relation"]
+            edge["partitions"] = tuple(p.index for p in self.partitions if relation in p.relations)
+            edge["layers"] = {layer: owners for layer in range(1, self.hops + 1)
+                              if (owners := self.owners(layer, relation))}
+        return graph
 
     def to_json(self) -> dict[str, Any]:
         """One JSON object; the fields are listed in docs/format.md."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import cache
+from typing import NamedTuple
 
 from dgl_heta.graph.schema import Schema
 from dgl_heta.planning.assignment import Partition, Share
@@ -68,49 +69,75 @@ def share_evenly(trees: int, parts: int, load: Callable[[Mapping[int, Fraction]]
     units = max(SHARES, 2 * parts)
 
     @cache
-    def units_load(mine: frozenset[tuple[int, int]]) -> float:
-        return load({i: Fraction(n, units) for i, n in mine})
+    def load_of(items: frozenset[tuple[int, int]]) -> float:
+        return load({i: Fraction(n, units) for i, n in items})
 
-    def weigh(mine: Mapping[int, int]) -> float:
-        return units_load(frozenset(mine.items()))
+    def weigh(content: Mapping[int, int]) -> float:
+        return load_of(frozenset(content.items()))
 
     alone = [weigh({i: units}) for i in range(trees)]
-    held = [dict.fromkeys(part, units) for part in longest_processing_time(
+    contents = [dict.fromkeys(part, units) for part in longest_processing_time(
         [round(w * 1000 / (max(alone) or 1)) for w in alone], parts)]
-    loads = [weigh(mine) for mine in held]
-    moved = 0
-    while not all(held) or max(loads) > (1 if moved else UNEVEN) * sum(loads) / parts:
-        source = max(range(parts), key=lambda p: (loads[p], len(held[p]), -p))
-        best = None
-        # The lightest partition, and the lightest that has some of it anyway.
-        for i in sorted(held[source], key=lambda i: -alone[i] * held[source][i])[:TRIED]:
-            others = sorted((p for p in range(parts) if p != source), key=lambda p: loads[p])
-            for other in {*others[:1], *[p for p in others if i in held[p]][:1]}:
-                count = _most_even(held[source], held[other], i, weigh)
-                after = [weigh(_plus(held[source], i, -count)), weigh(_plus(held[other], i, count))]
-                if best is None or max(after) < best[0]:
-                    best = max(after), i, other, count, after
-        if best is None or moved == 8 * parts or (
-                held[best[2]] and best[0] >= loads[source] - WORTH * sum(loads) / parts):
+    loads = [weigh(content) for content in contents]
+    for moved in range(8 * parts):
+        mean = sum(loads) / parts
+        if all(contents) and max(loads) <= (1 if moved else UNEVEN) * mean:
             break
-        _, i, other, count, (loads[source], loads[other]) = best
-        held[source], held[other] = _plus(held[source], i, -count), _plus(held[other], i, count)
-        moved += 1
+        source = max(range(parts), key=lambda p: (loads[p], len(contents[p]), -p))
+        best = _best_move(source, contents, loads, alone, weigh)
+        if best is None or (contents[best.target]
+                            and max(best.after) >= loads[source] - WORTH * mean):
+            break
+        for part, change, load_after in zip((source, best.target), (-best.units, best.units),
+                                            best.after):
+            contents[part] = _plus(contents[part], best.tree, change)
+            loads[part] = load_after
+    return _as_shares(contents, trees, units)
+
+
+class _Move(NamedTuple):
+    """Units of a sub-metatree that leave the heaviest partition; loads of both after that."""
+
+    tree: int
+    target: int
+    units: int
+    after: tuple[float, float]
+
+
+def _best_move(source: int, contents: Sequence[Mapping[int, int]], loads: Sequence[float],
+               alone: Sequence[float], weigh: Callable[[Mapping[int, int]], float]
+               ) -> _Move | None:
+    """The move from `source` after which the heavier of the two has least."""
+    best = None
+    others = sorted((p for p in range(len(loads)) if p != source), key=lambda p: loads[p])
+    for i in sorted(contents[source], key=lambda i: -alone[i] * contents[source][i])[:TRIED]:
+        # The lightest partition, and the lightest that has some of it anyway.
+        for other in {*others[:1], *[p for p in others if i in contents[p]][:1]}:
+            count = _most_even(contents[source], contents[other], i, weigh)
+            after = (weigh(_plus(contents[source], i, -count)),
+                     weigh(_plus(contents[other], i, count)))
+            if best is None or max(after) < max(best.after):
+                best = _Move(i, other, count, after)
+    return best
+
+
+def _as_shares(contents: Sequence[Mapping[int, int]], trees: int, units: int
+               ) -> list[dict[int, Share]]:
+    """Units of sub-metatrees as shares that follow each other from partition to partition."""
     reached = [0] * trees
-    found: list[dict[int, Share]] = []
-    for mine in held:
-        shares = {}
-        for index, count in sorted(mine.items()):
-            whole = count == units
-            shares[index] = Share() if whole else Share(reached[index], units, count)
+    shares: list[dict[int, Share]] = []
+    for content in contents:
+        shares.append({})
+        for index, count in sorted(content.items()):
+            shares[-1][index] = (Share() if count == units
+                                 else Share(reached[index], units, count))
             reached[index] += count
-        found.append(shares)
-    return found
+    return shares
 
 
-def _plus(held: Mapping[int, int], index: int, units: int) -> dict[int, int]:
-    """What a partition holds after some units of a sub-metatree came or went."""
-    after = {**held, index: held.get(index, 0) + units}
+def _plus(content: Mapping[int, int], index: int, units: int) -> dict[int, int]:
+    """Units of a partition by sub-metatree, after some units of a sub-metatree came or went."""
+    after = {**content, index: content.get(index, 0) + units}
     return {i: n for i, n in after.items() if n}
 
 

@@ -32,22 +32,30 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("replication", ["full", "none"])
-def test_partials_are_the_bytes_that_training_sends(
+def test_bytes_are_those_that_training_sends(
         store: Path, tmp_path: Path, replication: str) -> None:
-    """One step an epoch with all training nodes and neighbours: nothing is left to chance."""
+    """One step an epoch with all training nodes and neighbours: nothing is left to chance.
+
+    So figures are equal, byte for byte, but for what :mod:`dgl_heta.planning.traffic` leaves out:
+    the counts that workers send each other before rows. (With sampled neighbours, comparison and
+    training draw other steps, and how far they are apart says how much steps differ.)
+    """
     work = Workload(batch_size=12, hidden=8, fanouts=(-1, -1))
     found = compare(Store(store), PartitionRequest(3, ("paper",), 2), work)
     name = "meta" if replication == "full" else "meta, replication none"
     (method,) = [m for m in found.methods if m.name == name]
     assert found.steps_per_epoch == 1
-    sets = ["model.hidden=8", "train.batch_size=12", "train.fanouts=-1,-1", "train.epochs=2",
+    sets = ["model.hidden=8", "train.batch_size=12", "train.fanouts=-1,-1", "train.epochs=1",
             f"partition.replication={replication}", "partition.parts=3", "train.threads=1"]
     done = run("train", str(store), "--run-dir", str(tmp_path / "run"), "--json",
                *(part for text in sets for part in ("--set", text)))
     assert done.returncode == 0, done.stderr
     sent = json.loads(done.stdout.splitlines()[-1])["bytes"]
-    assert method.bytes_per_epoch["partials"] == pytest.approx(sent["partials"], rel=0.01)
-    assert method.bytes_per_epoch["learnable"] == pytest.approx(sent["learnable"], rel=0.25)
+    assert method.bytes_per_epoch["partials"] == sent["partials"]
+    every_other = 3 * 2 * 8  # an 8-byte count from each of 3 workers to each other one
+    assert method.bytes_per_epoch["learnable"] + every_other == sent["learnable"]
+    if replication == "none":  # a count per layer and node type
+        assert method.bytes_per_epoch["sampling"] + 2 * 4 * every_other == sent["sampling"]
 
 
 def test_every_method_has_its_row_and_one_partition_sends_nothing(store: Path) -> None:

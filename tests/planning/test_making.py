@@ -2,49 +2,36 @@
 
 from __future__ import annotations
 
+import doctest
 import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Mapping
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import dgl_heta.planning.plan
 from dgl_heta.errors import InputError
-from dgl_heta.graph.datasets.synthetic import shape_schema
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.partition.backends.meta_shared import MetaShared
-from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.assignment import Share
-from dgl_heta.planning.balance import longest_processing_time
 from dgl_heta.planning.cost import predict
-from dgl_heta.planning.cost import to_json as cost_json
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.sharing import share_evenly
 from dgl_heta.planning.workload import Workload
-from dgl_heta.store import Store, write_store
-from tests.support.graphs import academic, schemas
-
-WRITES = Relation("author", "writes", "paper")
-REV_WRITES = Relation("paper", "rev-writes", "author")
-AFFILIATED = Relation("author", "affiliated", "institution")
-REV_AFFILIATED = Relation("institution", "rev-affiliated", "author")
-HAS_TOPIC = Relation("paper", "has_topic", "field")
-REV_HAS_TOPIC = Relation("field", "rev-has_topic", "paper")
-CITES = Relation("paper", "cites", "paper")
-
-MAG = Schema(
-    {"author": 1_134_649, "field": 59_965, "institution": 8_740, "paper": 736_389},
-    {AFFILIATED: 1_043_998, REV_AFFILIATED: 1_043_998, WRITES: 7_145_660, REV_WRITES: 7_145_660,
-     HAS_TOPIC: 7_505_078, REV_HAS_TOPIC: 7_505_078, CITES: 10_832_542},
-    {"paper": 512},
+from tests.support.graphs import schemas
+from tests.support.plans import (
+    CITES,
+    HAS_TOPIC,
+    MAG,
+    REV_AFFILIATED,
+    REV_HAS_TOPIC,
+    REV_WRITES,
+    WRITES,
+    cases,
 )
-
 
 # The worked example: ogbn-mag, Fig. 6 of the paper
 
@@ -119,25 +106,6 @@ def test_replication_counts_every_copy():
 
 
 # The algebra behind RAF, against a reference that knows only the schema and the metapaths
-
-
-@st.composite
-def cases(draw):
-    """A schema, one or two targets, hops, and None or metapaths into every target."""
-    schema = draw(schemas())
-    aggregated = [t for t in schema.node_types if schema.into[t]]
-    targets = draw(st.lists(st.sampled_from(aggregated), min_size=1, max_size=2, unique=True))
-    hops = draw(st.integers(1, 4))
-    paths = None
-    if draw(st.booleans()):
-        paths = []
-        for index in range(draw(st.integers(len(targets), len(targets) + 4))):
-            path = [draw(st.sampled_from(schema.into[targets[index % len(targets)]]))]
-            for _ in range(draw(st.integers(0, hops - 1))):
-                if schema.into[path[0].src]:
-                    path.insert(0, draw(st.sampled_from(schema.into[path[0].src])))
-            paths.append(tuple(path))
-    return schema, targets, hops, paths
 
 
 def one_process(schema, hops, paths, layer, ntype) -> set[Relation]:
@@ -267,25 +235,6 @@ def test_metapaths_that_continue_differently_from_a_type_give_its_rows_one_state
     assert single.partitions[0].inner[1] == (has, by)
 
 
-# Balance
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.lists(st.integers(1, 100), min_size=1, max_size=7), st.integers(1, 3))
-def test_the_heaviest_partition_is_at_most_a_third_above_the_best_possible(weights, parts):
-    dealt = longest_processing_time(weights, parts)
-    assert sorted(itertools.chain(*dealt)) == list(range(len(weights)))
-    heaviest = max(sum(weights[i] for i in part) for part in dealt)
-    best = min(max(sum(w for w, p in zip(weights, places) if p == part) for part in range(parts))
-               for places in itertools.product(range(parts), repeat=len(weights)))
-    assert 3 * heaviest <= 4 * best
-
-
-def test_a_partition_gets_no_second_sub_metatree_while_another_has_none():
-    plan = make_plan(MAG, "paper", 2, 3)
-    assert [list(p.sub_metatrees) for p in plan.partitions] == [[0], [1], [2]]
-
-
 # More partitions than sub-metatrees
 
 
@@ -372,192 +321,6 @@ def test_a_self_relation_is_run_at_every_layer(hops):
     assert plan.partitions[0].weight == 29
 
 
-# Files
-
-
-@pytest.mark.parametrize("arguments", [
-    {"target": "paper", "hops": 2},
-    {"target": ["paper", "author"], "hops": 3, "parts": 4},
-    {"target": "paper", "hops": 2, "parts": 7},
-    {"target": "paper", "metapaths": [(REV_AFFILIATED, WRITES), (CITES,)], "method": "mine"},
-], ids=["plain", "targets", "groups", "metapaths"])
-def test_a_plan_survives_a_file(arguments, tmp_path):
-    plan, path = make_plan(MAG, **arguments), tmp_path / "plan.json"
-    plan.save(path)
-    loaded = Plan.load(path)
-    assert loaded == plan
-    assert loaded.to_json() == plan.to_json()
-    assert loaded.schema.feature_bytes == {"paper": 512}
-
-
-@settings(max_examples=50, deadline=None)
-@given(cases(), st.integers(1, 9))
-def test_any_plan_survives_json(case, parts):
-    schema, targets, hops, paths = case
-    plan = make_plan(schema, targets, hops, parts, list(dict.fromkeys(paths)) if paths else None)
-    data = json.loads(json.dumps(plan.to_json()))
-    assert Plan.from_json(data, schema, "here") == plan
-
-
-def refused(data, tmp_path) -> str:
-    path = tmp_path / "plan.json"
-    path.write_text(json.dumps(data), encoding="utf-8")
-    with pytest.raises(InputError) as caught:
-        Plan.load(path)
-    message = str(caught.value)
-    assert str(path) in message or "is not in the graph" in message
-    assert "Error(" not in message
-    assert "Traceback" not in message
-    assert "\n" not in message
-    return message
-
-
-def saved(tmp_path, parts: int = 2) -> dict:
-    make_plan(MAG, "paper", 2, parts).save(tmp_path / "saved.json")
-    return json.loads((tmp_path / "saved.json").read_text(encoding="utf-8"))
-
-
-def a_relation_less(plan):
-    plan["partitions"][0]["layers"]["1"].pop()
-
-
-def a_sub_metatree_moved(plan):
-    plan["partitions"][0]["sub_metatrees"] = [0, 1]
-
-
-def a_sub_metatree_lost(plan):
-    plan["partitions"][1]["sub_metatrees"] = [1]
-    plan["partitions"][1]["shares"] = [[0, 1]]
-
-
-def a_sub_metatree_that_is_not_there(plan):
-    plan["partitions"][0]["sub_metatrees"] = [3]
-
-
-def a_sub_metatree_counted_from_the_end(plan):
-    plan["partitions"][0]["sub_metatrees"] = [-3]
-
-
-def a_share_of_nothing(plan):
-    plan["partitions"][0]["shares"] = [[0, 0]]
-
-
-def half_a_share(plan):
-    plan["partitions"][0]["shares"] = [[0, 2]]
-
-
-def a_group_of_its_own(plan):
-    plan["partitions"][1]["group"] = 1
-
-
-def a_group_number_left_out(plan):
-    for partition in plan["partitions"]:
-        partition["group"] = 3
-
-
-def a_weight(plan):
-    plan["sub_metatrees"][0]["weight"] += 1
-
-
-def a_partition_less(plan):
-    plan["partitions"].pop()
-
-
-def no_partitions(plan):
-    plan["partitions"] = []
-    plan["hops"] = 10**9
-
-
-def many_hops(plan):
-    plan["hops"] = 10**9
-
-
-def another_field(plan):
-    plan["note"] = "mine"
-
-
-@pytest.mark.parametrize("edit", [
-    a_relation_less, a_sub_metatree_moved, a_sub_metatree_lost, a_sub_metatree_that_is_not_there,
-    a_sub_metatree_counted_from_the_end, a_share_of_nothing, half_a_share, a_group_of_its_own,
-    a_group_number_left_out, a_weight, a_partition_less, no_partitions, many_hops,
-    another_field])
-def test_an_edited_plan_is_refused(edit, tmp_path):
-    data = saved(tmp_path)
-    edit(data["plan"])
-    assert "was edited" in refused(data, tmp_path)
-
-
-def test_a_plan_of_a_graph_that_has_changed_since_is_refused(tmp_path):
-    data = saved(tmp_path)
-    data["schema"]["relations"][2]["edges"] += 1
-    assert "was edited" in refused(data, tmp_path)
-    data["schema"]["relations"].pop(2)
-    refused(data, tmp_path)
-
-
-@pytest.mark.parametrize(("change", "words"), [
-    ({"format": "other"}, "not a dgl-heta plan"),
-    ({"version": 2}, "format version 2"),
-    ({"plan": None}, "damaged"),
-    ({"plan": []}, "damaged"),
-    ({"plan": {}}, "lacks the field 'target'"),
-    ({"schema": []}, "node_counts"),
-])
-def test_a_damaged_plan_is_refused(change, words, tmp_path):
-    assert words in refused({**saved(tmp_path), **change}, tmp_path)
-
-
-@pytest.mark.parametrize("name", ["format", "version", "schema", "plan"])
-def test_a_plan_file_without_a_field_is_refused(name, tmp_path):
-    data = saved(tmp_path)
-    del data[name]
-    refused(data, tmp_path)
-
-
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000, b"[]", b"null"])
-def test_what_is_no_plan_file_is_refused(content, tmp_path):
-    path = tmp_path / "plan.json"
-    path.write_bytes(content)
-    with pytest.raises(InputError, match="is not") as caught:
-        Plan.load(path)
-    assert str(path) in str(caught.value)
-
-
-def test_a_missing_plan_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"cannot read plan .*absent\.json"):
-        Plan.load(tmp_path / "absent.json")
-
-
-JUNK = st.sampled_from([None, True, -1, 0, 1, 2, 10**9, 1.5, "", "paper", [], {}, [[]], [None]])
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_a_plan_with_any_value_replaced_is_refused_or_means_the_same(data):
-    plan = make_plan(MAG, "paper", 2, 4)
-    tree = json.loads(json.dumps(plan.to_json()))
-    place, key = None, None
-    inside = tree
-    while isinstance(inside, dict | list) and inside and (
-            place is None or data.draw(st.booleans())):
-        place = inside
-        keys = list(place) if isinstance(place, dict) else range(len(place))
-        key = data.draw(st.sampled_from(keys))
-        inside = place[key]
-    if data.draw(st.booleans()):
-        place[key] = data.draw(JUNK)
-    else:
-        del place[key]
-    message, loaded = "", plan
-    try:
-        loaded = Plan.from_json(tree, MAG, "here")
-    except InputError as error:
-        message = str(error)
-    assert "Error(" not in message
-    assert loaded.partitions == plan.partitions
-    assert loaded.sub_metatrees == plan.sub_metatrees
-
-
 # Errors
 
 
@@ -600,66 +363,6 @@ def test_a_partition_method_may_return_arrays(tmp_path):
     assert Plan.load(tmp_path / "plan.json") == plan
 
 
-# Cost
-
-
-def test_predicted_topology_is_what_the_store_holds(tmp_path):
-    source = academic()
-    write_store(source, tmp_path / "store")
-    store = Store(tmp_path / "store")
-    plan = make_plan(source.schema(), "paper", 2, 3)
-    for partition, cost in zip(plan.partitions, predict(plan, Workload(hidden=16))):
-        csc = [store.relation(r) for r in partition.relations]
-        assert cost.topology_bytes == sum(c.indptr.nbytes + c.indices.nbytes for c in csc)
-        features = {t: source.node_arrays[t]["feat"] for t in partition.node_types
-                    if "feat" in source.node_arrays.get(t, {})}
-        assert cost.feature_bytes == sum(array.nbytes for array in features.values())
-        learnable = sum(source.schema().node_counts[t] for t in partition.node_types
-                        if t not in features)
-        assert cost.learnable_bytes == learnable * 16 * 4 * 3
-        assert (cost.relations, cost.nodes, cost.edges) == (
-            len(csc), partition.num_nodes, partition.num_edges)
-
-
-def test_ids_of_huge_types_take_8_bytes():
-    schema = Schema({"a": 2**31, "p": 9}, {Relation("a", "r", "p"): 100})
-    assert predict(make_plan(schema, "p", 1, 1), Workload())[0].topology_bytes == 10 * 8 + 100 * 8
-
-
-def test_bytes_per_step_of_two_partitions_and_two_layers():
-    plan = make_plan(MAG, "paper", 2, 2)
-    work = Workload(batch_size=1000, hidden=64, itemsize=4, parameters=5000)
-    # 2 workers × 1000 seeds × 64 × 4 bytes = 512,000 bytes of seed states. Layer 2: half of
-    # it is sent forward (reduce-scatter) and half backward (all-gather). Layer 1: an
-    # all-reduce in both directions, each of which sends 2 × half. Gradients: 5000 × 4 bytes.
-    for cost in predict(plan, work):
-        assert cost.partial_bytes == 512_000 + 1_024_000
-        assert cost.gradient_bytes == 20_000
-    without = Workload(batch_size=1000, hidden=64, seed_states=False)
-    assert {c.partial_bytes for c in predict(plan, without)} == {512_000}
-
-
-def test_bytes_per_step_do_not_depend_on_the_neighbours():
-    denser = Schema(MAG.node_counts, {r: 50 * n for r, n in MAG.edge_counts.items()})
-    sent = [{c.partial_bytes for c in predict(make_plan(schema, "paper", 2, 2), Workload())}
-            for schema in (MAG, denser)]
-    assert sent[0] == sent[1]
-    plan = make_plan(MAG, "paper", 2, 2)
-    assert predict(plan, Workload(fanouts=(1, 1))) == predict(plan, Workload(fanouts=(-1, 90)))
-
-
-def test_one_partition_sends_nothing():
-    cost, = predict(make_plan(MAG, "paper", 3, 1), Workload(parameters=10_000))
-    assert (cost.partial_bytes, cost.gradient_bytes, cost.boundary_nodes) == (0, 0, 0)
-
-
-def test_the_prediction_as_json():
-    data = cost_json(make_plan(MAG, "paper", 2, 2), Workload(batch_size=512))
-    assert data["workload"]["batch_size"] == 512
-    assert [p["edges"] for p in data["partitions"]] == [25_483_280, 30_345_474]
-    json.dumps(data)
-
-
 # Speed
 
 
@@ -685,47 +388,25 @@ def test_large_schemas_are_planned_in_seconds(types, relations, into_target):
     assert plan.num_parts == 64
 
 
-def adding(weights: list[float]) -> Callable[[Mapping[int, Fraction]], float]:
-    return lambda fractions: sum(weights[i] * float(f) for i, f in fractions.items())
+# As a NetworkX graph
 
 
-@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=8), st.integers(1, 12))
-def test_shares_make_a_whole_and_relieve_the_heaviest(weights: list[float], parts: int) -> None:
-    held = share_evenly(len(weights), parts, adding(weights))
-    assert len(held) == parts
-    for index in range(len(weights)):
-        ranges = [mine[index].rows(1600) for mine in held if index in mine]
-        assert [r[0] for r in ranges] == [0, *(r[1] for r in ranges[:-1])]
-        assert ranges[-1][1] == 1600
-    loads = [sum(weights[i] * s.width / s.count for i, s in mine.items()) for mine in held]
-    whole = [sum(weights[i] for i in part)
-             for part in longest_processing_time([round(w) for w in weights], parts)]
-    assert max(loads) <= max(whole) + 1 + max(weights) / 16
+def test_a_plan_as_networkx_graph_says_who_has_and_runs_what():
+    plan = make_plan(MAG, "paper", 2, 2)
+    graph = plan.to_networkx()
+    assert dict(graph.nodes["paper"]) == {
+        "weight": 736_389, "feature_bytes": 512, "target": True, "partitions": (0, 1)}
+    assert graph.nodes["institution"]["partitions"] == plan.users("institution") == (1,)
+    assert graph.nodes["author"]["feature_bytes"] == 0
+    writes = graph.edges["author", "paper", "writes"]
+    assert writes == {"weight": 7_145_660, "relation": WRITES, "partitions": (0, 1),
+                      "layers": {1: (0, 1), 2: (1,)}}
+    affiliated = graph.edges["author", "institution", "affiliated"]  # no layer of two needs it
+    assert (affiliated["partitions"], affiliated["layers"]) == ((), {})
+    assert graph.number_of_edges() == len(MAG.relations)
 
 
-def test_a_heavy_sub_metatree_is_shared_and_even_ones_are_not() -> None:
-    assert share_evenly(2, 2, adding([16, 2])) == [{0: Share(0, 16, 9)},
-                                                   {0: Share(9, 16, 7), 1: Share()}]
-    assert share_evenly(3, 2, adding([4, 3, 1])) == [{0: Share()}, {1: Share(), 2: Share()}]
-    assert share_evenly(1, 4, adding([1])) == [{0: Share(0, 16, 4)}, {0: Share(4, 16, 4)},
-                                               {0: Share(8, 16, 4)}, {0: Share(12, 16, 4)}]
-
-
-def test_a_sub_metatree_is_not_shared_where_most_of_it_would_be_done_twice() -> None:
-    def load(fractions: Mapping[int, Fraction]) -> float:
-        return sum(15 + (i == 0) * float(f) for i, f in fractions.items())
-
-    held = share_evenly(3, 2, load)
-    assert all(share == Share() for mine in held for share in mine.values())
-
-
-def test_a_shared_plan_is_read_back_and_refused_with_a_gap() -> None:
-    schema = shape_schema("mag240m", 0.001)
-    plan = MetaShared().plan(schema, PartitionRequest(2, ("paper",), 2))
-    assert [len(p.sub_metatrees) for p in plan.partitions] == [1, 2]
-    assert all(set(schema.relations) >= set(p.relations) for p in plan.partitions)
-    data = plan.to_json()
-    assert Plan.from_json(data, schema, "here") == plan
-    data["partitions"][1]["shares"][0][0] += 1
-    with pytest.raises(InputError, match="edited"):
-        Plan.from_json(data, schema, "here")
+def test_the_example_of_to_networkx_is_true():
+    results = doctest.testmod(dgl_heta.planning.plan)
+    assert results.attempted > 0
+    assert results.failed == 0

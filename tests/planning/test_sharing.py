@@ -1,0 +1,65 @@
+"""Sub-metatrees shared by seeds: shares make a whole, and even out the work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.datasets.synthetic import shape_schema
+from dgl_heta.partition.backends.meta_shared import MetaShared
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.assignment import Share
+from dgl_heta.planning.balance import longest_processing_time
+from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.sharing import share_evenly
+
+
+def adding(weights: list[float]) -> Callable[[Mapping[int, Fraction]], float]:
+    return lambda fractions: sum(weights[i] * float(f) for i, f in fractions.items())
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=8), st.integers(1, 12))
+def test_shares_make_a_whole_and_relieve_the_heaviest(weights: list[float], parts: int) -> None:
+    held = share_evenly(len(weights), parts, adding(weights))
+    assert len(held) == parts
+    for index in range(len(weights)):
+        ranges = [mine[index].rows(1600) for mine in held if index in mine]
+        assert [r[0] for r in ranges] == [0, *(r[1] for r in ranges[:-1])]
+        assert ranges[-1][1] == 1600
+    loads = [sum(weights[i] * s.width / s.count for i, s in mine.items()) for mine in held]
+    whole = [sum(weights[i] for i in part)
+             for part in longest_processing_time([round(w) for w in weights], parts)]
+    assert max(loads) <= max(whole) + 1 + max(weights) / 16
+
+
+def test_a_heavy_sub_metatree_is_shared_and_even_ones_are_not() -> None:
+    assert share_evenly(2, 2, adding([16, 2])) == [{0: Share(0, 16, 9)},
+                                                   {0: Share(9, 16, 7), 1: Share()}]
+    assert share_evenly(3, 2, adding([4, 3, 1])) == [{0: Share()}, {1: Share(), 2: Share()}]
+    assert share_evenly(1, 4, adding([1])) == [{0: Share(0, 16, 4)}, {0: Share(4, 16, 4)},
+                                               {0: Share(8, 16, 4)}, {0: Share(12, 16, 4)}]
+
+
+def test_a_sub_metatree_is_not_shared_where_most_of_it_would_be_done_twice() -> None:
+    def load(fractions: Mapping[int, Fraction]) -> float:
+        return sum(15 + (i == 0) * float(f) for i, f in fractions.items())
+
+    held = share_evenly(3, 2, load)
+    assert all(share == Share() for mine in held for share in mine.values())
+
+
+def test_a_shared_plan_is_read_back_and_refused_with_a_gap() -> None:
+    schema = shape_schema("mag240m", 0.001)
+    plan = MetaShared().plan(schema, PartitionRequest(2, ("paper",), 2))
+    assert [len(p.sub_metatrees) for p in plan.partitions] == [1, 2]
+    assert all(set(schema.relations) >= set(p.relations) for p in plan.partitions)
+    data = plan.to_json()
+    assert Plan.from_json(data, schema, "here") == plan
+    data["partitions"][1]["shares"][0][0] += 1
+    with pytest.raises(InputError, match="edited"):
+        Plan.from_json(data, schema, "here")

@@ -1,0 +1,92 @@
+"""One model of bytes: what plan, comparison and estimate say is the same where it is the same."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dgl_heta.graph.schema import Schema
+from dgl_heta.partition.comparison import compare
+from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning import traffic
+from dgl_heta.planning.cluster import Cluster, raf_loads
+from dgl_heta.planning.cost import predict
+from dgl_heta.planning.footprint import footprint
+from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.workload import Workload
+from dgl_heta.store import Store, write_store
+from tests.support.graphs import academic, schemas
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    path = tmp_path_factory.mktemp("graph") / "store"
+    write_store(academic(), path)
+    return Store(path)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 4, 6])
+def test_plan_comparison_and_estimate_agree(store: Store, parts: int) -> None:
+    """Full replication, the sum of relations, one step of all 36 training nodes."""
+    for hops in (1, 2):
+        work = Workload(36 // parts, 8, fanouts=(3,) * hops)
+        plan = make_plan(store.schema, "paper", hops, parts)
+        costs = predict(plan, work)
+        loads = raf_loads(plan, work, Cluster(machines=parts, link_gbit=1), work.batch_size,
+                          "replica")
+        row = compare(store, PartitionRequest(parts, ("paper",), hops), work).methods[0]
+        assert row.name == "meta"
+        planned = sum(cost.partial_bytes for cost in costs)
+        assert row.bytes_per_epoch.get("partials", 0) == planned
+        # The estimate is for DistDGL scripts, where the layer below the last costs half of 4.
+        halved = traffic.seed_crossings(hops, work) - traffic.script_crossings(hops, work)
+        assert halved == 2 * (hops - 1)
+        saved = sum(traffic.partials(len(group), work.batch_size, halved, work) * len(group)
+                    for group in plan.groups)
+        assert sum(load.sent["partials"] for load in loads) == planned - saved
+        # What partitions hold, in all three.
+        sizes = [c.topology_bytes + c.feature_bytes + c.learnable_bytes for c in costs]
+        assert [load.memory for load in loads] == sizes
+        assert row.memory_bytes == max(sizes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(schemas(), st.integers(1, 3), st.integers(1, 8), st.integers(1, 500))
+def test_plan_and_estimate_agree_for_any_schema(
+        schema: Schema, hops: int, parts: int, batch: int) -> None:
+    target = next(t for t, into in schema.into.items() if into)
+    plan = make_plan(schema, target, hops, parts)
+    work = Workload(batch, 16)
+    loads = raf_loads(plan, work, Cluster(machines=parts, link_gbit=1), batch, "replica")
+    at_most = {c.partial_bytes for c in predict(plan, work)}
+    last = [c.partial_bytes for c in predict(plan, Workload(batch, 16, seed_states=False))]
+    for partition, load, least in zip(plan.partitions, loads, last):
+        assert least <= load.sent["partials"] <= max(at_most)
+        if hops == 1:
+            assert load.sent["partials"] == least
+        assert load.memory == footprint(schema, partition, work)
+
+
+def test_bytes_in_numbers() -> None:
+    work = Workload(hidden=8)  # rows of 32 bytes
+    assert traffic.partials(3, 10, traffic.last_layer(work), work) == 2 * 2 * 10 * 32
+    assert traffic.partials(1, 10, 6, work) == 0
+    assert traffic.gradients(4, 100, 10, work) == 4 * 3 / 4 * (2 * 100 + 10)
+    assert traffic.learnable(10, work) == 10 * (8 + 32 + 32)
+    assert traffic.features(10, 512) == 10 * 520
+    assert traffic.remote_sampling(10, 70) == 10 * 8 + 70 * 24
+    assert traffic.common_ids(3, 10) == 2 * 10 * 8
+    assert traffic.owned_elsewhere(4) == 0.75
+
+
+@pytest.mark.parametrize(("reduce", "last", "lower"), [
+    ("sum", 2, 4), ("mean", 2, 4), ("max", 5, 6), ("min", 5, 6)])
+def test_crossings_of_a_row(reduce: str, last: int, lower: int) -> None:
+    work = Workload(reduce=reduce)
+    assert (traffic.last_layer(work), traffic.lower_layer(work)) == (last, lower)
+    assert traffic.seed_crossings(3, work) == last + 2 * lower
+    assert traffic.seed_crossings(3, Workload(reduce=reduce, seed_states=False)) == last
+    for hops, rgcn, attention in ((1, 2, 2), (2, 4, 6), (3, 8, 10)):
+        assert traffic.script_crossings(hops, Workload()) == rgcn
+        assert traffic.script_crossings(hops, Workload(model="hgt")) == attention
