@@ -2,8 +2,9 @@
 
 With full replication a partition is given sub-metatrees, each whole or for a :class:`Share` of the
 target nodes, and has every relation that these need (:func:`partitions_of_shares`). Without
-replication it is given relations, or each for a range of destinations (:data:`Piece`), and has
-nothing else (:func:`partitions_of_pieces`).
+replication it is given relations, in whole, for a range of destinations (:data:`Piece`) or for
+those of an array (:class:`~dgl_heta.planning.ownership.Ownership`), and has nothing else
+(:func:`partitions_of_pieces`).
 """
 
 from __future__ import annotations

@@ -211,15 +211,15 @@ class Plan:
         for name in ("schema", "plan"):
             if name not in data:
                 raise InputError(f"plan {path} is damaged: it lacks the field '{name}'")
-        plan = data["plan"]
-        if isinstance(plan, dict):
-            for entry in plan.get("ownership", ()):
-                entry["file"] = str(Path(path).absolute().with_name(entry["file"]))
-        return cls.from_json(plan, Schema.from_json(data["schema"], str(path)), str(path))
+        return cls.from_json(data["plan"], Schema.from_json(data["schema"], str(path)), str(path),
+                             Path(path).absolute().parent)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any], schema: Schema, origin: str) -> Plan:
+    def from_json(cls, data: dict[str, Any], schema: Schema, origin: str,
+                  directory: Path | None = None) -> Plan:
         """Rebuild a plan from its assignment and check that the rest of the file agrees.
+
+        Files of arrays lie in `directory`, if it is given.
 
         Raises
         ------
@@ -228,6 +228,8 @@ class Plan:
             that it stands in `origin`.
         """
         try:
+            for entry in data.get("ownership", ()) if directory else ():
+                entry["file"] = str(directory / entry["file"])
             plan = cls._rebuilt(data, schema, origin)
             same = plan is not None and plan.to_json() == data
         except KeyError as error:

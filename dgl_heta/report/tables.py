@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from dgl_heta.store.manifest import Manifest
 
 
-def show_estimates(found: Sequence[Estimate], coefficients: Coefficients, what: str, out: Console
+def show_estimates(systems: Sequence[Estimate], coefficients: Coefficients, what: str, out: Console
                    ) -> None:
     """Predictions for a cluster, with the error of the model; `what` says what they are for."""
     numbers = ("s/step", "s/epoch", "GB/epoch", "memory")
     rows = table("system", *numbers, title="Predicted", right=numbers)
-    for one in found:
+    for one in systems:
         rows.add_row(one.system, f"{one.seconds_per_step:.3f}",
                      f"{one.seconds_per_step * one.steps:,.1f}",
                      f"{one.bytes_per_step * one.steps / 1e9:,.2f}",
@@ -42,13 +42,13 @@ def show_estimates(found: Sequence[Estimate], coefficients: Coefficients, what: 
         style="dim", highlight=False)
 
 
-def show_comparison(found: Comparison, work: Workload, out: Console) -> None:
+def show_comparison(comparison: Comparison, work: Workload, out: Console) -> None:
     """Methods of partitioning side by side."""
     causes = ("partials", "features", "learnable", "sampling")
     numbers = ("total", *causes, "memory", "balance", "replication")
     rows = table("method", *numbers, title="Predicted: MB per epoch on the network, by cause",
                  right=numbers)
-    for method in found.methods:
+    for method in comparison.methods:
         if method.missing is not None:
             rows.add_row(method.name, "–")
             continue
@@ -61,14 +61,14 @@ def show_comparison(found: Comparison, work: Workload, out: Console) -> None:
     Console(width=max(out.width, 104)).print(rows)  # a long line beats a folded number
     out.print("memory: of the partition that holds most; balance: most over mean of memory and of "
               "sampled edges", style="dim", highlight=False)
-    for method in found.methods:
+    for method in comparison.methods:
         if method.missing is not None:
             out.print(f"{method.name}: {escape(method.missing)}", style="dim", highlight=False)
-    out.print(f"{found.parts} partitions, {found.sampled_steps} of {found.steps_per_epoch} steps "
-              f"sampled, batch {work.batch_size} per worker, hidden {work.hidden}; without the "
+    out.print(f"{comparison.parts} partitions, {comparison.sampled_steps} of "
+              f"{comparison.steps_per_epoch} steps sampled, batch {work.batch_size} per worker, hidden {work.hidden}; without the "
               "averaging of dense gradients, which is the same for all", style="dim",
               highlight=False)
-    for warning in found.warnings:
+    for warning in comparison.warnings:
         out.print(f"warning: {escape(warning)}", style="yellow", highlight=False)
 
 

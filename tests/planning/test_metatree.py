@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import pkgutil
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dgl_heta.planning
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.metatree import load_metapaths, metagraph, parse_metapaths, sub_metatrees
@@ -204,3 +208,13 @@ def test_damaged_metapath_files_are_refused_by_name(tmp_path, content):
     assert str(path) in str(caught.value)
     with pytest.raises(InputError, match="cannot read metapaths"):
         load_metapaths(tmp_path / "absent.json", ACADEMIC)
+
+
+def test_planning_needs_neither_torch_nor_dgl_nor_networkx():
+    names = [f"dgl_heta.planning.{module.name}"
+             for module in pkgutil.iter_modules(dgl_heta.planning.__path__)]
+    assert len(names) > 10
+    code = (f"import sys, {', '.join(names)}\n"
+            "print({'torch', 'dgl', 'networkx'} & {*sys.modules})")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

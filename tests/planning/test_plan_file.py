@@ -201,3 +201,11 @@ def test_a_plan_with_any_value_replaced_is_refused_or_means_the_same(data):
     assert "Error(" not in message
     assert loaded.partitions == plan.partitions
     assert loaded.sub_metatrees == plan.sub_metatrees
+
+
+@pytest.mark.parametrize("ownership", [1, [1], [{}], [{"file": 1}], {"file": "x"}, None])
+def test_damaged_entries_of_arrays_are_refused(ownership, tmp_path):
+    data = saved(tmp_path)
+    data["plan"]["ownership"] = ownership
+    message = refused(data, tmp_path)
+    assert "damaged" in message or "edited" in message
