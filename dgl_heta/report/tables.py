@@ -65,9 +65,9 @@ def show_comparison(comparison: Comparison, work: Workload, out: Console) -> Non
         if method.missing is not None:
             out.print(f"{method.name}: {escape(method.missing)}", style="dim", highlight=False)
     out.print(f"{comparison.parts} partitions, {comparison.sampled_steps} of "
-              f"{comparison.steps_per_epoch} steps sampled, batch {work.batch_size} per worker, hidden {work.hidden}; without the "
-              "averaging of dense gradients, which is the same for all", style="dim",
-              highlight=False)
+              f"{comparison.steps_per_epoch} steps sampled, batch {work.batch_size} per worker, "
+              f"hidden {work.hidden}; without the averaging of dense gradients, which is the same "
+              "for all", style="dim", highlight=False)
     for warning in comparison.warnings:
         out.print(f"warning: {escape(warning)}", style="yellow", highlight=False)
 
