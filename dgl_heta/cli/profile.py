@@ -32,9 +32,12 @@ def profile(
     from dgl_heta.errors import InputError
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.launch.jobs.profile import profile_graph
+    from dgl_heta.system.optional import optional
 
     if svg is not None and not svg.parent.is_dir():
         raise InputError(f"--svg: there is no directory {svg.parent}")
+    if svg is not None:
+        optional("matplotlib", "--svg", "charts")
     with drawn_events(not as_json) as report:
         result = profile_graph(graph, source.config, source.overrides, plugins(), output, report)
     if svg is not None:

@@ -17,6 +17,7 @@ import numpy as np
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import TRAIN_MASK
+from dgl_heta.partition.backends.distdgl import metis_parts
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
@@ -326,31 +327,11 @@ def _drawn(batch: MiniBatch, layer: int, partition: Partition
 
 
 def _metis(store: Store, parts: int) -> tuple[Owner | None, str | None]:
-    """METIS's parts of the graph taken as homogeneous, as DistDGL takes it; or why not."""
-    schema = store.schema
-    edges = sum(schema.edge_counts.values())
+    """METIS's parts, or why there are none."""
+    edges = sum(store.schema.edge_counts.values())
     if edges > _METIS_EDGES:
         return None, f"not run: METIS takes long for {edges:,} edges"
     try:
-        import dgl
-        import torch
-    except ImportError:
+        return metis_parts(store, parts), None
+    except InputError:
         return None, "DGL is not installed"
-    offsets, total = {}, 0
-    for ntype, count in schema.node_counts.items():
-        offsets[ntype], total = total, total + count
-    sources, destinations = [], []
-    for relation in schema.relations:
-        csc = store.relation(relation)
-        sources.append(np.asarray(csc.indices, np.int64) + offsets[relation.src])
-        rows = np.arange(schema.node_counts[relation.dst]) + offsets[relation.dst]
-        destinations.append(np.repeat(rows, np.diff(csc.indptr)))
-    src, dst = np.concatenate(sources), np.concatenate(destinations)
-    pairs = np.unique(np.concatenate([src * total + dst, dst * total + src]))
-    graph = dgl.graph((torch.from_numpy(pairs // total), torch.from_numpy(pairs % total)),
-                      num_nodes=total)
-    if parts == 1:
-        part_of = np.zeros(total, np.int64)
-    else:
-        part_of = dgl.metis_partition_assignment(graph, parts).numpy()
-    return {t: part_of[offsets[t]:offsets[t] + n] for t, n in schema.node_counts.items()}, None

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dgl_heta.errors import InputError
+from dgl_heta.system.optional import optional
 
 _ROWS = 2**18  # of a row group
 
@@ -20,13 +20,8 @@ def arrow() -> Any:
     InputError
         It is not installed.
     """
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise InputError("Parquet needs pyarrow, which is not installed; install "
-                         "'dgl-heta[parquet]', or write .npy") from None
-    return pyarrow
+    optional("pyarrow.parquet", "Parquet", "parquet")
+    return optional("pyarrow", "Parquet", "parquet")
 
 
 def write_parquet(rows: Path, out: Path, column: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dgl_heta.report.figures import as_mapping, as_number, as_numbers, total_of, with_other
 from dgl_heta.report.text import PALETTE, printable
+from dgl_heta.system.optional import optional
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,6 +21,11 @@ if TYPE_CHECKING:
 _SCORES = {"train_acc": "training", "val_acc": "validation", "test_acc": "test"}
 _REST = "#aab2bb"
 _MAX_BARS = 60
+
+
+def can_draw() -> bool:
+    """Whether matplotlib is installed; without it the charts below are None."""
+    return importlib.util.find_spec("matplotlib") is not None
 
 
 def learning_chart(epochs: Sequence[Mapping[str, Any]], against_time: bool,
@@ -35,7 +42,7 @@ def learning_chart(epochs: Sequence[Mapping[str, Any]], against_time: bool,
         xs = [e["epoch"] for e in epochs]
     curves = {key: [_nan(e.get(key)) for e in epochs] for key in ("loss", *_SCORES)}
     curves = {key: ys for key, ys in curves.items() if not all(map(math.isnan, ys))}
-    if not curves:
+    if not curves or not can_draw():
         return None
     figure, axes = new_figure(9.6, 3.1, 2)
     style: dict[str, Any] = {"marker": "o" if len(xs) <= 40 else "", "markersize": 3.5,
@@ -62,7 +69,7 @@ def stack_chart(epochs: Sequence[Mapping[str, Any]], key: str, order: Sequence[s
     rows = [with_other(parts := as_numbers(e.get(key), order),
                        total_of(parts, as_mapping(e.get(key)).get("total"))) for e in epochs]
     names = list(dict.fromkeys(name for row in rows for name in row))
-    if not names or not any(value for row in rows for value in row.values()):
+    if not can_draw() or not any(value for row in rows for value in row.values()):
         return None
     names.sort(key=lambda name: name == "other")
     xs = [e["epoch"] for e in epochs]
@@ -98,7 +105,7 @@ def without_waiting(epochs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]
 def memory_chart(workers: Sequence[Mapping[str, Any]]) -> str | None:
     known = [(str(w.get("rank", i)), n) for i, w in enumerate(workers)
              if (n := as_number(w.get("peak_rss_mb"))) is not None]
-    if not known:
+    if not known or not can_draw():
         return None
     figure, (ax,) = new_figure(9.6, 0.9 + 0.3 * min(len(known), 32))
     rows = range(len(known))
@@ -128,9 +135,8 @@ def byte_scale(epochs: Sequence[Mapping[str, Any]]) -> tuple[str, float]:
 def new_figure(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
     """An empty figure in our style, of a size in inches, with its axes from left to right."""
     # Imported here: it takes longer than all that the rest of the command line needs.
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = optional("matplotlib.figure", "a chart", "charts").Figure(
+        figsize=(width, height), layout="constrained")
     axes = [figure.add_subplot(1, columns, i + 1) for i in range(columns)]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)

@@ -11,6 +11,7 @@ from typing import Any
 
 from dgl_heta.report.charts import (
     byte_scale,
+    can_draw,
     learning_chart,
     memory_chart,
     stack_chart,
@@ -124,6 +125,9 @@ def _warnings(run: Run) -> Iterable[str]:
     elif not run.summary:
         yield ('<section class="warn"><b>The run did not finish.</b> It has no summary; the '
                "figures below are of its finished epochs.</section>")
+    if not can_draw():
+        yield ('<section class="warn"><b>No charts:</b> they need matplotlib; '
+               "install 'dgl-heta[charts]'.</section>")
     if run.damaged:
         named = ", ".join(run.damaged[:5]) + (" …" if len(run.damaged) > 5 else "")
         yield (f'<section class="warn"><b>Left out, not readable:</b> {_text(named)}'

@@ -19,6 +19,7 @@ from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.arrays import node_array, node_task
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import TRAIN_MASK, EdgeSource, GraphSource
+from dgl_heta.system.optional import optional
 
 
 def read_dgl_graph(graph: Any, name: str, target: str | None = None,
@@ -91,11 +92,7 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
 
 
 def _check_graph(graph: Any) -> None:
-    try:
-        import dgl
-    except (ImportError, OSError) as error:
-        raise InputError(f"reading a DGLGraph needs dgl, which cannot be imported: {error}"
-                         ) from None
+    dgl = optional("dgl", "reading a DGLGraph", "dgl")
     if not isinstance(graph, dgl.DGLGraph):
         raise InputError(f"expected a dgl.DGLGraph, got {type(graph).__module__}."
                          f"{type(graph).__qualname__}")

@@ -18,6 +18,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.source import EdgeSource
+from dgl_heta.system.optional import optional
 
 #: Rows of a CSV file that are in memory at once while its edges are counted.
 COUNT_CHUNK = 1 << 18
@@ -160,8 +161,7 @@ class CsvEdges:
         return sum(len(src) for src, _ in self.chunks(COUNT_CHUNK))
 
     def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        import pandas as pd
-
+        pd = optional("pandas", "a CSV file", "readers")
         done = 0
         try:
             reader = pd.read_csv(self._path, header=None, skiprows=self._header, dtype=np.int64,

@@ -24,6 +24,7 @@ from dgl_heta.graph.readers.files import CsvEdges, NpyEdges, inside, open_npy, r
 from dgl_heta.graph.readers.torch_file import read_tensor
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
+from dgl_heta.system.optional import optional
 
 METADATA = "metadata.yaml"
 PREPROCESSED = "preprocessed"
@@ -71,8 +72,7 @@ def read_graphbolt(directory: str | Path, task: str | None = None) -> GraphSourc
 
 
 def _metadata(directory: Path) -> dict[str, Any]:
-    import yaml  # type: ignore[import-untyped]
-
+    yaml = optional("yaml", "a GraphBolt directory", "readers")
     path = directory / METADATA
     if not path.is_file() and (directory / PREPROCESSED / METADATA).is_file():
         raise _only_preprocessed(directory)

@@ -26,6 +26,7 @@ from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.arrays import class_labels, node_array, node_mask, node_task
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeArrays, EdgeSource, GraphSource
+from dgl_heta.system.optional import optional
 
 #: Node type and relation of a homogeneous data set.
 NODE, TO = "node", Relation("node", "to", "node")
@@ -212,8 +213,7 @@ def _only(graphs: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def _csv(path: Path) -> np.ndarray:
-    import pandas as pd
-
+    pd = optional("pandas", "an OGB data set", "readers")
     return pd.read_csv(path, compression="gzip", header=None).to_numpy()
 
 
@@ -242,7 +242,8 @@ def _reading(name: str, directory: Path) -> Iterator[None]:
         except InputError:
             raise
         except ImportError as error:
-            raise InputError(f"reading an OGB data set needs the ogb package: {error}") from None
+            raise InputError(f"an OGB data set needs ogb, which cannot be imported ({error}); "
+                             "install 'dgl-heta[readers]'") from None
         except Exception as error:  # ogb, pandas and numpy, each with errors of its own
             reason = " ".join(str(error).split()) or type(error).__name__
             if isinstance(error, RuntimeError):

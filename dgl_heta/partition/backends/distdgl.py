@@ -21,6 +21,8 @@ from dgl_heta.store import Store
 from dgl_heta.store.csc import count_in_degrees
 from dgl_heta.store.writer import Progress, check_source
 from dgl_heta.system.files import new_directory
+from dgl_heta.system.optional import optional
+from dgl_heta.system.patching import plain
 
 
 class DistDGL(PartitionBackend):
@@ -53,10 +55,7 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
     HetaError
         DGL fails, or the disk is full.
     """
-    import dgl
-
-    from dgl_heta.system.patching import plain
-
+    dgl = optional("dgl", f"method '{method}'", "dgl")
     schema = source.schema if isinstance(source, Store) else source.schema()
     check_parts(request.parts)
     if request.metapaths:
@@ -94,6 +93,37 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
 def _owned(ranges: dict[str, list[list[int]]]) -> list[int]:
     """How many nodes or edges each part owns, from their ranges by type."""
     return [sum(high - low for low, high in own) for own in zip(*ranges.values())]
+
+
+def metis_parts(store: Store, parts: int) -> dict[str, np.ndarray]:
+    """METIS's part of every node of the graph taken as homogeneous, as DistDGL takes it.
+
+    Raises
+    ------
+    InputError
+        DGL is not installed.
+    """
+    import torch
+
+    dgl = optional("dgl", "METIS", "dgl")
+    schema = store.schema
+    offsets, total = {}, 0
+    for ntype, count in schema.node_counts.items():
+        offsets[ntype], total = total, total + count
+    part_of = np.zeros(total, np.int64)
+    if parts > 1:
+        sources, destinations = [], []
+        for relation in schema.relations:
+            csc = store.relation(relation)
+            sources.append(np.asarray(csc.indices, np.int64) + offsets[relation.src])
+            rows = np.arange(schema.node_counts[relation.dst]) + offsets[relation.dst]
+            destinations.append(np.repeat(rows, np.diff(csc.indptr)))
+        src, dst = np.concatenate(sources), np.concatenate(destinations)
+        pairs = np.unique(np.concatenate([src * total + dst, dst * total + src]))
+        graph = dgl.graph((torch.from_numpy(pairs // total), torch.from_numpy(pairs % total)),
+                          num_nodes=total)
+        part_of = dgl.metis_partition_assignment(graph, parts).numpy()
+    return {t: part_of[offsets[t]:offsets[t] + n] for t, n in schema.node_counts.items()}
 
 
 def to_dgl_graph(source: GraphSource | Store) -> Any:
