@@ -7,17 +7,16 @@ import json
 import subprocess
 import threading
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 from dgl_heta.launch.cluster import Host
+from dgl_heta.launch.supervisor import Events
 
 AGENT = Path(__file__).with_name("agent.py")
 # The agent's text comes first on its standard input, after its length.
 RECEIVE = ("import sys; i = sys.stdin.buffer; "
            "exec(compile(i.read(int(i.readline())), 'agent', 'exec'))")
 
-Events = SimpleQueue[tuple[int, dict[str, Any]]]
 
 
 class Connection:

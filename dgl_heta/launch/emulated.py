@@ -19,7 +19,8 @@ from types import TracebackType
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch.cluster import Host
-from dgl_heta.launch.connection import AGENT, Connection, Events
+from dgl_heta.launch.connection import AGENT, Connection
+from dgl_heta.launch.supervisor import Events
 
 MOST_HOSTS = 250
 MASTER_PORT = 29500

@@ -11,7 +11,8 @@ from pathlib import Path
 
 from dgl_heta.launch.activation import is_python
 from dgl_heta.launch.cluster import Host
-from dgl_heta.launch.connection import AGENT, RECEIVE, Connection, Events
+from dgl_heta.launch.connection import AGENT, RECEIVE, Connection
+from dgl_heta.launch.supervisor import Events
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch.activation import Command
+from dgl_heta.launch.blame import Ended
 from dgl_heta.launch.cluster import Files, Host, Process, Roles, processes_of
 from dgl_heta.launch.emulated import MASTER_PORT, VARIABLES, Link
 from dgl_heta.launch.remote import Ssh
@@ -95,15 +96,6 @@ class ScriptJob:
             found += processes_of(host, len(self.hosts), self.roles, files, self.command, master,
                                   cores, self.variables(host))
         return found
-
-
-@dataclass
-class Ended:
-    """How a process ended."""
-
-    status: int
-    at: float
-    reason: str = ""
 
 
 @dataclass

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgl_heta.errors import InputError
+from dgl_heta.launch.blame import EXIT_INPUT, EXIT_PEER
 
 if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins
     from dgl_heta.training.engine import Engine
 
 Report = Callable[[dict[str, Any]], None]
-EXIT_INPUT, EXIT_PEER = 2, 3
 
 
 def run(job: dict[str, Any], report: Report) -> dict[str, Any]:

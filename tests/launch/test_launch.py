@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -25,11 +26,12 @@ from hypothesis import strategies as st
 
 from dgl_heta import cli
 from dgl_heta.errors import InputError
-from dgl_heta.launch import hosts
+from dgl_heta.launch import blame, hosts
 from dgl_heta.launch.activation import activate
 from dgl_heta.launch.agent import Stream
 from dgl_heta.launch.cluster import Host, read_ip_config
 from dgl_heta.launch.emulated import Link
+from tests.support.waiting import PATIENCE, PROMPT, until
 
 emulated = pytest.mark.needs("hosts")
 EVERYWHERE = ["direct", "ssh", pytest.param("emulated", marks=emulated)]
@@ -123,9 +125,7 @@ class Place:
         return found
 
     def assert_nothing_left(self, within: float = 0) -> None:
-        deadline = time.monotonic() + within
-        while (self.living() or self._temporary()) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: not self.living() and not self._temporary(), within)
         assert self.living() == []
         assert self._temporary() == []
 
@@ -448,7 +448,7 @@ def test_when_one_dies_all_end_and_nothing_is_left(place, kind):
     script = place.script(DIES.format(end="os.kill(os.getpid(), signal.SIGKILL)"))
     result = place.run(*place.where(kind), "--json", "--", "python", script)
     assert result.status == 1
-    assert result.seconds < 10
+    assert result.seconds < PROMPT
     host = "host0 (127.0.0.1)" if kind == "direct" else (
         "host1 (127.0.0.2)" if kind == "ssh" else "host1 (10.99.0.2)")
     assert result.error == (f"trainer 1 on {host} (rank 1) was killed by signal 9 (SIGKILL); "
@@ -487,19 +487,28 @@ time.sleep(600)
     ("os._exit(4)", "os._exit(5)", 0, "failed with exit status 4"),
     ("os._exit(3)", "time.sleep(600)", 0, "failed with exit status 3"),
 ])
-def test_the_cause_is_blamed_not_who_lost_a_peer(place, first, second, blamed, how):
+def test_the_cause_is_blamed_not_who_lost_a_peer(
+        place, monkeypatch, first, second, blamed, how):
+    if blamed == 1:  # who comes later, however much later
+        monkeypatch.setattr(blame, "GRACE_S", PROMPT)
+        monkeypatch.setattr(hosts.Hosts, "leave_s", 0.5)
     script = place.script(f"""
 import os, time
 if os.environ.get("RANK") == "0":
+    with open(__file__ + ".pid", "w") as file:
+        file.write(f"{{os.getpid()}}\\n")
     {first}
 if os.environ.get("RANK") == "1":
-    time.sleep(0.7)
+    while not os.path.exists(__file__ + ".pid") or not (pid := open(__file__ + ".pid").read()):
+        time.sleep(0.05)
+    while os.path.exists(f"/proc/{{int(pid)}}"):
+        time.sleep(0.05)
     {second}
 time.sleep(600)
 """)
     result = place.run(*place.where("direct"), "--", "python", script)
     assert result.error.startswith(f"trainer {blamed} on host0 (127.0.0.1) (rank {blamed}) {how}")
-    assert result.seconds < 10
+    assert result.seconds < PROMPT
 
 
 def test_wrong_input_that_a_process_finds_is_the_error(place):
@@ -523,7 +532,7 @@ def test_a_failure_of_the_last_process_is_a_failure(place):
 
 
 def test_servers_that_stay_are_ended_with_a_note(place, monkeypatch):
-    monkeypatch.setattr(hosts, "LEAVE_S", 0.5)
+    monkeypatch.setattr(hosts.Hosts, "leave_s", 0.5)
     script = place.script("""
 import os, time
 if os.environ["DGL_ROLE"] == "server":
@@ -538,12 +547,16 @@ if os.environ["DGL_ROLE"] == "server":
 
 
 def test_trainers_that_hang_without_their_server_are_ended(place, monkeypatch):
-    monkeypatch.setattr(hosts, "SILENT_S", 0.5)
+    monkeypatch.setattr(hosts.Hosts, "silent_s", 0.5)
     script = place.script("""
-import os, time
+import os, pathlib, time
+here = pathlib.Path(__file__).parent
 if os.environ["DGL_ROLE"] == "client":
     print("waiting for the server")
+    (here / f"up{os.environ['RANK']}").touch()
     time.sleep(600)
+while not ((here / "up0").exists() and (here / "up1").exists()):
+    time.sleep(0.05)
 """)
     result = place.run(*place.where("direct"), "--", "python", script)
     assert result.status == 1
@@ -564,10 +577,7 @@ time.sleep(600)
     result = place.run(*place.where("ssh"), "--", "python", script)
     assert result.status == 1
     assert result.error.startswith("the connection to host1 (127.0.0.2) ended (status -9)")
-    deadline = time.monotonic() + 2
-    while place.living() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert place.living() == []
+    assert until(lambda: not place.living())
 
 
 def test_a_run_can_be_limited(place):
@@ -576,7 +586,7 @@ def test_a_run_can_be_limited(place):
     assert result.status == 1
     assert result.error == ("the run was ended after 1 s (--stop-after); still running: "
                             "host0 server0, host0 trainer0, host0 trainer1")
-    assert "[host0 trainer0] epoch 1\n" in result.err
+    assert re.search(r"^\[host0 trainer0\] (epoch 1|\(it wrote nothing\))$", result.err, re.M)
     place.assert_nothing_left()
 
 
@@ -617,10 +627,10 @@ def test_a_signal_ends_everything(place, kind, number):
     for _ in range(processes):
         assert launcher.stdout.readline().endswith("] up\n")
     launcher.send_signal(number)
-    out, err = launcher.communicate(timeout=10)
+    out, err = launcher.communicate(timeout=PROMPT)
     if number == signal.SIGKILL:
         assert launcher.returncode == -9
-        place.assert_nothing_left(within=5)
+        place.assert_nothing_left(within=PROMPT)
         return
     assert launcher.returncode == 128 + number
     assert out.count(f"got {number.name}") == processes
@@ -673,7 +683,7 @@ def test_a_silent_host_is_given_up(place):
     assert result.status == 1
     assert result.error == ("no answer from host0 (127.0.0.1), host1 (127.0.0.2) within 1 s "
                             "(--timeout)")
-    assert result.seconds < 10
+    assert result.seconds < PROMPT
 
 
 def test_a_host_without_the_directory_or_the_partitions_is_named(place):
@@ -764,7 +774,7 @@ def test_the_rate_of_a_link_holds(place):
     result = place.run(*place.where("emulated"), "--rate", "20mbit", "--", "python",
                        place.script(TALK.format(size=2_500_000)))
     assert result.status == 0
-    assert 0.8 < float(result.lines("host0 trainer0")[0]) < 2  # 1 s at 20 Mbit/s
+    assert float(result.lines("host0 trainer0")[0]) > 0.8  # 1 s at 20 Mbit/s
 
 
 @emulated
@@ -789,7 +799,7 @@ elif rank == 1:
     if result.status == 2:
         assert "--latency needs the kernel's 'netem' queue" in result.error
     else:
-        assert 0.04 <= float(result.lines("host1 trainer1")[0]) < 0.2
+        assert float(result.lines("host1 trainer1")[0]) >= 0.04
     place.assert_nothing_left()
 
 
@@ -862,7 +872,7 @@ def test_nothing_appears_outside_of_the_hosts(place):
     assert seen() == before
     assert Path("/proc/self/mounts").read_text() == mounts
     for launcher in two:
-        _, err = launcher.communicate(timeout=20)
+        _, err = launcher.communicate(timeout=PATIENCE)
         assert launcher.returncode == 0, err
     assert seen() == before
     place.assert_nothing_left()
@@ -882,5 +892,5 @@ def test_neither_torch_nor_dgl_is_imported():
 def test_the_agent_needs_nothing_but_python():
     text = (Path(hosts.__file__).parent / "agent.py").read_text()
     done = subprocess.run([shutil.which("python3") or sys.executable, "-I", "-S", "-c", text],
-                          input="", capture_output=True, text=True, check=True, timeout=20)
+                          input="", capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert [json.loads(x)["event"] for x in done.stdout.splitlines()] == ["hello", "ended"]

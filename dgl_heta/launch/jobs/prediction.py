@@ -14,7 +14,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.launch.local import launch
+from dgl_heta.launch.local import run_workers
 from dgl_heta.models import HGNN
 from dgl_heta.planning.balance import balanced
 from dgl_heta.planning.making import make_plan
@@ -85,7 +85,7 @@ class PredictionJob:
             np.lib.format.open_memmap(rows, "w+", self._dtype(task, settings), shape)
             everything = settings.model_copy(update={"train": settings.train.model_copy(
                 update={"fanouts": [-1] * settings.model.layers})})
-            launch({"kind": "predict", "settings": everything.model_dump(),
+            run_workers({"kind": "predict", "settings": everything.model_dump(),
                     "plan": plan.to_json(), "store": str(store.directory.resolve()),
                     "layerwise": layerwise, "run_dir": str(self.run_dir.resolve()),
                     "out": str(rows), "ntype": ntype, "what": self.what, "task": task.kind,

@@ -12,7 +12,7 @@ from dgl_heta.cache.profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.choices import plan_for, settings_for
-from dgl_heta.launch.local import WorkerError, launch
+from dgl_heta.launch.local import run_workers
 from dgl_heta.partition.inputs import open_input
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.engine import check
@@ -66,10 +66,7 @@ def profile_graph(graph: str, config: Path | None, overrides: Iterable[str], reg
                "store": str(store.directory.resolve()), "plan": plan.to_json(),
                "run_dir": scratch, "profiles": str(directory.resolve())}
         workers = plan.num_parts * settings.train.trainers
-        try:
-            launch(job, workers, Path(scratch), report)
-        except WorkerError as error:  # its log goes with the scratch directory
-            raise WorkerError(str(error).partition("; its log is")[0], error.details) from None
+        run_workers(job, workers, Path(scratch), report)
         measured = [json.loads((Path(scratch) / f"profile-{rank}.json").read_text("utf-8"))
                     for rank in range(workers)]
     return {"graph": graph, "directory": str(directory), "workers": measured}

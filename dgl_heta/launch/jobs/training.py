@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from dgl_heta.cache.profile import DIRECTORY
-from dgl_heta.errors import InputError
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
 from dgl_heta.launch.jobs.choices import plan_for, settings_for, under_torchrun
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
-from dgl_heta.launch.local import launch
+from dgl_heta.launch.local import run_workers
 from dgl_heta.models import find_model
 from dgl_heta.partition.inputs import GraphInput, open_input
 from dgl_heta.planning.cost import predict
@@ -136,7 +136,14 @@ class TrainingJob:
                "store": str(store.directory.resolve()), "plan": self.plan.to_json(),
                "run_dir": str(run_dir.resolve()), "resume": resume,
                "profiles": str(profiles.resolve() / DIRECTORY)}
-        return self._as_rank(job, report) if shared else launch(job, self.workers, run_dir, report)
+        if shared:
+            return self._as_rank(job, report)
+        try:
+            return run_workers(job, self.workers, run_dir, report)
+        except InputError:
+            raise
+        except HetaError as error:
+            raise HetaError(f"{error}; see {run_dir}/worker-*.log", error.details) from None
 
     def _store(self, run_dir: Path, resume: bool, shared: bool) -> Store:
         if self.opened.store is not None:

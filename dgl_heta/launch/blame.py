@@ -1,0 +1,134 @@
+"""Which of several processes that failed is the cause, and how that is said.
+
+When one process of a job fails, the others soon fail too, for they have lost a peer. Some tell so,
+by their exit status or in what they write; the one to blame is who has failed for a reason of its
+own.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from dgl_heta.errors import HetaError, InputError
+
+EXIT_INPUT, EXIT_PEER = 2, 3
+"""Exit statuses of our own processes: the input is wrong; another process was lost."""
+
+GRACE_S = 2.0  # how long to wait for a better cause than a process that may have lost another one
+LAST_LINES = 60
+LOST_PEER = re.compile(  # how a process says that another one is gone
+    r"(closed|reset) by peer|broken pipe|connection refused|PeerLostError|DistConnectError", re.I)
+SECONDARY = (signal.SIGABRT, signal.SIGPIPE)  # signals that a lost peer can bring about
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: its exit status, when (monotonic), why it could not be started."""
+
+    status: int
+    at: float
+    reason: str = ""
+
+
+@dataclass
+class Watched:
+    """A process under watch.
+
+    Attributes
+    ----------
+    title : what messages call it.
+    honest : whether it exits with `EXIT_PEER` whenever it has lost a peer, so that any other
+        exit status is a cause for certain.
+    lines : the last that it wrote.
+    last_error : the last line on its standard error that is not blank.
+    """
+
+    title: str
+    honest: bool = False
+    lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
+    last_error: str = ""
+    ended: Ended | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it has ended, and not well."""
+        return self.ended is not None and self.ended.status != 0
+
+    @property
+    def input_error(self) -> str | None:
+        """What it found wrong with the input, if that is why it ended."""
+        if self.ended and self.ended.status == EXIT_INPUT and self.last_error.startswith("error: "):
+            return self.last_error.removeprefix("error: ")
+        return None
+
+    @property
+    def last_words(self) -> str:
+        """The last that it wrote, as details of an error."""
+        return "\n".join(self.lines) or "(it wrote nothing)"
+
+
+class Guilt(IntEnum):
+    """What a failure tells, beginning with what is a cause for certain."""
+
+    WRONG_INPUT = 0
+    KILLED = 1
+    FAILED = 2
+    LOST_PEER = 3
+
+
+def guilt(process: Watched) -> Guilt:
+    """What the failure of a process tells."""
+    assert process.ended is not None
+    status = process.ended.status
+    if process.input_error is not None:
+        return Guilt.WRONG_INPUT
+    if status < 0 and -status not in SECONDARY:
+        return Guilt.KILLED
+    reads_as_lost = (status < 0 or not process.honest) and any(
+        LOST_PEER.search(line) for line in process.lines)
+    return Guilt.LOST_PEER if status == EXIT_PEER or reads_as_lost else Guilt.FAILED
+
+
+def cause(processes: Iterable[Watched], now: float, final: bool) -> Watched | None:
+    """The process to blame, once one has failed.
+
+    One that may merely have lost another is not the cause, so that there is None for `GRACE_S`,
+    unless this is the `final` look. Of equals it is who failed first.
+    """
+    failed = [(guilt(p), p.ended.at, number, p) for number, p in enumerate(processes)
+              if p.failed and p.ended]
+    if not failed:
+        return None
+    level, _, _, first = min(failed)
+    certain = level <= Guilt.KILLED or (
+        level == Guilt.FAILED and first.honest and first.ended is not None
+        and first.ended.status > 0)
+    waited = now - min(at for _, at, _, _ in failed)
+    return first if certain or final or waited >= GRACE_S else None
+
+
+def failure(process: Watched, all_of_them: str = "all processes") -> HetaError:
+    """The error for a process to blame; its details are the last that it wrote."""
+    if process.input_error is not None:
+        return InputError(process.input_error)
+    assert process.ended is not None
+    end = process.ended
+    if end.reason:
+        how = f"could not be started: {end.reason}"
+    elif end.status < 0:
+        how = f"was killed by signal {-end.status} ({_signal_name(-end.status)})"
+    else:
+        how = f"failed with exit status {end.status}"
+    return HetaError(f"{process.title} {how}; {all_of_them} were ended", details=process.last_words)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return "of real time"

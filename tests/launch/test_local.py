@@ -1,0 +1,141 @@
+"""Workers of this machine, played by a script: what they tell, how they fail, and that all end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.launch import local
+from tests.support.waiting import PROMPT, until
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run a script as the worker of every rank; returns the summary and the events."""
+    class Workers(local.LocalWorkers):
+        def _environment(self) -> dict[str, str]:
+            return {**os.environ, "PLACE": str(tmp_path)}  # no rendezvous, so no torch
+
+    def run(script: str, workers: int = 2) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        file = tmp_path / "worker.py"
+        file.write_text("import json, os, pathlib, sys, time\n"
+                        "rank, place = int(os.environ['RANK']), pathlib.Path(os.environ['PLACE'])\n"
+                        "def tell(**event): print(json.dumps(event), flush=True)\n" + script)
+        monkeypatch.setattr(local.sys, "executable", str(_interpreter(tmp_path, file)))
+        events: list[dict[str, Any]] = []
+        return Workers({}, workers, tmp_path, events.append).run(), events
+
+    return run
+
+
+def _interpreter(directory: Path, script: Path) -> Path:
+    """An interpreter that runs the script, whatever it is asked to run."""
+    path = directory / "python"
+    path.write_text(f"#!/bin/sh\nexec {sys.executable} {script}\n")
+    path.chmod(0o755)
+    return path
+
+
+def alive(directory: Path) -> list[str]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().decode(errors="replace")
+                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
+            except OSError:
+                continue
+            if str(directory) in line and state != "Z":
+                found.append(line)
+    return found
+
+
+def test_events_and_the_summary_are_taken_and_the_rest_is_in_the_logs(run, tmp_path) -> None:
+    summary, events = run("""
+print("not JSON", file=sys.stderr, flush=True)
+print("nor this", flush=True)
+tell(event="step", rank=rank)
+if rank == 0:
+    tell(event="summary", loss=0.5)
+""")
+    assert summary == {"loss": 0.5}
+    assert sorted(e["rank"] for e in events) == [0, 1]
+    for rank in (0, 1):
+        assert (tmp_path / f"worker-{rank}.log").read_text().split("\n")[:2] == [
+            "not JSON", "nor this"]
+
+
+@pytest.mark.parametrize(("end", "how"), [
+    ("raise KeyError('x')", "failed with exit status 1"),
+    ("os.kill(os.getpid(), 9)", r"was killed by signal 9 \(SIGKILL\)"),
+])
+def test_a_worker_that_fails_is_named_and_the_others_are_ended(run, tmp_path, end, how) -> None:
+    with pytest.raises(HetaError, match=f"^worker 1 {how}; all workers were ended") as caught:
+        run(f"""
+if rank == 1:
+    print("the last words", file=sys.stderr, flush=True)
+    {end}
+time.sleep(600)
+""")
+    assert "the last words" in caught.value.details
+    assert alive(tmp_path) == []
+
+
+def test_the_cause_is_blamed_not_who_lost_a_peer(run) -> None:
+    with pytest.raises(HetaError, match="worker 0 failed with exit status 1"):
+        run("""
+if rank == 1:
+    (place / "lost").touch()
+    sys.exit(3)
+while not (place / "lost").exists():
+    time.sleep(0.05)
+sys.exit(1)
+""")
+
+
+def test_wrong_input_that_a_worker_finds_is_the_error(run) -> None:
+    with pytest.raises(InputError, match=r"^train\.lr is too much$"):
+        run("print('error: train.lr is too much', file=sys.stderr); sys.exit(2)")
+
+
+def test_workers_without_a_result_are_an_error(run, tmp_path) -> None:
+    with pytest.raises(HetaError, match="ended without a result; see " + str(tmp_path)):
+        run("pass")
+
+
+def test_who_stays_after_the_result_is_ended(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(local.LocalWorkers, "leave_s", 0.2)
+    summary, _ = run("""
+if rank == 0:
+    tell(event="summary", loss=1)
+import signal
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+time.sleep(600)
+""")
+    assert summary == {"loss": 1}
+    assert alive(tmp_path) == []
+
+
+@pytest.mark.parametrize(("number", "error"), [
+    (signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
+def test_a_signal_ends_all_workers(run, tmp_path, number, error) -> None:
+    def send() -> None:
+        until(lambda: (tmp_path / "up0").exists() and (tmp_path / "up1").exists(), PROMPT)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=send, daemon=True).start()
+    before = signal.getsignal(number)
+    started = time.monotonic()
+    with pytest.raises(error):
+        run("(place / f'up{rank}').touch(); time.sleep(600)")
+    assert time.monotonic() - started < PROMPT
+    assert alive(tmp_path) == []
+    assert signal.getsignal(number) == before
