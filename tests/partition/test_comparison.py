@@ -41,10 +41,10 @@ def test_bytes_are_those_that_training_sends(
     training draw other steps, and how far they are apart says how much steps differ.)
     """
     work = Workload(batch_size=12, hidden=8, fanouts=(-1, -1))
-    found = compare(Store(store), PartitionRequest(3, ("paper",), 2), work)
+    comparison = compare(Store(store), PartitionRequest(3, ("paper",), 2), work)
     name = "meta" if replication == "full" else "meta, replication none"
-    (method,) = [m for m in found.methods if m.name == name]
-    assert found.steps_per_epoch == 1
+    (method,) = [m for m in comparison.methods if m.name == name]
+    assert comparison.steps_per_epoch == 1
     sets = ["model.hidden=8", "train.batch_size=12", "train.fanouts=-1,-1", "train.epochs=1",
             f"partition.replication={replication}", "partition.parts=3", "train.threads=1"]
     done = run("train", str(store), "--run-dir", str(tmp_path / "run"), "--json",
@@ -60,12 +60,12 @@ def test_bytes_are_those_that_training_sends(
 
 def test_every_method_has_its_row_and_one_partition_sends_nothing(store: Path) -> None:
     work = Workload(batch_size=12, hidden=8)
-    found = compare(Store(store), PartitionRequest(1, ("paper",), 2), work)
-    assert [m.name for m in found.methods] == [
+    comparison = compare(Store(store), PartitionRequest(1, ("paper",), 2), work)
+    assert [m.name for m in comparison.methods] == [
         "meta", "meta, replication none", "relation-random", "DistDGL random", "DistDGL METIS"]
-    missing = {method.name: method.missing for method in found.methods if method.missing}
+    missing = {method.name: method.missing for method in comparison.methods if method.missing}
     assert missing == ({"DistDGL METIS": "DGL is not installed"} if lacking("dgl") else {})
-    for method in found.methods:
+    for method in comparison.methods:
         if method.name in missing:
             continue
         assert method.total == 0

@@ -41,20 +41,20 @@ def test_a_partition_gets_no_second_sub_metatree_while_another_has_none():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=8), st.integers(1, 4))
 def test_small_assignments_are_the_best_there_are(weights: list[int], parts: int) -> None:
-    found = balanced(weights, parts)
-    assert sorted(i for part in found for i in part) == list(range(len(weights)))
+    dealt = balanced(weights, parts)
+    assert sorted(i for part in dealt for i in part) == list(range(len(weights)))
     best = min(heaviest(weights, [[i for i, p in enumerate(places) if p == part]
                                   for part in range(parts)])
                for places in itertools.product(range(parts), repeat=len(weights)))
-    assert heaviest(weights, found) == best
+    assert heaviest(weights, dealt) == best
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 10**6), min_size=13, max_size=80), st.integers(2, 9))
 def test_large_assignments_are_never_worse_than_lpt(weights: list[int], parts: int) -> None:
-    found = balanced(weights, parts)
-    assert sorted(i for part in found for i in part) == list(range(len(weights)))
-    assert heaviest(weights, found) <= heaviest(weights, longest_processing_time(weights, parts))
+    dealt = balanced(weights, parts)
+    assert sorted(i for part in dealt for i in part) == list(range(len(weights)))
+    assert heaviest(weights, dealt) <= heaviest(weights, longest_processing_time(weights, parts))
 
 
 def schema_of(name: str) -> tuple[Schema, str]:
@@ -72,10 +72,10 @@ def test_schemas_of_the_paper_are_balanced(name: str, parts: int) -> None:
     plan = make_plan(schema, target, 2, parts, assign=balanced)
     weights = [tree.weight for tree in plan.sub_metatrees]
     assert parts <= len(weights)
-    found = max(p.weight for p in plan.partitions)
+    most = max(p.weight for p in plan.partitions)
     lower = max(-(-sum(weights) // parts), weights[0],
                 weights[parts - 1] + weights[parts] if len(weights) > parts else 0)
     if len(weights) <= 12:
-        assert found == heaviest(weights, balanced(weights, parts))
-    assert found <= 1.1 * lower or len(weights) <= 12, (found, lower)
-    assert found <= heaviest(weights, longest_processing_time(weights, parts))
+        assert most == heaviest(weights, balanced(weights, parts))
+    assert most <= 1.1 * lower or len(weights) <= 12, (most, lower)
+    assert most <= heaviest(weights, longest_processing_time(weights, parts))

@@ -34,8 +34,8 @@ def cluster(machines=2, link_gbit=1.0, **more):
 
 
 def by_system(schema, target, work, machines):
-    found = estimate(make_plan(schema, target, 2, machines.machines), work, machines)
-    return {one.system: one for one in found}
+    systems = estimate(make_plan(schema, target, 2, machines.machines), work, machines)
+    return {one.system: one for one in systems}
 
 
 # Bytes and work
@@ -57,8 +57,8 @@ def test_bytes_of_a_step_in_numbers():
 
 
 def test_exact_learnable_rows_move_and_replicas_take_memory():
-    found = by_system(MAG, "paper", Workload(), cluster())
-    exact, replica = found["dgl-heta"], found["dgl-heta, replica"]
+    systems = by_system(MAG, "paper", Workload(), cluster())
+    exact, replica = systems["dgl-heta"], systems["dgl-heta, replica"]
     assert exact.causes["learnable"] > 0
     assert "learnable" not in replica.causes
     assert exact.memory < replica.memory
@@ -84,11 +84,11 @@ def test_more_machines_hold_no_more_and_take_fewer_steps(shape):
     schema, work = shape_schema(shape), Workload(seeds=100_000)
     last: dict = {}
     for machines in (1, 2, 4, 8):
-        found = by_system(schema, SHAPES[shape].target, work, cluster(machines))
-        for system, one in found.items():
+        systems = by_system(schema, SHAPES[shape].target, work, cluster(machines))
+        for system, one in systems.items():
             assert one.memory <= last[system].memory if last else one.memory > 0
             assert one.steps <= last[system].steps if last else one.steps > 0
-        last = found
+        last = systems
 
 
 def test_trainers_of_a_machine_share_its_link_and_its_cores():
@@ -194,9 +194,9 @@ def test_the_command_as_json_with_own_coefficients(plan, tmp_path):
                           text=TOML + "latency_us = 0.0\ncoefficients = 'own.json'\n")
     assert status in (0, None)
     data = json.loads(out.splitlines()[-1])
-    found = {one["system"]: one for one in data["systems"]}
-    assert found["DistDGL METIS"]["bytes_per_step"] == found["DistDGL random"]["bytes_per_step"]
-    one = found["dgl-heta, replica"]
+    systems = {one["system"]: one for one in data["systems"]}
+    assert systems["DistDGL METIS"]["bytes_per_step"] == systems["DistDGL random"]["bytes_per_step"]
+    one = systems["dgl-heta, replica"]
     assert one["steps"] == 3
     assert one["seconds_per_step"] == pytest.approx(one["bytes_per_step"] / 2 * 8e-9)
     assert one["bytes_per_epoch"] == 3 * one["bytes_per_step"] == 3 * sum(one["causes"].values())

@@ -26,14 +26,14 @@ def test_relations_too_large_are_cut_so_that_every_partition_fits() -> None:
     plan = Meta().plan(schema, PartitionRequest(3, ("paper",), 2, replication="none",
                                                 memory_limit=limit, workload=work))
     assert largest(plan, work) <= limit
-    held: dict[Relation, int] = {}
+    destinations: dict[Relation, int] = {}
     for p in plan.partitions:
         assert footprint(schema, p, work) <= limit
         for r in p.relations:
             low, high = p.ranges.get(r, (0, schema.node_counts[r.dst]))
-            held[r] = held.get(r, 0) + high - low
+            destinations[r] = destinations.get(r, 0) + high - low
     needed = make_plan(schema, "paper", 2, 1).partitions[0].relations
-    assert held == {r: schema.node_counts[r.dst] for r in needed}
+    assert destinations == {r: schema.node_counts[r.dst] for r in needed}
 
 
 def test_a_limit_that_no_plan_meets_says_by_how_much_and_what_would() -> None:

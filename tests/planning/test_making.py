@@ -351,12 +351,12 @@ def test_what_cannot_be_planned_is_named(target, hops, parts, words):
     None,
 ])
 def test_a_partition_method_that_does_not_deal_everything_once_is_named(dealt):
-    with pytest.raises(InputError, match="partition method 'mine'"):
-        make_plan(MAG, "paper", 2, 2, assign=lambda weights, parts: dealt, method="mine")
+    with pytest.raises(InputError, match="partition method 'own'"):
+        make_plan(MAG, "paper", 2, 2, assign=lambda weights, parts: dealt, method="own")
 
 
 def test_a_partition_method_may_return_arrays(tmp_path):
-    plan = make_plan(MAG, "paper", 2, 2, method="mine",
+    plan = make_plan(MAG, "paper", 2, 2, method="own",
                      assign=lambda weights, parts: [np.array([2, 0]), np.array([1])])
     assert [list(p.sub_metatrees) for p in plan.partitions] == [[0, 2], [1]]
     plan.save(tmp_path / "plan.json")

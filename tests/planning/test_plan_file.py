@@ -24,7 +24,7 @@ from tests.support.plans import (
     {"target": "paper", "hops": 2},
     {"target": ["paper", "author"], "hops": 3, "parts": 4},
     {"target": "paper", "hops": 2, "parts": 7},
-    {"target": "paper", "metapaths": [(REV_AFFILIATED, WRITES), (CITES,)], "method": "mine"},
+    {"target": "paper", "metapaths": [(REV_AFFILIATED, WRITES), (CITES,)], "method": "own"},
 ], ids=["plain", "targets", "groups", "metapaths"])
 def test_a_plan_survives_a_file(arguments, tmp_path):
     plan, path = make_plan(MAG, **arguments), tmp_path / "plan.json"
@@ -118,7 +118,7 @@ def many_hops(plan):
 
 
 def another_field(plan):
-    plan["note"] = "mine"
+    plan["note"] = "ours"
 
 
 @pytest.mark.parametrize("edit", [

@@ -25,13 +25,14 @@ def adding(weights: list[float]) -> Callable[[Mapping[int, Fraction]], float]:
 
 @given(st.lists(st.floats(0, 1e9), min_size=1, max_size=8), st.integers(1, 12))
 def test_shares_make_a_whole_and_relieve_the_heaviest(weights: list[float], parts: int) -> None:
-    held = share_evenly(len(weights), parts, adding(weights))
-    assert len(held) == parts
+    contents = share_evenly(len(weights), parts, adding(weights))
+    assert len(contents) == parts
     for index in range(len(weights)):
-        ranges = [mine[index].rows(1600) for mine in held if index in mine]
+        ranges = [content[index].rows(1600) for content in contents if index in content]
         assert [r[0] for r in ranges] == [0, *(r[1] for r in ranges[:-1])]
         assert ranges[-1][1] == 1600
-    loads = [sum(weights[i] * s.width / s.count for i, s in mine.items()) for mine in held]
+    loads = [sum(weights[i] * s.width / s.count for i, s in content.items())
+             for content in contents]
     whole = [sum(weights[i] for i in part)
              for part in longest_processing_time([round(w) for w in weights], parts)]
     assert max(loads) <= max(whole) + 1 + max(weights) / 16
@@ -49,8 +50,8 @@ def test_a_sub_metatree_is_not_shared_where_most_of_it_would_be_done_twice() -> 
     def load(fractions: Mapping[int, Fraction]) -> float:
         return sum(15 + (i == 0) * float(f) for i, f in fractions.items())
 
-    held = share_evenly(3, 2, load)
-    assert all(share == Share() for mine in held for share in mine.values())
+    contents = share_evenly(3, 2, load)
+    assert all(share == Share() for content in contents for share in content.values())
 
 
 def test_a_shared_plan_is_read_back_and_refused_with_a_gap() -> None:
