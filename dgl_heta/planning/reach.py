@@ -7,8 +7,8 @@ and log-normal popularity as neighbours, both of :data:`SPREAD` σ:
   seed's degree has the relation's mean; a row that was reached along an edge has more, by
   1 + (e^σ² - 1) (1 - rows / N): who is popular also has more neighbours, the fewer of its type
   were reached, the more so;
-- d draws from a type find N E[1 - e^(-p d / N)] of its nodes, p their popularity with mean 1
-  (:func:`covered`). What was reached before is found again in proportion.
+- d draws from a type reach N E[1 - e^(-p d / N)] of its nodes, p their popularity with mean 1
+  (:func:`covered`); what was reached before is reached again in proportion.
 
 σ was chosen on the five synthetic graphs. There, at fanouts 25, 20 and 10, 5 and 128 and 2,048
 seeds, this expects 0.88 to 1.14 of the bytes of input rows that were sampled; with σ = 0 (every
@@ -21,6 +21,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -58,6 +59,12 @@ class LayerReach:
     def edges(self) -> float:
         return sum(self.drawn.values())
 
+    def add(self, relation: Relation, rows: float, each: float, seeds: bool) -> None:
+        """Let so many rows draw `each` edges by a relation."""
+        self.rows[relation] = self.rows.get(relation, 0.0) + rows
+        self.drawn[relation] = self.drawn.get(relation, 0.0) + rows * each
+        self.inner_edges += 0 if seeds else rows * each
+
 
 @dataclass
 class Reach:
@@ -84,14 +91,12 @@ def reach(plan: Plan, part: int, fanouts: Sequence[int], seeds: float, own: floa
     seeds : those of the group, of all target types in equal parts, of which the partition
         aggregates its shares.
     own : seeds of which it computes the final states.
-
-    A row that draws again at a lower layer draws partly the same neighbours.
     """
     schema, partition = plan.schema, plan.partitions[part]
     counts = schema.node_counts
     shares = {r: s.width / s.count for r, s in plan.roots(part).items()}
     reached: dict[str, float] = {}
-    before: dict[tuple[Relation, bool], tuple[float, float]] = {}
+    drawn: dict[tuple[Relation, bool], _Drawn] = {}
     layers = []
     for number in range(plan.hops, 0, -1):
         fanout = fanouts[number - 1] if fanouts[number - 1] >= 0 else math.inf
@@ -103,28 +108,40 @@ def reach(plan: Plan, part: int, fanouts: Sequence[int], seeds: float, own: floa
             inner = reached.get(relation.dst, 0.0) if relation in partition.inner[number] else 0.0
             seed = min(seeds / len(plan.targets) * shares.get(relation, 0.0), count)
             for rows, is_seed in ((inner, False), (seed, True)):
-                if not rows:
-                    continue
-                degree = mean if is_seed else mean * (
-                    1 + math.expm1(SPREAD**2) * (1 - rows / count))
-                each = taken(degree, fanout)
-                old, drawn = before.get((relation, is_seed), (0.0, 0.0))
-                draws[relation.src] = draws.get(relation.src, 0.0) + each * (rows - old * drawn)
-                share = min(each / degree, 1.0)
-                again = 1 - (1 - drawn) * (1 - share)
-                before[relation, is_seed] = rows, (old * again + (rows - old) * share) / rows
-                layer.rows[relation] = layer.rows.get(relation, 0.0) + rows
-                layer.drawn[relation] = layer.drawn.get(relation, 0.0) + rows * each
-                layer.inner_edges += 0 if is_seed else rows * each
-        for ntype, number_drawn in draws.items():
+                if rows:
+                    degree = mean if is_seed else mean * (
+                        1 + math.expm1(SPREAD**2) * (1 - rows / count))
+                    each, key = taken(degree, fanout), (relation, is_seed)
+                    new, drawn[key] = _draw(drawn.get(key, _Drawn()), rows, each, degree)
+                    draws[relation.src] = draws.get(relation.src, 0.0) + new
+                    layer.add(relation, rows, each, is_seed)
+        for ntype, new in draws.items():
             already = reached.get(ntype, 0.0)
-            reached[ntype] = already + (counts[ntype] - already) * covered(
-                number_drawn / counts[ntype])
+            reached[ntype] = already + (counts[ntype] - already) * covered(new / counts[ntype])
         layer.sources = dict(reached)
         layers.append(layer)
     finals = {t: min(own / len(plan.targets), counts[t]) for t in plan.targets}
     inputs = {t: n + finals.get(t, 0.0) * (1 - n / counts[t]) for t, n in reached.items()}
     return Reach(layers, {**finals, **inputs}, finals)
+
+
+class _Drawn(NamedTuple):
+    """Rows that drew by a relation at the layers above, and the share of their edges drawn."""
+
+    rows: float = 0.0
+    share: float = 0.0
+
+
+def _draw(before: _Drawn, rows: float, each: float, degree: float) -> tuple[float, _Drawn]:
+    """Draws that can reach new nodes, and all that is drawn after them.
+
+    `rows` rows, those `before` among them, draw `each` of `degree` neighbours; those that drew
+    before draw partly the same again.
+    """
+    share = min(each / degree, 1.0)
+    again = 1 - (1 - before.share) * (1 - share)
+    return each * (rows - before.rows * before.share), _Drawn(
+        rows, (before.rows * again + (rows - before.rows) * share) / rows)
 
 
 def reach_of_one_process(plan: Plan, fanouts: Sequence[int], seeds: float) -> Reach:
