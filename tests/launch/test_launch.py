@@ -787,8 +787,12 @@ if rank == 0:
         other, _ = listener.accept()
     other.sendall(other.recv(1))
 elif rank == 1:
-    time.sleep(0.5)
-    other = socket.create_connection((os.environ["MASTER_ADDR"], 5000))
+    while True:
+        try:
+            other = socket.create_connection((os.environ["MASTER_ADDR"], 5000))
+            break
+        except OSError:
+            time.sleep(0.05)
     started = time.perf_counter()
     other.sendall(b"x")
     assert other.recv(1) == b"x"
@@ -861,7 +865,12 @@ def test_nothing_appears_outside_of_the_hosts(place):
 
     before = seen()
     mounts = Path("/proc/self/mounts").read_text()
-    script = place.script("import time; print('up'); time.sleep(1.5)")
+    script = place.script("""
+import os, time
+print("up")
+while not os.path.exists(__file__ + ".seen"):
+    time.sleep(0.05)
+""")
     args = [*place.where("emulated"), "--rate", "1gbit", "--", "python", script]
     command = [sys.executable, "-m", "dgl_heta", "launch", *map(str, args)]
     two = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -871,6 +880,7 @@ def test_nothing_appears_outside_of_the_hosts(place):
         launcher.stdout.readline()
     assert seen() == before
     assert Path("/proc/self/mounts").read_text() == mounts
+    Path(f"{script}.seen").touch()
     for launcher in two:
         _, err = launcher.communicate(timeout=PATIENCE)
         assert launcher.returncode == 0, err
