@@ -13,6 +13,7 @@ from dgl_heta.hooks.specs import hookimpl
 
 if TYPE_CHECKING:
     from dgl_heta.hooks.protocols import (
+        BatchSource,
         CachePolicy,
         Dataset,
         Kernel,
@@ -51,6 +52,13 @@ def dgl_heta_kernels() -> list[Kernel]:
     from dgl_heta.nn.kernels import FusedKernel, TorchKernel
 
     return [FusedKernel(), TorchKernel()]
+
+
+@hookimpl
+def dgl_heta_batch_sources() -> list[BatchSource]:
+    from dgl_heta.sampling.sources import OnDemand
+
+    return [OnDemand()]
 
 
 @hookimpl

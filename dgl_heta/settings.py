@@ -134,6 +134,7 @@ class TrainSettings(_Section):
         "exact", description="learnable features of types that several workers use: one owner "
         "per row (exact) or a copy per worker (replica)")
     kernel: str = Field("fused", description="aggregation kernel")
+    batches: str = Field("on-demand", description="batch source: when batches are sampled")
     precompute_mb: int = Field(512, ge=1, description="memory of buffers in which sehgnn and nars "
                                "compute neighbour averages, per worker")
     complete_states: bool = Field(

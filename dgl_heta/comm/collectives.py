@@ -156,8 +156,12 @@ def init_workers(backend: str, timeout_s: float) -> None:
                             f"{error}") from error
 
 
-def make_comms(plan: Plan, traffic: Traffic, timeout_s: float) -> tuple[Comm, Comm]:
+def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = False
+               ) -> tuple[Comm, Comm]:
     """`(all workers, this worker's model-parallel group)`; every worker must call it alike.
+
+    With `apart` the group has a process group of its own even if it is all workers: collectives of
+    two threads must not meet in one.
 
     Where the plan replicates nothing, the group has a group of its own for every set of
     workers that holds a node type in common.
@@ -165,7 +169,7 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float) -> tuple[Comm, Co
     if not dist.is_initialized():
         return Comm(traffic), Comm(traffic)
     world = Comm(traffic, range(dist.get_world_size()))
-    made: dict[tuple[int, ...], Comm | None] = {world.ranks: world}
+    made: dict[tuple[int, ...], Comm | None] = {} if apart else {world.ranks: world}
 
     def comm(ranks: Sequence[int]) -> Comm | None:
         """The group of some workers, or None for a worker outside."""

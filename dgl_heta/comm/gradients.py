@@ -120,3 +120,34 @@ def _spread(params: Sequence[nn.Parameter], flat: Tensor) -> None:
 def _dtype(params: Sequence[nn.Parameter]) -> torch.dtype:
     """One that holds all gradients, the same on all workers whichever of them they have."""
     return functools.reduce(torch.promote_types, (p.dtype for p in params))
+
+
+def average_rows(table: Tensor, world: Comm) -> None:
+    """Average the gradient of an embedding over all workers; only rows that have one move."""
+    if world.size == 1:
+        return
+    grad = table.grad
+    ids, values = _rows(table, grad)
+    ones = [1] * world.size
+    mine = torch.tensor([[len(ids), int(grad is not None), int(grad is not None and
+                                                               grad.is_sparse)]])
+    every = world.all_gather_rows(mine, ones, "gradients")
+    sizes, used, sparse = every[:, 0].tolist(), bool(every[:, 1].any()), bool(every[:, 2].any())
+    if not used:
+        return
+    ids = world.all_gather_rows(ids, sizes, "gradients")
+    values = world.all_gather_rows(values, sizes, "gradients") / world.size
+    if sparse:
+        table.grad = torch.sparse_coo_tensor(ids[None], values, table.shape).coalesce()
+    else:
+        table.grad = torch.zeros_like(table).index_add_(0, ids, values)
+
+
+def _rows(table: Tensor, grad: Tensor | None) -> tuple[Tensor, Tensor]:
+    if grad is None:
+        return torch.empty(0, dtype=torch.int64), table.new_empty((0, *table.shape[1:]))
+    if grad.is_sparse:
+        whole = grad.coalesce()
+        return whole.indices()[0].contiguous(), whole.values()
+    ids = grad.abs().sum(dim=tuple(range(1, grad.dim()))).nonzero()[:, 0]
+    return ids, grad[ids]

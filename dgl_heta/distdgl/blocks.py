@@ -2,7 +2,8 @@
 
 What a script sees is a DGLBlock whose leading destination rows at the last layer are the
 trainer's own seeds; what is aggregated for the other trainers' seeds stays inside
-(:class:`Layer`) and is reached by HeteroGraphConv and multi_update_all alone.
+(:class:`dgl_heta.distdgl.layers.Layer`) and is reached by HeteroGraphConv and multi_update_all
+alone.
 """
 
 from __future__ import annotations
@@ -15,43 +16,13 @@ import torch
 from dgl.heterograph import DGLBlock
 from torch import Tensor
 
-from dgl_heta.distdgl import message_passing
+from dgl_heta.distdgl import hetero
+from dgl_heta.distdgl.layers import Layer, csc_with_ids
 from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
-from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
-
-
-class Layer:
-    """One layer of a batch: the sampled block and DGL graphs of its relations, as needed."""
-
-    def __init__(self, session: Session, block: Block) -> None:
-        self.session, self.block = session, block
-        self._graphs: dict[int, DGLBlock] = {}
-
-    def graph(self, place: int, device: torch.device) -> DGLBlock:
-        """A relation by its place in `block.edges`: all source rows, its own range of rows."""
-        if place not in self._graphs:
-            edges = self.block.edges[place]
-            relation = edges.relation
-            made = dgl.create_block(
-                {tuple(relation): ("csc", _with_ids(edges.indptr, edges.indices))},
-                {relation.src: self.block.num_src[relation.src]}, {relation.dst: edges.num_rows})
-            made._graph.heta_edges = message_passing.Edges(
-                edges.indptr, edges.indices, self.block.num_src[relation.src])
-            self._graphs[place] = RelationGraph(made._graph, (made.srctypes, made.dsttypes),
-                                                made.etypes)
-        graph = self._graphs[place]
-        return graph if graph.device == device else graph.to(device)
-
-
-class RelationGraph(DGLBlock):
-    """The block of one relation. It is its own slice, so that DGL's message passing, which slices
-    first, finds the CSC that it carries."""
-
-    def __getitem__(self, key: Any) -> Any:
-        if key in (self.canonical_etypes[0], self.etypes[0]):
-            return self
-        return super().__getitem__(key)
+from dgl_heta.sampling.blocks import MiniBatch, RelationBlock
+from dgl_heta.system.patching import patch_all
 
 
 class RafBlock(DGLBlock):
@@ -77,9 +48,7 @@ class RafBlock(DGLBlock):
 
     def multi_update_all(self, etype_dict: Any, cross_reducer: Any,
                          apply_node_func: Any = None) -> None:
-        from dgl_heta.distdgl.hetero import multi_update_all
-
-        multi_update_all(self, etype_dict, cross_reducer, apply_node_func)
+        hetero.multi_update_all(self, etype_dict, cross_reducer, apply_node_func)
 
     def __getitem__(self, key: Any) -> Any:
         self._touch()
@@ -141,12 +110,22 @@ def _csc(parts: list[RelationBlock], rows: int) -> tuple[Tensor, Tensor, Tensor]
             indices.append(part.indices[:int(pointers[-1])])
     np.cumsum(indptr, out=indptr)
     joined = indices[0] if len(indices) == 1 else torch.cat(indices) if indices else _NO_IDS
-    return _with_ids(torch.from_numpy(indptr), joined)
-
-
-def _with_ids(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """CSC with edge ids: without them some of DGL's kernels fail (copy_rhs by libxsmm)."""
-    return indptr, indices.long(), torch.arange(len(indices))
+    return csc_with_ids(torch.from_numpy(indptr), joined)
 
 
 _NO_IDS = torch.empty(0, dtype=torch.int64)
+
+
+def _hetero_forward(original: Any) -> Any:
+    def forward(self: Any, g: Any, inputs: Any, mod_args: Any = None,
+                mod_kwargs: Any = None) -> Any:
+        if not isinstance(g, RafBlock):
+            return original(self, g, inputs, mod_args, mod_kwargs)
+        return hetero.forward(self, g, inputs, mod_args, mod_kwargs)
+    return forward
+
+
+PATCHES = (
+    *patch_all(homes("HeteroGraphConv", "forward"), _hetero_forward,
+               "merge relations over the group"),
+)

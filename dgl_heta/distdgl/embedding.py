@@ -17,12 +17,16 @@ from typing import Any
 
 import numpy as np
 import torch
+from dgl.distributed.dist_tensor import DistTensor
+from dgl.distributed.optim import SparseAdagrad, SparseAdam
 from torch import Tensor
 
-from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.session import Session, current
+from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.patching import patch_all, plain
 
 Pull = Callable[[Any, Any], Tensor]  # DGL's own DistTensor.__getitem__
 
@@ -122,8 +126,6 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
 
 def step(optimizer: Any, embeddings: list[Any]) -> None:
     """`step` of SparseAdam or SparseAdagrad for embeddings of meta-partitioned node types."""
-    from dgl.distributed.optim import SparseAdagrad, SparseAdam
-
     if type(optimizer) is SparseAdam:
         apply: Callable[..., None] = _adam
     elif type(optimizer) is SparseAdagrad:
@@ -291,3 +293,53 @@ def _adagrad_rows(rows, grads, counts, value, total, lr, eps):  # type: ignore[n
             x[k] -= lr * grad / s[k]
 
 
+def _open(embedding: Any) -> None:
+    """Called for every new DistEmbedding: takes over those of nodes of the graph's types."""
+    session, policy = current(), embedding._tensor.part_policy
+    embedding.heta = None
+    if session is None or not policy.policy_str.startswith("node~"):
+        return
+    embedding.heta = Table(session, embedding, policy.policy_str.removeprefix("node~"),
+                           plain(DistTensor.__getitem__))
+    session.embeddings.append(embedding.heta)
+
+
+def _init(original: Any) -> Any:
+    def __init__(self: Any, num_embeddings: int, embedding_dim: int, name: Any = None,
+                 init_func: Any = None, part_policy: Any = None) -> None:
+        original(self, num_embeddings, embedding_dim, name, init_func, part_policy)
+        _open(self)
+    return __init__
+
+
+def _call(original: Any) -> Any:
+    def __call__(self: Any, idx: Any, device: Any = None) -> Any:
+        device = torch.device("cpu") if device is None else device
+        if getattr(self, "heta", None) is None:
+            return original(self, idx, device)
+        return call(self, idx, device)
+    return __call__
+
+
+def _step(original: Any) -> Any:
+    def sparse_step(self: Any) -> None:
+        ours = [e for e in self._params if getattr(e, "heta", None) is not None]
+        if not ours:
+            original(self)
+            return
+        clean, others = self._clean_grad, [e for e in self._params if e not in ours]
+        step(self, ours)
+        if others:
+            everything, self._params, self._clean_grad = self._params, others, clean
+            try:
+                original(self)
+            finally:
+                self._params = everything
+    return sparse_step
+
+
+PATCHES = (
+    *patch_all(homes("DistEmbedding", "__init__"), _init, "learnable features"),
+    *patch_all(homes("DistEmbedding", "__call__"), _call, "learnable features"),
+    *patch_all(homes("DistSparseGradOptimizer", "step"), _step, "learnable features"),
+)

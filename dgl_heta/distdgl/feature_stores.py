@@ -7,8 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dgl_heta.distdgl.activate import selected
+from dgl_heta.distdgl.selection import selected
+from dgl_heta.distdgl.versions import homes
+from dgl_heta.graphbolt import CachedFeatureStore
 from dgl_heta.hooks.manager import plugins
+from dgl_heta.system.patching import patch_all
 
 
 class _Plain:
@@ -30,13 +33,11 @@ def cached(store: Any, read: Callable[..., Any]) -> Any:
 
     Copies of a store (`store.to(device)`) have other features, and a cache of their own.
     """
-    cache = selected()[0].cache
+    cache = selected().cache
     if cache.policy == "none":
         return None
     found = store.__dict__.get("heta")
     if found is None or found[0] is not store._features:
-        from dgl_heta.graphbolt import CachedFeatureStore
-
         made = CachedFeatureStore(_Plain(store, read), plugins().get("cache policy", cache.policy),
                                   cache.capacity_mb, batches=cache.batches, gate=cache.gate)
         found = store.__dict__["heta"] = (store._features, made)
@@ -54,3 +55,27 @@ def written(store: Any, key: tuple[str, str | None, str]) -> None:
 def tell(cache: Any) -> None:
     """Say at the end what a cache did."""
     print(f"dgl-heta: cache {cache.describe()}", file=sys.stderr, flush=True)
+
+
+def _read_cached(original: Any) -> Any:
+    def read(self: Any, domain: str, type_name: str, feature_name: str, ids: Any = None) -> Any:
+        store = cached(self, original)
+        if store is None or ids is None:
+            return original(self, domain, type_name, feature_name, ids)
+        return store.read(domain, type_name, feature_name, ids)
+    return read
+
+
+def _update(original: Any) -> Any:
+    def update(self: Any, domain: str, type_name: str, feature_name: str, value: Any,
+               ids: Any = None) -> None:
+        original(self, domain, type_name, feature_name, value, ids)
+        written(self, (domain, type_name, feature_name))
+    return update
+
+
+PATCHES = (
+    *patch_all(homes("BasicFeatureStore", "read"), _read_cached,
+               "the feature cache of GraphBolt scripts"),
+    *patch_all(homes("BasicFeatureStore", "update"), _update, "what is written is not cached"),
+)

@@ -8,20 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from dgl.nn.pytorch import hetero
 from torch import Tensor
 
 from dgl_heta.distdgl import gat_conv, graph_conv
-from dgl_heta.distdgl.blocks import Layer, RafBlock
+from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import LazyRows
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.cross import merge
 from dgl_heta.sampling.blocks import Block, RelationBlock
+
+if TYPE_CHECKING:
+    from dgl_heta.distdgl.blocks import RafBlock
 
 Part = tuple[RelationBlock, Tensor]
 _BY_FUNCTION = {hetero._sum_reduce_func: "sum", hetero._mean_reduce_func: "mean",

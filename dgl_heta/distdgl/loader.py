@@ -7,23 +7,32 @@ without dgl-heta: input nodes, the trainer's own seeds, blocks.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import dgl
 import numpy as np
 import torch
 from torch import Tensor
 
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
-from dgl_heta.distdgl.reach import reached_by
+from dgl_heta.distdgl.epochs import current_epochs
+from dgl_heta.distdgl.hetero import canonical
+from dgl_heta.distdgl.reach import Reached, reached_by
 from dgl_heta.distdgl.session import Batch, Session
-from dgl_heta.errors import InputError, listing
+from dgl_heta.distdgl.versions import homes
+from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.sampling.seeds import join_seeds
+from dgl_heta.system.patching import patch_all
 
+log = logging.getLogger("dgl_heta")
 Sample = tuple[dict[str, Tensor], dict[str, Tensor], list[RafBlock]]
 _IGNORED = {"queue_size", "num_workers", "persistent_workers", "prefetch_factor", "pin_memory",
             "use_ddp", "ddp_seed", "use_uva", "use_prefetch_thread", "use_alternate_streams"}
@@ -92,6 +101,7 @@ class RafLoader:
         self._sampler = NeighborSampler(session.store, scope, fanouts, int(seed))
         self._epoch = -1
         self._step = 0
+        self._batches: Iterator[tuple[MiniBatch, Reached]] = iter(())
 
     def _check_ids(self, nids: Mapping[str, Tensor]) -> None:
         for ntype, ids in nids.items():
@@ -99,6 +109,11 @@ class RafLoader:
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
                 raise InputError(f"the data loader's nodes of type '{ntype}' reach from "
                                  f"{int(ids.min())} to {int(ids.max())}, but the graph has {count}")
+
+    @property
+    def seeds(self) -> int:
+        """The number of this trainer's nodes."""
+        return len(self._seeds[self._session.group.rank])
 
     def __len__(self) -> int:
         return len(self.sizes[0])
@@ -120,28 +135,47 @@ class RafLoader:
                 self._seeds[place] = seeds[order]
             torch.randperm(len(self._seeds[session.group.rank]))  # as DGL's own loader draws
 
+        self._close()
+        self._batches = session.source.batches(
+            len(self), functools.partial(self._sampled, self._epoch),
+            bool(session.embeddings) and session.group.size > 1)
+
     def next(self) -> Sample:
         """The next batch; StopIteration at the end of the epoch."""
         session = self._session
         if self._step >= len(self):
             session.check_last()
+            self._close()
             raise StopIteration
+        self._step += 1
+        batch, reached = next(self._batches, (None, None))
+        if batch is None or reached is None:
+            raise HetaError(f"batch source '{session.source.name}' gave {self._step - 1} batches "
+                            f"for {len(self)} steps; it must give one for each")
+        session.begin(Batch({(block.layer, t) for block in batch.blocks
+                             for t, s in block.seeds.items() if s.total}, reached))
+        return _sample(session, batch)
+
+    def _sampled(self, epoch: int, step: int) -> tuple[MiniBatch, Reached]:
+        """The batch of a step, and which trainers' seeds reach its input nodes."""
+        session = self._session
         pieces = []
         for seeds, rank in zip(self._seeds, self._ranks):
-            start = sum(self.sizes[rank][:self._step])
-            pieces.append(seeds[start:start + self.sizes[rank][self._step]])
-        step = (self._number << 48) + (self._epoch << 28) + self._step
-        self._step += 1
+            start = sum(self.sizes[rank][:step])
+            pieces.append(seeds[start:start + self.sizes[rank][step]])
+        number = (self._number << 48) + (epoch << 28) + step
         seeds, shares = join_seeds(
             [{t: piece[piece[:, 0] == kind, 1] for kind, t in enumerate(session.plan.targets)}
              for piece in pieces], session.group.rank)
-        batch = self._sampler.sample(seeds, shares, step)
+        batch = self._sampler.sample(seeds, shares, number)
         if len(batch.blocks) > 1 and not session.all_complete:
             mark_reads(batch.blocks[-2], batch.blocks[-1])
-        session.begin(Batch({(block.layer, t) for block in batch.blocks
-                             for t, s in block.seeds.items() if s.total},
-                            reached_by(session, batch)))
-        return _sample(session, batch)
+        return batch, reached_by(session, batch)
+
+    def _close(self) -> None:
+        """Let the source of an epoch clean up, if it is a generator."""
+        getattr(self._batches, "close", lambda: None)()
+        self._batches = iter(())
 
 
 def _sample(session: Session, batch: MiniBatch) -> Sample:
@@ -179,8 +213,6 @@ def _step_sizes(counts: Sequence[int], batch_size: int, drop_last: bool) -> list
 
 def _fanouts(sampler: Any, session: Session) -> list[Any]:
     """Fanouts of a sampler, input layer first, or an InputError that it cannot be used."""
-    import dgl
-
     name = type(sampler).__name__
     known = (dgl.dataloading.NeighborSampler, dgl.dataloading.MultiLayerFullNeighborSampler)
     if type(sampler) not in known:
@@ -198,8 +230,6 @@ def _fanouts(sampler: Any, session: Session) -> list[Any]:
     found: list[Any] = []
     for fanout in sampler.fanouts:
         if isinstance(fanout, Mapping):
-            from dgl_heta.distdgl.hetero import canonical
-
             found.append({canonical(e, session.store.schema.relations): int(f)
                           for e, f in fanout.items()})
         else:
@@ -212,11 +242,88 @@ def _fanouts(sampler: Any, session: Session) -> list[Any]:
     return found
 
 
-def batches(loader: RafLoader) -> Iterator[Sample]:
-    """One epoch."""
-    loader.start()
-    while True:
-        try:
-            yield loader.next()
-        except StopIteration:
+def open_loader(session: Session, nids: Any, sampler: Any, device: Any, options: dict[str, Any]
+                ) -> RafLoader:
+    """The loader of a DistNodeDataLoader on a meta-partitioned graph."""
+    if device not in (None, "cpu"):
+        raise InputError(f"DistNodeDataLoader with device={device!r} cannot be used with a "
+                         "DistGraph; leave it out and move blocks with block.to(device)")
+    if int(os.environ.get("DGL_NUM_SAMPLER", "0")):
+        log.warning("sampler processes (DGL_NUM_SAMPLER) stay idle: on a meta-partitioned graph "
+                    "each trainer samples from its own disk")
+    if not isinstance(nids, Mapping):
+        nids = {session.plan.targets[0]: nids}
+    nids = {t: torch.as_tensor(ids, dtype=torch.int64) for t, ids in nids.items()}
+    return RafLoader(session, nids, sampler, **options)
+
+
+def _init(original: Any) -> Any:
+    def __init__(self: Any, g: Any, nids: Any, graph_sampler: Any, device: Any = None,
+                 **kwargs: Any) -> None:
+        session = getattr(g, "heta", None)
+        if session is None:
+            original(self, g, nids, graph_sampler, device, **kwargs)
             return
+        self.heta = open_loader(session, nids, graph_sampler, device, kwargs)
+        self.device = "cpu"
+    return __init__
+
+
+def _iter(original: Any) -> Any:
+    def __iter__(self: Any) -> Any:
+        loader = getattr(self, "heta", None)
+        current_epochs().started(self, _seeds_of(self))
+        if loader is None:
+            return original(self)
+        loader.start()
+        return self
+    return __iter__
+
+
+def _next(original: Any) -> Any:
+    def __next__(self: Any) -> Any:
+        loader = getattr(self, "heta", None)
+        try:
+            return original(self) if loader is None else loader.next()
+        except StopIteration:
+            current_epochs().ended(self, _seeds_of(self))
+            raise
+    return __next__
+
+
+def _seeds_of(loader: Any) -> int:
+    """The nodes or edges of this trainer that a data loader goes through."""
+    ours = getattr(loader, "heta", None)
+    return len(loader.dataset) if ours is None else ours.seeds
+
+
+def _del(original: Any) -> Any:
+    def __del__(self: Any) -> None:
+        if getattr(self, "heta", None) is None:
+            original(self)
+    return __del__
+
+
+def _edge_init(original: Any) -> Any:
+    def __init__(self: Any, g: Any, *args: Any, **kwargs: Any) -> None:
+        if getattr(g, "heta", None) is not None:
+            raise InputError("DistEdgeDataLoader cannot be used on a meta-partitioned graph yet; "
+                             "train on nodes (DistNodeDataLoader), or partition the graph by a "
+                             "method of DGL")
+        original(self, g, *args, **kwargs)
+    return __init__
+
+
+PATCHES = (
+    *patch_all(homes("DistNodeDataLoader", "__init__"), _init, "sample by plan"),
+    *patch_all(homes("DistNodeDataLoader", "__iter__"), _iter,
+               "sample by plan; module wrappers are told when an epoch ends"),
+    *patch_all(homes("DistNodeDataLoader", "__next__"), _next,
+               "sample by plan; module wrappers are told when an epoch ends"),
+    *patch_all(homes("DistNodeDataLoader", "__del__"), _del, "sample by plan"),
+    *patch_all(homes("DistEdgeDataLoader", "__init__"), _edge_init, "refuse it"),
+    *patch_all(homes("DistEdgeDataLoader", "__iter__"), _iter,
+               "module wrappers are told when an epoch ends"),
+    *patch_all(homes("DistEdgeDataLoader", "__next__"), _next,
+               "module wrappers are told when an epoch ends"),
+)

@@ -12,11 +12,14 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from dgl.base import is_all
 from torch import Tensor
 
+from dgl_heta.distdgl.versions import homes
 from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import InEdges
+from dgl_heta.system.patching import patch_all
 
 
 class Edges(NamedTuple):
@@ -79,8 +82,6 @@ def softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Replaces DGL's `edge_softmax`: over the in-edges of a destination."""
     def edge_softmax(gidx: Any, logits: Any, eids: Any = "__ALL__", norm_by: str = "dst"
                      ) -> Tensor:
-        from dgl.base import is_all
-
         edges = getattr(gidx, "heta_edges", None)
         if edges is not None and norm_by == "dst" and is_all(eids) and _ours(logits) and (
                 len(logits) == len(edges.indices)):
@@ -100,3 +101,10 @@ def _ours(*tensors: Any) -> bool:
 def _per_head(lhs: Tensor, rhs: Tensor) -> bool:
     """Whether each edge has one weight per head, (E, heads, 1) for (S, heads, width)."""
     return lhs.dim() == rhs.dim() and rhs.shape[-1] == 1 and lhs.shape[1:-1] == rhs.shape[1:-1]
+
+
+PATCHES = (
+    *patch_all(homes("gspmm"), spmm, "our kernels on relations of RAF blocks"),
+    *patch_all(homes("gsddmm"), sddmm, "our kernels on relations of RAF blocks"),
+    *patch_all(homes("edge_softmax"), softmax, "our kernels on relations of RAF blocks"),
+)

@@ -1,64 +1,75 @@
-"""DistributedDataParallel on a meta-partitioned graph.
+"""DistributedDataParallel in a script: a module wrapper in its place.
 
-Gradients are averaged over all trainers at the end of a backward pass, also those of parameters
-that a trainer's relations do not use. Rows of an embedding move alone, not the table.
+On a meta-partitioned graph that is the selected wrapper, `raf` if none is; its `after_backward` is
+called at the end of every backward pass, also for parameters that a trainer's relations do not use.
+On parts that DGL made it is the wrapper that `train.wrapper` names, if that serves any graph; else
+DistributedDataParallel stays as it is.
 """
 
 from __future__ import annotations
 
+import atexit
+import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from dgl.nn.pytorch import HeteroGraphConv
 from torch import Tensor, nn
 
-from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.gradients import GradientAverage
+from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock
-from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.epochs import current_epochs
+from dgl_heta.distdgl.selection import names, selected
+from dgl_heta.distdgl.session import Session, current
+from dgl_heta.distdgl.versions import homes
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import plugins
+from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
+from dgl_heta.system.patching import patch_all
 
 
 class Parallel:
-    """What replaces the reducer of one DistributedDataParallel module."""
+    """What replaces the reducer of one DistributedDataParallel module.
 
-    def __init__(self, session: Session, module: nn.Module) -> None:
-        session.connect()
-        self.session, self.module = session, module
+    Parameters
+    ----------
+    module : the script's.
+    wrapper : keeps its parameters equal on all trainers.
+    world, group : all trainers, and those of this trainer's model-parallel group.
+    backward : tells when a backward pass has ended.
+    """
+
+    def __init__(self, module: nn.Module, wrapper: ModuleWrapper, world: Comm, group: Comm,
+                 backward: BackwardEnd) -> None:
+        self.module, self._world = module, world
         self.synchronize = True
         self._ran = False
-        self._average = getattr(session.wrapper, "average_gradients", None) or GradientAverage()
-        tables = [m for m in module.modules() if isinstance(m, nn.Embedding)]
-        self._tables = list({id(m.weight): m.weight for m in tables
-                             if m.weight.requires_grad}.values())
-        known = {id(p) for p in self._tables}
-        self._dense = [p for p in module.parameters() if p.requires_grad and id(p) not in known]
-        self._buffers = list(module.buffers())
-        session.all_complete = session.all_complete or any(
-            isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
-        self._merges = any(isinstance(m, HeteroGraphConv) for m in module.modules())
+        tables = {id(m.weight): m.weight for m in module.modules()
+                  if isinstance(m, nn.Embedding) and m.weight.requires_grad}
+        epochs = current_epochs()
         for state in [*module.parameters(), *module.buffers()]:
-            _copy_from_first(session.world, state.data)
-        for parameter in [*self._tables, *self._dense]:
-            parameter.register_post_accumulate_grad_hook(lambda _: session.on_backward())
-        session.after_backward.append(self.end_backward)
+            _copy_from_first(world, state.data)
+        self.wrapped = wrapper.wrap(module, WrapContext(
+            world, group, lambda: epochs.seeds, tuple(tables.values()),  # type: ignore[arg-type]
+            selected().train.learnable == "replica"))
+        # Those of workers that step apart would be of different steps.
+        self._buffers = [] if wrapper.uneven_steps else list(module.buffers())
+        backward.watch(p for p in module.parameters() if p.requires_grad)
+        backward.actions.append(self.end_backward)
+        epochs.add(module, self.wrapped.epoch_ended)
+        atexit.register(self.wrapped.finish)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module, and check that it reduced what its blocks need."""
+        """Run the module."""
         self._ran = self._ran or torch.is_grad_enabled()
         if self._buffers and self.module.training and torch.is_grad_enabled():
             for buffer in self._buffers:
-                _copy_from_first(self.session.world, buffer.data)
-        done = len(self.session.exchange.done)
-        output = self.module(*inputs, **kwargs)
-        blocks = [b for b in _blocks((inputs, kwargs)) if b.layer is not None]
-        # A module that only looks at blocks (an input layer) is no model over them; one that
-        # should have reduced and did not is found when the next batch is asked for.
-        if blocks and (self._merges or len(self.session.exchange.done) > done):
-            self.session.check({(b.layer.block.layer, t) for b in blocks if b.layer
-                                for t, shares in b.layer.block.seeds.items() if shares.total})
-        return output
+                _copy_from_first(self._world, buffer.data)
+        return self.wrapped(*inputs, **kwargs)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -70,50 +81,50 @@ class Parallel:
             self.synchronize = before
 
     def end_backward(self) -> None:
-        """Average the gradients of a module that took part in the backward pass."""
+        """Tell the wrapper of the backward pass of a module that took part in it."""
         if not self._ran or not self.synchronize:
             return
         self._ran = False
-        world = self.session.world
-        self._average(self._dense, world)
-        replica = self.session.settings.train.learnable == "replica"
-        for table in self._tables:
-            if replica:
-                if table.grad is not None:
-                    table.grad = table.grad / world.size
-            else:
-                average_rows(table, world)
+        self.wrapped.after_backward()
+        current_epochs().trained()
 
 
-def average_rows(table: Tensor, world: Comm) -> None:
-    """Average the gradient of an embedding over all workers; only rows that have one move."""
-    if world.size == 1:
-        return
-    grad = table.grad
-    ids, values = _rows(table, grad)
-    ones = [1] * world.size
-    mine = torch.tensor([[len(ids), int(grad is not None), int(grad is not None and
-                                                               grad.is_sparse)]])
-    found = world.all_gather_rows(mine, ones, "gradients")
-    sizes, used, sparse = found[:, 0].tolist(), bool(found[:, 1].any()), bool(found[:, 2].any())
-    if not used:
-        return
-    ids = world.all_gather_rows(ids, sizes, "gradients")
-    values = world.all_gather_rows(values, sizes, "gradients") / world.size
-    if sparse:
-        table.grad = torch.sparse_coo_tensor(ids[None], values, table.shape).coalesce()
-    else:
-        table.grad = torch.zeros_like(table).index_add_(0, ids, values)
+class RafParallel(Parallel):
+    """The same on a meta-partitioned graph, whose blocks a module must reduce."""
+
+    def __init__(self, session: Session, module: nn.Module) -> None:
+        session.connect()
+        self.session = session
+        session.all_complete = session.all_complete or any(
+            isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
+        self._merges = any(isinstance(m, HeteroGraphConv) for m in module.modules())
+        super().__init__(module, session.wrapper, session.world, session.group, session.backward)
+
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module, and check that it reduced what its blocks need."""
+        done = len(self.session.exchange.done)
+        output = super().forward(*inputs, **kwargs)
+        blocks = [b for b in _blocks((inputs, kwargs)) if b.layer is not None]
+        # A module that only looks at blocks (an input layer) is no model over them; one that
+        # should have reduced and did not is found when the next batch is asked for.
+        if blocks and (self._merges or len(self.session.exchange.done) > done):
+            self.session.check({(b.layer.block.layer, t) for b in blocks if b.layer
+                                for t, shares in b.layer.block.seeds.items() if shares.total})
+        return output
 
 
-def _rows(table: Tensor, grad: Tensor | None) -> tuple[Tensor, Tensor]:
-    if grad is None:
-        return torch.empty(0, dtype=torch.int64), table.new_empty((0, *table.shape[1:]))
-    if grad.is_sparse:
-        whole = grad.coalesce()
-        return whole.indices()[0].contiguous(), whole.values()
-    ids = grad.abs().sum(dim=tuple(range(1, grad.dim()))).nonzero()[:, 0]
-    return ids, grad[ids]
+def _for_any_graph(module: nn.Module) -> Parallel | None:
+    """The selected wrapper around a module on parts that DGL made; None for DGL's own way."""
+    if not names("train", "wrapper"):
+        return None
+    wrapper: ModuleWrapper = plugins().get("module wrapper", selected().train.wrapper)
+    if not wrapper.any_graph:
+        return None
+    world = Comm(Traffic())
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        everyone = range(dist.get_world_size())
+        world = Comm(Traffic(), everyone, dist.new_group(list(everyone), backend="gloo"))
+    return Parallel(module, wrapper, world, Comm(Traffic()), BackwardEnd())
 
 
 def _copy_from_first(world: Comm, state: Tensor) -> None:
@@ -132,3 +143,77 @@ def _blocks(value: Any, depth: int = 4) -> Iterator[RafBlock]:
     elif depth and isinstance(value, list | tuple):
         for item in value:
             yield from _blocks(item, depth - 1)
+
+
+_plain: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Modules that were wrapped DGL's own way."""
+
+
+def check_no_plain_module() -> None:
+    """
+    Raises
+    ------
+    InputError
+        A module was wrapped before the graph that it should have been wrapped for was opened.
+    """
+    if _plain:
+        raise InputError("DistributedDataParallel was called before the DistGraph of a "
+                         "meta-partitioned graph was made, so it averages gradients the plain way; "
+                         "make the DistGraph first")
+
+
+def _init(original: Any) -> Any:
+    def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        session = current()
+        parallel = _for_any_graph(module) if session is None else RafParallel(session, module)
+        if parallel is None:
+            original(self, module, *args, **kwargs)
+            _plain.add(self)
+            return
+        nn.Module.__init__(self)
+        self.module = module
+        object.__setattr__(self, "heta", parallel)
+    return __init__
+
+
+def _forward(original: Any) -> Any:
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        parallel = self.__dict__.get("heta")
+        if parallel is None:
+            return original(self, *inputs, **kwargs)
+        return parallel.forward(*inputs, **kwargs)
+    return forward
+
+
+def _train(original: Any) -> Any:
+    def train(self: Any, mode: bool = True) -> Any:
+        if self.__dict__.get("heta") is None:
+            return original(self, mode)
+        return nn.Module.train(self, mode)
+    return train
+
+
+def _no_sync(original: Any) -> Any:
+    def no_sync(self: Any) -> Any:
+        parallel = self.__dict__.get("heta")
+        return original(self) if parallel is None else parallel.no_sync()
+    return no_sync
+
+
+def _join(original: Any) -> Any:
+    def join(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.__dict__.get("heta") is None:
+            return original(self, *args, **kwargs)
+        return nullcontext()
+    return join
+
+
+PATCHES = (
+    *patch_all(homes("DistributedDataParallel", "__init__"), _init,
+               "the module wrapper, which averages gradients after RAF's backward pass"),
+    *patch_all(homes("DistributedDataParallel", "forward"), _forward,
+               "check that all reductions were done"),
+    *patch_all(homes("DistributedDataParallel", "train"), _train, "there is no reducer"),
+    *patch_all(homes("DistributedDataParallel", "no_sync"), _no_sync, "there is no reducer"),
+    *patch_all(homes("DistributedDataParallel", "join"), _join, "there is no reducer"),
+)

@@ -11,12 +11,16 @@ import dgl
 import numpy as np
 import torch
 
-from dgl_heta.errors import InputError, listing
+from dgl_heta.distdgl.selection import names, selected
+from dgl_heta.distdgl.versions import homes
+from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.partition.directory import open_partition
+from dgl_heta.partition.dgl import DGL_METHODS, honoured, partition_graph
+from dgl_heta.partition.directory import graph_names, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
+from dgl_heta.system.patching import patch_all
 
 
 def is_ours(part_config: Any) -> bool:
@@ -38,8 +42,6 @@ def partition(original: Callable[..., Any], settings: Settings, explicit: bool,
     original : DGL's own function.
     explicit : whether the settings name a method, which then wins over the script's.
     """
-    from dgl_heta.partition.dgl import DGL_METHODS, honoured, partition_graph
-
     method = settings.partition.method if explicit else part_method
     if method in DGL_METHODS:
         return original(g, graph_name, num_parts, out_path, num_hops, method, *args, **kwargs)
@@ -143,13 +145,6 @@ def load_features(part_config: str, part_id: int) -> dict[str, Any]:
     return found
 
 
-def graph_names(store: Store, ntype: str) -> dict[str, str]:
-    """Arrays of a type that the graph which was partitioned had under another name: that name."""
-    renamed = store.manifest.info.get("renamed")
-    names = renamed.get(ntype) if isinstance(renamed, dict) else None
-    return names if isinstance(names, dict) else {}
-
-
 def _owned(config: dict[str, Any], ntype: str, part_id: int) -> tuple[int, int]:
     """The ids of a type that a part owns; part by part its ranges make 0 … count."""
     sizes = [high - low for low, high in config["node_map"][ntype]]
@@ -168,3 +163,78 @@ def _join(pieces: list[Any]) -> Any:
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
 
 
+def _partition_graph(original: Any) -> Any:
+    def partition_graph(*args: Any, **kwargs: Any) -> Any:
+        return partition(original, selected(), names("partition", "method"), *args, **kwargs)
+    return partition_graph
+
+
+def _load_partition(original: Any) -> Any:
+    def load_partition(part_config: str, part_id: int, load_feats: bool = True,
+                       *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(part_config):
+            return original(part_config, part_id, load_feats, *args, **kwargs)
+        return _loaded(part_config, part_id, load_graph(part_config, part_id), load_feats)
+    return load_partition
+
+
+def _load_partition_on_server(original: Any) -> Any:
+    def load_partition(part_config: str, part_id: int, load_feats: bool = True,
+                       *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(part_config):
+            return original(part_config, part_id, load_feats, *args, **kwargs)
+        _serving.append(part_config)
+        return _loaded(part_config, part_id, load_nothing(part_config, part_id), load_feats)
+    return load_partition
+
+
+_serving: list[str] = []
+"""The meta-partitioned graphs of which this process is a server."""
+
+
+def _loaded(part_config: str, part_id: int, graph: Any, load_feats: bool) -> Any:
+    book, name, ntypes, etypes = dgl.distributed.load_partition_book(part_config, part_id)
+    features = load_features(part_config, part_id) if load_feats else {}
+    return graph, features, {}, book, name, list(ntypes), list(etypes)
+
+
+def _load_partition_feats(original: Any) -> Any:
+    def load_partition_feats(part_config: str, part_id: int, load_nodes: bool = True,
+                             load_edges: bool = True) -> Any:
+        if not is_ours(part_config):
+            return original(part_config, part_id, load_nodes, load_edges)
+        return (load_features(part_config, part_id) if load_nodes else None,
+                {} if load_edges else None)
+    return load_partition_feats
+
+
+def _empty_shared_mem(original: Any) -> Any:
+    def empty_shared_mem(name: str, is_create: bool, shape: Any, dtype: Any = "float32") -> Any:
+        """Shared memory cannot be empty, but a part may own no node of a type."""
+        if 0 not in shape:
+            return original(name, is_create, shape, dtype)
+        return dgl.ndarray.empty(tuple(shape), dtype)
+    return empty_shared_mem
+
+
+def _refused_request(original: Any) -> Any:
+    def process_request(self: Any, server_state: Any) -> Any:
+        if _serving:
+            raise HetaError(f"{type(self).__name__} reached the server of the meta-partitioned "
+                            f"graph {_serving[-1]}, which holds no edges: a trainer runs without "
+                            "dgl-heta; start all processes by `dgl-heta launch` or `dgl-heta run`")
+        return original(self, server_state)
+    return process_request
+
+
+PATCHES = (
+    *patch_all(homes("partition_graph"), _partition_graph, "partition by the selected method"),
+    *patch_all(homes("load_partition"), _load_partition, "load a part from the relation store"),
+    *patch_all(homes("load_partition of servers"), _load_partition_on_server,
+               "servers of a meta-partitioned graph hold no edges"),
+    *patch_all(homes("load_partition_feats"), _load_partition_feats,
+               "node data of a part from the relation store"),
+    *patch_all(homes("empty_shared_mem"), _empty_shared_mem, "a part may own no node of a type"),
+    *patch_all(homes("requests to servers", "process_request"), _refused_request,
+               "refuse sampling and queries on the servers, too"),
+)

@@ -14,14 +14,17 @@ from dgl_heta.distdgl.session import Session
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.system.jit import kernel
 
+Reached = dict[str, tuple[np.ndarray, np.ndarray]]
+"""Per node type input nodes and for each the bits of the trainers whose seeds reach it."""
 
-def reached_by(session: Session, batch: MiniBatch) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+
+def reached_by(session: Session, batch: MiniBatch) -> Reached:
     """Per node type the input nodes and for each the trainers' bits, by rank (at most 64).
 
     A node that is a seed of one trainer and a neighbour of another's is reached by both, which
     only the machine with that relation sees: the bits of seeds are exchanged at each layer.
     """
-    group = session.group
+    group = session.sampling
     if not session.embeddings:
         return {}
     ranks = group.ranks if session.world.size > 1 else (0,)

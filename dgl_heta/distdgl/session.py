@@ -15,11 +15,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.distdgl.partitions import graph_names
+from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.nn import use_kernel
-from dgl_heta.partition.directory import open_partition
+from dgl_heta.partition.directory import graph_names, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
@@ -88,11 +88,14 @@ class Session:
                              f"{plan.replication}, which DistDGL scripts cannot use: their blocks "
                              "have common rows for seeds alone; partition with --replication full")
         self.wrapper = plugins.get("module wrapper", train.wrapper)
+        self.source = plugins.get("batch source", train.batches)
         plugins.get("cache policy", settings.cache.policy)
         use_kernel(plugins.get("aggregation kernel", train.kernel))
         self.plan: Plan = self.wrapper.plan(plan)
         self.traffic = Traffic()
-        self.world = self.group = Comm(self.traffic)
+        self.world = self.group = self.sampling = Comm(self.traffic)
+        """All trainers; those of this trainer's group; these again with a process group of their
+        own, for what they agree on when they sample, maybe on another thread."""
         self.trainers: list[list[int]] = [[0]]
         """Ranks of the trainers of each machine."""
         self.members: tuple[int, ...] = (part,)
@@ -103,8 +106,8 @@ class Session:
         self.loaders = 0
         self.modules: list[weakref.ref[nn.Module]] = []
         self.embeddings: list[Any] = []
-        self._pending = False
-        self.after_backward: list[Callable[[], None]] = []
+        self.backward = BackwardEnd()
+        self.backward.actions.append(self._start_chain)
         self.shapes: dict[Any, torch.Size | None] = {}
         self.all_complete = settings.train.complete_states
         """Whether the states of all seeds are wanted on all machines, read or not."""
@@ -154,10 +157,11 @@ class Session:
             for place in range(counts.copy().pop()):
                 ranks = [self.trainers[m][place] for m in members]
                 # Every trainer must take part in making every group.
-                made = (dist.new_group(ranks, timeout=timeout, backend="gloo")
-                        if len(ranks) > 1 else None)
+                made = [dist.new_group(ranks, timeout=timeout, backend="gloo")
+                        if len(ranks) > 1 else None for _ in range(2)]
                 if dist.get_rank() in ranks:
-                    self.group = Comm(self.traffic, ranks, made)
+                    self.group = Comm(self.traffic, ranks, made[0])
+                    self.sampling = Comm(Traffic(), ranks, made[1])
 
     def agree(self, what: str, values: Sequence[int]) -> None:
         """Check that all trainers are at the same point with the same values.
@@ -208,16 +212,11 @@ class Session:
         """Called in a backward pass; what follows it is done once, at its end."""
         if self.batch is not None:
             self.batch.trained = True
-        if not self._pending:
-            self._pending = True
-            engine: Any = torch.autograd.Variable._execution_engine
-            engine.queue_callback(self._end_backward)
+        self.backward.under_way()
 
-    def _end_backward(self) -> None:
-        self._pending = False
+    def _start_chain(self) -> None:
+        """Let the exchanges of a further forward pass make a chain of their own."""
         self.exchange.token = torch.zeros(1, requires_grad=True)
-        for action in self.after_backward:
-            action()
 
     def rows(self, name: str) -> np.ndarray | None:
         """The stored array of a DistTensor (its name in the key-value store), if it is here."""

@@ -14,15 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
+from dgl.distributed.utils import totensor
 from torch import Tensor
 
 from dgl_heta.cache.observing import ObservingCache, called_rows
-from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.feature_stores import tell
+from dgl_heta.distdgl.selection import selected
+from dgl_heta.distdgl.session import Session, current
+from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import lazy_rows
 from dgl_heta.features.files import Rows, open_rows
 from dgl_heta.features.row_kernels import gather_rows
+from dgl_heta.hooks.manager import plugins
 from dgl_heta.system.memory import capacity_bytes, fit_in_memory
+from dgl_heta.system.patching import patch_all
 
 Pull = Callable[[Any, Any], Tensor]
 
@@ -34,8 +40,6 @@ _graph_data: set[str] = set()
 
 def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor | None:
     """Rows of a DistTensor that holds node data of the graph; None if it is not ours to read."""
-    from dgl.distributed.utils import totensor
-
     array = session.rows(tensor._name) if session is not None else None
     if array is None and tensor._name not in _graph_data:
         return None
@@ -81,10 +85,8 @@ def refuse_write(session: Session | None, tensor: Any) -> None:
 
 def open_graph(graph: Any) -> None:
     """A graph that DGL partitioned was opened: its node data may be cached."""
-    from dgl_heta.distdgl.activate import selected
-
     _graph_data.clear()
-    if selected()[0].cache.policy == "none":
+    if selected().cache.policy == "none":
         return
     data = graph._ndata_store
     tables = [data] if len(graph.ntypes) == 1 else [data[t] for t in graph.ntypes]
@@ -101,11 +103,7 @@ def close() -> None:
 def _cache_in_force() -> ObservingCache | None:
     """The cache of this process, made when it is first needed; None where none is wanted."""
     global _cache
-    from dgl_heta.distdgl.activate import selected
-    from dgl_heta.distdgl.feature_stores import tell
-    from dgl_heta.hooks.manager import plugins
-
-    cache = selected()[0].cache
+    cache = selected().cache
     if cache.policy == "none":
         return None
     if _cache is None:
@@ -134,10 +132,8 @@ def _pulled(tensor: Any, pull: Pull) -> tuple[Rows, np.ndarray]:
 
 def _stored(array: np.ndarray) -> tuple[Rows]:
     """Rows of this machine's store, read as the settings say."""
-    from dgl_heta.distdgl.activate import selected
-
     flat = array.reshape(len(array), -1)
-    return (open_rows({"rows": flat}, selected()[0].cache.reads,
+    return (open_rows({"rows": flat}, selected().cache.reads,
                       fit_in_memory(array.nbytes))["rows"],)
 
 
@@ -145,3 +141,28 @@ def _known(array: Any) -> set[torch.dtype]:
     """Types under which the key-value store may hold an array: bool becomes uint8 there."""
     dtype = torch.from_numpy(array[:0].copy()).dtype
     return {dtype, torch.uint8} if dtype == torch.bool else {dtype}
+
+
+def _getitem(original: Any) -> Any:
+    def __getitem__(self: Any, idx: Any) -> Any:
+        if not self._attach:
+            rows = read(current(), self, idx, original)
+            if rows is not None:
+                return rows
+        return original(self, idx)
+    return __getitem__
+
+
+def _setitem(original: Any) -> Any:
+    def __setitem__(self: Any, idx: Any, val: Any) -> None:
+        if not self._attach:
+            refuse_write(current(), self)
+        original(self, idx, val)
+    return __setitem__
+
+
+PATCHES = (
+    *patch_all(homes("DistTensor", "__getitem__"), _getitem, "node data from this machine's store"),
+    *patch_all(homes("DistTensor", "__setitem__"), _setitem,
+               "refuse to write node data of the graph"),
+)

@@ -10,8 +10,9 @@ Nothing is imported here when the module is loaded: the protocols lie below all 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dgl_heta.errors import InputError
 
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
     from dgl_heta.models.spec import ModelSpec
     from dgl_heta.partition.request import PartitionRequest, PartitionResult
     from dgl_heta.planning.plan import Plan
-    from dgl_heta.sampling.blocks import InEdges, MiniBatch
+    from dgl_heta.sampling.blocks import InEdges
     from dgl_heta.store import Store
     from dgl_heta.store.writer import Progress
+
+Batch = TypeVar("Batch")
 
 
 class Provider(Protocol):
@@ -113,36 +116,81 @@ class ModelProvider(Provider, Protocol):
         """A model that maps `(MiniBatch, inputs per type)` to outputs per target type."""
 
 
-class WrappedModule(Protocol):
-    """A model as the training loop sees it."""
+@dataclass(frozen=True)
+class WrapContext:
+    """What a module wrapper is told of the worker that it runs on.
 
-    module: nn.Module
+    Attributes
+    ----------
+    world : all workers.
+    group : this worker's model-parallel group, over which the module that is wrapped merges its
+        relations; a group of one where every worker has all edges that it needs.
+    owned : returns the number of training nodes that this worker owns: the seeds of its steps in
+        an epoch. In a script they are known when its training loader is.
+    tables : parameters of which rows move alone, because a step touches few of them
+        (`nn.Embedding` in scripts).
+    replicas : whether each worker trains `tables` for itself (`train.learnable = replica`).
+    """
 
-    def __call__(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Logits of the trainer's own seeds per target type."""
+    world: Comm
+    group: Comm
+    owned: Callable[[], int]
+    tables: tuple[nn.Parameter, ...] = ()
+    replicas: bool = False
 
-    def synchronize_gradients(self) -> None:
-        """Called after backward and before the optimizer's step."""
 
-    def end_epoch(self, epoch: int) -> None:
-        """Called after the last step of an epoch (model averaging, for one)."""
+class WrappedModule:
+    """A module on one worker, as the training loop or the script's loop sees it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Run the module."""
+        return self.module(*inputs, **kwargs)
+
+    def after_backward(self) -> None:
+        """Called after each backward pass, before the optimizers' step.
+
+        Workers may wait for each other here, unless their numbers of steps may differ.
+        """
+
+    def epoch_ended(self, epoch: int) -> None:
+        """Called on all workers after the last step of an epoch (from 1 on), before it is
+        validated; they may wait for each other here."""
+
+    def finish(self) -> None:
+        """Called when training is over: in own training on all workers, before the last test and
+        the saving; in a script when its process ends, where nobody may wait for another."""
 
 
 class ModuleWrapper(Provider, Protocol):
-    """A way to run a single-process model on several workers; hook `dgl_heta_module_wrappers`."""
+    """A way to run a single-process model on several workers; hook `dgl_heta_module_wrappers`.
 
-    @abstractmethod
+    It serves `dgl-heta train` and, where a script calls DistributedDataParallel, DistDGL scripts.
+    What it wraps merges relations over its group already; a wrapper keeps parameters equal.
+    """
+
+    any_graph: bool = False
+    """Whether it is used in scripts on parts that DGL made, too (METIS, random), if `train.wrapper`
+    names it. DGL's own DistributedDataParallel is used there otherwise."""
+    uneven_steps: bool = False
+    """Whether workers may take different numbers of steps in an epoch. Then each steps through the
+    training nodes that it owns, and nobody waits for another but at the end of an epoch."""
+
     def plan(self, plan: Plan) -> Plan:
         """The plan that the workers follow, given the partition backend's."""
+        return plan
 
     @abstractmethod
-    def wrap(self, module: nn.Module, world: Comm, group: Comm) -> WrappedModule:
-        """Wrap a model; `group` is this worker's model-parallel group.
+    def wrap(self, module: nn.Module, context: WrapContext) -> WrappedModule:
+        """Wrap a module, whose parameters are equal on all workers."""
 
-        In DistDGL scripts, whose models are wrapped by DistributedDataParallel, `plan` alone is
-        called, and after each backward pass `average_gradients(parameters, world)` if the
-        provider has it, instead of :class:`dgl_heta.comm.gradients.GradientAverage`.
-        """
+    def owned(self, nodes: np.ndarray, worker: int, workers: int) -> np.ndarray:
+        """With `uneven_steps`, which of a type's training nodes (ascending ids) a worker owns in
+        own training; together the workers own each of them once. Default: even ranges."""
+        count = len(nodes)
+        return nodes[count * worker // workers:count * (worker + 1) // workers]
 
 
 class Kernel(Provider, Protocol):
@@ -199,11 +247,24 @@ class Kernel(Provider, Protocol):
 
 
 class BatchSource(Provider, Protocol):
-    """Where a worker's mini-batches come from: when they are sampled, and in which form."""
+    """Where a worker's mini-batches come from; hook `dgl_heta_batch_sources`.
+
+    It decides when batches are sampled, and by which threads; what is in them is the sampler's.
+    """
 
     @abstractmethod
-    def batches(self, sampled: Iterator[MiniBatch]) -> Iterator[MiniBatch]:
-        """The batches of an epoch, in the order of `sampled`, which samples one when asked."""
+    def batches(self, steps: int, sample: Callable[[int], Batch], in_order: bool
+                ) -> Iterator[Batch]:
+        """The batches of an epoch, one for each step in order; closed early if a script stops.
+
+        Parameters
+        ----------
+        steps : number of steps.
+        sample : makes the batch of a step, 0 … steps - 1, always the same one; it may be called
+            ahead of time and on other threads.
+        in_order : whether workers agree on their batches when they are sampled. Then `sample` must
+            be called for one step after the other, by one thread at a time.
+        """
 
 
 class CachePolicy(Provider, Protocol):

@@ -15,6 +15,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from dgl_heta.hooks.protocols import (
+        BatchSource,
         CachePolicy,
         Dataset,
         Kernel,
@@ -46,6 +47,11 @@ def dgl_heta_cache_policies() -> list[CachePolicy]:  # type: ignore[empty-body]
 @hookspec
 def dgl_heta_kernels() -> list[Kernel]:  # type: ignore[empty-body]
     """Aggregation kernels (AGG_r); selected by `train.kernel`."""
+
+
+@hookspec
+def dgl_heta_batch_sources() -> list[BatchSource]:  # type: ignore[empty-body]
+    """When mini-batches are sampled, and by which threads; selected by `train.batches`."""
 
 
 @hookspec

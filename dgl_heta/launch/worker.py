@@ -69,11 +69,11 @@ def _engine(job: dict[str, Any], registry: Plugins) -> Engine:
     from dgl_heta.planning.plan import Plan
     from dgl_heta.settings import Settings
     from dgl_heta.store import Store
-    from dgl_heta.training.engine import Engine
+    from dgl_heta.training.setup import build_engine
 
     store = Store(job["store"])
     plan = Plan.from_json(job["plan"], store.schema, "of this job")
-    return Engine(store, plan, Settings(**job["settings"]), registry, Path(job["run_dir"]))
+    return build_engine(store, plan, Settings(**job["settings"]), registry, Path(job["run_dir"]))
 
 
 def emit(event: dict[str, Any]) -> None:

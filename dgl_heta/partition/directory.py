@@ -108,3 +108,10 @@ def open_partition(path: str | Path) -> tuple[Store, Plan]:
                          f"{store.directory}: node types, relations, counts or feature sizes "
                          "differ")
     return store, plan
+
+
+def graph_names(store: Store, ntype: str) -> dict[str, str]:
+    """Arrays of a type that the graph which was partitioned had under another name: that name."""
+    renamed = store.manifest.info.get("renamed")
+    names = renamed.get(ntype) if isinstance(renamed, dict) else None
+    return names if isinstance(names, dict) else {}

@@ -21,7 +21,7 @@ from dgl_heta.prediction.layerwise import Layerwise, head
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.training.checkpoint import MODEL_FILE, read_spec
-from dgl_heta.training.engine import Engine
+from dgl_heta.training.setup import build_engine
 from dgl_heta.training.tasks import NodeStep
 
 Report = Callable[[dict[str, Any]], None]
@@ -79,7 +79,7 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
 @torch.no_grad()
 def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings,
                registry: Plugins, out: np.ndarray, report: Report) -> None:
-    engine = Engine(store, plan, settings, registry, Path(job["run_dir"]))
+    engine = build_engine(store, plan, settings, registry, Path(job["run_dir"]))
     with safe_open(Path(job["run_dir"]) / MODEL_FILE, "pt") as weights:
         names = [k for k in weights.keys() if k.startswith("model.")]  # noqa: SIM118
         engine.model.load_state_dict(

@@ -1,8 +1,8 @@
 """Module wrappers: how a single-process model runs on several workers.
 
-`raf` exchanges partial aggregations inside a model-parallel group; `ddp` is plain data
-parallelism for comparison, where every worker holds the whole graph. Both average the
-gradients of dense parameters over all workers.
+`raf` follows the plan of the partition backend, whose workers exchange partial aggregations inside
+model-parallel groups; `ddp` is plain data parallelism for comparison, where every worker has the
+whole graph. Both average the gradients of dense parameters over all workers.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.gradients import GradientAverage
+from dgl_heta.comm.gradients import GradientAverage, average_rows
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.hooks.protocols import ModuleWrapper
+from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext, WrappedModule
 from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
@@ -22,26 +22,83 @@ from dgl_heta.raf.exchange import GroupExchange, _Anchor
 from dgl_heta.sampling.blocks import MiniBatch
 
 
-class RafModule(nn.Module):
-    """A model whose cross-relation reductions run over a model-parallel group."""
+class GradientSync(WrappedModule):
+    """A module whose gradients are averaged over all workers after each backward pass."""
 
-    def __init__(self, module: nn.Module, world: Comm, group: Comm) -> None:
+    def __init__(self, module: nn.Module, context: WrapContext) -> None:
+        super().__init__(module)
+        self._context, self._average = context, GradientAverage()
+        alone = {id(table) for table in context.tables}
+        self._dense = [p for p in module.parameters() if p.requires_grad and id(p) not in alone]
+
+    def after_backward(self) -> None:
+        world = self._context.world
+        self._average(self._dense, world)
+        for table in self._context.tables:
+            if not self._context.replicas:
+                average_rows(table, world)
+            elif table.grad is not None:
+                table.grad = table.grad / world.size
+
+
+class Raf(ModuleWrapper):
+    """The `raf` wrapper: the plan as it is."""
+
+    name = "raf"
+
+    def wrap(self, module: nn.Module, context: WrapContext) -> WrappedModule:
+        return GradientSync(module, context)
+
+
+class Ddp(Raf):
+    """The `ddp` wrapper: every worker has the whole graph and is a group by itself."""
+
+    name = "ddp"
+
+    def plan(self, plan: Plan) -> Plan:
+        return data_parallel(plan)
+
+
+def data_parallel(plan: Plan) -> Plan:
+    """The plan of as many workers, each a group by itself with all relations that it needs."""
+    whole = make_plan(plan.schema, plan.targets, plan.hops, 1, plan.metapaths or None,
+                      method="ddp")
+    (one,) = whole.partitions
+    return replace(whole, partitions=tuple(
+        replace(one, index=i, group=i) for i in range(plan.num_parts)))
+
+
+class RafModule(nn.Module):
+    """A model whose cross-relation reductions run over a model-parallel group.
+
+    Raises
+    ------
+    InputError
+        The model has no reduction, but the group has several workers.
+    """
+
+    def __init__(self, module: nn.Module, group: Comm) -> None:
         super().__init__()
         self.module = module
-        self._world = world
-        self._average = GradientAverage()
         self._exchange = GroupExchange(group)
         self._several = group.size > 1
-        found = [m for m in module.modules() if isinstance(m, CrossRelation)]
-        if not found and group.size > 1:
+        reducers = [m for m in module.modules() if isinstance(m, CrossRelation)]
+        if not reducers and group.size > 1:
             raise InputError(
                 f"{type(module).__name__} cannot run under RAF: it has no CrossRelation module, "
                 "so there is no cross-relation aggregation to reduce over the workers"
             )
-        for reducer in found:
+        for reducer in reducers:
             reducer.exchange = self._exchange
 
     def forward(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs of the worker's own seeds per target type.
+
+        Raises
+        ------
+        HetaError
+            A reduction is missing, or there is not one row for each seed.
+        """
         exchange = self._exchange
         exchange.begin()
         outputs = self.module(batch, inputs)
@@ -61,37 +118,3 @@ class RafModule(nn.Module):
                     f"'{ntype}'; use Block.wanted or Block.destination for the last layer's rows"
                 )
         return {t: _Anchor.apply(out, exchange.token) for t, out in outputs.items()}
-
-    def synchronize_gradients(self) -> None:
-        self._average(self.module.parameters(), self._world)
-
-    def end_epoch(self, epoch: int) -> None:
-        pass
-
-
-class Raf(ModuleWrapper):
-    """The `raf` wrapper."""
-
-    name = "raf"
-
-    def plan(self, plan: Plan) -> Plan:
-        return plan
-
-    def wrap(self, module: nn.Module, world: Comm, group: Comm) -> RafModule:
-        return RafModule(module, world, group)
-
-
-class Ddp(ModuleWrapper):
-    """The `ddp` wrapper: every worker holds the whole graph and is a group by itself."""
-
-    name = "ddp"
-
-    def plan(self, plan: Plan) -> Plan:
-        whole = make_plan(plan.schema, plan.targets, plan.hops, 1, plan.metapaths or None,
-                          method="ddp")
-        (one,) = whole.partitions
-        return replace(whole, partitions=tuple(
-            replace(one, index=i, group=i) for i in range(plan.num_parts)))
-
-    def wrap(self, module: nn.Module, world: Comm, group: Comm) -> RafModule:
-        return RafModule(module, world, group)

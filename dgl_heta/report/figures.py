@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dgl_heta.report.records import CAUSES, STAGES
 from dgl_heta.report.text import printable
-
-STAGES = ("sample", "fetch", "forward", "backward", "update")
-CAUSES = ("partials", "gradients", "learnable", "sampling")
 
 
 @dataclass

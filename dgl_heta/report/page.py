@@ -18,8 +18,6 @@ from dgl_heta.report.charts import (
     without_waiting,
 )
 from dgl_heta.report.figures import (
-    CAUSES,
-    STAGES,
     Figures,
     as_mapping,
     as_number,
@@ -30,6 +28,7 @@ from dgl_heta.report.figures import (
     run_names,
 )
 from dgl_heta.report.reading import Run, read_run
+from dgl_heta.report.records import CAUSES, STAGES
 from dgl_heta.report.text import human_bytes, printable
 from dgl_heta.system.files import write_atomic
 

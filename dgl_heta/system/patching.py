@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,12 @@ class Patch:
         for parent in parents:
             owner = getattr(owner, parent)
         return owner, name
+
+
+def patch_all(targets: Iterable[str], make: Callable[[Any], Any], why: str) -> Iterator[Patch]:
+    """The same patch for several names of one thing."""
+    for target in targets:
+        yield Patch(target, make, why)
 
 
 _MISSING = object()

@@ -1,44 +1,34 @@
-"""One worker's training engine: the seam between plan, store, sampler, reducer and model."""
+"""One worker's training steps: sample, fetch, forward, backward, update."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
-from dgl_heta.errors import InputError
+from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.errors import HetaError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
-from dgl_heta.features.averages import common_width
-from dgl_heta.features.disk_tables import DiskTables, memory_tables
-from dgl_heta.features.sparse_adam import AdamSettings, RowTable
-from dgl_heta.hooks.manager import Plugins
-from dgl_heta.models import ModelProvider, ModelSpec, find_model
-from dgl_heta.nn import use_kernel
+from dgl_heta.hooks.protocols import BatchSource, ModuleWrapper, WrapContext
+from dgl_heta.models import ModelSpec
 from dgl_heta.planning.plan import Plan
+from dgl_heta.raf.wrapper import RafModule
+from dgl_heta.report.records import STAGES
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.kernels import hash_key
-from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
-from dgl_heta.system.memory import fit_in_memory
-from dgl_heta.training.average_inputs import AverageInputs, paths_of
-from dgl_heta.training.tasks import Step, TrainingTask, make_task
+from dgl_heta.training.average_inputs import AverageInputs
+from dgl_heta.training.tasks import Step, TrainingTask
 
-if TYPE_CHECKING:
-    from dgl_heta.training.caches import FeatureCaches
-
-STAGES = ("sample", "fetch", "forward", "backward", "update")
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
 
 
@@ -50,113 +40,153 @@ class Sampler(Protocol):
                without: np.ndarray | None = None) -> MiniBatch: ...
 
 
+class Caches(Protocol):
+    """Caches of input features; see :class:`dgl_heta.training.caches.FeatureCaches`."""
+
+    policy: str
+    capacity: int
+    seconds: float
+    notes: list[str]
+    penalties: dict[str, float]
+
+    def read(self, nodes: Mapping[str, np.ndarray]) -> None:
+        """Count the input nodes of a batch."""
+
+    def reset(self) -> None:
+        """Count from zero."""
+
+    def counted(self) -> dict[str, dict[str, int]]:
+        """Per type what was read, and what of it was cached; all workers call it."""
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a run, as one of them sees them.
+
+    Attributes
+    ----------
+    rank, local : this worker, and the number of workers on its machine.
+    world, group : all workers, and those of this worker's model-parallel group.
+    sampling : the group with process groups of its own, for what workers agree on when they
+        sample: another thread may do so while this one trains.
+    traffic : what was sent over `world` and `group`, and over `sampling`.
+    """
+
+    rank: int
+    local: int
+    device: torch.device
+    world: Comm
+    group: Comm
+    sampling: Comm
+    traffic: tuple[Traffic, Traffic]
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where a batch's input features come from.
+
+    Attributes
+    ----------
+    static, learnable : rows of types with features and of the others.
+    averages : neighbour averages, which some models read instead of both.
+    fits : whether all that is in files fits into memory.
+    """
+
+    static: StaticFeatures
+    learnable: LearnableFeatures
+    averages: AverageInputs | None
+    fits: bool
+
+
 class Engine:
     """Trains one model on one worker, in step with the others.
 
+    :func:`dgl_heta.training.setup.build_engine` makes one from a store, a plan and settings.
+
     Parameters
     ----------
-    store, plan : the graph and the partition backend's plan; the module wrapper may replace
-        the plan. With T trainers per partition, worker `rank` runs partition `rank // T`.
-    settings, plugins : which providers, with which settings.
-    scratch : directory for neighbour averages, which some models compute first, and for tables
-        on disk.
-
-    Raises
-    ------
-    InputError
-        The store has no task, the plan has other targets or layers than the model, a model
-        that the settings or the plan do not fit.
+    plan : the one that the workers follow, each its partition of its rank.
+    samplers : of training and of evaluation.
+    wrapper : keeps the model's parameters equal on all workers.
     """
 
-    def __init__(self, store: Store, plan: Plan, settings: Settings, plugins: Plugins,
-                 scratch: Path | None = None) -> None:
-        train, model = settings.train, settings.model
-        self.task, self.spec, provider = check(store, plan, settings, plugins)
-        wrapper = plugins.get("module wrapper", train.wrapper)
-        use_kernel(plugins.get("aggregation kernel", train.kernel))
-        self.device = _device(train.device)
-        self.dtype = torch.float64 if train.dtype == "float64" else torch.float32
-        self.rank = int(os.environ.get("RANK", "0"))
-        workers = int(os.environ.get("WORLD_SIZE", "1"))
-        self.plan = with_trainers(wrapper.plan(plan), train.trainers)
-        if workers != self.plan.num_parts:
-            raise InputError(f"{workers} workers were started for {self.plan.num_parts} "
-                             "partitions and trainers; start one worker for each trainer of each "
-                             "partition")
-        local_workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        torch.set_num_threads(train.threads or max(_cores() // local_workers, 1))
-        init_workers("nccl" if self.device.type == "cuda" else "gloo", settings.run.timeout_s)
-        self.traffic = Traffic()
-        self.world, self.group = make_comms(self.plan, self.traffic, settings.run.timeout_s)
+    caches: Caches | None = None
 
-        self.settings, self.store = settings, store
-        partition = self.plan.partitions[self.rank]
-        scope = SamplingScope.of(self.plan, self.rank)
-
-        def sampler(fanouts: list[int]) -> NeighborSampler:
-            return NeighborSampler(store, scope, fanouts, train.seed, train.seed_states,
-                                   self._agree, self.task.held_out)
-
-        self.averages: AverageInputs | None = None
-        if kind := getattr(provider, "precomputed", None):
-            if scratch is None:
-                raise InputError(f"model '{model.name}' needs a directory for its averages")
-            self.averages = AverageInputs(kind, store, self.plan, self.rank, settings,
-                                          scratch / "averages", self.world, self.spec.paths)
-            self._sampler: Sampler = self.averages
-            self._eval_sampler: Sampler = self.averages
-        else:
-            self._sampler = sampler(train.fanouts)
-            self._eval_sampler = (self._sampler if train.eval_fanouts is None
-                                  else sampler(train.eval_fanouts))
-        used = {t for p in self.plan.partitions for t in p.node_types}
-        featureless = [t for t in store.schema.node_types
-                       if t in used and not store.has_array(t, "feat") and not self.averages]
-        make: Callable[[str, int, int, torch.dtype], RowTable] = memory_tables
-        tables = 0  # bytes on disk, at most
-        if settings.cache.learnable == "disk":
-            if scratch is None:
-                raise InputError("cache.learnable = disk needs a directory for the tables")
-            tables = 3 * model.hidden * self.dtype.itemsize * sum(
-                store.schema.node_counts[t] for t in featureless if t in partition.node_types)
-        rows = sum(store.array(t, "feat").nbytes for t in partition.node_types
-                   if store.has_array(t, "feat"))
-        self.fits = fit_in_memory(local_workers * (rows + tables))  # all that is in files
-        if tables and scratch is not None:
-            make = DiskTables(scratch, self.fits)
-        self.static = StaticFeatures(store, partition.node_types, self.dtype, self.device,
-                                     settings.cache.reads, self.fits)
-        twice = self.plan.targets if scope.seeds_apart or self.task.held_out else ()
-        self.learnable = LearnableFeatures(
-            {t: store.schema.node_counts[t] for t in featureless},
-            {t: self.plan.users(t) for t in featureless},
-            model.hidden, self.dtype, self.world, train.learnable, AdamSettings(train.sparse_lr),
-            train.seed, twice, make)
-        torch.manual_seed(train.seed % 2**63)
-        self.model = provider.build(self.spec).to(self.device, self.dtype)
-        self.wrapped = wrapper.wrap(self.model, self.world, self.group)
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=train.lr,
-                                          weight_decay=train.weight_decay)
+    def __init__(self, store: Store, plan: Plan, settings: Settings, task: TrainingTask,
+                 spec: ModelSpec, workers: Workers, samplers: tuple[Sampler, Sampler],
+                 source: BatchSource, inputs: Inputs, model: nn.Module, wrapper: ModuleWrapper
+                 ) -> None:
+        self.store, self.plan, self.settings = store, plan, settings
+        self.task, self.spec, self.model = task, spec, model
+        self.rank, self.local_workers, self.device = workers.rank, workers.local, workers.device
+        self.world, self.group, self._traffic = workers.world, workers.group, workers.traffic
+        self._sampler, self._eval_sampler = samplers
+        self._source, self._wrapper = source, wrapper
+        self.static, self.learnable = inputs.static, inputs.learnable
+        self.averages, self.fits = inputs.averages, inputs.fits
+        self.wrapped = wrapper.wrap(RafModule(model, self.group),
+                                    WrapContext(self.world, self.group, self.owned))
+        self.optimizer = torch.optim.Adam(model.parameters(), lr=settings.train.lr,
+                                          weight_decay=settings.train.weight_decay)
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        self.own_epochs: list[tuple[float, float, float]] = []  # seconds, waiting, bytes sent
-        self.local_workers = local_workers
-        self.caches: FeatureCaches | None = None  # see dgl_heta.training.caches
+
+    @property
+    def sent(self) -> Counter[str]:
+        """Bytes that this worker has sent since the epoch began, by cause."""
+        return sum((traffic.bytes for traffic in self._traffic), Counter())
+
+    @property
+    def waited(self) -> float:
+        """Seconds that it has waited for others."""
+        return sum(traffic.seconds for traffic in self._traffic)
+
+    def reset_traffic(self) -> None:
+        """Count from zero."""
+        for traffic in self._traffic:
+            traffic.reset()
 
     def start_epoch(self, epoch: int) -> None:
         """Reset counters, and the generator of dropout, which each worker has its own of."""
         torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank) % 2**63)
         self.seconds = dict.fromkeys(STAGES, 0.0)
-        self.traffic.reset()
+        self.reset_traffic()
         if self.caches is not None:
             self.caches.reset()
 
     def steps(self, split: str, epoch: int = 0) -> list[Step]:
-        """The steps of an epoch over a split, the same on all workers."""
-        return self.task.steps(split, epoch, self.settings.train.batch_size * self.world.size)
+        """The steps of an epoch over a split: the same on all workers, who have a share of each.
 
-    def train_step(self, step: Step, number: int) -> Tensor:
+        With a module wrapper whose workers may take different numbers of steps, those of training
+        are this worker's own.
+        """
+        train = self.settings.train
+        if split == "train" and self._wrapper.uneven_steps:
+            return self.task.steps(split, epoch, train.batch_size, self._owned)
+        return self.task.steps(split, epoch, train.batch_size * self.world.size)
+
+    def owned(self) -> int:
+        """The number of seeds that this worker has in an epoch."""
+        rank, size = self.rank, self.world.size
+        return sum(step.size if step.own else step.size * (rank + 1) // size
+                   - step.size * rank // size for step in self.steps("train"))
+
+    def batches(self, steps: Sequence[Step], first: int, evaluate: bool = False
+                ) -> Iterator[MiniBatch]:
+        """This worker's batches of some steps, whose numbers start from `first`."""
+        sampler = self._eval_sampler if evaluate else self._sampler
+        return self._source.batches(
+            len(steps), lambda index: self._batch(sampler, steps[index], first + index),
+            self.plan.replication == "none")
+
+    def train(self, steps: Sequence[Step], first: int) -> Iterator[Tensor]:
+        """Take optimizer steps, with numbers from `first` on; yields the statistics of each."""
+        batches = self.batches(steps, first)
+        with _closed(batches):
+            for step in steps:
+                yield self.train_step(step, self._next(batches))
+
+    def train_step(self, step: Step, batch: MiniBatch) -> Tensor:
         """One optimizer step; returns this worker's statistics of it."""
-        batch = self.sample(step, number)
         self.model.train()
         with self.timed("fetch"):
             inputs = self.inputs(batch, train=True)
@@ -165,7 +195,7 @@ class Engine:
         with self.timed("backward"):
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            self.wrapped.synchronize_gradients()
+            self.wrapped.after_backward()
         with self.timed("update"):
             self.optimizer.step()
             self.learnable.update()
@@ -178,20 +208,24 @@ class Engine:
     def loss(self, outputs: dict[str, Tensor], step: Step) -> tuple[Tensor, Tensor]:
         """`(loss, statistics)` of this worker's share of a step.
 
-        The loss is scaled so that averaging gradients over workers gives the gradient of one
-        process whatever the workers' shares are.
+        The loss is scaled so that averaging gradients over the step's workers gives the gradient
+        of one process whatever the workers' shares are.
         """
-        return self.task.loss(outputs, step, self.rank, self.world.size)
+        return self.task.loss(outputs, step, *self._share(step))
 
     @torch.no_grad()
     def evaluate(self, split: str) -> tuple[float, float]:
         """`(score, mean loss)` over a split, by all workers together; NaN if it is empty."""
         self.model.eval()
-        totals = None
-        for index, step in enumerate(self.steps(split)):
-            batch = self._batch(self._eval_sampler, step, _EVAL_STEPS + index)
-            _, statistics = self.loss(self.wrapped(batch, self.inputs(batch, train=False)), step)
-            totals = statistics if totals is None else totals + statistics
+        totals, steps = None, self.task.steps(
+            split, 0, self.settings.train.batch_size * self.world.size)
+        batches = self.batches(steps, _EVAL_STEPS, evaluate=True)
+        with _closed(batches):
+            for step in steps:
+                batch = self._next(batches)
+                _, statistics = self.loss(self.wrapped(batch, self.inputs(batch, train=False)),
+                                          step)
+                totals = statistics if totals is None else totals + statistics
         return self.score(totals)
 
     def score(self, statistics: Tensor | None) -> tuple[float, float]:
@@ -214,28 +248,6 @@ class Engine:
         rows.update(self.learnable.fetch(batch.input_nodes, self.device, train))
         return {t: rows[t] for t in batch.input_nodes}
 
-    def _batch(self, sampler: Sampler, step: Step, number: int) -> MiniBatch:
-        """The blocks of this worker's group's part of a step."""
-        with self.timed("sample"):
-            ranks = self.group.ranks if self.world.size > 1 else (0,)
-            parts = [self.task.seeds(step, rank, self.world.size) for rank in ranks]
-            seeds, shares = join_seeds(parts, self.group.rank)
-            return sampler.sample(seeds, shares, number, self.task.without(step)).to(self.device)
-
-    def _agree(self, found: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
-        """All holders' new nodes of the types that this worker holds in common with others."""
-        group, types = self.group, self.store.schema.node_types
-        counts = torch.tensor([[len(found.get(t, ())) for t in types]])
-        every = group.all_gather_rows(counts, [1] * group.size, "sampling")
-        united = {}
-        for ntype, ids in found.items():
-            holders = group.holders(ntype)
-            column = types.index(ntype)
-            sizes = [int(every[group.ranks.index(rank), column]) for rank in holders.ranks]
-            rows = holders.all_gather_rows(torch.from_numpy(ids), sizes, "sampling")
-            united[ntype] = [part.numpy() for part in rows.split(sizes)]
-        return united
-
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
         """Add the seconds of the body to a stage."""
@@ -245,85 +257,34 @@ class Engine:
             torch.cuda.synchronize()
         self.seconds[stage] += time.perf_counter() - start
 
+    def _owned(self, nodes: np.ndarray) -> np.ndarray:
+        return self._wrapper.owned(nodes, self.rank, self.world.size)
 
-def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
-          ) -> tuple[TrainingTask, ModelSpec, ModelProvider]:
-    """Everything about a run that can be wrong before a worker starts.
+    def _share(self, step: Step) -> tuple[int, int]:
+        """Which worker of how many this one is in a step."""
+        return (0, 1) if step.own else (self.rank, self.world.size)
 
-    Returns the task, what the model is built from, and its provider.
-    """
-    train, model = settings.train, settings.model
-    task = make_task(store, settings)
-    if set(plan.targets) != set(task.targets):
-        raise InputError(
-            f"the plan is for target {', '.join(plan.targets)}, but the task is about "
-            f"{', '.join(task.targets)}; plan with "
-            f"{' '.join(f'--target {t}' for t in task.targets)}"
-        )
-    if plan.hops != model.layers:
-        raise InputError(f"the plan has {plan.hops} hops, but model.layers is {model.layers}; "
-                         "they must be equal")
-    provider = find_model(plugins, model.name)
-    precomputed = getattr(provider, "precomputed", None)
-    if precomputed and task.held_out is not None:
-        raise InputError(f"model '{model.name}' averages over all edges beforehand, so it cannot "
-                         "leave out those that link prediction asks for; use a model that samples "
-                         "(rgcn, rgat, hgt, han)")
-    if precomputed and plan.replication != "full":
-        raise InputError(f"model '{model.name}' reads averages over whole metapaths, which a plan "
-                         "without replication has on no partition; use partition.replication = "
-                         "full")
-    spec = model_spec(store, settings, task.outputs, plan, precomputed)
-    with torch.random.fork_rng(devices=[]):
-        built = provider.build(spec)
-    if not train.seed_states and any(getattr(m, "reads_state", False) for m in built.modules()):
-        raise InputError(f"model '{model.name}' reads the destination's state, which "
-                         "train.seed_states = false leaves out; set it to true")
-    return task, spec, provider
+    def _batch(self, sampler: Sampler, step: Step, number: int) -> MiniBatch:
+        """The blocks of this worker's group's part of a step."""
+        shares = [self._share(step)] if self.group.size == 1 else [
+            (rank, self.world.size) for rank in self.group.ranks]
+        seeds, sharing = join_seeds([self.task.seeds(step, *share) for share in shares],
+                                    self.group.rank)
+        return sampler.sample(seeds, sharing, number, self.task.without(step)).to(self.device)
+
+    def _next(self, batches: Iterator[MiniBatch]) -> MiniBatch:
+        with self.timed("sample"):
+            batch = next(batches, None)
+        if batch is None:
+            raise HetaError(f"batch source '{self._source.name}' gave fewer batches than there "
+                            "are steps; it must give one for each")
+        return batch
 
 
-def with_trainers(plan: Plan, trainers: int) -> Plan:
-    """The plan for several workers per partition: rank p T + t is trainer t of partition p.
-
-    Trainers of equal t make a model-parallel group, so trainers of one partition share its
-    files and nothing else.
-    """
-    if trainers == 1:
-        return plan
-    return replace(plan, partitions=tuple(
-        replace(p, index=p.index * trainers + t, group=p.group * trainers + t)
-        for p in plan.partitions for t in range(trainers)))
-
-
-def model_spec(store: Store, settings: Settings, outputs: Mapping[str, int], plan: Plan,
-               precomputed: str | None = None) -> ModelSpec:
-    """What the model is built from: the store's types, the task's outputs, the settings."""
-    model = settings.model
-    widths = {t: store.array(t, "feat").shape[1] for t in store.schema.node_types
-              if store.has_array(t, "feat")}
-    other = common_width(store, model.hidden) if precomputed == "subsets" else model.hidden
-    dims = {t: widths.get(t, other) for t in store.schema.node_types}
-    paths = paths_of(plan, model.hidden, widths) if precomputed == "paths" else {}
-    return ModelSpec(store.schema, dims, frozenset(widths), dict(outputs), paths=paths,
-                     **model.model_dump(exclude={"name"}))
-
-
-def _cores() -> int:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _device(choice: str) -> torch.device:
-    """The device of this worker: a GPU of its own where there is one for every local worker."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if choice == "cpu" or (choice == "auto" and gpus < workers):
-        return torch.device("cpu")
-    if gpus < workers:
-        raise InputError(f"train.device is 'cuda', but this machine has {gpus} CUDA devices for "
-                         f"{workers} workers; use train.device=cpu or fewer workers")
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
+@contextmanager
+def _closed(batches: Iterator[MiniBatch]) -> Iterator[None]:
+    """Let a source clean up at the end, if it is a generator."""
+    try:
+        yield
+    finally:
+        getattr(batches, "close", lambda: None)()

@@ -8,8 +8,8 @@ import json
 import math
 import platform
 import time
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import torch
 from dgl_heta._version import __version__
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.report.records import CAUSES, STAGES, EpochRecord
 from dgl_heta.settings import Settings
 from dgl_heta.system.memory import peak_rss_mb
 from dgl_heta.training.checkpoint import (
@@ -26,10 +27,7 @@ from dgl_heta.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from dgl_heta.training.engine import STAGES, Engine
-
-CAUSES = ("partials", "gradients", "learnable", "sampling")
-"""What bytes are sent for."""
+from dgl_heta.training.engine import Engine
 
 Report = Callable[[dict[str, Any]], None]
 """Receives progress events: {"event": "step" | "epoch" | "summary", …}."""
@@ -47,9 +45,7 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
         Nothing to train on, or a checkpoint of another run to resume from.
     """
     first, rank = engine.rank == 0, engine.rank
-    if not engine.steps("train"):
-        raise InputError(f"there is nothing to train on: no node of "
-                         f"{' or '.join(repr(t) for t in engine.task.targets)} is in train_mask")
+    _check_seeds(engine)
     mark = fingerprint(engine, settings)
     validates = bool(engine.steps("val"))
     best: dict[str, Any] = {}
@@ -60,28 +56,31 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     log = run_dir / "metrics.jsonl"
     history = _history(log, start)
     if first:
-        log.write_text("".join(json.dumps(line) + "\n" for line in history), encoding="utf-8")
+        log.write_text("".join(json.dumps(record.to_json()) + "\n" for record in history),
+                       encoding="utf-8")
     registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
+    own: list[OwnEpoch] = []
     for epoch in range(start + 1, settings.train.epochs + 1):
-        metrics = _epoch(engine, epoch, settings, report if first else lambda event: None)
-        val_acc = metrics["val_acc"]
-        if not validates or (val_acc is not None and (not best or val_acc > best["val_acc"])):
-            best = {"epoch": epoch, "val_acc": val_acc}
-        history.append(metrics)
+        record = _epoch(engine, epoch, settings, own, report if first else lambda event: None)
+        if not validates or (record.val_acc is not None
+                             and (not best or record.val_acc > best["val_acc"])):
+            best = {"epoch": epoch, "val_acc": record.val_acc}
+        history.append(record)
         save_checkpoint(engine, run_dir, epoch, best, mark)
-        registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=metrics)
+        registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=record.to_json())
         if first:
             with log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(metrics) + "\n")
-            report(metrics)
+                file.write(json.dumps(record.to_json()) + "\n")
+            report(record.to_json())
     if best and best["epoch"] != max(start, settings.train.epochs):
         load_checkpoint(engine, run_dir, best["epoch"])
-    engine.traffic.reset()
+    engine.wrapped.finish()
+    engine.reset_traffic()
     (val_acc, _), (test_acc, test_loss) = engine.evaluate("val"), engine.evaluate("test")
     scores = {"val_acc": _number(val_acc), "test_acc": _number(test_acc),
               "test_loss": _number(test_loss)}
     consolidate(engine, run_dir)
-    summary = _summary(engine, settings, history, best, scores)
+    summary = _summary(engine, settings, history, own, best, scores)
     if first:
         (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n",
                                               encoding="utf-8")
@@ -92,6 +91,16 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     if first:
         report({"event": "summary", **summary})
     return summary
+
+
+def _check_seeds(engine: Engine) -> None:
+    """Refuse, on all workers alike, to train on nothing."""
+    least = torch.tensor([float(bool(engine.steps("train")))])
+    if not engine.world.all_reduce(least, "min", "control").item():
+        raise InputError(f"there is nothing to train on: no node of "
+                         f"{' or '.join(repr(t) for t in engine.task.targets)} is in train_mask"
+                         + (" and owned by this worker" if engine.task.steps("train", 0, 1)
+                            else ""))
 
 
 def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
@@ -114,22 +123,31 @@ def fingerprint(engine: Engine, settings: Settings) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _epoch(engine: Engine, epoch: int, settings: Settings, report: Report) -> dict[str, Any]:
+@dataclass(frozen=True)
+class OwnEpoch:
+    """What an epoch cost this worker: seconds, seconds of waiting for others, bytes sent."""
+
+    seconds: float
+    waiting: float
+    sent: float
+
+
+def _epoch(engine: Engine, epoch: int, settings: Settings, own: list[OwnEpoch], report: Report
+           ) -> EpochRecord:
+    """Train an epoch and validate it; adds to `own`."""
     engine.start_epoch(epoch)
     started = time.perf_counter()
     steps = engine.steps("train", epoch)
     totals = None
-    for index, step in enumerate(steps):
-        statistics = engine.train_step(step, (epoch << 20) + index)
+    for index, statistics in enumerate(engine.train(steps, epoch << 20), 1):
         totals = statistics if totals is None else totals + statistics
-        report({"event": "step", "epoch": epoch, "step": index + 1, "steps": len(steps),
+        report({"event": "step", "epoch": epoch, "step": index, "steps": len(steps),
                 "loss": engine.task.score(statistics)[1]})
-    engine.wrapped.end_epoch(epoch)
+    engine.wrapped.epoch_ended(epoch)
     seconds = time.perf_counter() - started
-    sent = Counter(engine.traffic.bytes)
-    engine.own_epochs.append((seconds, engine.traffic.seconds, float(sum(sent.values()))))
-    waited, stages = engine.traffic.seconds, dict(engine.seconds)
-    cached = {} if engine.caches is None else {"cache": engine.caches.counted()}
+    sent, waiting, stages = engine.sent, engine.waited, dict(engine.seconds)
+    own.append(OwnEpoch(seconds, waiting, float(sum(sent.values()))))
+    cached = None if engine.caches is None else engine.caches.counted()
     train_acc, loss = engine.score(totals)
     if not math.isfinite(loss):
         raise InputError(f"the loss of epoch {epoch} is {loss}: training diverged; lower "
@@ -139,29 +157,25 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, report: Report) -> di
     val_acc = engine.evaluate("val")[0] if validate else float("nan")
     causes = {cause: int(total) for cause, total in zip(CAUSES, engine.sum_over_workers(
         torch.tensor([float(sent[c]) for c in CAUSES], dtype=torch.float64)))}
-    return {
-        "event": "epoch", "epoch": epoch, "loss": loss, "train_acc": train_acc,
-        "val_acc": _number(val_acc),
-        "seconds": {**{s: stages.get(s, 0.0) for s in STAGES}, "waiting": waited,
-                    "total": seconds},
-        "bytes_sent": {**causes, "total": sum(causes.values())},
-        "peak_rss_mb": peak_rss_mb(),
-        **cached,
-    }
+    return EpochRecord(
+        epoch, loss, train_acc, _number(val_acc),
+        {**{s: stages.get(s, 0.0) for s in STAGES}, "waiting": waiting, "total": seconds},
+        {**causes, "total": sum(causes.values())}, peak_rss_mb(), cached)
 
 
-def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
-             best: dict[str, Any], scores: dict[str, float | None]) -> dict[str, Any]:
+def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
+             own: list[OwnEpoch], best: dict[str, Any], scores: dict[str, float | None]
+             ) -> dict[str, Any]:
     """Means per epoch without the first one, which compiles and warms up."""
     steady = history[1:] or history
     world = engine.world
 
     def mean(section: str, key: str) -> float:
-        return sum(line[section][key] for line in steady) / max(len(steady), 1)
+        return sum(getattr(record, section)[key] for record in steady) / max(len(steady), 1)
 
-    epochs = engine.own_epochs[1:] or engine.own_epochs or [(0.0, 0.0, 0.0)]
-    own = [sum(column) / len(epochs) for column in zip(*epochs)]
-    mine = torch.tensor([[peak_rss_mb(), *own]], dtype=torch.float64)
+    epochs = own[1:] or own or [OwnEpoch(0.0, 0.0, 0.0)]
+    means = [sum(column) / len(epochs) for column in zip(*map(astuple, epochs))]
+    mine = torch.tensor([[peak_rss_mb(), *means]], dtype=torch.float64)
     workers = world.all_gather_rows(mine, [1] * world.size, "control").tolist()
     return {
         **scores,
@@ -171,7 +185,7 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
         "peak_rss_mb": max(worker[0] for worker in workers),
         "stages": {stage: mean("seconds", stage) for stage in STAGES},
         "waiting_seconds": mean("seconds", "waiting"),
-        "bytes": {c: int(mean("bytes_sent", c)) for c in CAUSES},
+        "bytes": {cause: int(mean("bytes_sent", cause)) for cause in CAUSES},
         "workers": [{"rank": rank, "peak_rss_mb": rss, "seconds": seconds, "waiting": waiting,
                      "bytes_sent": int(sent)}
                     for rank, (rss, seconds, waiting, sent) in enumerate(workers)],
@@ -185,14 +199,14 @@ def _summary(engine: Engine, settings: Settings, history: list[dict[str, Any]],
     }
 
 
-def _cache(engine: Engine, steady: list[dict[str, Any]]) -> dict[str, Any]:
+def _cache(engine: Engine, steady: list[EpochRecord]) -> dict[str, Any]:
     """What the caches did in an average epoch, with what they were chosen by on worker 0."""
     caches = engine.caches
     if caches is None:
         return {}
     types: dict[str, dict[str, Any]] = {}
-    for line in steady:
-        for ntype, counted in line.get("cache", {}).items():
+    for record in steady:
+        for ntype, counted in (record.cache or {}).items():
             mean = types.setdefault(ntype, dict.fromkeys(counted, 0))
             for name, value in counted.items():
                 mean[name] += value / len(steady)
@@ -208,19 +222,19 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def _history(log: Path, epochs: int) -> list[dict[str, Any]]:
-    """The metrics of the epochs that a resumed run has behind it."""
+def _history(log: Path, epochs: int) -> list[EpochRecord]:
+    """The epochs that a resumed run has behind it."""
     if not epochs or not log.exists():
         return []
-    lines = []
+    records = []
     for text in log.read_text(encoding="utf-8").splitlines():
         try:
             line = json.loads(text)
         except ValueError:
             continue  # cut off when the run was stopped
         if line.get("event") == "epoch" and line["epoch"] <= epochs:
-            lines.append(line)
-    return lines
+            records.append(EpochRecord.from_json(line))
+    return records
 
 
 def versions() -> dict[str, str]:

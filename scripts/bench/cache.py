@@ -40,10 +40,10 @@ def child(job: dict[str, Any]) -> None:
     from dgl_heta.partition.directory import open_partition
     from dgl_heta.settings import load_settings
     from dgl_heta.training.caches import attach
-    from dgl_heta.training.engine import Engine
+    from dgl_heta.training.setup import build_engine
 
     store, plan = open_partition(job["partition"])
-    engine = Engine(store, plan, load_settings(None, job["settings"], {}), plugins(),
+    engine = build_engine(store, plan, load_settings(None, job["settings"], {}), plugins(),
                     Path(job["scratch"]))
     started = time.perf_counter()
     caches = attach(engine, plugins(), Path(job["scratch"]) / "profiles")
@@ -56,8 +56,8 @@ def child(job: dict[str, Any]) -> None:
     for epoch in range(job["epochs"] + 1):
         engine.start_epoch(epoch)
         started = time.perf_counter()
-        for number, step in enumerate(engine.steps("train", epoch)[:job["steps"]]):
-            losses.append(float(engine.train_step(step, (epoch << 20) + number)[0]))
+        for totals in engine.train(engine.steps("train", epoch)[:job["steps"]], epoch << 20):
+            losses.append(float(totals[0]))
         seconds.append(time.perf_counter() - started)
         fetch.append(engine.seconds["fetch"])
         update.append(engine.seconds["update"])

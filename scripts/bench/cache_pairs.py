@@ -68,7 +68,7 @@ def pairs(args: argparse.Namespace, partition: Path, reads: str, gate: str, lear
     from dgl_heta.partition.directory import open_partition
     from dgl_heta.settings import load_settings
     from dgl_heta.training.caches import attach
-    from dgl_heta.training.engine import Engine
+    from dgl_heta.training.setup import build_engine
 
     engines = []
     with tempfile.TemporaryDirectory(dir=partition.parent) as scratch:
@@ -83,7 +83,7 @@ def pairs(args: argparse.Namespace, partition: Path, reads: str, gate: str, lear
                 store.schema.node_counts[t] for t in store.schema.node_types
                 if not store.has_array(t, "feat"))
             settings.append(f"cache.capacity_mb={capacity * size / 1e6}")
-            engine = Engine(store, plan, load_settings(None, settings, {}), plugins(),
+            engine = build_engine(store, plan, load_settings(None, settings, {}), plugins(),
                             Path(scratch))
             attach(engine, plugins(), Path(scratch) / "profiles")
             engines.append(engine)
@@ -95,7 +95,10 @@ def pairs(args: argparse.Namespace, partition: Path, reads: str, gate: str, lear
                 seconds = [0.0, 0.0]
                 for which in ((0, 1) if number % 2 else (1, 0)):
                     start = time.perf_counter()
-                    engines[which].train_step(step, (epoch << 20) + number)
+                    chosen = engines[which]
+                    with chosen.timed("sample"):
+                        batch = chosen.sample(step, (epoch << 20) + number)
+                    chosen.train_step(step, batch)
                     seconds[which] = time.perf_counter() - start
                 if epoch:  # the first compiles and warms up
                     ratios.append(seconds[1] / seconds[0])

@@ -29,7 +29,7 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import make_shared_plan
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store
-from dgl_heta.training.engine import Engine
+from dgl_heta.training.setup import build_engine
 from dgl_heta.training.tasks import NodeStep, resolve
 
 EPOCHS, STEPS = 2, 3
@@ -58,7 +58,7 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
                                         for relation, share in plan.roots(part.index).items()),
                                     "shared")
             assert any(s.count > 1 for p in plan.partitions for s in p.sub_metatrees.values())
-    engine = Engine(store, plan, settings, plugins, scratch)
+    engine = build_engine(store, plan, settings, plugins, scratch)
     found: dict[str, np.ndarray] = {}
     step = 0
     for epoch in range(EPOCHS):
@@ -72,7 +72,7 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
             loss, _ = engine.loss(outputs, chosen)
             engine.optimizer.zero_grad(set_to_none=True)
             loss.backward()
-            engine.wrapped.synchronize_gradients()
+            engine.wrapped.after_backward()
             for ntype, out in outputs.items():
                 found[f"{step}/{ntype}/logits"] = out.detach().numpy()
                 found[f"{step}/{ntype}/own"] = batch.own_seeds[ntype]

@@ -69,11 +69,11 @@ EVERY_KIND = BACKEND.format(name="mine") + """
         def plan(self, plan):
             return plan
 
-        def wrap(self, module, world, group):
+        def wrap(self, module, context):
             from dgl_heta.raf.wrapper import Raf
 
             used("wrapper")
-            return Raf().wrap(module, world, group)
+            return Raf().wrap(module, context)
 
     @hookimpl
     def dgl_heta_module_wrappers():

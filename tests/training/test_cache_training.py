@@ -24,6 +24,7 @@ from dgl_heta.settings import Settings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training import caches as caching
 from dgl_heta.training.engine import Engine
+from dgl_heta.training.setup import build_engine
 from tests.support.graphs import academic
 from tests.support.waiting import PATIENCE
 
@@ -46,7 +47,8 @@ def settings_of(*more: str) -> Settings:
 def engine_of(store: Path, scratch: Path, *more: str) -> Engine:
     """One process, with the cache that the settings ask for."""
     opened, chosen = Store(store), settings_of(*more)
-    engine = Engine(opened, make_plan(opened.schema, ["paper"], 2, 1), chosen, Plugins(), scratch)
+    engine = build_engine(opened, make_plan(opened.schema, ["paper"], 2, 1), chosen, Plugins(),
+                          scratch)
     caching.attach(engine, Plugins(), scratch / "profiles")
     return engine
 
@@ -54,8 +56,8 @@ def engine_of(store: Path, scratch: Path, *more: str) -> Engine:
 def state_after(engine: Engine, steps: int = 6) -> dict[str, torch.Tensor]:
     """Everything that training changes, after some steps."""
     engine.start_epoch(1)
-    for number, step in enumerate(engine.steps("train", 1)[:steps]):
-        engine.train_step(step, number)
+    for _ in engine.train(engine.steps("train", 1)[:steps], 0):
+        pass
     state = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
     for name, table in engine.learnable.tables().items():
         for part in ("value", "first", "second"):

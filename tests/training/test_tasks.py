@@ -159,7 +159,7 @@ def test_models_that_a_plan_does_not_fit_are_refused_before_workers_start(store:
     from dgl_heta.hooks.manager import Plugins
     from dgl_heta.partition.backends.meta import Meta
     from dgl_heta.partition.request import PartitionRequest
-    from dgl_heta.training.engine import check
+    from dgl_heta.training.setup import check
 
     plugins = Plugins(guests=False)
     full = make_plan(store.schema, "paper", 2, 2)

@@ -15,7 +15,7 @@ from dgl_heta.launch.jobs.choices import plan_for, settings_for
 from dgl_heta.launch.local import run_workers
 from dgl_heta.partition.inputs import open_input
 from dgl_heta.store import Store, write_store
-from dgl_heta.training.engine import check
+from dgl_heta.training.setup import check
 
 
 def profile_graph(graph: str, config: Path | None, overrides: Iterable[str], registry: Plugins,

@@ -28,7 +28,7 @@ from dgl_heta.report.plan_picture import svg
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.system.memory import capacity_bytes
-from dgl_heta.training.engine import check
+from dgl_heta.training.setup import check
 
 Report = Callable[[dict[str, Any]], None]
 

@@ -1,0 +1,42 @@
+"""When a backward pass ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class BackwardEnd:
+    """Runs actions once at the end of each backward pass that it hears of.
+
+    Attributes
+    ----------
+    actions : called in order, without arguments.
+    passes : number of passes that ended.
+    """
+
+    def __init__(self) -> None:
+        self.actions: list[Callable[[], None]] = []
+        self.passes = 0
+        self._pending = False
+
+    def watch(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Hear of backward passes from the gradients of parameters."""
+        for parameter in parameters:
+            parameter.register_post_accumulate_grad_hook(lambda _: self.under_way())
+
+    def under_way(self) -> None:
+        """Called in a backward pass, any number of times."""
+        if not self._pending:
+            self._pending = True
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self._end)
+
+    def _end(self) -> None:
+        self._pending = False
+        self.passes += 1
+        for action in self.actions:
+            action()

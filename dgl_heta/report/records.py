@@ -1,0 +1,49 @@
+"""The record of a run: what training writes to `metrics.jsonl`, and what of it reports read."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+STAGES = ("sample", "fetch", "forward", "backward", "update")
+"""What a step's seconds are spent on."""
+CAUSES = ("partials", "gradients", "learnable", "sampling")
+"""What bytes are sent for."""
+
+
+@dataclass(frozen=True)
+class EpochRecord:
+    """One epoch; a line of `metrics.jsonl`.
+
+    Attributes
+    ----------
+    loss, train_acc : over the epoch's steps, of all workers.
+    val_acc : None if the epoch was not validated, or nothing is to be.
+    seconds : of worker 0, by stage (:data:`STAGES`), `waiting` for others and `total`.
+    bytes_sent : by all workers, by cause (:data:`CAUSES`), and `total`.
+    peak_rss_mb : of worker 0, in 10^6 bytes.
+    cache : node type → what the caches did, see
+        :meth:`dgl_heta.training.caches.FeatureCaches.counted`; None without caches.
+    """
+
+    epoch: int
+    loss: float
+    train_acc: float
+    val_acc: float | None
+    seconds: dict[str, float]
+    bytes_sent: dict[str, int]
+    peak_rss_mb: float
+    cache: dict[str, dict[str, int]] | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The line, with `"event": "epoch"`."""
+        line = {"event": "epoch", **asdict(self)}
+        if self.cache is None:
+            del line["cache"]
+        return line
+
+    @classmethod
+    def from_json(cls, line: dict[str, Any]) -> EpochRecord:
+        """What :meth:`to_json` made a line of."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in line.items() if key in names})

@@ -1,0 +1,17 @@
+"""Built-in sources of batches (hook `dgl_heta_batch_sources`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from dgl_heta.hooks.protocols import Batch, BatchSource
+
+
+class OnDemand(BatchSource):
+    """The source `on-demand`: a batch is sampled when training asks for it."""
+
+    name = "on-demand"
+
+    def batches(self, steps: int, sample: Callable[[int], Batch], in_order: bool
+                ) -> Iterator[Batch]:
+        return map(sample, range(steps))

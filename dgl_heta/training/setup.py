@@ -1,0 +1,257 @@
+"""From a store, a plan and settings to one worker's engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dgl_heta.comm.collectives import Comm, Traffic, init_workers, make_comms
+from dgl_heta.errors import InputError
+from dgl_heta.features import LearnableFeatures, StaticFeatures
+from dgl_heta.features.averages import common_width
+from dgl_heta.features.disk_tables import DiskTables, memory_tables
+from dgl_heta.features.sparse_adam import AdamSettings, RowTable
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.hooks.protocols import ModuleWrapper
+from dgl_heta.models import ModelProvider, ModelSpec, find_model
+from dgl_heta.nn import use_kernel
+from dgl_heta.planning.plan import Plan
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.settings import Settings
+from dgl_heta.store import Store
+from dgl_heta.system.memory import fit_in_memory
+from dgl_heta.training.average_inputs import AverageInputs, paths_of
+from dgl_heta.training.engine import Engine, Inputs, Sampler, Workers
+from dgl_heta.training.tasks import TrainingTask, make_task
+
+
+def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
+                 scratch: Path | None = None) -> Engine:
+    """The engine of the worker that the environment names; all workers must call it alike.
+
+    Parameters
+    ----------
+    store, plan : the graph and the partition backend's plan; the module wrapper may replace
+        the plan. With T trainers per partition, worker `rank` runs partition `rank // T`.
+    settings, plugins : which providers, with which settings.
+    scratch : directory for neighbour averages, which some models compute first, and for tables
+        on disk.
+
+    Raises
+    ------
+    InputError
+        The store has no task, the plan has other targets or layers than the model, a model
+        that the settings or the plan do not fit.
+    """
+    train = settings.train
+    task, spec, provider = check(store, plan, settings, plugins)
+    wrapper: ModuleWrapper = plugins.get("module wrapper", train.wrapper)
+    use_kernel(plugins.get("aggregation kernel", train.kernel))
+    source = plugins.get("batch source", train.batches)
+    plan = with_trainers(wrapper.plan(plan), train.trainers)
+    workers = join(plan, settings)
+    if wrapper.uneven_steps:
+        _check_apart(store, plan, settings)
+    inputs = _inputs(store, plan, settings, workers, spec, task,
+                     getattr(provider, "precomputed", None), scratch)
+    samplers = _samplers(store, plan, settings, workers, task, inputs.averages)
+    torch.manual_seed(train.seed % 2**63)
+    model = provider.build(spec).to(workers.device, _dtype(settings))
+    return Engine(store, plan, settings, task, spec, workers, samplers, source, inputs, model,
+                  wrapper)
+
+
+def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
+          ) -> tuple[TrainingTask, ModelSpec, ModelProvider]:
+    """Everything about a run that can be wrong before a worker starts.
+
+    Returns the task, what the model is built from, and its provider.
+    """
+    train, model = settings.train, settings.model
+    task = make_task(store, settings)
+    if set(plan.targets) != set(task.targets):
+        raise InputError(
+            f"the plan is for target {', '.join(plan.targets)}, but the task is about "
+            f"{', '.join(task.targets)}; plan with "
+            f"{' '.join(f'--target {t}' for t in task.targets)}"
+        )
+    if plan.hops != model.layers:
+        raise InputError(f"the plan has {plan.hops} hops, but model.layers is {model.layers}; "
+                         "they must be equal")
+    provider = find_model(plugins, model.name)
+    precomputed = getattr(provider, "precomputed", None)
+    if precomputed and task.held_out is not None:
+        raise InputError(f"model '{model.name}' averages over all edges beforehand, so it cannot "
+                         "leave out those that link prediction asks for; use a model that samples "
+                         "(rgcn, rgat, hgt, han)")
+    if precomputed and plan.replication != "full":
+        raise InputError(f"model '{model.name}' reads averages over whole metapaths, which a plan "
+                         "without replication has on no partition; use partition.replication = "
+                         "full")
+    spec = model_spec(store, settings, task.outputs, plan, precomputed)
+    with torch.random.fork_rng(devices=[]):
+        built = provider.build(spec)
+    if not train.seed_states and any(getattr(m, "reads_state", False) for m in built.modules()):
+        raise InputError(f"model '{model.name}' reads the destination's state, which "
+                         "train.seed_states = false leaves out; set it to true")
+    return task, spec, provider
+
+
+def join(plan: Plan, settings: Settings) -> Workers:
+    """Meet the other workers, and form the plan's groups."""
+    train = settings.train
+    device = _device(train.device)
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size != plan.num_parts:
+        raise InputError(f"{size} workers were started for {plan.num_parts} "
+                         "partitions and trainers; start one worker for each trainer of each "
+                         "partition")
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(train.threads or max(_cores() // local, 1))
+    init_workers("nccl" if device.type == "cuda" else "gloo", settings.run.timeout_s)
+    training, sampling = Traffic(), Traffic()
+    world, group = make_comms(plan, training, settings.run.timeout_s)
+    apart = (make_comms(plan, sampling, settings.run.timeout_s, apart=True)[1]
+             if plan.replication == "none" else group)
+    return Workers(int(os.environ.get("RANK", "0")), local, device, world, group, apart,
+                   (training, sampling))
+
+
+def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec: ModelSpec,
+            task: TrainingTask, precomputed: str | None, scratch: Path | None) -> Inputs:
+    """Where this worker's input features come from."""
+    train, model, dtype = settings.train, settings.model, _dtype(settings)
+    if scratch is None and (precomputed or settings.cache.learnable == "disk"):
+        raise InputError(f"model '{model.name}' needs a directory for its averages" if precomputed
+                         else "cache.learnable = disk needs a directory for the tables")
+    averages = None
+    if precomputed and scratch is not None:
+        averages = AverageInputs(precomputed, store, plan, workers.rank, settings,
+                                 scratch / "averages", workers.world, spec.paths)
+    own = plan.partitions[workers.rank].node_types
+    used = {t for p in plan.partitions for t in p.node_types}
+    featureless = [t for t in store.schema.node_types
+                   if t in used and not store.has_array(t, "feat") and averages is None]
+    tables = 0  # bytes on disk, at most
+    if settings.cache.learnable == "disk":
+        tables = 3 * model.hidden * dtype.itemsize * sum(
+            store.schema.node_counts[t] for t in featureless if t in own)
+    rows = sum(store.array(t, "feat").nbytes for t in own if store.has_array(t, "feat"))
+    fits = fit_in_memory(workers.local * (rows + tables))  # all that is in files
+    make: Callable[[str, int, int, torch.dtype], RowTable] = memory_tables
+    if tables and scratch is not None:
+        make = DiskTables(scratch, fits)
+    static = StaticFeatures(store, own, dtype, workers.device, settings.cache.reads, fits)
+    twice = plan.targets if plan.metapaths or task.held_out else ()
+    learnable = LearnableFeatures(
+        {t: store.schema.node_counts[t] for t in featureless},
+        {t: plan.users(t) for t in featureless},
+        model.hidden, dtype, workers.world, train.learnable, AdamSettings(train.sparse_lr),
+        train.seed, twice, make)
+    return Inputs(static, learnable, averages, fits)
+
+
+def _samplers(store: Store, plan: Plan, settings: Settings, workers: Workers,
+              task: TrainingTask, averages: AverageInputs | None) -> tuple[Sampler, Sampler]:
+    """The samplers of training and of evaluation."""
+    if averages is not None:
+        return averages, averages
+    train, scope = settings.train, SamplingScope.of(plan, workers.rank)
+
+    def sampler(fanouts: list[int]) -> NeighborSampler:
+        return NeighborSampler(store, scope, fanouts, train.seed, train.seed_states,
+                               agreement(store, workers.sampling), task.held_out)
+
+    training = sampler(train.fanouts)
+    return training, training if train.eval_fanouts is None else sampler(train.eval_fanouts)
+
+
+def agreement(store: Store, group: Comm
+              ) -> Callable[[Mapping[str, np.ndarray]], dict[str, list[np.ndarray]]]:
+    """How workers of a group agree on rows that several of them hold, see
+    :class:`dgl_heta.sampling.sampler.NeighborSampler`."""
+    types = store.schema.node_types
+
+    def agree(new: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
+        counts = torch.tensor([[len(new.get(t, ())) for t in types]])
+        every = group.all_gather_rows(counts, [1] * group.size, "sampling")
+        united = {}
+        for ntype, ids in new.items():
+            holders = group.holders(ntype)
+            column = types.index(ntype)
+            sizes = [int(every[group.ranks.index(rank), column]) for rank in holders.ranks]
+            rows = holders.all_gather_rows(torch.from_numpy(ids), sizes, "sampling")
+            united[ntype] = [part.numpy() for part in rows.split(sizes)]
+        return united
+    return agree
+
+
+def _check_apart(store: Store, plan: Plan, settings: Settings) -> None:
+    """Workers that take different numbers of steps must not need each other in a step."""
+    if any(len(ranks) > 1 for ranks in plan.groups):
+        raise InputError(f"with train.wrapper = {settings.train.wrapper} workers take different "
+                         "numbers of steps, but its plan has workers that need each other in each "
+                         "step; let its plan() return dgl_heta.raf.wrapper.data_parallel(plan)")
+    learnable = [t for t in store.schema.node_types
+                 if len(plan.users(t)) > 1 and not store.has_array(t, "feat")]
+    if learnable and settings.train.learnable == "exact":
+        raise InputError(f"with train.wrapper = {settings.train.wrapper} workers take different "
+                         f"numbers of steps, but all train the features of '{learnable[0]}' "
+                         "together; set train.learnable = replica")
+
+
+def with_trainers(plan: Plan, trainers: int) -> Plan:
+    """The plan for several workers per partition: rank p T + t is trainer t of partition p.
+
+    Trainers of equal t make a model-parallel group, so trainers of one partition share its
+    files and nothing else.
+    """
+    if trainers == 1:
+        return plan
+    return replace(plan, partitions=tuple(
+        replace(p, index=p.index * trainers + t, group=p.group * trainers + t)
+        for p in plan.partitions for t in range(trainers)))
+
+
+def model_spec(store: Store, settings: Settings, outputs: Mapping[str, int], plan: Plan,
+               precomputed: str | None = None) -> ModelSpec:
+    """What the model is built from: the store's types, the task's outputs, the settings."""
+    model = settings.model
+    widths = {t: store.array(t, "feat").shape[1] for t in store.schema.node_types
+              if store.has_array(t, "feat")}
+    other = common_width(store, model.hidden) if precomputed == "subsets" else model.hidden
+    dims = {t: widths.get(t, other) for t in store.schema.node_types}
+    paths = paths_of(plan, model.hidden, widths) if precomputed == "paths" else {}
+    return ModelSpec(store.schema, dims, frozenset(widths), dict(outputs), paths=paths,
+                     **model.model_dump(exclude={"name"}))
+
+
+def _cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _device(choice: str) -> torch.device:
+    """The device of this worker: a GPU of its own where there is one for every local worker."""
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if choice == "cpu" or (choice == "auto" and gpus < workers):
+        return torch.device("cpu")
+    if gpus < workers:
+        raise InputError(f"train.device is 'cuda', but this machine has {gpus} CUDA devices for "
+                         f"{workers} workers; use train.device=cpu or fewer workers")
+    torch.cuda.set_device(local)
+    return torch.device("cuda", local)
+
+
+def _dtype(settings: Settings) -> torch.dtype:
+    return torch.float64 if settings.train.dtype == "float64" else torch.float32

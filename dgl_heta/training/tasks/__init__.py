@@ -1,0 +1,72 @@
+"""What is trained for: which seeds a step has, its loss, its score."""
+
+from __future__ import annotations
+
+from dgl_heta.errors import InputError, listing
+from dgl_heta.graph.schema import Schema
+from dgl_heta.graph.source import Task
+from dgl_heta.settings import Settings, TaskSettings
+from dgl_heta.store import Store
+from dgl_heta.training.tasks.base import SPLITS, Step, TrainingTask
+from dgl_heta.training.tasks.link import LinkPrediction
+from dgl_heta.training.tasks.node import NodePrediction, NodeStep
+
+__all__ = ["SPLITS", "LinkPrediction", "NodePrediction", "NodeStep", "Step", "TrainingTask",
+           "make_task", "resolve"]
+
+
+def resolve(task: TaskSettings, known: Task | None, schema: Schema) -> TaskSettings:
+    """The task settings, completed by the graph's own task and checked against the schema.
+
+    Raises
+    ------
+    InputError
+        Nothing says what to train for; an unknown type or relation.
+    """
+    if task.kind == "link" or (task.kind is None and task.relation):
+        if task.relation is None:
+            raise InputError("link prediction needs task.relation, the relation to predict; "
+                             f"relations: {listing(schema.relations)}")
+        relation = schema.find_relation(task.relation)
+        reverse = schema.find_relation(task.reverse) if task.reverse else None
+        if reverse is not None and (reverse.src, reverse.dst) != (relation.dst, relation.src):
+            raise InputError(f"task.reverse '{reverse}' does not go from '{relation.dst}' back to "
+                             f"'{relation.src}' as the reverse of '{relation}' does")
+        if reverse is None and task.reverse is None:
+            back = [r for r in schema.relations if (r.src, r.dst) == (relation.dst, relation.src)
+                    and r != relation and schema.edge_counts[r] == schema.edge_counts[relation]]
+            if back:
+                raise InputError(
+                    f"'{back[0]}' may be the reverse of '{relation}': it goes back and has as many "
+                    "edges; its edges would give the answer away. Name the reverse relation by "
+                    "task.reverse, or set task.reverse to '' if there is none")
+        targets = list(dict.fromkeys((relation.src, relation.dst)))
+        return task.model_copy(update={"kind": "link", "targets": targets})
+    for name in ("relation", "reverse"):
+        if getattr(task, name):
+            raise InputError(f"task.{name} is for link prediction; set task.kind = 'link', or "
+                             "leave it out")
+    targets = task.targets or ([known.target] if known else [])
+    if not targets:
+        raise InputError("the graph has no task (target, labels, masks), so there is nothing to "
+                         "train for; name the node types by task.targets, or a relation to "
+                         "predict by task.relation")
+    for ntype in targets:
+        schema.check_node_type(ntype, "target node type")
+    kind = task.kind or (known.kind if known else "classification")
+    label = task.label or (known.label if known else "label")
+    return task.model_copy(update={"kind": kind, "targets": targets, "label": label})
+
+
+def make_task(store: Store, settings: Settings) -> TrainingTask:
+    """The training task that the settings ask for, on a store.
+
+    Raises
+    ------
+    InputError
+        As :func:`resolve`; labels or masks that are missing or do not fit the kind of task.
+    """
+    task = resolve(settings.task, store.manifest.task, store.schema)
+    if task.kind == "link":
+        return LinkPrediction(store, task, settings.model.hidden, settings.train.seed)
+    return NodePrediction(store, task, settings.train.seed)

@@ -1,0 +1,74 @@
+"""What a task is for the training loop.
+
+A task speaks of global steps, the same on all workers, and of each worker's share of one; so
+P workers compute together what one worker computes with a batch P times as large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from dgl_heta.graph.source import MASKS
+from dgl_heta.sampling.held_out import HeldOut
+from dgl_heta.sampling.seeds import SeedShares
+
+SPLITS = dict(zip(("train", "val", "test"), MASKS))
+Owned = Callable[[np.ndarray], np.ndarray]
+
+
+class Step(Protocol):
+    """What all workers together process in one step."""
+
+    @property
+    def own(self) -> bool:
+        """Whether it is one worker's own step, which the others have no share of."""
+
+    @property
+    def size(self) -> int:
+        """Number of nodes or edges to predict."""
+
+
+class TrainingTask(Protocol):
+    """A task: node classification, regression, link prediction.
+
+    Statistics are float64 vectors that add up over steps and workers; the first two entries
+    are a sum of losses and what it is to be divided by.
+    """
+
+    targets: tuple[str, ...]
+    outputs: dict[str, int]
+    metric: str
+
+    @property
+    def held_out(self) -> HeldOut | None:
+        """The edges that never carry messages, because they are to be predicted."""
+
+    def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
+        """The steps of an epoch with `size` nodes or edges each; shuffled for training.
+
+        With `owned` they are a worker's own steps, through what it returns of a type's nodes (or
+        of the edges), given their ids in ascending order.
+        """
+
+    def seeds(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
+        """The seeds of a worker's share of a step, per target type; unique."""
+
+    def without(self, step: Step) -> np.ndarray | None:
+        """Pairs of nodes whose edges must not carry messages in this step, if any."""
+
+    def loss(self, outputs: Mapping[str, Tensor], step: Step, worker: int, workers: int
+             ) -> tuple[Tensor, Tensor]:
+        """A worker's loss, scaled so that the workers' mean is the step's, and statistics."""
+
+    def score(self, statistics: Tensor) -> tuple[float, float]:
+        """`(score, mean loss)` of summed statistics; NaN if there is nothing in them."""
+
+
+def share_of(rows: np.ndarray, worker: int, workers: int) -> np.ndarray:
+    """A worker's share of a step's nodes or edges: even, contiguous."""
+    share = SeedShares.even(len(rows), workers, worker)
+    return rows[share.before:share.before + share.own]
