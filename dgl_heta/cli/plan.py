@@ -132,12 +132,13 @@ def _estimate(opened: GraphInput, options: PlanOptions, work: WorkOptions,
     from dgl_heta.cli.requests import partition_request, targets_of
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.planning.cluster import Cluster, Coefficients, estimate
-    from dgl_heta.planning.workload import MODELS
+    from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
     from dgl_heta.report.tables import show_estimates
 
     own = opened.plan if not options.given() else None
-    hops = options.hops if options.hops is not None else opened.plan.hops if opened.plan else 2
-    model = machines.model or "rgcn"
+    hops = options.hops if options.hops is not None else (
+        opened.plan.hops if opened.plan else DEFAULT_HOPS)
+    model = machines.model or Workload.model
     if model not in MODELS:
         raise InputError(f"--model is '{model}'; it must be one of {', '.join(MODELS)}")
     assert machines.cluster is not None
@@ -187,9 +188,9 @@ def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, as_jso
     from dgl_heta.report.tables import show_comparison
     from dgl_heta.store import Store, write_store
 
-    workload = work.workload(2 if options.hops is None else options.hops)
     request = partition_request(plugins().get("partition backend", "meta"), opened, options,
                                 parts=parts_of(opened, options.parts))
+    workload = work.workload(request.hops)
     with tempfile.TemporaryDirectory() as directory:
         if opened.store is None:
             if opened.source is None:

@@ -7,11 +7,14 @@ from dataclasses import dataclass, field
 
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.metatree import Metapath
+from dgl_heta.settings import ModelSettings
+
+_DEFAULT = ModelSettings()
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model provider gets to build a model.
+    """What a model provider gets to build a model; defaults are the settings'.
 
     Attributes
     ----------
@@ -29,15 +32,15 @@ class ModelSpec:
     static: frozenset[str]
     num_classes: Mapping[str, int]
     layers: int
-    hidden: int = 64
-    heads: int = 4
-    bases: int = 0
-    self_loop: bool = True
-    layer_norm: bool = False
-    dropout: float = 0.0
-    aggregate: str = "mean"
-    reduce: str = "sum"
-    subsets: int = 8
+    hidden: int = _DEFAULT.hidden
+    heads: int = _DEFAULT.heads
+    bases: int = _DEFAULT.bases
+    self_loop: bool = _DEFAULT.self_loop
+    layer_norm: bool = _DEFAULT.layer_norm
+    dropout: float = _DEFAULT.dropout
+    aggregate: str = _DEFAULT.aggregate
+    reduce: str = _DEFAULT.reduce
+    subsets: int = _DEFAULT.subsets
     paths: Mapping[str, tuple[tuple[Metapath, int], ...]] = field(default_factory=dict)
 
 

@@ -26,12 +26,11 @@ from dgl_heta.planning.assignment import Partition, Share
 from dgl_heta.planning.footprint import DISTDGL_EDGE_BYTES, footprint, type_bytes
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.workload import Workload
+from dgl_heta.planning.workload import DEFAULT_HOPS, Workload
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
-from dgl_heta.settings import ModelSettings
 from dgl_heta.store import Store
 
 _METIS_EDGES = 30_000_000  # more take METIS minutes and gigabytes
@@ -100,7 +99,7 @@ def compare(store: Store, request: PartitionRequest, work: Workload, steps: int 
         As planning does; no training node.
     """
     schema = store.schema
-    hops = request.hops or ModelSettings().layers
+    hops = request.hops or DEFAULT_HOPS
     work = replace(work, fanouts=work.fanouts_of(hops))
     whole = make_plan(schema, request.target, hops, 1)
     seeds = {t: np.flatnonzero(store.array(t, TRAIN_MASK)) if store.has_array(t, TRAIN_MASK)

@@ -15,7 +15,7 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.protocols import PartitionBackend
 from dgl_heta.planning.making import check_parts
 from dgl_heta.planning.metatree import Metapath, load_metapaths, parse_metapaths
-from dgl_heta.planning.workload import Workload
+from dgl_heta.planning.workload import DEFAULT_HOPS, Workload
 
 AUTO = 0
 """The number of partitions is for the backend to decide (`parts = "auto"`)."""
@@ -146,8 +146,8 @@ def make_request(
     else:
         paths = [] if metapaths is None else parse_metapaths(metapaths, schema)
     return PartitionRequest(
-        parts, targets, 2 if hops is None and metapaths is None else hops, paths, seed, edge_ids,
-        replication, None if memory_mb is None else round(memory_mb * 1e6),
+        parts, targets, DEFAULT_HOPS if hops is None and metapaths is None else hops, paths, seed,
+        edge_ids, replication, None if memory_mb is None else round(memory_mb * 1e6),
         workload or Workload(), _honoured(backend, script or {}, word))
 
 

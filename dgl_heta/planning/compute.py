@@ -9,6 +9,7 @@ from dgl_heta.planning.assignment import Partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.reach import Reach, reach
 from dgl_heta.planning.workload import Workload
+from dgl_heta.settings import ModelSettings
 
 EDGE, GATHER, PRODUCT = 0.5, 1.0, 2 / 25
 """Nanoseconds per number of a row: to add it to a destination, to gather it (forward and
@@ -62,7 +63,7 @@ UNITS = {
     "message": "bytes of messages along edges", "attention": "the same, weighted by attention",
     "updated": "bytes of learnable rows updated by dgl-heta", "updated_rpc": "by DistDGL",
     "remote": "bytes sent to other machines", "exchange": "exchanges with other machines"}
-HEADS = 4
+HEADS = ModelSettings().heads
 """Attention heads of the models that are predicted."""
 
 

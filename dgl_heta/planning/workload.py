@@ -14,6 +14,9 @@ MODELS = ("rgcn", "rgat", "hgt")
 
 _MODEL, _TRAIN = ModelSettings(), TrainSettings()
 
+DEFAULT_HOPS = _MODEL.layers
+"""Hops of a plan where neither they nor metapaths are given."""
+
 
 @dataclass(frozen=True)
 class Workload:
