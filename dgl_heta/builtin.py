@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         ModelProvider,
         ModuleWrapper,
         PartitionBackend,
+        Reader,
     )
 
 
@@ -38,6 +39,13 @@ def dgl_heta_datasets() -> list[Dataset]:
     from dgl_heta.graph.datasets import Debian, Synthetic
 
     return [Debian(), *Synthetic.all()]
+
+
+@hookimpl
+def dgl_heta_readers() -> list[Reader]:
+    from dgl_heta.graph.readers import EdgeFiles, GraphBolt, Ogb
+
+    return [GraphBolt(), EdgeFiles(), Ogb()]
 
 
 @hookimpl

@@ -28,6 +28,7 @@ KINDS = {
     "aggregation kernel": "dgl_heta_kernels",
     "batch source": "dgl_heta_batch_sources",
     "dataset": "dgl_heta_datasets",
+    "reader": "dgl_heta_readers",
     "model": "dgl_heta_models",
     "settings": "dgl_heta_settings",
 }
@@ -38,6 +39,7 @@ PROTOCOLS: dict[str, type] = {
     "aggregation kernel": protocols.Kernel,
     "batch source": protocols.BatchSource,
     "dataset": protocols.Dataset,
+    "reader": protocols.Reader,
     "model": protocols.ModelProvider,
     "settings": protocols.Provider,
 }

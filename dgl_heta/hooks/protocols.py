@@ -82,26 +82,36 @@ class Reader(Provider, Protocol):
     """A format of graphs on disk; hook `dgl_heta_readers`."""
 
     description: str
+    options: Mapping[str, Any] | BaseModel = {}
+    """The options that `read` takes, as those of a :class:`Dataset`."""
 
     @abstractmethod
     def matches(self, path: Path) -> bool:
-        """Whether `path` holds this format, judged by names and a few first bytes."""
+        """Whether this is its format, judged by names and a few first bytes.
+
+        `path` is what the user wrote: a file, a directory, or a name that is neither.
+        """
 
     @abstractmethod
     def read(self, path: Path, **options: Any) -> GraphSource:
-        """Read the graph, edges in chunks; nothing that the files hold is run."""
+        """Read the graph; every declared option is given. Nothing that the files hold is run.
+
+        Edges are best left in the files, to be read in chunks (:class:`GraphSource`).
+        """
 
 
 class Dataset(Provider, Protocol):
     """A graph by name, for the command line; hook `dgl_heta_datasets`."""
 
     description: str
-    options: Mapping[str, Any]
-    """Names and defaults of the options that `load` takes."""
+    options: Mapping[str, Any] | BaseModel = {}
+    """The options that `load` takes: names and defaults, whose types say how text is read (numbers,
+    true or false, texts, paths), or an instance of a pydantic model with the defaults. Of a first
+    option that is a text or a path, the value can be given without the name."""
 
     @abstractmethod
     def load(self, **options: Any) -> GraphSource:
-        """Make or read the graph."""
+        """Make or read the graph; every declared option is given."""
 
 
 class ModelProvider(Provider, Protocol):

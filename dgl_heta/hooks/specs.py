@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ModuleWrapper,
         PartitionBackend,
         Provider,
+        Reader,
     )
 
 hookspec = pluggy.HookspecMarker("dgl_heta")
@@ -57,6 +58,11 @@ def dgl_heta_batch_sources() -> list[BatchSource]:  # type: ignore[empty-body]
 @hookspec
 def dgl_heta_datasets() -> list[Dataset]:  # type: ignore[empty-body]
     """Graphs by name, for the command line; listed by `dgl-heta datasets`."""
+
+
+@hookspec
+def dgl_heta_readers() -> list[Reader]:  # type: ignore[empty-body]
+    """Formats of graphs on disk, for the command line; told apart by what a path holds."""
 
 
 @hookspec

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.graph.options import split_options
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import TRAIN_MASK, GraphSource, Task
 from dgl_heta.hooks.manager import Plugins
@@ -53,42 +55,70 @@ class GraphInput:
 def open_input(text: str, plugins: Plugins) -> GraphInput:
     """Open what a user names.
 
-    A JSON file is a schema. A directory is a partition, a relation store, a GraphBolt data set
-    or edge files, told apart by what it holds. Any other text is a data set of a plugin
-    (`name` or `name:option=value,…`) or an OGB data set (`ogbn-…`) in the directory `dataset`.
+    A JSON file is a schema. A directory is a partition, a relation store, or what a reader knows,
+    told apart by what it holds; a file other than JSON is for a reader, too. Any other text is a
+    data set of a plugin or a name that a reader knows (`ogbn-…`, in the directory `dataset`).
+    Options of a data set or reader follow after a colon: `name:option=value,…`.
 
     Raises
     ------
     InputError
         None of these; the message lists what would be right.
     """
-    from dgl_heta.graph.datasets import load_dataset, parse_dataset
+    from dgl_heta.graph.datasets import load_dataset
+    from dgl_heta.graph.readers import find_reader, open_source
 
-    path = Path(text)
-    if path.is_file():
-        return GraphInput(Schema.load(path), path.stem)
-    if path.is_dir():
-        if is_partition(path):
-            store, plan = open_partition(path)
-            return GraphInput(store.schema, store.manifest.name, store, plan)
-        if Store.is_store(path):
-            store = Store(path)
-            return GraphInput(store.schema, store.manifest.name, store)
-        if any('"part_graph"' in file.read_text(errors="replace") for file in path.glob("*.json")):
-            raise InputError(f"{path} holds parts for DistDGL (method metis or random), which only "
-                             "DGL reads; partition the graph with --method meta for dgl-heta")
-    known = plugins.providers("dataset")
-    name, options = parse_dataset(text)
-    if not path.exists() and name in known:
-        source = load_dataset(known[name].value, options)
+    datasets = plugins.providers("dataset")
+    name, options = _name_and_options(text, datasets)
+    path = Path(name)
+    if not path.exists() and name in datasets:
+        source = load_dataset(plugins.get("dataset", name), options)
         return GraphInput(source.schema(), source.name, source=source)
-    if path.is_dir() or name.startswith("ogbn-"):
-        from dgl_heta.graph.readers import open_source
-
-        source = open_source(text)
+    opened = _written(path)
+    if opened is not None:
+        if options:
+            raise InputError(f"'{name}' takes no options, but '{options}' are given; leave them "
+                             "out")
+        return opened
+    reader = find_reader(path, plugins)
+    if reader is None and path.is_file():
+        return GraphInput(Schema.load(path), path.stem)
+    if reader is not None or path.is_dir():
+        given = {} if reader is None else split_options(options, name, reader.options)
+        source = open_source(path, plugins, **given)
         return GraphInput(source.schema(), source.name, source=source)
     raise InputError(
         f"'{text}' is no file, directory or data set; give a schema (.json), a relation "
         f"store, a partition, a directory of edge files or of a GraphBolt data set, or one of the "
-        f"data sets {listing(known)}" + nearest(name, known)
+        f"data sets {listing(datasets)}" + nearest(name, datasets)
     )
+
+
+def _name_and_options(text: str, datasets: Mapping[str, Any]) -> tuple[str, str]:
+    """`name:options` taken apart, where a path may hold colons itself."""
+    head, _, rest = text.partition(":")
+    if Path(text).exists() or head in datasets:
+        return (text, "") if Path(text).exists() else (head, rest)
+    at = len(text)
+    while (at := text.rfind(":", 0, at)) > 0:
+        if Path(text[:at]).exists():
+            return text[:at], text[at + 1:]
+    return head, rest
+
+
+def _written(path: Path) -> GraphInput | None:
+    """What dgl-heta has written itself: a schema, a partition, a store."""
+    if path.is_file() and path.suffix == ".json":
+        return GraphInput(Schema.load(path), path.stem)
+    if not path.is_dir():
+        return None
+    if is_partition(path):
+        store, plan = open_partition(path)
+        return GraphInput(store.schema, store.manifest.name, store, plan)
+    if Store.is_store(path):
+        store = Store(path)
+        return GraphInput(store.schema, store.manifest.name, store)
+    if any('"part_graph"' in file.read_text(errors="replace") for file in path.glob("*.json")):
+        raise InputError(f"{path} holds parts for DistDGL (method metis or random), which only "
+                         "DGL reads; partition the graph with --method meta for dgl-heta")
+    return None

@@ -971,7 +971,7 @@ def test_what_cannot_be_read_says_what_would_be_right(tmp_path):
         with pytest.raises(InputError, match=f"{found}.*metadata.json.*metadata.yaml.*ogbn-mag"):
             open_source(path)
     write_edge_files(tmp_path)
-    with pytest.raises(InputError, match="'reverse' is not an option of read_edge_files"):
+    with pytest.raises(InputError, match="reader 'edges' has no option 'reverse'; options: .none."):
         open_source(tmp_path, reverse=True)
     os.chmod(tmp_path / "metadata.json", 0)
     if not os.access(tmp_path / "metadata.json", os.R_OK):

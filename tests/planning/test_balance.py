@@ -59,7 +59,7 @@ def test_large_assignments_are_never_worse_than_lpt(weights: list[int], parts: i
 
 def schema_of(name: str) -> tuple[Schema, str]:
     provider = Plugins(guests=False).get("dataset", "synthetic-" + name)
-    source = load_dataset(provider, {"scale": 0.001})
+    source = load_dataset(provider, "scale=0.001")
     assert source.task is not None
     return source.schema(), source.task.target
 

@@ -6,53 +6,130 @@ called. No reader unpickles, so that no file can run code by being read.
 
 from __future__ import annotations
 
-import inspect
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.errors import InputError, listing, nearest
+from pydantic import BaseModel, Field
+
+from dgl_heta.errors import InputError, listing
+from dgl_heta.graph.options import read_options
 from dgl_heta.graph.readers import edge_files, graphbolt
 from dgl_heta.graph.readers.dgl_graph import read_dgl_graph
 from dgl_heta.graph.readers.edge_files import read_edge_files
 from dgl_heta.graph.readers.graphbolt import read_graphbolt
 from dgl_heta.graph.readers.ogb import read_ogb
 from dgl_heta.graph.source import GraphSource
+from dgl_heta.hooks.manager import Plugins, plugins
+from dgl_heta.hooks.protocols import Reader
 
-__all__ = ["detect", "open_source", "read_dgl_graph", "read_edge_files", "read_graphbolt",
-           "read_ogb"]
-
-#: Where the ogb package puts data sets unless it is told otherwise.
-OGB_ROOT = "dataset"
+__all__ = ["EdgeFiles", "GraphBolt", "Ogb", "detect", "find_reader", "open_source",
+           "read_dgl_graph", "read_edge_files", "read_graphbolt", "read_ogb"]
 
 
-def detect(path: str | Path) -> str | None:
-    """What the directory holds: `graphbolt`, `edges`, `ogb`, or None."""
-    path = Path(path)
-    for directory in (path, path / graphbolt.PREPROCESSED):
-        if (directory / graphbolt.METADATA).is_file():
-            return "graphbolt"
-    metadata = path / edge_files.METADATA
-    if metadata.is_file():
+class GraphBolt(Reader):
+    """A directory with `metadata.yaml`."""
+
+    name = "graphbolt"
+    description = "a GraphBolt OnDiskDataset in its original form"
+
+    class Options(BaseModel):
+        """What can be said of it."""
+
+        task: str | None = Field(None, description="name of the task; default: the first that "
+                                 "classifies nodes")
+
+    options = Options()
+
+    def matches(self, path: Path) -> bool:
+        return any((directory / graphbolt.METADATA).is_file()
+                   for directory in (path, path / graphbolt.PREPROCESSED))
+
+    def read(self, path: Path, **options: Any) -> GraphSource:
+        return read_graphbolt(path, **options)
+
+
+class EdgeFiles(Reader):
+    """A directory with `metadata.json` and files of edges."""
+
+    name = "edges"
+    description = "edge files (.npy, CSV, Parquet) with metadata.json"
+
+    def matches(self, path: Path) -> bool:
+        metadata = path / edge_files.METADATA
+        if not metadata.is_file():
+            return False
         try:
             data = json.loads(metadata.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError):
-            return "edges"  # whose reader says what is wrong with it
-        return "edges" if isinstance(data, dict) and {"nodes", "edges"} & data.keys() else None
-    if path.resolve().name.startswith("ogbn_") and (path / "raw").is_dir():
-        return "ogb"
-    return None
+            return True  # the reader says what is wrong with it
+        return isinstance(data, dict) and bool({"nodes", "edges"} & data.keys())
+
+    def read(self, path: Path, **options: Any) -> GraphSource:
+        return read_edge_files(path)
 
 
-def open_source(path_or_name: str | Path, **options: Any) -> GraphSource:
-    """Read the data set in a directory, or the OGB data set of a name such as `ogbn-mag`.
+class Ogb(Reader):
+    """A directory that OGB made, or OGB's name of a data set."""
+
+    name = "ogb"
+    description = "an OGB data set for node properties, by its directory or name (ogbn-mag)"
+
+    class Options(BaseModel):
+        """What can be said of it."""
+
+        root: Path = Field(Path("dataset"), description="where the ogb package has put data sets, "
+                           "to find one by its name")
+        reverse: bool | None = Field(None, description="whether to add reverse relations; default: "
+                                     "to heterogeneous graphs")
+
+    options = Options()
+
+    def matches(self, path: Path) -> bool:
+        if path.exists():
+            return path.resolve().name.startswith("ogbn_") and (path / "raw").is_dir()
+        return path.name.startswith("ogbn-")
+
+    def read(self, path: Path, **options: Any) -> GraphSource:
+        if not path.exists():
+            return read_ogb(path.name, **options)
+        resolved = path.resolve()
+        return read_ogb(resolved.name.replace("_", "-"), resolved.parent, options["reverse"])
+
+
+def find_reader(path: Path, registry: Plugins) -> Reader | None:
+    """The reader of a path, a plugin's before a built-in one; None if there is none.
+
+    Raises
+    ------
+    InputError
+        Several plugins read it.
+    """
+    matching = [p for p in registry.providers("reader").values() if p.value.matches(path)]
+    guests = [p for p in matching if p.source != "built in"]
+    if len(guests) > 1:
+        raise InputError(f"several plugins read '{path}': "
+                         f"{listing(f'{p.name} of {p.source}' for p in guests)}; uninstall one")
+    if not matching:
+        return None
+    reader: Reader = registry.get("reader", (guests or matching)[0].name)
+    return reader
+
+
+def detect(path: str | Path) -> str | None:
+    """The name of the reader of what is there: `graphbolt`, `edges`, `ogb`, …, or None."""
+    reader = find_reader(Path(path), plugins())
+    return None if reader is None else reader.name
+
+
+def open_source(path_or_name: str | Path, registry: Plugins | None = None, **options: Any
+                ) -> GraphSource:
+    """Read a graph by the reader that knows its format.
 
     Parameters
     ----------
-    path_or_name : a directory that :func:`detect` knows, or an OGB name.
-    options : passed to the reader: `task` for a GraphBolt data set, `reverse` and (with a
-        name) `root` for OGB.
+    path_or_name : a file, a directory, or a name that a reader knows (`ogbn-mag`).
+    options : of the reader, as text or as values.
 
     Raises
     ------
@@ -61,30 +138,16 @@ def open_source(path_or_name: str | Path, **options: Any) -> GraphSource:
         the reader finds wrong.
     """
     path = Path(path_or_name)
-    kind = detect(path)
-    if kind == "ogb":
-        resolved = path.resolve()
-        return _call(read_ogb, options, resolved.name.replace("_", "-"), resolved.parent)
-    if kind == "graphbolt":
-        return _call(read_graphbolt, options, path)
-    if kind == "edges":
-        return _call(read_edge_files, options, path)
-    if isinstance(path_or_name, str) and path_or_name.startswith("ogbn-") and not path.exists():
-        return _call(read_ogb, {"root": OGB_ROOT, **options}, path_or_name)
-    found = "is a file" if path.is_file() else "holds none" if path.is_dir() else "does not exist"
-    raise InputError(
-        f"no graph can be read from '{path_or_name}', which {found}: it must be a directory with "
-        f"{edge_files.METADATA} (edge files, with keys 'name', 'nodes' and 'edges'), with "
-        f"{graphbolt.METADATA} (a GraphBolt OnDiskDataset), or with raw/ and split/ of an OGB data "
-        "set (its name must be OGB's, as ogbn_mag), or an OGB name such as ogbn-mag"
-    )
-
-
-def _call(reader: Callable[..., GraphSource], options: dict[str, Any], *args: Any) -> GraphSource:
-    names = list(inspect.signature(reader).parameters)
-    allowed = names[len(args):]
-    for option in options:
-        if option not in allowed:
-            raise InputError(f"'{option}' is not an option of {reader.__name__} for {args[0]}; "
-                             f"options: {listing(allowed)}" + nearest(option, allowed))
-    return reader(*args, **options)
+    registry = registry or plugins()
+    reader = find_reader(path, registry)
+    if reader is None:
+        seen = ("is a file" if path.is_file() else "holds none" if path.is_dir()
+                else "does not exist")
+        guests = [p.name for p in registry.providers("reader").values() if p.source != "built in"]
+        raise InputError(
+            f"no graph can be read from '{path_or_name}', which {seen}: it must be a directory "
+            f"with {edge_files.METADATA} (edge files, with keys 'name', 'nodes' and 'edges'), with "
+            f"{graphbolt.METADATA} (a GraphBolt OnDiskDataset), or with raw/ and split/ of an OGB "
+            "data set (its name must be OGB's, as ogbn_mag), or an OGB name such as ogbn-mag"
+            + (f", or for a reader of a plugin ({listing(guests)})" if guests else ""))
+    return reader.read(path, **read_options("reader", reader.name, reader.options, options))

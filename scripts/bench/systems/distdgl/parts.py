@@ -17,7 +17,7 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
 
-from dgl_heta.graph.datasets import load_dataset, parse_dataset
+from dgl_heta.graph.datasets import load_dataset
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.partition.backends.distdgl import to_dgl_graph
 
@@ -32,8 +32,8 @@ def main() -> None:
     parser.add_argument("--num_parts", type=int, nargs="+", default=[2])
     parser.add_argument("--output", required=True, help="with several numbers of parts: {}")
     args = parser.parse_args()
-    name, options = parse_dataset(args.dataset)
-    source = load_dataset(plugins().providers("dataset")[name].value, options)
+    name, _, options = args.dataset.partition(":")
+    source = load_dataset(plugins().get("dataset", name), options)
     graph = to_dgl_graph(source)
     (target,) = [t for t in graph.ntypes if "train_mask" in graph.nodes[t].data]
     data = graph.nodes[target].data

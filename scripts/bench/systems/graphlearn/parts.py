@@ -22,12 +22,12 @@ import numpy as np
 
 def export(dataset: str, out: Path) -> None:
     """Edges, features of all types, labels and training nodes of one of dgl-heta's data sets."""
-    from dgl_heta.graph.datasets import load_dataset, parse_dataset
+    from dgl_heta.graph.datasets import load_dataset
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.backends.distdgl import to_dgl_graph
 
-    name, options = parse_dataset(dataset)
-    graph = to_dgl_graph(load_dataset(plugins().providers("dataset")[name].value, options))
+    name, _, options = dataset.partition(":")
+    graph = to_dgl_graph(load_dataset(plugins().get("dataset", name), options))
     (target,) = [t for t in graph.ntypes if "train_mask" in graph.nodes[t].data]
     without = [t for t in graph.ntypes if "feat" not in graph.nodes[t].data]
     if without:
