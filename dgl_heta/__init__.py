@@ -36,6 +36,8 @@ _LAZY = {
     "PartitionRequest": "dgl_heta.partition.request",
     "PartitionResult": "dgl_heta.partition.request",
     "as_source": "dgl_heta.store.reader",
+    "SavedObject": "dgl_heta.graph.readers.torch_file",
+    "read_saved": "dgl_heta.graph.readers.torch_file",
     "partition_graph": "dgl_heta.partition.dgl",
     "BlockModel": "dgl_heta.models",
     "Edges": "dgl_heta.models",
@@ -75,6 +77,7 @@ __all__ = [
     "Provider",
     "Reader",
     "Relation",
+    "SavedObject",
     "Schema",
     "Store",
     "Task",
@@ -86,6 +89,7 @@ __all__ = [
     "load_model",
     "make_plan",
     "partition_graph",
+    "read_saved",
     "slot",
     "write_store",
 ]
@@ -93,6 +97,7 @@ __all__ = [
 if TYPE_CHECKING:
     from dgl_heta.distdgl.activate import disable, enable
     from dgl_heta.errors import HetaError, InputError
+    from dgl_heta.graph.readers.torch_file import SavedObject, read_saved
     from dgl_heta.graph.schema import Relation, Schema
     from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
     from dgl_heta.hooks.protocols import (

@@ -38,6 +38,8 @@ def inspect(
     if verify:
         with progress(not as_json) as advance:
             store.verify(progress=advance)
+        if plan is not None:
+            plan.verify()
     if as_json:
         print_json({**store.manifest.to_json(), "verified": verify,
                     "plan": plan.to_json() if plan else None})

@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from dgl_heta.cli.options import AsJson, Input, Overwrite, PlanOptions, grouped
+from dgl_heta.cli.options import (
+    AsJson,
+    Input,
+    Overwrite,
+    PlanOptions,
+    SettingsOptions,
+    grouped,
+)
 from dgl_heta.errors import InputError
-from dgl_heta.report.console import out, print_json, progress
+from dgl_heta.report.console import out, print_json, progress, table
 
 if TYPE_CHECKING:
     from dgl_heta.graph.source import GraphSource
 
 app = typer.Typer()
+_MOST_COLUMNS = 8
 
 
 @app.command(epilog="Example: dgl-heta partition debian --out data/debian --parts 2")
@@ -24,7 +33,7 @@ app = typer.Typer()
 def partition(
     graph: Input,
     directory: Annotated[Path, typer.Option("--out", help="Directory to write.")],
-    options: PlanOptions, overwrite: Overwrite = False,
+    options: PlanOptions, source: SettingsOptions, overwrite: Overwrite = False,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Check what can be known before the edges are read and show the plan, "
         "write nothing.")] = False,
@@ -32,23 +41,27 @@ def partition(
 ) -> None:
     """Write a graph's relation store and a plan over it (or DistDGL's parts).
 
-    From an existing store only the plan is written, which refers to the store.
+    From an existing store only the plan is written, which refers to the store. What the options
+    leave open is as the settings say, if they do.
     """
-    from dgl_heta.cli.requests import partition_request
+    from dgl_heta.cli.requests import filled, partition_request
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.inputs import open_input
+    from dgl_heta.settings import load_settings
 
     started = time.perf_counter()
     if Path(graph).exists() and Path(graph).resolve().is_relative_to(directory.resolve()):
         raise InputError(f"'{graph}' lies in {directory}, which would be overwritten; choose "
                          "another directory for the partition")
-    opened = open_input(graph, plugins())
+    settings = load_settings(source.config, source.overrides)
+    registry, options = plugins().configured(settings), filled(options, settings)
+    opened = open_input(graph, registry)
     content = opened.store or opened.source
     if content is None:
         raise InputError(f"'{graph}' is a schema without edges; partition a graph, or use "
                          "`dgl-heta plan`")
     method = options.method or "meta"
-    backend = plugins().get("partition backend", method)
+    backend = registry.get("partition backend", method)
     request = partition_request(backend, opened, options,
                                 parts=2 if options.parts is None else options.parts)
     if dry_run:
@@ -67,7 +80,8 @@ def partition(
     result: dict[str, Any] = {
         "part_config": str(written.part_config), "method": method, "parts": written.parts,
         "seconds": time.perf_counter() - started, "peak_rss_mb": peak_rss_mb(),
-        "bytes": sum(f.stat().st_size for f in directory.rglob("*") if f.is_file())}
+        "bytes": sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()),
+        "statistics": dict(written.statistics)}
     if as_json:
         print_json(result)
         return
@@ -75,6 +89,22 @@ def partition(
               f"partition{'s' * (written.parts != 1)} by {method}, "
               f"{human_bytes(result['bytes'])} written in {result['seconds']:.1f} s, "
               f"peak memory {result['peak_rss_mb']:.0f} MB", highlight=False, soft_wrap=True)
+    _show_statistics(written.statistics)
+
+
+def _show_statistics(statistics: Mapping[str, Any]) -> None:
+    """A row for each figure; one per partition, where it is a list."""
+    if not statistics:
+        return
+    columns = max((len(v) for v in statistics.values() if isinstance(v, list)), default=1)
+    names = [str(part) for part in range(min(columns, _MOST_COLUMNS))] if columns > 1 else [""]
+    rows = table("partition", *names, *["…"] * (columns > _MOST_COLUMNS), right=names)
+    for name, value in statistics.items():
+        cells = value if isinstance(value, list) else [value]
+        shown = [f"{cell:,.3f}" if isinstance(cell, float) else f"{cell:,}"
+                 if isinstance(cell, int) else escape(str(cell)) for cell in cells]
+        rows.add_row(escape(name.replace("_", " ")), *shown[:_MOST_COLUMNS])
+    out.print(rows)
 
 
 def _check(source: GraphSource | None, directory: Path, overwrite: bool) -> None:

@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from dgl_heta.cli.options import AsJson, Input, PlanOptions, at_least_one, grouped, refuse
+from dgl_heta.cli.options import (
+    AsJson,
+    Input,
+    PlanOptions,
+    SettingsOptions,
+    at_least_one,
+    grouped,
+    refuse,
+)
 from dgl_heta.errors import InputError
 from dgl_heta.report.console import err, out, print_json
 
@@ -62,6 +70,7 @@ class ClusterOptions:
 @grouped
 def plan(
     graph: Input, options: PlanOptions, work: WorkOptions, machines: ClusterOptions,
+    source: SettingsOptions,
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
     compare: Annotated[bool, typer.Option(
         "--compare", help="Compare meta-partitioning with relation-random, random and METIS: bytes "
@@ -74,8 +83,11 @@ def plan(
     """
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.inputs import open_input
+    from dgl_heta.settings import load_settings
 
-    opened = open_input(graph, plugins())
+    settings = load_settings(source.config, source.overrides)
+    registry = plugins().configured(settings)
+    opened = open_input(graph, registry)
     work.workload()  # checked, whatever is shown
     given = {**options.given(), "--svg": svg}
     if machines.cluster is not None:
@@ -96,9 +108,10 @@ def plan(
     elif opened.plan is not None and not options.given():
         show(opened.plan, work.workload(opened.plan.hops), svg, as_json)
     else:
-        from dgl_heta.cli.requests import partition_request, parts_of
+        from dgl_heta.cli.requests import filled, partition_request, parts_of
 
-        backend = plugins().get("partition backend", options.method or "meta")
+        options = filled(options, settings)
+        backend = registry.get("partition backend", options.method or "meta")
         request = partition_request(backend, opened, options, workload=work.workload(),
                                     parts=parts_of(opened, options.parts))
         chosen = backend.plan(opened.schema, request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from dgl_heta.cli.options import PlanOptions
@@ -9,6 +10,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.hooks.protocols import PartitionBackend
 from dgl_heta.partition.inputs import GraphInput
 from dgl_heta.partition.request import PartitionRequest, make_request, option
+from dgl_heta.settings import Settings
 
 
 def partition_request(backend: PartitionBackend, opened: GraphInput, options: PlanOptions,
@@ -22,6 +24,15 @@ def partition_request(backend: PartitionBackend, opened: GraphInput, options: Pl
         "target": targets_of(opened, options.target), "hops": options.hops,
         "parts": options.parts, "metapaths": options.metapaths, "seed": options.seed or 0,
         "replication": options.replication, "memory_mb": options.memory_mb, **given}, word=option)
+
+
+def filled(options: PlanOptions, settings: Settings) -> PlanOptions:
+    """The options, where they leave something open with what the settings say of it."""
+    said = settings.partition.model_fields_set
+    values = {name: getattr(settings.partition, name)
+              for name in ("method", "parts", "metapaths", "seed", "replication", "memory_mb")
+              if getattr(options, name) is None and name in said}
+    return replace(options, **values)
 
 
 def targets_of(opened: GraphInput, given: list[str] | None) -> tuple[str, ...]:

@@ -17,9 +17,13 @@ app = typer.Typer()
 @grouped
 def list_settings(source: SettingsOptions, as_json: AsJson = False) -> None:
     """List all settings with their values, as a file, the environment and --set give them."""
+    from dgl_heta.hooks.manager import plugins
     from dgl_heta.settings import keys, load_settings
 
-    values = load_settings(source.config, source.overrides).model_dump()
+    settings = load_settings(source.config, source.overrides)
+    sections = plugins().configured(settings).sections()
+    values = {**settings.model_dump(), "plugins": {
+        name: section.model_dump(mode="json") for name, section in sections.items()}}
     if as_json:
         print_json(values)
         return
@@ -28,4 +32,9 @@ def list_settings(source: SettingsOptions, as_json: AsJson = False) -> None:
         section, key = name.split(".")
         rows.add_row(name, escape(json.dumps(values[section][key])),
                      escape(field.description or ""))
+    for section, model in sections.items():
+        for key, field in type(model).model_fields.items():
+            rows.add_row(f"plugins.{section}.{key}",
+                         escape(json.dumps(values["plugins"][section][key])),
+                         escape(field.description or ""))
     out.print(rows)

@@ -165,3 +165,8 @@ def heta(*args: object, path: Path, **env: str) -> subprocess.CompletedProcess[s
         [sys.executable, "-m", "dgl_heta", *map(str, args)], capture_output=True, text=True,
         timeout=PATIENCE, check=False, cwd=path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)]), **env})
+
+
+def guest(name: str) -> str:
+    """The code of one of the small plugins in tests/support/guests."""
+    return (ROOT / f"tests/support/guests/{name}.py").read_text(encoding="utf-8")

@@ -1,16 +1,19 @@
-"""Read a tensor from a file that `torch.save` wrote, without unpickling and without torch.
+"""Read files that `torch.save` wrote, without unpickling and without torch.
 
 Such a file is a zip archive: the numbers are plain bytes, and a small pickle says how they
 make up the tensor. `torch.load` runs that pickle. `weights_only=True` restricts it, but has
 had holes through which a file could run code (CVE-2025-32434, in every torch before 2.6).
-Here the pickle's opcodes are walked as data: only those that describe one tensor are known,
-names in it are compared with a fixed list and never imported, and anything else is an error.
+Here the pickle's opcodes are walked as data: those that describe tensors and containers of them
+are known, names in it are compared with a fixed list and never imported, and nothing is called.
 """
 
 from __future__ import annotations
 
+import contextlib
 import pickletools
 import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,12 +26,29 @@ _STORAGES = {
     "LongStorage": "i8", "IntStorage": "i4", "ShortStorage": "i2", "CharStorage": "i1",
     "ByteStorage": "u1", "BoolStorage": "?",
 }
-_PUSH = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE"}
-_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (),
-              "EMPTY_DICT": None}
+_PUSH = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINFLOAT"}
+_CONSTANTS: dict[str, Callable[[], Any]] = {
+    "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
+    "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict, "EMPTY_LIST": list}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _IGNORED = {"PROTO", "FRAME", "STOP"}
 _MARK = object()
+
+
+@dataclass(eq=False)
+class SavedObject:
+    """An object of a class that the file names: what it would be made from, and not the object.
+
+    Attributes
+    ----------
+    kind : `module.name` of the class or function.
+    arguments : what it would be called with.
+    state : what it would be given then, attributes by name as a rule.
+    """
+
+    kind: str
+    arguments: Any = ()
+    state: Any = None
 
 
 class _Name(NamedTuple):
@@ -51,7 +71,7 @@ class _Tensor(NamedTuple):
 
 
 class _Unknown(Exception):
-    """Something that does not belong to a plain tensor."""
+    """Something that is not as torch.save writes it."""
 
 
 def read_tensor(path: Path) -> np.ndarray:
@@ -63,39 +83,104 @@ def read_tensor(path: Path) -> np.ndarray:
         The file is not a zip archive of `torch.save` (the format before torch 1.6 is not
         read), or holds anything but one dense tensor.
     """
+    with _errors(path, "one dense tensor saved by torch.save", "save it again as .npy (format: "
+                 "numpy), which is read without restrictions"), _Archive(path) as archive:
+        described = archive.describe()
+        if isinstance(described, SavedObject):
+            raise _Unknown(f"it asks to call {described.kind}")
+        if not isinstance(described, _Tensor):
+            raise _Unknown("it holds something else than a tensor")
+        return archive.array(described)
+
+
+def read_saved(path: str | Path) -> Any:
+    """What `torch.save` wrote to a file, as data: nothing in it is called or imported.
+
+    Numbers, texts, tuples, lists and dicts are themselves, tensors are read-only arrays as
+    :func:`read_tensor` gives them, and any other object is a :class:`SavedObject`. Containers may
+    hold each other in circles, as the saved ones do.
+
+    Raises
+    ------
+    InputError
+        The file is not a zip archive of `torch.save`, or is damaged.
+    """
+    with _errors(Path(path), "a file saved by torch.save", "save it again with torch.save"
+                 ), _Archive(Path(path)) as archive:
+        return archive.with_arrays(archive.describe())
+
+
+@contextlib.contextmanager
+def _errors(path: Path, what: str, remedy: str) -> Iterator[None]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            return _read(archive)
+        yield
     except (_Unknown, zipfile.BadZipFile, OSError, EOFError, ValueError, KeyError, IndexError,
-            TypeError, NotImplementedError, RuntimeError) as error:
+            TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(
-            f"cannot read {path} as one dense tensor saved by torch.save: {reason}; save it again "
-            "as .npy (format: numpy), which is read without restrictions"
-        ) from None
+        raise InputError(f"cannot read {path} as {what}: {reason}; {remedy}") from None
 
 
-def _read(archive: zipfile.ZipFile) -> np.ndarray:
-    names = archive.namelist()
-    found = [name for name in names if name.count("/") == 1 and name.endswith("/data.pkl")]
-    if len(found) != 1:
-        raise _Unknown("no data.pkl in the archive")
-    prefix = found[0].removesuffix("data.pkl")
-    tensor = _describe(archive.read(found[0]))
-    big = False  # files of older torch do not say
-    if prefix + "byteorder" in names:
-        big = archive.read(prefix + "byteorder") == b"big"
-    storage = tensor.storage
-    dtype = np.dtype((">" if big else "<") + _STORAGES[storage.kind])
-    member = f"{prefix}data/{storage.key}"
-    size = archive.getinfo(member).file_size
-    if size != storage.numel * dtype.itemsize:
-        raise _Unknown(f"{size} bytes for {storage.numel} numbers of {dtype.itemsize} bytes")
-    values = np.frombuffer(archive.read(member), dtype)
-    values = values.astype(dtype.newbyteorder("="), copy=False)
-    if storage.kind == "BFloat16Storage":
-        values = (values.astype(np.uint32) << 16).view(np.float32)
-    return _strided(values, tensor)
+class _Archive:
+    """The zip archive of `torch.save`: a pickle, and a member of plain numbers per storage."""
+
+    def __init__(self, path: Path) -> None:
+        self._zip = zipfile.ZipFile(path)
+        names = self._zip.namelist()
+        pickles = [n for n in names if n.count("/") == 1 and n.endswith("/data.pkl")]
+        if len(pickles) != 1:
+            self._zip.close()
+            raise _Unknown("no data.pkl in the archive")
+        self._pickle, self._prefix = pickles[0], pickles[0].removesuffix("data.pkl")
+        self._big = False  # files of older torch do not say
+        if self._prefix + "byteorder" in names:
+            self._big = self._zip.read(self._prefix + "byteorder") == b"big"
+
+    def __enter__(self) -> _Archive:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._zip.close()
+
+    def describe(self) -> Any:
+        return _describe(self._zip.read(self._pickle))
+
+    def array(self, tensor: _Tensor) -> np.ndarray:
+        storage = tensor.storage
+        dtype = np.dtype((">" if self._big else "<") + _STORAGES[storage.kind])
+        member = f"{self._prefix}data/{storage.key}"
+        size = self._zip.getinfo(member).file_size
+        if size != storage.numel * dtype.itemsize:
+            raise _Unknown(f"{size} bytes for {storage.numel} numbers of {dtype.itemsize} bytes")
+        values = np.frombuffer(self._zip.read(member), dtype)
+        values = values.astype(dtype.newbyteorder("="), copy=False)
+        if storage.kind == "BFloat16Storage":
+            values = (values.astype(np.uint32) << 16).view(np.float32)
+        return _strided(values, tensor)
+
+    def with_arrays(self, described: Any) -> Any:
+        """The same with arrays for descriptions of tensors, in place where that can be."""
+        done: dict[int, Any] = {}
+
+        def arrays(value: Any) -> Any:
+            if id(value) in done:
+                return done[id(value)]
+            if isinstance(value, _Tensor):
+                done[id(value)] = self.array(value)
+            elif type(value) is tuple:
+                done[id(value)] = tuple(map(arrays, value))
+            elif isinstance(value, dict | list | SavedObject):
+                done[id(value)] = value
+                if isinstance(value, dict):
+                    value.update({key: arrays(item) for key, item in value.items()})
+                elif isinstance(value, list):
+                    value[:] = map(arrays, value)
+                else:
+                    value.arguments, value.state = arrays(value.arguments), arrays(value.state)
+            else:
+                return value
+            return done[id(value)]
+
+        return arrays(described)
 
 
 def _strided(values: np.ndarray, tensor: _Tensor) -> np.ndarray:
@@ -112,8 +197,8 @@ def _strided(values: np.ndarray, tensor: _Tensor) -> np.ndarray:
         tuple(s * values.itemsize for s in tensor.strides), writeable=False)
 
 
-def _describe(pickled: bytes) -> _Tensor:
-    """Walk the opcodes, building the description of the tensor that they would build."""
+def _describe(pickled: bytes) -> Any:
+    """Walk the opcodes, building descriptions of what they would build."""
     stack: list[Any] = []
     memo: dict[int, Any] = {}
     argument: Any
@@ -122,15 +207,20 @@ def _describe(pickled: bytes) -> _Tensor:
         if name in _PUSH:
             stack.append(argument)
         elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
+            stack.append(_CONSTANTS[name]())
         elif name in _TUPLES:
             size = _TUPLES[name]
             stack[-size:] = [tuple(stack[-size:])]
         elif name == "MARK":
             stack.append(_MARK)
         elif name == "TUPLE":
-            mark = max(i for i, item in enumerate(stack) if item is _MARK)
-            stack[mark:] = [tuple(stack[mark + 1:])]
+            stack.append(tuple(_from_mark(stack)))
+        elif name in ("SETITEM", "SETITEMS"):
+            items = _from_mark(stack) if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
+            _target(stack[-1], dict).update(zip(items[::2], items[1::2]))
+        elif name in ("APPEND", "APPENDS"):
+            items = _from_mark(stack) if name == "APPENDS" else [stack.pop()]
+            _target(stack[-1], list).extend(items)
         elif name in ("BINPUT", "LONG_BINPUT"):
             memo[argument] = stack[-1]
         elif name == "MEMOIZE":
@@ -144,14 +234,35 @@ def _describe(pickled: bytes) -> _Tensor:
             stack.append(_Name(f"{module}.{attribute}"))
         elif name == "BINPERSID":
             stack.append(_storage(stack.pop()))
-        elif name == "REDUCE":
+        elif name in ("REDUCE", "NEWOBJ"):
             arguments, function = stack.pop(), stack.pop()
             stack.append(_apply(function, arguments))
+        elif name == "BUILD":
+            state = stack.pop()
+            if isinstance(stack[-1], SavedObject):
+                stack[-1].state = state
+            elif not isinstance(stack[-1], dict):  # of which it has attributes: left out
+                raise _Unknown(f"it gives attributes to {type(stack[-1]).__name__}")
         elif name not in _IGNORED:
-            raise _Unknown(f"it holds more than a tensor (opcode {name})")
-    if len(stack) != 1 or not isinstance(stack[0], _Tensor):
-        raise _Unknown("it holds something else than a tensor")
+            raise _Unknown(f"it holds more than is known here (opcode {name})")
+    if len(stack) != 1:
+        raise _Unknown("its pickle is not as torch.save writes it")
     return stack[0]
+
+
+def _from_mark(stack: list[Any]) -> list[Any]:
+    """Take what lies above the last mark."""
+    mark = max(i for i, item in enumerate(stack) if item is _MARK)
+    items = stack[mark + 1:]
+    del stack[mark:]
+    return items
+
+
+def _target(value: Any, kind: type) -> Any:
+    """The container that items go into."""
+    if not isinstance(value, kind):
+        raise _Unknown(f"it puts items into {type(value).__name__}")
+    return value
 
 
 def _storage(reference: Any) -> _Storage:
@@ -174,7 +285,9 @@ def _apply(function: Any, arguments: Any) -> Any:
     elif name == "torch._utils._rebuild_parameter" and isinstance(arguments[0], _Tensor):
         return arguments[0]
     elif name == "collections.OrderedDict" and arguments == ():
-        return None
+        return {}
+    elif isinstance(function, _Name):
+        return SavedObject(name, arguments)
     raise _Unknown(f"it asks to call {name}")
 
 

@@ -129,6 +129,7 @@ class TrainingJob:
         if self.settings.run.verify:
             here = (self.plan.partitions[int(os.environ["RANK"]):][:1] if shared
                     else self.plan.partitions)
+            self.plan.verify()
             store.verify({t for p in here for t in p.node_types},
                          {r for p in here for r in p.relations})
         profiles = Path(self.graph) if self.opened.plan is not None else store.directory
