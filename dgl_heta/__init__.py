@@ -31,6 +31,8 @@ _LAZY = {
     "PartitionBackend": "dgl_heta.hooks.protocols",
     "Provider": "dgl_heta.hooks.protocols",
     "Reader": "dgl_heta.hooks.protocols",
+    "WrapContext": "dgl_heta.hooks.protocols",
+    "WrappedModule": "dgl_heta.hooks.protocols",
     "MetatreeBackend": "dgl_heta.partition.backends.base",
     "AUTO": "dgl_heta.partition.request",
     "PartitionRequest": "dgl_heta.partition.request",
@@ -81,6 +83,8 @@ __all__ = [
     "Schema",
     "Store",
     "Task",
+    "WrapContext",
+    "WrappedModule",
     "__version__",
     "as_source",
     "disable",
@@ -110,6 +114,8 @@ if TYPE_CHECKING:
         PartitionBackend,
         Provider,
         Reader,
+        WrapContext,
+        WrappedModule,
     )
     from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
     from dgl_heta.partition.backends.base import MetatreeBackend

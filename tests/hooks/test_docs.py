@@ -1,0 +1,84 @@
+"""The examples of docs/hooks.md: each is a plugin that is installed and does what it says."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dgl_heta import EdgeArrays, GraphSource, Relation
+from dgl_heta.hooks.manager import KINDS, LISTENERS, Plugins
+from dgl_heta.partition.directory import open_partition
+from dgl_heta.partition.request import make_request
+from tests.support.plugins import ROOT, distribution, heta
+
+TEXT = (ROOT / "docs/hooks.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+
+
+def example(word: str) -> str:
+    """The example that has a word."""
+    (code,) = [code for code in EXAMPLES if word in code]
+    return code
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    """All examples, each an installed distribution."""
+    directory = tmp_path_factory.mktemp("site")
+    for number, code in enumerate(EXAMPLES):
+        distribution(directory, f"documented-{number}", code)
+    return directory
+
+
+def test_there_is_an_example_of_each_hook():
+    shown = set(re.findall(r"^def (dgl_heta_\w+)\(", "\n".join(EXAMPLES), re.M))
+    assert shown == {*KINDS.values(), *LISTENERS}
+
+
+def test_a_training_uses_all_that_it_can_use_at_once(site, tmp_path):
+    run = heta("train", "ring:nodes=200", "--model", "scaled", "--parts", 2, "--json",
+               "--run-dir", tmp_path / "run", "--set", "partition.method=alternate",
+               "--set", "train.kernel=merged", "--set", "train.wrapper=epoch-average",
+               "--set", "train.batches=ahead", "--set", "cache.policy=smallest_first",
+               "--set", "train.epochs=2", "--set", "train.batch_size=16",
+               "--set", "plugins.slowness.seconds=3", path=site)
+    assert run.returncode == 0, run.stderr
+    assert len((tmp_path / "run/losses.txt").read_text().split()) == 2
+    assert (tmp_path / "run/ended-0").exists()
+    assert (tmp_path / "run/ended-1").exists()
+    log = "".join(file.read_text() for file in (tmp_path / "run").rglob("*.log"))
+    assert "slow is more than 3.0 seconds" in log + run.stdout + run.stderr
+    job = json.loads((tmp_path / "run/job.json").read_text())
+    assert job["plan"]["method"] == "alternate"
+
+
+def test_a_reader_and_a_stream_partitioner_meet(site, tmp_path):
+    (tmp_path / "few.triples").write_text("0 knows 1\n1 knows 2\n2 likes 0\n3 knows 0\n")
+    run = heta("partition", f"{tmp_path}/few.triples:type=person", "--method", "by-source",
+               "--out", tmp_path / "out", "--json", path=site)
+    assert run.returncode == 0, run.stderr
+    assert json.loads(run.stdout)["statistics"] == {"edges": [2, 2]}
+    assert (tmp_path / "out/part0-0.csv").read_text() == "0,1\n"
+    assert (tmp_path / "out/part1-0.csv").read_text() == "1,2\n3,0\n"
+
+
+def test_the_cutter_makes_pieces_of_equally_many_edges(install, tmp_path):
+    """Later destinations have more edges, so that ranges of destinations would be uneven."""
+    install("even-edges", example("EvenEdges"))
+    backend, relation = Plugins().get("partition backend", "even-edges"), Relation("a", "r", "b")
+    dst = np.sqrt(np.arange(20_000) / 2).astype(int)
+    source = GraphSource("skewed", {"a": 100, "b": 100}, {
+        relation: EdgeArrays(np.arange(20_000) % 100, dst)})
+    request = make_request(backend, source.schema(), 2, ["b"], hops=1, replication="none",
+                           memory_mb=0.22)
+    planned = backend.plan(source.schema(), request)
+    assert all(relation in p.ranges for p in planned.partitions)
+    result = backend.partition(source, request, tmp_path / "out")
+    _, plan = open_partition(tmp_path / "out")
+    assert not any(p.ranges for p in plan.partitions)
+    assert max(result.statistics["edges"]) < 10_300
+    assert plan.ownership[relation].rows != (50, 50)
