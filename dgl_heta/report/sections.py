@@ -1,0 +1,218 @@
+"""What a report shows, section by section: pictures, tables and notes, without their looks."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dgl_heta.report.charts import (
+    byte_scale,
+    learning_chart,
+    memory_chart,
+    stack_chart,
+    without_waiting,
+)
+from dgl_heta.report.figures import (
+    as_mapping,
+    as_number,
+    human_megabytes,
+    human_seconds,
+    main_figures,
+    percent,
+)
+from dgl_heta.report.reading import Run
+from dgl_heta.report.records import CAUSES, STAGES
+from dgl_heta.report.text import human_bytes
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image as a `data:` address."""
+
+    data: str
+    alt: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts; the columns `numeric` are numbers."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    numeric: Sequence[int] = ()
+    caption: str = ""
+    narrow: bool = False
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page; one without content is left out. `columns` of tables are side by side."""
+
+    title: str
+    pictures: Sequence[Picture] = ()
+    tables: Sequence[Table] = ()
+    columns: Sequence[Sequence[Table]] = ()
+    notes: Sequence[str] = ()
+
+    @property
+    def content(self) -> bool:
+        """Whether there is anything to show."""
+        return bool(self.pictures or self.tables or self.columns or self.notes)
+
+
+def sections_of(run: Run, plan_svg: str | None) -> list[Section]:
+    """All sections of the report of a run."""
+    summary = run.summary
+    return [*_curves(run), _cache(as_mapping(summary.get("cache"))),
+            _plan(as_mapping(summary.get("plan")), plan_svg),
+            _workers(_objects(summary.get("workers"))), _settings(summary)]
+
+
+def _pictures(*drawn: tuple[str | None, str, str]) -> list[Picture]:
+    """Of (data, alternative text, caption), those that could be drawn."""
+    return [Picture(data, alt, caption) for data, alt, caption in drawn if data is not None]
+
+
+def _tables(*tables: Table) -> list[Table]:
+    """The tables that have rows."""
+    return [table for table in tables if table.rows]
+
+
+def _curves(run: Run) -> Iterator[Section]:
+    epochs, figures = run.epochs, main_figures(run.summary, run.epochs)
+    metric = figures.metric
+    yield Section("Learning", _pictures(
+        (learning_chart(epochs, against_time=False, metric=metric),
+         f"Loss and {metric} against the epoch", f"Loss and {metric} after each epoch."),
+        (learning_chart(epochs, against_time=True, metric=metric),
+         f"Loss and {metric} against time",
+         "The same against the seconds trained so far, the sum of the epochs' times.")))
+    yield Section("Time", _pictures(
+        (stack_chart(without_waiting(epochs), "seconds", STAGES, "seconds", 1.0),
+         "Seconds of each stage in every epoch", "Seconds of each stage in every epoch.")),
+        _tables(_shares("stage", figures.stages, figures.seconds, human_seconds)))
+    unit, scale = byte_scale(epochs)
+    yield Section("Communication", _pictures(
+        (stack_chart(epochs, "bytes_sent", CAUSES, unit, scale),
+         "Bytes sent in every epoch by cause",
+         f"Bytes sent in every epoch by cause, in {unit}: partial aggregations, "
+         "gradients of dense parameters, rows of learnable features, ids of common rows.")),
+        _tables(_shares("cause", figures.causes, figures.sent, human_bytes)))
+
+
+def _shares(what: str, parts: Mapping[str, float], total: float | None,
+            shown: Callable[[float], str]) -> Table:
+    rows = [] if total is None else [
+        *((name, shown(value), percent(value, total)) for name, value in parts.items()),
+        ("total", shown(total), "")]
+    return Table([what, "per epoch", "share"], rows, (1, 2), narrow=True)
+
+
+def _cache(cache: Mapping[str, Any]) -> Section:
+    """Hit rates and bytes per node type, and how the rows were chosen."""
+    if not cache:
+        return Section("Feature cache")
+
+    def number(value: object) -> float:
+        return as_number(value) or 0.0
+
+    rows = []
+    for ntype, counted in as_mapping(cache.get("types")).items():
+        one = as_mapping(counted)
+        missed = number(one.get("bytes")) - number(one.get("hit_bytes"))
+        rows.append([ntype, f"{number(one.get('rows')):,.0f}",
+                     human_bytes(int(number(one.get("cached_bytes")))),
+                     percent(number(one.get("hits")), number(one.get("reads"))),
+                     human_bytes(int(number(one.get("hit_bytes")))), human_bytes(int(missed)),
+                     f"{number(one.get('penalty')) * 1e9:,.2f}"])
+    notes = cache.get("notes")
+    return Section("Feature cache", tables=_tables(Table(
+        ["node type", "rows cached", "size", "hits", "read from the cache per epoch",
+         "read below it", "miss penalty, ns per byte"], rows, range(1, 7))), notes=[
+        f"Policy {_value(cache.get('policy'))}, "
+        f"{human_bytes(int(number(cache.get('capacity_bytes'))))} per device; "
+        f"{human_seconds(number(cache.get('profile_seconds')))} to profile and fill.",
+        *(str(note) for note in (notes if isinstance(notes, list) else []))])
+
+
+def _plan(plan: Mapping[str, Any], plan_svg: str | None) -> Section:
+    roots = [" ".join(map(str, tree.get("root_relation") or ["?"]))
+             for tree in _objects(plan.get("sub_metatrees"))]
+    alone = plan.get("replication") == "none"
+    rows = []
+    for index, part in enumerate(_objects(plan.get("partitions"))):
+        relations = part.get("relations") or []
+        owned = ([" ".join(map(str, r)) for r in relations if isinstance(r, list)] if alone else
+                 [roots[i] for i in part.get("sub_metatrees") or []
+                  if isinstance(i, int) and i < len(roots)])
+        shown = owned if len(owned) <= 6 else [*owned[:5], f"… {len(owned) - 5} more"]
+        rows.append((index, ", ".join(shown) or "–", len(relations),
+                     *(_count(part.get(key)) for key in ("num_nodes", "num_edges", "weight"))))
+    picture = None if not plan_svg else "data:image/svg+xml;base64," + base64.b64encode(
+        plan_svg.encode("utf-8")).decode("ascii")
+    return Section("Plan", _pictures((
+        picture, "The metatree and the partitions",
+        "The metatree with node and edge counts, and the relations that each partition runs at "
+        "each layer (L1 is the layer farthest from the target).")), _tables(Table(
+            ["partition", "its own" if alone else "root relations", "relations", "nodes",
+             "edges", "weight"], rows, (2, 3, 4, 5))))
+
+
+def _workers(workers: Sequence[Mapping[str, Any]]) -> Section:
+    rows = []
+    for index, worker in enumerate(workers):
+        row = [str(worker.get("rank", index))]
+        for key, shown in (("peak_rss_mb", human_megabytes), ("bytes_sent", human_bytes),
+                           ("seconds", human_seconds)):
+            number = as_number(worker.get(key))
+            row.append("–" if number is None else shown(number))
+        rows.append(row)
+    return Section("Workers", _pictures(
+        (memory_chart(workers), "Peak memory of every worker",
+         "Peak resident memory of every worker's process, in MB.")),
+        _tables(Table(["worker", "peak memory", "sent", "time"], rows, (1, 2, 3))))
+
+
+def _settings(summary: Mapping[str, Any]) -> Section:
+    elsewhere = {"cache", "event", "settings", "versions", "plan", "workers", "stages", "bytes"}
+    figures = [(key, _value(value)) for key, value in summary.items() if key not in elsewhere]
+    settings, rest = _tables(Table((), list(_flat(as_mapping(summary.get("settings")))),
+                                   caption="Settings")), _tables(
+        Table((), figures, caption="Summary"),
+        Table((), list(_flat(as_mapping(summary.get("versions")))), caption="Versions"))
+    # Settings are the long one: the other two share the second column.
+    return Section("Settings, summary, versions",
+                   columns=[column for column in (settings, rest) if column])
+
+
+def _objects(value: Any) -> list[Any]:
+    """The objects of a JSON list."""
+    return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
+    """Nested settings as `section.key`, value."""
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _value(value)
+
+
+def _count(value: Any) -> str:
+    number = as_number(value)
+    return "–" if number is None else f"{number:,}"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, float):
+        return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    return json.dumps(value, ensure_ascii=False, default=str)

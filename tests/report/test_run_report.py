@@ -1,0 +1,187 @@
+"""What a user sees of a finished run: the report, and the table of its figures."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dgl_heta.errors import InputError
+from dgl_heta.planning.cost import predict
+from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.workload import Workload
+from dgl_heta.report import plan_picture
+from dgl_heta.report.page import write_report
+from dgl_heta.report.run_table import summary_table
+from tests.support.plans import MAG
+
+
+def epoch(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "event": "epoch", "epoch": number, "loss": 3 / number, "train_acc": 0.5, "val_acc": 0.4,
+        "seconds": {"sample": 1.5, "fetch": 0.5, "forward": 1.0, "backward": 2.0, "update": 2.5,
+                    "total": 8.0},
+        "bytes_sent": {"partials": 40_000_000, "gradients": 8_000_000, "learnable": 0,
+                       "total": 48_000_000},
+        "peak_rss_mb": 1234.5, **changes,
+    }
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    return {
+        "dataset": "ogbn-mag", "model": "rgcn", "test_acc": 0.4691, "val_acc": 0.4815,
+        "epoch_seconds": 8.25, "bytes_sent_per_epoch": 48_000_000, "peak_rss_mb": 1234.5,
+        "stages": {"sample": 1.5, "fetch": 0.5, "forward": 1.0, "backward": 2.0, "update": 2.5},
+        "bytes": {"partials": 40_000_000, "gradients": 8_000_000, "learnable": 0},
+        "settings": {"train": {"batch_size": 1024, "fanout": [25, 20]}},
+        "versions": {"dgl": "2.1.0"}, "plan": make_plan(MAG, "paper", 2, 2).to_json(),
+        "workers": [{"rank": 0, "peak_rss_mb": 1234.5, "bytes_sent": 24_000_000, "seconds": 80.5},
+                    {"rank": 1, "peak_rss_mb": 1111.0, "bytes_sent": 24_000_000, "seconds": 80.5}],
+        **changes,
+    }
+
+
+def write_run(folder: Path, events: list[Any], result: dict[str, Any] | None) -> Path:
+    lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    if result is not None:
+        (folder / "summary.json").write_text(json.dumps(result))
+    return folder
+
+
+class Page(HTMLParser):
+    """Text, references and tags of a page; fails on tags that are not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.references: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.references += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.words.append(data.strip())
+
+
+def test_the_report_has_the_numbers_and_opens_offline(tmp_path: Path) -> None:
+    plan = make_plan(MAG, "paper", 2, 2)
+    write_run(tmp_path, [epoch(1), epoch(2), epoch(3)], summary())
+    path = write_report(tmp_path, plan_picture.svg(plan, predict(plan, Workload())))
+    assert path == tmp_path / "report.html"
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    for number in ("0.4691", "0.4815", "8.25 s", "48.0 MB", "1,234 MB", "40.0 MB", "27,414,283",
+                   "25,483,280", "[25, 20]", "2.1.0", "1,111 MB", "80.50 s"):
+        assert number in page.words, number
+    assert "train.batch_size" in page.words
+    assert page.tags.count("img") == 6  # learning twice, time, bytes, plan, memory
+    assert all(reference.startswith("data:image/svg+xml;base64,") for reference in page.references)
+    assert "script" not in page.tags
+    assert not re.search(r"https?://|@import|url\(", text)
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        "metrics.jsonl", "report.html", "summary.json"]
+
+
+def test_the_report_is_the_same_when_written_again(tmp_path: Path) -> None:
+    write_run(tmp_path, [epoch(1), epoch(2)], summary())
+    first = write_report(tmp_path).read_bytes()
+    assert write_report(tmp_path).read_bytes() == first
+
+
+def test_names_are_escaped_in_the_report(tmp_path: Path) -> None:
+    name = '<script>alert("1")</script>&$x_'
+    write_run(tmp_path, [epoch(1, seconds={name: 1.0, "total": 2.0})],
+              summary(dataset=name, settings={name: {name: name}}, versions={name: name}))
+    text = write_report(tmp_path, "<svg><script>alert(1)</script></svg>").read_text()
+    assert "<script" not in text
+    assert name in Page(text).words
+
+
+@pytest.mark.parametrize("events", [[], ["", "{}", '{"event": "epo', "[1]", "null"]])
+@pytest.mark.parametrize("result", [None, {}, {"test_acc": None, "stages": [], "plan": 3}])
+def test_a_run_without_epochs_still_has_a_report(
+        tmp_path: Path, events: list[Any], result: dict[str, Any] | None) -> None:
+    page = Page(write_report(write_run(tmp_path, events, result)).read_text())
+    assert "No epoch was finished." in page.words
+    assert "img" not in page.tags
+
+
+def test_an_empty_run_directory_has_a_report_and_a_missing_one_is_an_error(
+        tmp_path: Path) -> None:
+    assert write_report(tmp_path).exists()
+    with pytest.raises(InputError, match="no-such-run"):
+        write_report(tmp_path / "no-such-run")
+
+
+def test_an_interrupted_run_shows_the_epochs_it_finished(tmp_path: Path) -> None:
+    # The second epoch was run again after a restart; the last line was cut off by a crash.
+    events = [epoch(1), epoch(2, val_acc=0.1), epoch(2, val_acc=0.4321), '{"event": "ep']
+    page = Page(write_report(write_run(tmp_path, events, None)).read_text())
+    assert "The run did not finish." in page.words
+    assert "2 epochs" in page.words
+    assert {"0.4321", "8.00 s", "48.0 MB"} <= set(page.words)
+    assert "metrics.jsonl line 4" in page.words
+
+
+def test_odd_values_in_the_metrics_do_not_stop_the_report(tmp_path: Path) -> None:
+    odd = [epoch(1, loss=float("nan"), seconds=None), {"event": "epoch", "epoch": 2},
+           epoch(3, loss="x", bytes_sent={"partials": float("inf")}),
+           *(epoch(i) for i in range(4, 90))]
+    write_run(tmp_path, odd, {"workers": [{}, 5], "plan": {"partitions": [{}]}, "settings": [1]})
+    page = Page(write_report(tmp_path).read_text())
+    assert "89 epochs" in page.words  # those with odd values count
+    assert page.words[page.words.index("Workers"):][1:8] == [
+        "worker", "peak memory", "sent", "time", "0", "–", "–"]
+    assert page.tags.count("img") == 3  # loss and scores by epoch, seconds, bytes
+    assert not {"nan", "inf"} & {word.lower() for word in page.words}
+
+
+def test_relations_of_a_plan_without_replication_are_listed(tmp_path: Path) -> None:
+    plan = {**make_plan(MAG, "paper", 2, 2).to_json(), "replication": "none"}
+    page = Page(write_report(write_run(tmp_path, [epoch(1)], summary(plan=plan))).read_text())
+    assert any("author writes paper" in word and "rev-writes" in word for word in page.words)
+
+
+def test_the_summary_from_the_metrics_is_used_where_there_is_no_file(tmp_path: Path) -> None:
+    events = [epoch(1), {"event": "summary", **summary(test_acc=0.1234)}]
+    page = Page(write_report(write_run(tmp_path, events, None)).read_text())
+    assert "0.1234" in page.words
+
+
+def rendered(result: dict[str, Any]) -> str:
+    out = io.StringIO()
+    Console(file=out, width=80).print(summary_table(result))
+    return out.getvalue()
+
+
+def test_the_summary_table_has_time_by_stage_and_bytes_by_cause() -> None:
+    text = rendered(summary())
+    assert text.startswith("ogbn-mag · rgcn · 2 partitions")
+    for line in (r"test accuracy +0\.4691", r"seconds per epoch +8\.25 s",
+                 r"backward +2\.00 s +24\.2 %", r"other +0\.75 s +9\.1 %",
+                 r"sent per epoch +48\.0 MB", r"partials +40\.0 MB +83\.3 %",
+                 r"peak memory of a worker +1,234 MB"):
+        assert re.search(line, text), line
+
+
+def test_the_summary_table_of_nothing_says_so() -> None:
+    assert "no epoch was finished" in rendered({})
