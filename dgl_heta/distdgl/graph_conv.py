@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
 from dgl.nn.pytorch import GraphConv
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.aggregate import reduce_each, segment_reduce
 from dgl_heta.sampling.blocks import InEdges, RelationBlock
-from dgl_heta.sampling.seeds import SeedShares
 
 
 def is_graph_conv(module: Any) -> bool:
@@ -127,35 +125,3 @@ def narrow_first(session: Session, ntype: str, call: Callable[[Relation], Any]
             before += weight.shape[0]
             after = weight.shape[1]
     return members if before < after * group.size else None
-
-
-class Columns(torch.autograd.Function):
-    """Each trainer's columns of the seeds' rows, brought to the seeds' own trainers.
-
-    Forward: `rows` (seeds, own width) → (own seeds, widths of all trainers). Backward: each
-    trainer gets back the gradient of its columns.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, session: Session, shares: SeedShares, widths: Sequence[int],
-                layer: int, ntype: str, rows: Tensor, token: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.session, ctx.shares, ctx.widths = session, shares, widths
-        ctx.token_like = token.detach()
-        session.exchange.done.add((layer, ntype))
-        group, mine = session.group, widths[session.group.rank]
-        found = group.all_to_all_rows(
-            shares.canonical(rows).reshape(-1), [size * mine for size in shares.sizes],
-            [shares.own * width for width in widths], "partials")
-        return torch.cat([piece.view(shares.own, -1) for piece in
-                          found.split([shares.own * w for w in widths])], 1), token.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        session, shares, widths = ctx.session, ctx.shares, ctx.widths
-        session.on_backward()
-        group, mine = session.group, widths[session.group.rank]
-        pieces = torch.cat([piece.reshape(-1) for piece in grad.split(list(widths), 1)])
-        found = group.all_to_all_rows(pieces, [shares.own * width for width in widths],
-                                      [size * mine for size in shares.sizes], "partials")
-        rows = shares.local(found.view(shares.total, mine))
-        return None, None, None, None, None, rows, torch.zeros_like(ctx.token_like)

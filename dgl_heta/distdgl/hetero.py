@@ -6,6 +6,7 @@ the merge over relations, whatever the aggregation, goes over the group (Heta §
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,12 +17,11 @@ from torch import Tensor
 
 from dgl_heta.distdgl import gat_conv, graph_conv
 from dgl_heta.distdgl.layers import Layer
-from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import LazyRows
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.cross import merge
-from dgl_heta.sampling.blocks import Block, RelationBlock
+from dgl_heta.sampling.blocks import RelationBlock
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.blocks import RafBlock
@@ -131,9 +131,10 @@ def _narrow_first(layer: Layer, ntype: str, members: list[list[Relation]],
         columns.append(torch.cat([p for p in pieces if len(p)]) if shares.total else pieces[-1])
     rows = torch.cat(columns, 1) if columns else like.new_zeros(shares.total, 0)
     widths = [sum(w.shape[0] for w in of if w is not None) for of in weights]
-    out, session.exchange.token = graph_conv.Columns.apply(
-        session, shares, widths, block.layer, ntype, rows, session.exchange.token)
-    return out @ torch.cat([w for of in weights for w in of if w is not None])
+    bounds = [0, *itertools.accumulate(widths)]
+    out = session.exchange.gather_columns(
+        rows.unsqueeze(2), [range(a, b) for a, b in itertools.pairwise(bounds)], block, ntype)
+    return out.squeeze(2) @ torch.cat([w for of in weights for w in of if w is not None])
 
 
 def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: Any,
@@ -221,32 +222,7 @@ def _destinations(layer: Layer, ntype: str, rows: Tensor, gather: bool) -> Tenso
     block, group = layer.block, layer.session.group
     if not gather or not block.last or group.size == 1 or not block.num_seeds(ntype):
         return rows[:block.num_dst[ntype]]
-    session, rows = layer.session, rows[:block.seeds[ntype].own]
-    out, session.exchange.token = _Gather.apply(session, block, ntype, rows,
-                                                session.exchange.token)
-    return out
-
-
-class _Gather(torch.autograd.Function):
-    """All seeds' rows from each trainer's own; backward, the sum of their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, session: Session, block: Block, ntype: str, rows: Tensor,
-                token: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.session, ctx.shares = session, block.seeds[ntype]
-        ctx.token_like = token.detach()
-        group, shares = session.group, block.seeds[ntype]
-        flat = rows.reshape(len(rows), -1)
-        found = shares.local(group.all_gather_rows(flat, shares.sizes, "partials"))
-        ctx.shape = rows.shape
-        return found.view(-1, *rows.shape[1:]), token.clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        ctx.session.on_backward()
-        flat = ctx.shares.canonical(grad.reshape(len(grad), -1))
-        own = ctx.session.group.reduce_scatter_rows(flat, ctx.shares.sizes, "partials")
-        return None, None, None, own.view(ctx.shape), torch.zeros_like(ctx.token_like)
+    return layer.session.exchange.gather_rows(rows[:block.seeds[ntype].own], block, ntype)
 
 
 def _merge(layer: Layer, ntype: str, parts: list[Part], aggregate: str | Callable[..., Tensor],
@@ -265,7 +241,7 @@ def _merge(layer: Layer, ntype: str, parts: list[Part], aggregate: str | Callabl
     flat = [(edges, value.reshape(edges.num_rows, width)) for edges, value in parts]
 
     def reduce(op: str, values: Sequence[Part], columns: int) -> Tensor:
-        return merge(session.exchange, op, block, ntype, values, columns, like, (1, 1))
+        return merge(session.exchange, op, block, ntype, values, columns, like)
 
     if aggregate in ("sum", "max", "min"):
         return reduce(str(aggregate), flat, width).view(-1, *shape)

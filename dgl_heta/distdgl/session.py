@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.backward import BackwardEnd
@@ -22,7 +22,6 @@ from dgl_heta.nn import use_kernel
 from dgl_heta.partition.directory import graph_names, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.exchange import GroupExchange
-from dgl_heta.sampling.seeds import SeedReads, SeedShares
 from dgl_heta.settings import Settings
 
 
@@ -37,19 +36,6 @@ class Batch:
     """Whether a script has worked on a block other than by what reduces."""
     trained: bool = False
     """Whether a backward pass was run since the batch began."""
-
-
-class TrainerExchange(GroupExchange):
-    """The exchange of a trainer, which tells when a backward pass is under way."""
-
-    def __init__(self, group: Comm, on_backward: Callable[[], None]) -> None:
-        super().__init__(group)
-        self._on_backward = on_backward
-
-    def adjoint(self, grad: Tensor, shares: SeedShares, own: bool, ntype: str,
-                reads: SeedReads | None = None) -> Tensor:
-        self._on_backward()
-        return super().adjoint(grad, shares, own, ntype, reads)
 
 
 class Session:
@@ -101,7 +87,7 @@ class Session:
         self.members: tuple[int, ...] = (part,)
         """Partitions of this trainer's group, in the order of its ranks."""
         self._connected = False
-        self.exchange = TrainerExchange(self.group, self.on_backward)
+        self.exchange = GroupExchange(self.group, self.on_backward)
         self.batch: Batch | None = None
         self.loaders = 0
         self.modules: list[weakref.ref[nn.Module]] = []
@@ -135,7 +121,7 @@ class Session:
         elif self.plan.num_parts != 1:
             raise InputError(f"the partition has {self.plan.num_parts} parts, but there is one "
                              "trainer; start one machine per part (`dgl-heta launch`)")
-        self.exchange = TrainerExchange(self.group, self.on_backward)
+        self.exchange = GroupExchange(self.group, self.on_backward)
         self._connected = True
 
     def _form_groups(self, timeout: timedelta) -> None:

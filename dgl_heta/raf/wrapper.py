@@ -18,7 +18,7 @@ from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext, WrappedModule
 from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
-from dgl_heta.raf.exchange import GroupExchange, _Anchor
+from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import MiniBatch
 
 
@@ -117,4 +117,4 @@ class RafModule(nn.Module):
                     f"the model returned {len(outputs[ntype])} rows for its {len(own)} seeds of "
                     f"'{ntype}'; use Block.wanted or Block.destination for the last layer's rows"
                 )
-        return {t: _Anchor.apply(out, exchange.token) for t, out in outputs.items()}
+        return {t: exchange.anchor(out) for t, out in outputs.items()}
