@@ -21,10 +21,11 @@ from dgl.distributed.dist_tensor import DistTensor
 from dgl.distributed.optim import SparseAdagrad, SparseAdam
 from torch import Tensor
 
+from dgl_heta.comm.row_routing import RowRoute
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
-from dgl_heta.features.row_kernels import gather_rows
+from dgl_heta.features.row_kernels import gather_rows, sum_rows_with_bits
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.patching import patch_all, plain
 
@@ -62,7 +63,7 @@ class Table:
         self.low, self.high = bounds[book.partid], bounds[book.partid + 1]
         count, width = self._tensor.shape
         self._slots: np.ndarray | None = None
-        self._width, self._count = width, count
+        self.width, self._count = width, count
         self._copies: dict[str, np.ndarray] = {}
         self._pulled = np.zeros(count if self.replica else 0, bool)
 
@@ -105,10 +106,7 @@ class Table:
         """Unique ids with the sums of their gradients and the union of their bits."""
         if self._slots is None:
             self._slots = np.full(self._count, -1, np.int32)
-        unique, sums = np.empty(len(ids), np.int64), np.zeros_like(grads)
-        united = np.zeros(len(ids), np.int64)
-        n = _combine(ids, grads, bits, self._slots, unique, sums, united)
-        return unique[:n], sums[:n], united[:n]
+        return sum_rows_with_bits(ids, grads, bits, self._slots)
 
 
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64))
@@ -138,13 +136,13 @@ def step(optimizer: Any, embeddings: list[Any]) -> None:
         table: Table = embedding.heta
         traces = [_trace(t) for t in embedding._trace]
         if table.exact:
-            found = _route(table, traces)
+            ids, grads, counts = _route(table, traces)
         else:
-            found = _join([table.combine(*trace) for trace in traces], table)
+            ids, grads, counts = _join([table.combine(*trace) for trace in traces], table)
         if optimizer._clean_grad:
             embedding.reset_trace()
-        if len(found[0]):
-            _update(optimizer, embedding, apply, *found)
+        if len(ids):
+            _update(optimizer, embedding, apply, ids, grads, counts)
     optimizer._clean_grad = False
     if any(e.heta.exact for e in embeddings):
         embeddings[0].heta.session.world.barrier()  # owners are done before anyone pulls
@@ -162,11 +160,11 @@ def _join(pieces: list[Any], table: Table) -> tuple[np.ndarray, np.ndarray, np.n
         ids, grads, bits = pieces[0]
         return ids, grads, _count_bits(bits)
     if not pieces:
-        return np.empty(0, np.int64), np.empty((0, table._width), np.float32), np.empty(
+        return np.empty(0, np.int64), np.empty((0, table.width), np.float32), np.empty(
             0, np.float32)
     ids = np.concatenate([p[0] for p in pieces])
     unique, place = np.unique(ids, return_inverse=True)
-    grads = np.zeros((len(unique), table._width), np.float32)
+    grads = np.zeros((len(unique), table.width), np.float32)
     np.add.at(grads, place, np.concatenate([p[1] for p in pieces]))
     counts = np.zeros(len(unique), np.float32)
     np.add.at(counts, place, np.concatenate([_count_bits(p[2]) for p in pieces]))
@@ -174,23 +172,23 @@ def _join(pieces: list[Any], table: Table) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def _route(table: Table, traces: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bring gradients to the rows' owners; returns what this trainer is to update."""
+    """Bring gradients to the rows' owners; returns what this trainer is to update.
+
+    A key is a row's id with the bits of the trainers whose seeds reach it. Among the trainers of
+    the machine that has a row, id mod trainers says which one updates it.
+    """
     world, trainers = table.session.world, np.asarray(table.session.trainers)
     rounds = int(world.all_reduce(torch.tensor([len(traces)]), "max", "control"))
-    ones, arrived = [1] * world.size, []
+    none = (np.empty(0, np.int64), np.empty((0, table.width), np.float32), np.empty(0, np.int64))
+    arrived = []
     for place in range(rounds):
-        ids, grads, bits = table.combine(*traces[place]) if place < len(traces) else (
-            np.empty(0, np.int64), np.empty((0, table._width), np.float32), np.empty(0, np.int64))
+        ids, grads, bits = table.combine(*traces[place]) if place < len(traces) else none
         machine = np.searchsorted(table.bounds, ids, side="right") - 1
-        owner = trainers[machine, ids % trainers.shape[1]]
-        order = np.argsort(owner, kind="stable")
-        send = np.bincount(owner, minlength=world.size).tolist()
-        receive = world.all_to_all_rows(torch.tensor(send), ones, ones, "learnable").tolist()
-        head = torch.from_numpy(np.stack([ids[order], bits[order]], 1))
-        head = world.all_to_all_rows(head, send, receive, "learnable").numpy()
-        values = world.all_to_all_rows(torch.from_numpy(grads[order]), send, receive, "learnable")
-        arrived.append(table.combine(np.ascontiguousarray(head[:, 0]), values.numpy(),
-                                     np.ascontiguousarray(head[:, 1])))
+        route = RowRoute(world, trainers[machine, ids % trainers.shape[1]],
+                         np.stack([ids, bits], 1))
+        keys = np.ascontiguousarray(route.asked.T)
+        arrived.append(table.combine(keys[0], route.deliver(torch.from_numpy(grads)).numpy(),
+                                     keys[1]))
     return _join(arrived, table)
 
 
@@ -198,15 +196,15 @@ def _update(optimizer: Any, embedding: Any, apply: Callable[..., None], ids: np.
             grads: np.ndarray, counts: np.ndarray) -> None:
     table: Table = embedding.heta
     state = optimizer._state[embedding.name]
-    held = [_local(t) for t in (embedding._tensor, *(state if isinstance(state, tuple)
-                                                     else (state,)))]
+    local = [_local(t) for t in (embedding._tensor, *(state if isinstance(state, tuple)
+                                                      else (state,)))]
     inside = (ids >= table.low) & (ids < table.high)
     if inside.all():
-        apply(optimizer, ids - table.low, grads, counts, *held)
+        apply(optimizer, ids - table.low, grads, counts, *local)
         return
-    apply(optimizer, ids[inside] - table.low, grads[inside], counts[inside], *held)
-    names = ["value", *(f"state {i}" for i in range(len(held) - 1))]
-    copies = [table.copies(name, array) for name, array in zip(names, held)]
+    apply(optimizer, ids[inside] - table.low, grads[inside], counts[inside], *local)
+    names = ["value", *(f"state {i}" for i in range(len(local) - 1))]
+    copies = [table.copies(name, array) for name, array in zip(names, local)]
     apply(optimizer, ids[~inside], grads[~inside], counts[~inside], *copies)
 
 
@@ -227,24 +225,6 @@ def _adagrad(optimizer: Any, rows: np.ndarray, grads: np.ndarray, counts: np.nda
              *state: np.ndarray) -> None:
     _adagrad_rows(rows, grads, counts, *state, np.float32(optimizer._lr),
                   np.float32(optimizer._eps))
-
-
-@kernel
-def _combine(ids, grads, bits, slots, unique, sums, united):  # type: ignore[no-untyped-def]
-    n = 0
-    for i in range(len(ids)):
-        slot = slots[ids[i]]
-        if slot < 0:
-            slot = n
-            slots[ids[i]] = slot
-            unique[slot] = ids[i]
-            n += 1
-        united[slot] |= bits[i]
-        for k in range(grads.shape[1]):
-            sums[slot, k] += grads[i, k]
-    for i in range(n):
-        slots[unique[i]] = -1
-    return n
 
 
 @kernel

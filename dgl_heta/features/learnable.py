@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
+from dgl_heta.comm.row_routing import RowRoute
 from dgl_heta.errors import InputError
 from dgl_heta.features.disk_tables import memory_tables
 from dgl_heta.features.row_kernels import sum_rows
@@ -123,7 +125,7 @@ class LearnableFeatures:
                           if t in self.local}
         self._leaves: dict[str, Tensor] = {}
         self._nodes: Mapping[str, np.ndarray] = {}
-        self._route: _Route | None = None
+        self._step: _Step | None = None
 
     def fetch(self, nodes: Mapping[str, np.ndarray], device: torch.device,
               train: bool = True) -> dict[str, Tensor]:
@@ -136,17 +138,13 @@ class LearnableFeatures:
             if ntype in nodes:
                 rows[ntype] = table.read(nodes[ntype], device)
         if self._shared:
-            route = self._plan_route(nodes)
             assert self.owned is not None
-            answered = self._world.all_to_all_rows(
-                self.owned.read(route.asked, _CPU), route.receive, route.send, "learnable")
-            found = torch.empty_like(answered)
-            found[route.order] = answered
-            start = 0
-            for ntype, size in route.sizes.items():
-                rows[ntype] = found[start:start + size]
-                start += size
-            self._route = route if train else None
+            sizes = {t: len(nodes[t]) for t in self._shared if t in nodes}
+            route = self._route_to_owners({t: nodes[t] for t in sizes})
+            asked = self._rows_of(route.asked)
+            answered = route.answer(self.owned.read(asked, _CPU))
+            rows.update(zip(sizes, answered.split(list(sizes.values()))))
+            self._step = _Step(route, asked, tuple(sizes)) if train else None
         self._nodes = nodes
         leaves = {t: x.to(device).requires_grad_(train) for t, x in rows.items()}
         self._leaves = leaves if train else {}
@@ -168,14 +166,12 @@ class LearnableFeatures:
                 table.update(rows, grads, scale, self._adam)
             else:
                 table.update(np.empty(0, np.int64), self._no_rows(), scale, self._adam)
-        if self._route is not None and self.owned is not None:
-            route = self._route
-            flat = torch.cat([self._no_rows(), *(self._grad(ntype) for ntype in route.sizes)])
-            arrived = self._world.all_to_all_rows(flat[route.order], route.send, route.receive,
-                                                  "learnable")
-            unique, sums = sum_rows(route.asked, arrived.numpy(), self._slots)
+        if self._step is not None and self.owned is not None:
+            grads = torch.cat([self._no_rows(), *(self._grad(t) for t in self._step.ntypes)])
+            arrived = self._step.route.deliver(grads)
+            unique, sums = sum_rows(self._step.asked, arrived.numpy(), self._slots)
             self.owned.update(unique, torch.from_numpy(sums), scale, self._adam)
-        self._leaves, self._route = {}, None
+        self._leaves, self._step = {}, None
 
     def _no_rows(self) -> Tensor:
         return torch.empty((0, self.width), dtype=self.dtype)
@@ -185,29 +181,21 @@ class LearnableFeatures:
         return leaf.grad.cpu() if leaf.grad is not None else torch.zeros(leaf.shape,
                                                                          dtype=leaf.dtype)
 
-    def _plan_route(self, nodes: Mapping[str, np.ndarray]) -> _Route:
-        """Ask the owners for rows: who gets which ids, and which of ours are asked for."""
-        world = self._world
-        owners, ids, sizes = [], [], {}
-        for ntype, shared in self._shared.items():
-            if ntype in nodes:
-                owners.append(shared.owner(nodes[ntype]))
-                ids.append(nodes[ntype] + shared.offset)
-                sizes[ntype] = len(nodes[ntype])
-        owner = np.concatenate(owners) if owners else np.empty(0, np.int64)
-        wanted = np.concatenate(ids) if ids else np.empty(0, np.int64)
-        order = np.argsort(owner, kind="stable")
-        send = np.bincount(owner, minlength=world.size).tolist()
-        ones = [1] * world.size
-        receive = world.all_to_all_rows(torch.tensor(send), ones, ones, "learnable").tolist()
-        asked = world.all_to_all_rows(torch.from_numpy(wanted[order]), send, receive,
-                                      "learnable").numpy()
-        places = np.empty(len(asked), np.int64)
+    def _route_to_owners(self, nodes: Mapping[str, np.ndarray]) -> RowRoute:
+        """Ask the owners for rows of shared types; keys are ids, types one after the other."""
+        none = [np.empty(0, np.int64)]
+        owners = [self._shared[t].owner(ids) for t, ids in nodes.items()]
+        keys = [ids + self._shared[t].offset for t, ids in nodes.items()]
+        return RowRoute(self._world, np.concatenate(owners or none), np.concatenate(keys or none))
+
+    def _rows_of(self, keys: np.ndarray) -> np.ndarray:
+        """Where the table `owned` has the rows of keys that this worker owns."""
+        rows = np.empty(len(keys), np.int64)
         for shared in self._shared.values():
-            mine = (asked >= shared.offset) & (asked < shared.offset + shared.count)
-            low, _ = shared.range_of(world.rank)
-            places[mine] = asked[mine] - shared.offset - low + shared.base
-        return _Route(torch.from_numpy(order), send, receive, places, sizes)
+            these = (keys >= shared.offset) & (keys < shared.offset + shared.count)
+            low, _ = shared.range_of(self._world.rank)
+            rows[these] = keys[these] - shared.offset - low + shared.base
+        return rows
 
     @property
     def row_bytes(self) -> int:
@@ -223,13 +211,13 @@ class LearnableFeatures:
         return ranges
 
     def shards(self) -> dict[str, tuple[int, Tensor]]:
-        """What this worker holds of each type: `(first row, values)`."""
-        held = {t: (0, table.value) for t, table in self.local.items()}
+        """What this worker has of each type: `(first row, values)`."""
+        shards = {t: (0, table.value) for t, table in self.local.items()}
         value = self.owned.value if self.owned is not None else None
         for ntype, (low, start, rows) in self.owned_ranges().items():
             if rows and value is not None:
-                held[ntype] = (low, value[start:start + rows])
-        return held
+                shards[ntype] = (low, value[start:start + rows])
+        return shards
 
     def tables(self) -> dict[str, Table]:
         """The tables with optimizer state, by a name that is stable for a checkpoint."""
@@ -263,14 +251,17 @@ class _Shared:
         return self._ranks[np.searchsorted(self._bounds, ids, side="right") - 1]
 
     def range_of(self, rank: int) -> tuple[int, int]:
-        found = np.flatnonzero(self._ranks == rank)
-        if not len(found):
+        places = np.flatnonzero(self._ranks == rank)
+        if not len(places):
             return 0, 0
-        return int(self._bounds[found[0]]), int(self._bounds[found[0] + 1])
+        return int(self._bounds[places[0]]), int(self._bounds[places[0] + 1])
 
 
-class _Route:
-    def __init__(self, order: Tensor, send: list[int], receive: list[int], asked: np.ndarray,
-                 sizes: dict[str, int]) -> None:
-        self.order, self.send, self.receive = order, send, receive
-        self.asked, self.sizes = asked, sizes
+@dataclass(frozen=True)
+class _Step:
+    """What a step has asked the owners for: the way there, rows of `owned` that are asked of this
+    worker, and the types whose rows it asked for itself, in order."""
+
+    route: RowRoute
+    asked: np.ndarray
+    ntypes: tuple[str, ...]

@@ -126,10 +126,18 @@ def sum_rows(rows: np.ndarray, values: np.ndarray, slots: np.ndarray
 
     `slots` is int32 scratch with an entry per row of the table, all -1 before and after.
     """
-    unique = np.empty(len(rows), np.int64)
-    sums = np.zeros(values.shape, values.dtype)
-    count = _sum_rows(rows, values, slots, unique, sums)
+    unique, sums = np.empty(len(rows), np.int64), np.zeros(values.shape, values.dtype)
+    count = _sum_rows(rows, values, None, slots, unique, sums, None)
     return unique[:count], sums[:count]
+
+
+def sum_rows_with_bits(rows: np.ndarray, values: np.ndarray, bits: np.ndarray, slots: np.ndarray
+                       ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """As :func:`sum_rows`, and for each unique row the union of its `bits` (int64)."""
+    unique, sums = np.empty(len(rows), np.int64), np.zeros(values.shape, values.dtype)
+    united = np.zeros(len(rows), np.int64)
+    count = _sum_rows(rows, values, bits, slots, unique, sums, united)
+    return unique[:count], sums[:count], united[:count]
 
 
 @kernel
@@ -196,7 +204,8 @@ def add_edges(indptr, indices, states, mean, out):  # type: ignore[no-untyped-de
 
 
 @kernel
-def _sum_rows(rows, values, slots, unique, sums):  # type: ignore[no-untyped-def]
+def _sum_rows(rows, values, bits, slots, unique, sums, united):  # type: ignore[no-untyped-def]
+    """Without `bits`, None, numba compiles nothing for them."""
     count = 0
     for i in range(len(rows)):
         slot = slots[rows[i]]
@@ -205,6 +214,8 @@ def _sum_rows(rows, values, slots, unique, sums):  # type: ignore[no-untyped-def
             slots[rows[i]] = slot
             unique[slot] = rows[i]
             count += 1
+        if bits is not None:
+            united[slot] |= bits[i]
         value, total = values[i], sums[slot]
         for k in range(len(value)):
             total[k] += value[k]

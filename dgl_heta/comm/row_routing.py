@@ -1,0 +1,64 @@
+"""Rows that have one owner each: ids go to the owners, rows come back, gradients go there.
+
+This is what keeps learnable features exact where several workers use a node type: every row lives
+on one worker, with its optimizer state. In a step each worker asks the owners for the rows that its
+batch reads (:meth:`RowRoute.answer`), and brings them the gradients of these rows
+(:meth:`RowRoute.deliver`), which the owners sum. Delivering is the adjoint of answering, over the
+same route::
+
+    rows_w[i] = table[ids_w[i]]              ∂L/∂table[r] = Σ_w Σ_{i: ids_w[i] = r} ∂L/∂rows_w[i]
+
+Bytes that a worker sends, by the cause `learnable`: 8 for the key of each row that it asks another
+worker for (8 for each column, if keys have several), 8 for every other worker; then a row of D
+numbers for each one that others asked it for, and D numbers for each gradient that it delivers to
+another worker. (Heta keeps learnable features within a worker's parameters, §4; rows that several
+partitions use have no place in its text.)
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.comm.collectives import Comm
+
+
+class RowRoute:
+    """The way from this worker's keys to their owners and back; every worker must make one.
+
+    Parameters
+    ----------
+    world : the workers.
+    owner : int64 (n,), the rank that owns each key.
+    keys : int64 (n,) or (n, columns), in any order: what an owner knows a row by, and more.
+
+    Attributes
+    ----------
+    asked : the keys that workers ask this one for, those of worker 0 first.
+    """
+
+    def __init__(self, world: Comm, owner: np.ndarray, keys: np.ndarray) -> None:
+        self._world = world
+        order = np.argsort(owner, kind="stable")
+        self._order = torch.from_numpy(order)  # the i-th key that is sent is keys[order[i]]
+        self._send = np.bincount(owner, minlength=world.size).tolist()
+        ones = [1] * world.size
+        self._receive = world.all_to_all_rows(torch.tensor(self._send), ones, ones,
+                                              "learnable").tolist()
+        self.asked: np.ndarray = world.all_to_all_rows(
+            torch.from_numpy(keys[order]), self._send, self._receive, "learnable").numpy()
+
+    def answer(self, rows: Tensor) -> Tensor:
+        """Rows for the keys in `asked` (asked, D) go to who asked; returns those for this worker's
+        keys, in their order (n, D)."""
+        arrived = self._world.all_to_all_rows(rows, self._receive, self._send, "learnable")
+        out = torch.empty_like(arrived)
+        out[self._order] = arrived
+        return out
+
+    def deliver(self, rows: Tensor) -> Tensor:
+        """Rows of this worker's keys (n, D) go to the owners; returns those for the keys in
+        `asked`, in their order (asked, D)."""
+        return self._world.all_to_all_rows(rows[self._order], self._send, self._receive,
+                                           "learnable")
