@@ -22,6 +22,7 @@ from torch import Tensor
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.cache.policies import CachePolicy
 from dgl_heta.errors import InputError
+from dgl_heta.features.row_kernels import check_ids
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.system.memory import capacity_bytes
 
@@ -74,7 +75,7 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
         self._store = store
         self.cache = ObservingCache(chosen, capacity, places, batches, gate, counts)
         self._plain: set[Key] = set()
-        self._shapes: dict[Key, torch.Size] = {}
+        self._shapes: dict[Key, tuple[int, ...]] = {}  # of features that may be cached
         for key in counts or ():
             if key not in list(store.keys()):
                 raise InputError(f"there are visits of {key}, but the store has no such feature; "
@@ -88,8 +89,9 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
         if ids is None or key in self._plain or ids.dim() != 1 or not self._known(key) or bool(
                 (ids < 0).any()):
             return self._store.read(*key, ids)
-        rows = self.cache.read(key, ids.detach().to("cpu", torch.int64).numpy(), ids.device)
-        return rows.view(len(ids), *self._shapes[key])
+        numbers, (count, *shape) = ids.detach().to("cpu", torch.int64).numpy(), self._shapes[key]
+        check_ids(numbers, count)
+        return self.cache.read(key, numbers, ids.device).view(len(ids), *shape)
 
     def size(self, domain: str, type_name: str | None, feature_name: str) -> torch.Size:
         """The shape of a row."""
@@ -147,7 +149,7 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
             if reason:
                 log.warning("%s is not cached: %s", "/".join(p for p in key if p), reason)
             return False
-        self._shapes[key] = some.shape[1:]
+        self._shapes[key] = (source.shape[0], *some.shape[1:])
         self.cache.add(key, source)
         return True
 

@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from dgl_heta.cache.slots import Slots
-from dgl_heta.features.files import MappedRows, Rows
+from dgl_heta.features.files import CPU, MappedRows, RowSource
 from dgl_heta.features.row_kernels import gather_cached, gather_rows, gather_to
 
 _FILL = 8 * 2**20  # bytes copied at a time
-CPU = torch.device("cpu")
 
 
 class CachedRows:
@@ -31,7 +30,7 @@ class CachedRows:
     rows, hits : rows read so far, and those of them that were read from copies.
     """
 
-    def __init__(self, source: Rows, ids: np.ndarray, devices: Sequence[torch.device] = (CPU,),
+    def __init__(self, source: RowSource, ids: np.ndarray, devices: Sequence[torch.device] = (CPU,),
                  replacement: str | None = None) -> None:
         self.source, self.devices = source, tuple(devices)
         self.shape, self.dtype = source.shape, source.dtype
@@ -44,7 +43,7 @@ class CachedRows:
         for copy, held in zip(self.copies, self.slots.held):
             for start in range(0, len(held), step):
                 rows = source.read(held[start:start + step])
-                copy[start:start + len(rows)].copy_(as_tensor(rows))
+                copy[start:start + len(rows)].copy_(rows)
         self._staging = Staging()
 
     @property
@@ -57,13 +56,7 @@ class CachedRows:
         return len(self.slots) * self.row_bytes
 
     def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
-        """The rows `ids` (int64), in their order, on a device: (ids, width).
-
-        Raises
-        ------
-        IndexError
-            An id out of range.
-        """
+        """The rows `ids` (int64, in range), in their order, on a device: (ids, width)."""
         self.rows += len(ids)
         if self.devices == (CPU,) and device == CPU and not self.slots.replacement:
             if self.slots.complete:
@@ -78,19 +71,19 @@ class CachedRows:
         places, slots, misses = self.slots.split(ids)
         self.hits += len(places)
         if self.devices == (CPU,) and device == CPU and self.dtype.isnative:
-            found = np.empty((len(ids), self.shape[1]), self.dtype)
-            gather_to(self.copies[0].numpy(), slots, found, places)
-            self.source.read_to(ids[misses], found, misses)
-            self._admit(slots, ids[misses], misses, torch.from_numpy(found))
-            return torch.from_numpy(found)
+            rows = np.empty((len(ids), self.shape[1]), self.dtype)
+            gather_to(self.copies[0].numpy(), slots, rows, places)
+            self.source.read_to(ids[misses], rows, misses)
+            self._admit(slots, ids[misses], misses, torch.from_numpy(rows))
+            return torch.from_numpy(rows)
         out = torch.empty((len(ids), self.shape[1]), dtype=self.copies[0].dtype, device=device)
         missed = ids[misses]
-        wait = self._staging.put(out, misses, as_tensor(self.source.read(missed)))
+        wait = self._staging.put(out, misses, self.source.read(missed))
         for index, copy in enumerate(self.copies):
-            mine = slice(None) if len(self.copies) == 1 else ids[places] % len(self.copies) == index
-            where = torch.from_numpy(places[mine]).to(device)
-            rows_of = torch.from_numpy(slots[mine]).to(copy.device)
-            out.index_copy_(0, where, copy.index_select(0, rows_of).to(device))
+            here = slice(None) if len(self.copies) == 1 else ids[places] % len(self.copies) == index
+            where = torch.from_numpy(places[here]).to(device)
+            taken = torch.from_numpy(slots[here]).to(copy.device)
+            out.index_copy_(0, where, copy.index_select(0, taken).to(device))
         wait()
         self._admit(slots, missed, misses, out)
         return out
@@ -100,9 +93,9 @@ class CachedRows:
         """Let rows that were missed, and are in `out[places]`, take the places of others."""
         admitted, taken, _ = self.slots.admit(slots, missed)
         if len(admitted):
-            found = out.index_select(0, torch.from_numpy(places[admitted]).to(out.device))
+            rows = out.index_select(0, torch.from_numpy(places[admitted]).to(out.device))
             copy = self.copies[0]
-            copy.index_copy_(0, torch.from_numpy(taken).to(copy.device), found.to(copy.device))
+            copy.index_copy_(0, torch.from_numpy(taken).to(copy.device), rows.to(copy.device))
 
 
 class Staging:
@@ -151,13 +144,6 @@ class Wait:
     def __call__(self) -> None:
         if self._event is not None:
             torch.cuda.current_stream(self._device).wait_event(self._event)
-
-
-def as_tensor(rows: np.ndarray) -> Tensor:
-    """A tensor of an array, of any byte order."""
-    if not rows.dtype.isnative:
-        rows = rows.astype(rows.dtype.newbyteorder("="))
-    return torch.from_numpy(rows)
 
 
 def torch_dtype(dtype: np.dtype) -> torch.dtype:

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from dgl_heta.cache.cached_rows import CPU, Staging
 from dgl_heta.cache.slots import Slots
-from dgl_heta.features.row_kernels import check_ids
 from dgl_heta.features.sparse_adam import (
     BLOCK,
     AdamSettings,
@@ -78,10 +77,9 @@ class CachedTable:
                 self._write(held[start:start + BLOCK], copy[start:start + BLOCK])
         return self.table.value
 
-    def read(self, ids: np.ndarray, device: torch.device) -> Tensor:
-        """Values of the rows `ids` (int64), in their order."""
+    def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
+        """Values of the rows `ids` (int64, in range), in their order."""
         if self._compiled(device):
-            check_ids(ids, len(self.slots.of))
             if self.table.prefetch is not None:
                 self.table.prefetch(ids[self.slots.of[ids] < 0])
             out = np.empty((len(ids), self.width), self.table.value.numpy().dtype)
@@ -110,7 +108,6 @@ class CachedTable:
         grads = grads.detach().to(self.dtype)
         held = [table.value.numpy(), table.first.numpy(), table.second.numpy()]
         if self._compiled(grads.device, updates=True):
-            check_ids(rows, len(self.slots.of))
             _cached_step(rows, self.slots.of, grads.contiguous().numpy(), self.copies[0].numpy(),
                          *held, *constants)
             return

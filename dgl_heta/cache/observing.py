@@ -20,7 +20,7 @@ from dgl_heta.cache.cached_rows import CPU, CachedRows
 from dgl_heta.cache.penalties import measure_reads, ungated
 from dgl_heta.cache.policies import CachePolicy, by_device
 from dgl_heta.errors import InputError
-from dgl_heta.features.files import CalledRows, Rows
+from dgl_heta.features.files import CalledRows, RowSource
 from dgl_heta.features.row_kernels import count_ids
 
 log = logging.getLogger("dgl_heta")
@@ -30,7 +30,7 @@ log = logging.getLogger("dgl_heta")
 class _Feature:
     """One feature: where its rows come from, and what was read of them."""
 
-    source: Rows
+    source: RowSource
     costly: np.ndarray | None
     counts: np.ndarray
     batches: int = 0
@@ -77,7 +77,7 @@ class ObservingCache:
         self.filled = False
         self.seconds = 0.0
 
-    def add(self, key: Hashable, source: Rows, costly: np.ndarray | None = None) -> None:
+    def add(self, key: Hashable, source: RowSource, costly: np.ndarray | None = None) -> None:
         """Make a feature known.
 
         Parameters
@@ -103,14 +103,14 @@ class ObservingCache:
         return key in self._features
 
     def read(self, key: Hashable, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
-        """Rows `ids` (int64) of a feature: (ids, width)."""
+        """Rows `ids` (int64, in range) of a feature: (ids, width)."""
         feature = self._features[key]
         if not self.filled:
             self._observe(feature, ids)
         if feature.cached is not None:
             return feature.cached.read(ids, device)
         feature.rows += len(ids) if self.filled else 0
-        return torch.from_numpy(feature.source.read(ids)).to(device)
+        return feature.source.read(ids, device)
 
     def _observe(self, feature: _Feature, ids: np.ndarray) -> None:
         if self._counts is not None or feature.batches >= self._batches:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dgl_heta.cache.cached_rows import CPU, torch_dtype
-from dgl_heta.features.files import MappedRows, Rows
+from dgl_heta.features.files import MappedRows, RowSource
 from dgl_heta.features.row_kernels import gather_rows
 
 SAMPLE_BYTES = 64_000_000
@@ -119,7 +119,8 @@ def measure(rows: int, row_bytes: int, miss: Access, hit: Access, cached: int,
     return Penalty(row_bytes, seconds)
 
 
-def measure_reads(source: Rows, device: torch.device, among: np.ndarray | None = None) -> Penalty:
+def measure_reads(source: RowSource, device: torch.device, among: np.ndarray | None = None
+                  ) -> Penalty:
     """Measure the miss penalty of static rows that are read to a device.
 
     Parameters
@@ -133,7 +134,7 @@ def measure_reads(source: Rows, device: torch.device, among: np.ndarray | None =
     copies = torch.ones((cached, source.shape[1]), dtype=torch_dtype(source.dtype), device=device)
 
     def miss(ids: np.ndarray) -> None:
-        torch.from_numpy(source.read(ids if among is None else among[ids])).to(device)
+        source.read(ids if among is None else among[ids], device)
         finish(device)
 
     def hit(slots: np.ndarray) -> None:

@@ -25,7 +25,7 @@ from dgl_heta.comm.row_routing import RowRoute
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
-from dgl_heta.features.row_kernels import gather_rows, sum_rows_with_bits
+from dgl_heta.features.row_kernels import check_ids, gather_rows, sum_rows_with_bits
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.patching import patch_all, plain
 
@@ -67,9 +67,10 @@ class Table:
         self._copies: dict[str, np.ndarray] = {}
         self._pulled = np.zeros(count if self.replica else 0, bool)
 
-    def fetch(self, index: Tensor) -> Tensor:
+    def read(self, index: Tensor) -> Tensor:
         """Rows by node id, (ids, width) float32."""
         ids = index.to("cpu", torch.int64).numpy()
+        check_ids(ids, self._count)
         inside = (ids >= self.low) & (ids < self.high)
         if inside.all():
             return torch.from_numpy(gather_rows(_local(self._tensor), ids - self.low))
@@ -115,7 +116,7 @@ _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64))
 def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
     """`DistEmbedding.__call__`."""
     table: Table = embedding.heta
-    rows = table.fetch(index).to(device, non_blocking=True)
+    rows = table.read(index).to(device, non_blocking=True)
     if torch.is_grad_enabled():
         rows.requires_grad_()
         embedding._trace.append((index.to("cpu"), rows, table.bits(index)))

@@ -24,8 +24,8 @@ from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import lazy_rows
-from dgl_heta.features.files import Rows, open_rows
-from dgl_heta.features.row_kernels import gather_rows
+from dgl_heta.features.files import RowSource, open_rows
+from dgl_heta.features.row_kernels import check_ids, gather_rows
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.system.memory import capacity_bytes, fit_in_memory
 from dgl_heta.system.patching import patch_all
@@ -49,6 +49,7 @@ def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor
     if ids.dtype == torch.bool or ids.dim() != 1:
         return None
     numbers = ids.to(torch.int64).numpy()
+    check_ids(numbers, tensor.shape[0])
     cache = _cache_in_force()
     if cache is not None and _cacheable(tensor):
         if tensor._name not in cache:
@@ -120,7 +121,7 @@ def _cacheable(tensor: Any) -> bool:
     return len(tensor.shape) >= 2 and tensor.dtype in (torch.float16, torch.float32, torch.float64)
 
 
-def _pulled(tensor: Any, pull: Pull) -> tuple[Rows, np.ndarray]:
+def _pulled(tensor: Any, pull: Pull) -> tuple[RowSource, np.ndarray]:
     """Rows that are pulled; those of other machines are the ones to cache."""
     source = called_rows(tensor.shape[0], tensor.shape[1:], tensor.dtype,
                          lambda ids: pull(tensor, ids))
@@ -130,7 +131,7 @@ def _pulled(tensor: Any, pull: Pull) -> tuple[Rows, np.ndarray]:
     return source, np.flatnonzero(parts != policy.part_id)
 
 
-def _stored(array: np.ndarray) -> tuple[Rows]:
+def _stored(array: np.ndarray) -> tuple[RowSource]:
     """Rows of this machine's store, read as the settings say."""
     flat = array.reshape(len(array), -1)
     return (open_rows({"rows": flat}, selected().cache.reads,

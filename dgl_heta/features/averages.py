@@ -80,7 +80,7 @@ class Averages:
                         for name in names]
         self.bytes = sum(array.nbytes for array in self._arrays)
 
-    def fetch(self, index: int, ids: np.ndarray) -> Tensor:
+    def read(self, index: int, ids: np.ndarray) -> Tensor:
         """Rows of array `index` for node ids (int64)."""
         return torch.from_numpy(gather_rows(self._arrays[index], ids))
 

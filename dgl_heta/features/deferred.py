@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_map
 
 from dgl_heta.errors import HetaError
 from dgl_heta.features.chunks import DTYPES, ChunkedRows
-from dgl_heta.features.row_kernels import check_ids
 from dgl_heta.planning.compute import aggregated_first
 
 _aten = torch.ops.aten
@@ -41,16 +40,10 @@ def lazy_rows(array: np.ndarray, ids: np.ndarray) -> Tensor | None:
     Parameters
     ----------
     array : (N, width), half, single or double precision. It must not change any more.
-    ids : (n,) int64.
-
-    Raises
-    ------
-    IndexError
-        An id out of range.
+    ids : (n,) int64, in range.
     """
     if array.ndim != 2 or array.dtype not in DTYPES or not array.dtype.isnative:
         return None
-    check_ids(ids, len(array))
     return _make(_Whole(ChunkedRows(array, ids.copy()), DTYPES[array.dtype], None))
 
 

@@ -1,5 +1,10 @@
 """Where the rows of a static feature come from: a memory-mapped array, or direct reads of a file.
 
+Whatever has rows is read in one way, :meth:`RowReader.read`: a source, a cache before it
+(:class:`dgl_heta.cache.cached_rows.CachedRows`), a table of learnable rows. Readers do not look at
+ids: those of our own sampler are in range, and those of others are checked once, where they come in
+(:func:`dgl_heta.features.row_kernels.check_ids`).
+
 `mapped` rows go through the page cache. `direct` ones do not: each read goes to the disk, many at
 a time (:mod:`dgl_heta.features.direct_reads`), and the page cache is left to others. That is faster
 where features are larger than memory, because a mapped array reads one page after another.
@@ -15,10 +20,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dgl_heta.errors import InputError
 from dgl_heta.features.direct_reads import BLOCK, Extents, prefetch, read_extents
-from dgl_heta.features.row_kernels import check_ids, gather_rows, gather_to, scatter_from
+from dgl_heta.features.row_kernels import gather_rows, gather_to, scatter_from
 from dgl_heta.system.jit import kernel
 
 _EXTENTS = 4096  # blocks or runs of blocks per round
@@ -26,17 +33,32 @@ _RUN = 64  # blocks in one read at most, unless a row has more
 _ARENA = 16 * 2**20  # bytes read per round, unless a row has more
 
 
-class Rows(Protocol):
-    """Rows of two-dimensional data: (rows, width)."""
+CPU = torch.device("cpu")
 
-    shape: tuple[int, int]
+
+class RowReader(Protocol):
+    """Rows of two-dimensional data that can be read by id."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, width)."""
+
+    def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
+        """The rows `ids` (int64, in range), in their order, on a device: (ids, width)."""
+
+
+class RowSource(RowReader, Protocol):
+    """All rows of a static feature, which a cache can be put before.
+
+    Attributes
+    ----------
+    dtype : of the rows as they are stored, of any byte order.
+    """
+
     dtype: np.dtype
 
-    def read(self, ids: np.ndarray) -> np.ndarray:
-        """The rows `ids` (int64, in range), in their order: (ids, width)."""
-
     def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
-        """`out[places] = rows[ids]`; places are int64, each once."""
+        """`out[places] = rows[ids]`, of the stored dtype; places are int64, each once."""
 
 
 class MappedRows:
@@ -52,18 +74,16 @@ class MappedRows:
         if self.cold is not None:
             os.close(self.cold)
 
-    def read(self, ids: np.ndarray) -> np.ndarray:
+    def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
         self._ask(ids)
-        return gather_rows(self.array, ids)
+        return as_tensor(gather_rows(self.array, ids)).to(device)
 
     def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
         self._ask(ids)
-        check_ids(ids, len(self.array))
         gather_to(self.array, ids, out, places)
 
     def _ask(self, ids: np.ndarray) -> None:
         if self.cold is not None:
-            check_ids(ids, len(self.array))
             prefetch(self.cold, int(self.array.offset),  # type: ignore[attr-defined]
                      self.array.shape[1] * self.array.itemsize, ids)
 
@@ -88,7 +108,7 @@ class MappedRows:
             os.close(handle)
 
 
-def open_rows(arrays: Mapping[str, np.ndarray], reads: str, fits: bool) -> dict[str, Rows]:
+def open_rows(arrays: Mapping[str, np.ndarray], reads: str, fits: bool) -> dict[str, RowSource]:
     """Sources of memory-mapped arrays, all read in one way.
 
     Parameters
@@ -122,8 +142,8 @@ class CalledRows:
                  read: Callable[[np.ndarray], np.ndarray]) -> None:
         self.shape, self.dtype, self._read = shape, np.dtype(dtype), read
 
-    def read(self, ids: np.ndarray) -> np.ndarray:
-        return self._read(ids)
+    def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
+        return as_tensor(self._read(ids)).to(device)
 
     def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
         out[places] = self._read(ids)
@@ -166,13 +186,12 @@ class DirectRows:
         if hasattr(self, "_file"):
             os.close(self._file)
 
-    def read(self, ids: np.ndarray) -> np.ndarray:
+    def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
         out = np.empty((len(ids), self.shape[1]), self.dtype)
         self.read_to(ids, out, np.arange(len(ids)))
-        return out
+        return as_tensor(out).to(device)
 
     def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
-        check_ids(ids, self.shape[0])
         if not self._row or not len(ids):
             return
         order = np.argsort(ids, kind="stable")
@@ -195,6 +214,13 @@ class DirectRows:
             scatter_from(np.frombuffer(arena, np.uint8), offsets[:rows],
                          places[order[done:done + rows]], target)
         return done + int(rows)
+
+
+def as_tensor(rows: np.ndarray) -> Tensor:
+    """A tensor of an array, of any byte order."""
+    if not rows.dtype.isnative:
+        rows = rows.astype(rows.dtype.newbyteorder("="))
+    return torch.from_numpy(rows)
 
 
 _lock = threading.Lock()

@@ -127,8 +127,8 @@ class LearnableFeatures:
         self._nodes: Mapping[str, np.ndarray] = {}
         self._step: _Step | None = None
 
-    def fetch(self, nodes: Mapping[str, np.ndarray], device: torch.device,
-              train: bool = True) -> dict[str, Tensor]:
+    def read(self, nodes: Mapping[str, np.ndarray], device: torch.device, train: bool = True
+             ) -> dict[str, Tensor]:
         """Rows of the nodes of learnable types; with `train`, leaves that collect gradients.
 
         In `exact` mode every worker must call it in every step, also without such nodes.
@@ -151,7 +151,7 @@ class LearnableFeatures:
         return leaves
 
     def update(self) -> None:
-        """One optimizer step from the gradients of the rows fetched last.
+        """One optimizer step from the gradients of the rows read last.
 
         Gradients are averaged over all workers, like those of dense parameters.
         """

@@ -1,6 +1,8 @@
 """Row kernels on CPU arrays: gather, and sum by row.
 
-One pass, compiled; scripts/bench/rows.py compares them with NumPy and PyTorch.
+One pass, compiled; scripts/bench/rows.py compares them with NumPy and PyTorch. They do not check
+ids: what is out of range is memory of something else. Ids from outside (a script's index, what a
+policy chose) go through :func:`check_ids` where they come in; those of the sampler are in range.
 """
 
 from __future__ import annotations
@@ -20,21 +22,14 @@ _free: list[np.ndarray] = []
 
 
 def gather_rows(array: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """`array[ids]` for a two-dimensional array and int64 ids in range; any fixed-size dtype.
-
-    Raises
-    ------
-    IndexError
-        An id out of range.
-    """
-    check_ids(ids, len(array))
+    """`array[ids]` for a two-dimensional array and int64 ids; any fixed-size dtype."""
     out = new_rows(len(ids), array.shape[1], array.dtype)
     _gather(as_bits(array), ids, as_bits(out))
     return out
 
 
 def gather_into(array: np.ndarray, ids: np.ndarray, out: np.ndarray) -> None:
-    """`out[:] = array[ids]`, of one dtype; ids must be in range."""
+    """`out[:] = array[ids]`, of one dtype."""
     _gather(as_bits(array), ids, as_bits(out))
 
 
@@ -71,19 +66,13 @@ def gather_cached(slots: np.ndarray, cached: np.ndarray, array: np.ndarray, ids:
     """`array[ids]`, taking the rows with a slot from `cached[slots[ids]]`; and how many those are.
 
     `slots` is int32, one per row of `array`, -1 where a row is not cached.
-
-    Raises
-    ------
-    IndexError
-        An id out of range.
     """
-    check_ids(ids, len(array))
     out = new_rows(len(ids), array.shape[1], array.dtype)
     return out, int(_gather_cached(slots, as_bits(cached), as_bits(array), ids, as_bits(out)))
 
 
 def gather_to(array: np.ndarray, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
-    """`out[places] = array[ids]`, of one dtype; ids and places must be in range."""
+    """`out[places] = array[ids]`, of one dtype."""
     _gather_to(as_bits(array), ids, as_bits(out), places)
 
 
@@ -93,19 +82,18 @@ def scatter_from(arena: np.ndarray, places: np.ndarray, rows: np.ndarray, out: n
 
 
 def count_ids(counts: np.ndarray, ids: np.ndarray) -> None:
-    """Add one to `counts` (int64) for each of `ids`.
-
-    Raises
-    ------
-    IndexError
-        An id out of range.
-    """
-    check_ids(ids, len(counts))
+    """Add one to `counts` (int64) for each of `ids`."""
     _count_ids(counts, ids)
 
 
 def check_ids(ids: np.ndarray, rows: int) -> None:
-    """Raise IndexError unless 0 ≤ ids < rows: compiled kernels do not check."""
+    """Check ids (int64) that come from outside.
+
+    Raises
+    ------
+    IndexError
+        An id is not in 0 … rows - 1.
+    """
     if len(ids) and not 0 <= ids.min() <= ids.max() < rows:
         raise IndexError(f"row ids reach from {ids.min()} to {ids.max()}, but there are "
                          f"{rows} rows")

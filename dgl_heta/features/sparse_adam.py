@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dgl_heta.features.files import CPU
 from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.system.jit import kernel
 
@@ -64,8 +65,8 @@ class RowTable:
         """Bytes of all rows with their moments."""
         return 3 * self.value.nbytes
 
-    def read(self, ids: np.ndarray, device: torch.device) -> Tensor:
-        """Values of the rows `ids` (int64), in their order."""
+    def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
+        """Values of the rows `ids` (int64, in range), in their order."""
         if self.prefetch is not None:
             self.prefetch(ids)
         return torch.from_numpy(gather_rows(self.value.numpy(), ids)).to(device)

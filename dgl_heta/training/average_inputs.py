@@ -123,9 +123,9 @@ class AverageInputs:
                          ordered, ordered,
                          {t: ids[:shares[t].own] for t, ids in ordered.items()})
 
-    def fetch(self, batch: MiniBatch, device: torch.device) -> dict[str, Tensor]:
+    def read(self, batch: MiniBatch, device: torch.device) -> dict[str, Tensor]:
         """The rows that a model reads: own features by type, averages by :func:`part_key`."""
-        rows = self._static.fetch(batch.own_seeds)
+        rows = self._static.read(batch.own_seeds)
         for target, table in self._own.items():
             rows[target] = table[torch.from_numpy(batch.own_seeds[target])]
         for edges in batch.blocks[0].edges:
@@ -133,11 +133,11 @@ class AverageInputs:
             ids, averages = batch.seeds[target][edges.start:edges.stop], self._averages[target]
             if self._kind == "paths":
                 index = self._own_paths(target).index(edges.place)
-                rows[part_key(edges)] = averages.fetch(index, ids)
+                rows[part_key(edges)] = averages.read(index, ids)
             else:
                 for k in range(self._settings.model.subsets):
                     for hop in range(self._plan.hops):
-                        rows[part_key(edges, k, hop)] = averages.fetch(k * self._plan.hops + hop,
+                        rows[part_key(edges, k, hop)] = averages.read(k * self._plan.hops + hop,
                                                                        ids)
         return {name: found.to(device, self._dtype) for name, found in rows.items()}
 

@@ -229,7 +229,7 @@ class FeatureCaches:
         for ntype, source in engine.static.sources.items():
             if len(chosen[ntype]):
                 cached = CachedRows(source, chosen[ntype], [engine.device], replacement)
-                engine.static.cached[ntype] = cached
+                engine.static.readers[ntype] = cached
                 self._cached[ntype] = cached, 0
         for ntype, table in learnable.local.items():
             if len(chosen[ntype]) and isinstance(table, RowTable):
@@ -246,8 +246,8 @@ class FeatureCaches:
             self._cached.update((t, (found, i)) for i, t in enumerate(ranges))
         self._rows.update((t, len(found)) for t, found in chosen.items())
 
-    def read(self, nodes: Mapping[str, np.ndarray]) -> None:
-        """Called for the input nodes of a batch, cached or not."""
+    def count(self, nodes: Mapping[str, np.ndarray]) -> None:
+        """Count the input nodes of a batch as read, cached or not."""
         for ntype, ids in nodes.items():
             self._reads[ntype] += len(ids)
 

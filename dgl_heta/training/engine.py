@@ -49,7 +49,7 @@ class Caches(Protocol):
     notes: list[str]
     penalties: dict[str, float]
 
-    def read(self, nodes: Mapping[str, np.ndarray]) -> None:
+    def count(self, nodes: Mapping[str, np.ndarray]) -> None:
         """Count the input nodes of a batch."""
 
     def reset(self) -> None:
@@ -241,11 +241,11 @@ class Engine:
     def inputs(self, batch: MiniBatch, train: bool) -> dict[str, Tensor]:
         """Input features of a batch; learnable ones are leaves when training."""
         if self.averages is not None:
-            return self.averages.fetch(batch, self.device)
+            return self.averages.read(batch, self.device)
         if self.caches is not None:
-            self.caches.read(batch.input_nodes)
-        rows = self.static.fetch(batch.input_nodes)
-        rows.update(self.learnable.fetch(batch.input_nodes, self.device, train))
+            self.caches.count(batch.input_nodes)
+        rows = self.static.read(batch.input_nodes)
+        rows.update(self.learnable.read(batch.input_nodes, self.device, train))
         return {t: rows[t] for t in batch.input_nodes}
 
     @contextmanager

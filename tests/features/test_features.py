@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, initial_rows
-from dgl_heta.features.row_kernels import RECYCLED, gather_rows, sum_rows
+from dgl_heta.features.row_kernels import RECYCLED, check_ids, gather_rows, sum_rows
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
 
 
@@ -27,8 +27,9 @@ def test_gathered_rows_are_the_rows(dtype: str, data: st.DataObject) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 7])
 def test_row_out_of_range_is_an_error_and_not_other_memory(wrong: int) -> None:
+    """Kernels do not look at ids; every door does (DistTensor, DistEmbedding, feature stores)."""
     with pytest.raises(IndexError, match="7 rows"):
-        gather_rows(np.zeros((7, 2)), np.array([0, wrong]))
+        check_ids(np.array([0, wrong]), 7)
 
 
 @given(st.lists(st.integers(0, 9), max_size=30))
@@ -74,7 +75,7 @@ def test_learnable_rows_collect_gradients_and_move() -> None:
     table = LearnableFeatures({"author": 10}, {"author": (0,)}, 4, torch.float64, Comm(Traffic()))
     before = table.local["author"].value.clone()
     ids = np.array([7, 2], np.int64)
-    rows = table.fetch({"author": ids}, torch.device("cpu"))["author"]
+    rows = table.read({"author": ids}, torch.device("cpu"))["author"]
     torch.testing.assert_close(rows.detach(), before[[7, 2]])
     rows.sum().backward()
     table.update()

@@ -69,7 +69,7 @@ def test_averages_are_products_of_mean_matrices(store: Store, tmp_path: Path) ->
         want = features(store, path[0].src)
         for relation in path:
             want = mean(dense(store, relation)) @ want
-        np.testing.assert_allclose(found.fetch(i, everyone).numpy(), want, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(found.read(i, everyone).numpy(), want, rtol=1e-12, atol=1e-13)
     files = {f.name for f in (tmp_path / "out").iterdir()}
     assert files == {f"path-{i:05d}.npy" for i in range(len(paths))} | {"precomputed.json"}
 
@@ -103,7 +103,7 @@ def test_what_partitions_compute_for_subsets_adds_up(store: Store, tmp_path: Pat
                             np.zeros((store.schema.node_counts[t], 7)))
                 after[t] = total / np.maximum(degree, 1)[:, None]
             before = after
-            got = sum(part.fetch(2 * k + hop, everyone).numpy() for part in parts)
+            got = sum(part.read(2 * k + hop, everyone).numpy() for part in parts)
             np.testing.assert_allclose(got, before["paper"], rtol=1e-12, atol=1e-13)
 
 
