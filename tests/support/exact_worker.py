@@ -1,7 +1,7 @@
-"""A worker of the exactness tests: runs configurations and writes what it computed.
+"""The workers of the exactness tests: they run configurations and write what they computed.
 
 Argument: a JSON file {"store", "out", "parts", "cases": {name: {"settings", "metapaths"}}}.
-RANK and WORLD_SIZE say which worker this is.
+They are forked, so that what takes longest, importing torch, is done once and not by each.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -130,16 +131,43 @@ def deal_pieces(cut: bool | str) -> Deal:
     return deal
 
 
-def main() -> None:
-    job = json.loads(Path(sys.argv[1]).read_text())
+def work(job: dict) -> None:
+    """Run the cases of a job as the worker that RANK names."""
     store, plugins = Store(job["store"]), Plugins(guests=False)
     for name, case in job["cases"].items():
-        found = run_case(store, case, job["parts"], plugins,
-                         Path(job["out"]) / f"averages-{job['parts']}-{name}", job.get("steps_of"))
-        np.savez(Path(job["out"]) / f"{name}-{job['parts']}-{os.environ['RANK']}.npz", **found)
+        results = run_case(store, case, job["parts"], plugins,
+                           Path(job["out"]) / f"averages-{job['parts']}-{name}",
+                           job.get("steps_of"))
+        np.savez(Path(job["out"]) / f"{name}-{job['parts']}-{os.environ['RANK']}.npz", **results)
+
+
+def fork(job: dict, rank: int) -> int:
+    """Start a worker; returns its process id."""
+    if pid := os.fork():
+        return pid
+    status = 1
+    try:
+        os.environ["RANK"] = str(rank)
+        work(job)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
     sys.stderr.flush()
-    os._exit(0)  # as the real workers end: a process group's threads can abort an ordinary exit
+    # As the real workers end: a process group's threads can abort an ordinary exit.
+    os._exit(status)
+
+
+def main() -> int:
+    """Run all workers; the exit status is 1 as soon as one fails."""
+    job = json.loads(Path(sys.argv[1]).read_text())
+    running = {fork(job, rank) for rank in range(job["parts"])}
+    while running:
+        pid, status = os.wait()
+        running.remove(pid)
+        if status:
+            return 1
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

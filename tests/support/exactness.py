@@ -9,8 +9,10 @@ steps with Adam in two epochs, and prints the largest relative differences as a 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -23,7 +25,7 @@ from torch.distributed import TCPStore
 
 from dgl_heta.store import write_store
 from tests.support.graphs import academic, with_tasks
-from tests.support.waiting import PATIENCE, all_ended
+from tests.support.waiting import PATIENCE
 
 BATCH = 24  # seeds of a step over all workers; divides by 1, 2, 3, 4 and 8
 LIMIT = 1e-9
@@ -106,11 +108,13 @@ def run(description: dict[str, Any], out: Path) -> dict[str, list[dict[str, np.n
     environment = {**os.environ, "WORLD_SIZE": str(parts), "GLOO_SOCKET_IFNAME": "lo",
                    "DGL_HETA_RENDEZVOUS": f"127.0.0.1:{meeting.port}"}
     worker = str(Path(__file__).with_name("exact_worker.py"))
-    processes = [subprocess.Popen([sys.executable, worker, str(file)],
-                                  env={**environment, "RANK": str(rank)})
-                 for rank in range(parts)]
-    codes = all_ended(processes)
-    assert codes == [0] * parts, f"workers ended with {codes}"
+    workers = subprocess.Popen([sys.executable, worker, str(file)], env=environment,
+                               start_new_session=True)
+    try:
+        assert workers.wait(PATIENCE) == 0, "a worker failed; its words are above"
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(workers.pid, signal.SIGKILL)
     return {name: [dict(np.load(out / f"{name}-{parts}-{rank}.npz")) for rank in range(parts)]
             for name in description["cases"]}
 

@@ -8,9 +8,8 @@ machine that is slower still, DGL_HETA_TESTS_PATIENCE multiplies both.
 from __future__ import annotations
 
 import os
-import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 FACTOR = float(os.environ.get("DGL_HETA_TESTS_PATIENCE", "1"))
 PATIENCE = 600 * FACTOR
@@ -27,20 +26,3 @@ def until(condition: Callable[[], object], limit: float = PROMPT) -> bool:
             return False
         time.sleep(0.05)
     return True
-
-
-def all_ended(processes: Sequence[subprocess.Popen]) -> list[int | None]:
-    """Exit statuses, once all processes ended, or one failed or hangs; kills those that are left.
-
-    None stands for a process that had to be killed.
-    """
-    def over() -> bool:
-        statuses = [process.poll() for process in processes]
-        return None not in statuses or any(statuses)
-
-    until(over, PATIENCE)
-    statuses = [process.poll() for process in processes]
-    for process in processes:
-        process.kill()
-        process.wait()
-    return statuses
