@@ -2,7 +2,11 @@
 
 Under RAF most parameters belong to a relation, and a relation to one worker: it alone has their
 gradients. Such a gradient is sent to the others as it is, which is half of what an all-reduce
-moves; those that several workers have are all-reduced. The averages are the same.
+moves; those that several workers have are all-reduced. The averages are the same: 1 / n Σ_w g_w
+over all n workers, in which a worker without a gradient counts as zero.
+
+Bytes a worker sends, by the cause `gradients`: of P numbers that it alone has, (n - 1) P; of Q that
+several have, 2 (n - 1) / n Q.
 """
 
 from __future__ import annotations

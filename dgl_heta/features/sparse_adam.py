@@ -1,7 +1,14 @@
 """Adam for rows: one pass over the touched rows of value, first and second moment.
 
-The same mathematics as `torch.optim.SparseAdam`: the bias correction counts steps of the
-table, moments of rows that are not touched stay as they are.
+Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980), as `torch.optim.SparseAdam` has it: with
+gradient g of a touched row in step t of the table,
+
+    m ← m + (1 - β₁)(g - m)
+    v ← v + (1 - β₂)(g² - v)
+    x ← x - lr √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)
+
+The bias correction counts steps of the table; moments of rows that are not touched stay as they
+are.
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ BLOCK = 2**13  # rows of a table that are moved at a time
 
 @dataclass(frozen=True)
 class AdamSettings:
-    """Learning rate, moment decays and the constant under the root (Kingma and Ba 2014)."""
+    """Learning rate, moment decays and the constant under the root (Kingma and Ba 2015)."""
 
     lr: float = 0.01
     beta1: float = 0.9

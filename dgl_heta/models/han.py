@@ -1,4 +1,7 @@
-"""HAN (Wang et al. 2019): attention over each relation's neighbours, then over the relations."""
+"""HAN: attention over each relation's neighbours, then over the relations.
+
+Wang et al. 2019, "Heterogeneous Graph Attention Network", https://arxiv.org/abs/1903.07293.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,13 @@ from dgl_heta.models.spec import ModelSpec, slot
 
 
 class HANLayer(HGNNLayer):
-    """Semantic attention over the stacked aggregations of all relations.
+    """Semantic attention over the stacked aggregations of all relations (Eq. 7-9).
 
-    β_r = softmax_r q · tanh(W z_r + b), h_v = Σ_r β_r z_r. The scores are a node's own; HAN
-    averages them over all nodes, which in mini-batches would tie a node's result to the batch
-    it is in.
+    z_r = elu(attention_r({h_u}, h_v)), β_r = softmax_r q · tanh(W z_r + b), h_v = Σ_r β_r z_r. The
+    scores are a node's own; HAN averages them over all nodes (Eq. 7), which in mini-batches would
+    tie a node's result to the batch it is in. Relations stand for the paper's metapaths. States are
+    (rows, hidden). `hidden`, `heads` (must divide it), `self_loop`, `layer_norm`, `dropout` are
+    used.
     """
 
     def __init__(self, spec: ModelSpec) -> None:

@@ -1,4 +1,4 @@
-"""HGT, the heterogeneous graph transformer (Hu et al. 2020)."""
+"""HGT, the heterogeneous graph transformer (Hu et al. 2020, https://arxiv.org/abs/2003.01332)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,19 @@ from dgl_heta.models.spec import ModelSpec, slot
 
 
 class HGTLayer(HGNNLayer):
-    """Attention whose softmax ranges over all in-edges, by whatever relation (HGT Eq. 3-5).
+    """Attention whose softmax ranges over all in-edges, by whatever relation (Eq. 3-5).
 
-    Keys, queries, values and outputs have weights per node type, attention and message per edge
-    type, and the prior μ per relation. Keys and values are never formed per source row: their
-    weights are multiplied with the destination row's query and with its weighted sum.
+    For an edge of type e from u (type s) to v (type t), relation r, each of H heads of width d:
+
+        score   = (K_s h_u) A_e (Q_t h_v)ᵀ μ_r / √d
+        h̃_v     = Σ_u softmax_u(score) (V_s h_u) M_e
+        h_v     ← a_t O_t gelu(h̃_v) + (1 - a_t) h_v,  a_t = sigmoid(skip_t)
+
+    (The paper adds h_v without the weight a_t, which its authors' code has.) Keys, queries, values
+    and outputs have weights per node type, attention and message per edge type, and the prior μ per
+    relation. Keys and values are never formed per source row: their weights are multiplied with the
+    destination row's query and with its weighted sum. States are (rows, hidden). `hidden`, `heads`
+    (must divide it), `layer_norm` and `dropout` of the spec are used.
     """
 
     def __init__(self, spec: ModelSpec) -> None:

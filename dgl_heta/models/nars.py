@@ -1,4 +1,9 @@
-"""NARS over RAF."""
+"""NARS (Yu et al. 2020, https://arxiv.org/abs/2011.09679): a model over neighbour averages.
+
+It samples nothing: its inputs are means of features over the neighbours of 1 … L hops, by each of K
+subsets of the relations, computed once before training (:mod:`dgl_heta.features.averages`) and read
+per batch (:mod:`dgl_heta.training.average_inputs`).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,9 @@ from dgl_heta.sampling.blocks import MiniBatch
 
 
 class NARS(nn.Module):
-    """A learned mean over subsets per hop, a projection per hop, an MLP (Yu et al. 2020, §4).
+    """A learned mean over subsets per hop, a projection per hop, an MLP (§4 of the paper).
+
+    h_l = Σ_k a_kl ⊙ average_kl, out = MLP([W_0 x; W_1 h_1; …; W_L h_L]); a_kl is (input width).
 
     The mean over subsets and the projection are linear, so partitions add up their projections.
     `inputs` has the averages of subset k and hop l by :func:`part_key`.

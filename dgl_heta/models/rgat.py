@@ -1,4 +1,7 @@
-"""R-GAT: a graph attention network (Veličković et al. 2018) per relation, summed (Heta §2.1)."""
+"""R-GAT: a graph attention network per relation, merged over relations (Heta §2.1).
+
+Veličković et al. 2018, "Graph Attention Networks", https://arxiv.org/abs/1710.10903.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,16 @@ from dgl_heta.models.spec import ModelSpec, slot
 
 
 class RelationAttention(nn.Module):
-    """Attention of several heads over one relation's neighbours.
+    """Weights of an attention of several heads over one relation's neighbours (GAT, Eq. 3 and 5).
 
     α_uv = softmax_u LeakyReLU(a · W h_u + b · W h_v), result ‖_heads Σ_u α_uv W h_u. Products
     with W are taken after the sum, per destination row: W h_u would be one per source row.
+
+    Parameters
+    ----------
+    width : of states in and out; W is (width, heads, width / heads), a and b are (heads, width /
+        heads).
+    heads : must divide `width`, else an :class:`InputError` is raised.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -43,7 +52,13 @@ def relation_attention(modules: Sequence[RelationAttention], relations: Relation
 
 
 def head_width(width: int, heads: int) -> int:
-    """Width of one of `heads` equal heads."""
+    """Width of one of `heads` equal heads.
+
+    Raises
+    ------
+    InputError
+        They do not divide `width`.
+    """
     if heads < 1 or width % heads:
         raise InputError(f"model.hidden is {width}, which {heads} attention heads (model.heads) "
                          "do not divide; choose a multiple")
@@ -51,7 +66,11 @@ def head_width(width: int, heads: int) -> int:
 
 
 class RGATLayer(HGNNLayer):
-    """h_v = σ( AGG_all_r attention_r({h_u}, h_v) + h_v W_0 + b )."""
+    """h_v = σ( AGG_all_r attention_r({h_u : u in N_r(v)}, h_v) + h_v W_0 + b ), σ = ReLU.
+
+    States are (rows, hidden). `hidden`, `heads`, `self_loop`, `reduce`, `layer_norm` and `dropout`
+    of the spec are used.
+    """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec.reduce, spec.hidden, zero_without_edges=True)

@@ -1,4 +1,4 @@
-"""R-GCN (Schlichtkrull et al. 2018), in the form of Heta Eq. (1)."""
+"""R-GCN (Schlichtkrull et al. 2018, https://arxiv.org/abs/1703.06103), as Heta Eq. (1)."""
 
 from __future__ import annotations
 
@@ -14,11 +14,21 @@ from dgl_heta.models.spec import ModelSpec, slot
 
 
 class RGCNLayer(HGNNLayer):
-    """h_v = σ( AGG_all_r AGG_r({h_u}) W_r + h_v W_0 + b ).
+    """h_v = σ( AGG_all_r AGG_r({h_u : u in N_r(v)}) W_r + h_v W_0 + b ), Eq. (2) of the paper.
 
-    With bases, W_r = Σ_b a_rb V_b (Schlichtkrull et al., Eq. 3). AGG_r is linear in h for sum
-    and mean, so states are aggregated before they are multiplied: one product per destination
-    row and not per source row.
+    With bases, W_r = Σ_b a_rb V_b (Eq. 3). AGG_r is linear in h for sum and mean, so states are
+    aggregated before they are multiplied: one product per destination row and not per source row.
+    σ is ReLU, at the last layer too: a linear head follows. States are (rows, hidden).
+
+    Parameters
+    ----------
+    spec : `hidden`, `bases` (0: a W_r per relation), `self_loop` (W_0), `aggregate` (AGG_r: sum,
+        mean, max, min), `reduce` (AGG_all), `layer_norm` and `dropout` are used.
+
+    Raises
+    ------
+    InputError
+        `bases` is negative.
     """
 
     def __init__(self, spec: ModelSpec) -> None:

@@ -1,4 +1,9 @@
-"""SeHGNN over RAF."""
+"""SeHGNN (Yang et al. 2023, https://arxiv.org/abs/2207.02547): a model over neighbour averages.
+
+It samples nothing: per metapath its input is the mean of features over the nodes at the metapath's
+far end, computed once before training (:mod:`dgl_heta.features.averages`) and read per batch
+(:mod:`dgl_heta.training.average_inputs`).
+"""
 
 from __future__ import annotations
 
@@ -20,8 +25,10 @@ def part_key(edges: RelationBlock, *numbers: int) -> str:
 
 
 class SeHGNN(nn.Module):
-    """A projection per metapath, a transformer over metapaths, an MLP (Yang et al. 2023, §5).
+    """A projection per metapath, a transformer over metapaths, an MLP (§5 of the paper).
 
+    For the own features and K metapaths: x_k = MLP_k(average_k), k = 0 … K; then
+    y = X + β softmax(Q Kᵀ / √d) V over the K + 1 rows of a node, and MLP([y_0; …; y_K]).
     Without label propagation: the inputs are features alone. `inputs` has a node type's own
     features by its name, for the own seeds, and metapaths' averages by :func:`part_key`.
     """

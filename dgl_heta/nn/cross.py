@@ -155,8 +155,10 @@ class CrossRelation(nn.Module):
 class CrossSoftmax(CrossRelation):
     """Attention whose softmax ranges over all in-edges of a row, by whatever relation (HGT).
 
-    The mergeable state is that of an online softmax: the maximum of the scores, the sum of
-    their exponentials and the sum of messages weighted by these (Heta Eq. 1). The maxima are
+    The mergeable state is that of an online softmax (Milakov and Gimelshein 2018,
+    https://arxiv.org/abs/1805.02867): with scores s_e and messages m_e of the in-edges e of a row,
+    the maximum M = max s_e, the sum Σ exp(s_e - M) and the weighted sum Σ exp(s_e - M) m_e; the
+    result is the last divided by the one before. The maxima are
     merged first, without a gradient, because the result does not depend on them.
     """
 
