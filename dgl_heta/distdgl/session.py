@@ -93,7 +93,7 @@ class Session:
         self.modules: list[weakref.ref[nn.Module]] = []
         self.embeddings: list[Any] = []
         self.backward = BackwardEnd()
-        self.backward.actions.append(self._start_chain)
+        self.backward.actions.append(self._end_backward)
         self.shapes: dict[Any, torch.Size | None] = {}
         self.all_complete = settings.train.complete_states
         """Whether the states of all seeds are wanted on all machines, read or not."""
@@ -196,12 +196,12 @@ class Session:
 
     def on_backward(self) -> None:
         """Called in a backward pass; what follows it is done once, at its end."""
-        if self.batch is not None:
-            self.batch.trained = True
         self.backward.under_way()
 
-    def _start_chain(self) -> None:
-        """Let the exchanges of a further forward pass make a chain of their own."""
+    def _end_backward(self) -> None:
+        """Note that the batch was trained on; exchanges that follow make a chain of their own."""
+        if self.batch is not None:
+            self.batch.trained = True
         self.exchange.token = torch.zeros(1, requires_grad=True)
 
     def rows(self, name: str) -> np.ndarray | None:
