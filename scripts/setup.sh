@@ -38,8 +38,6 @@ echo "Setting up $venv with $("$python" --version) (a few minutes, about 5 GB) â
 [[ -x "$venv/bin/python" ]] && supported "$venv/bin/python" || "$python" -m venv --clear "$venv"
 pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 "${pip[@]}" --upgrade "pip>=23" "setuptools>=77" wheel
+for plugin in plugins/*/; do install+=(--editable "$plugin"); done  # with what they need
 "${pip[@]}" "${install[@]}"
-for plugin in plugins/*/; do
-    "${pip[@]}" --no-deps --editable "$plugin"
-done
 printf '%s' "$wanted" > "$stamp"

@@ -10,72 +10,9 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.settings import load_settings
-from tests.support.plugins import distribution, heta
+from tests.support.plugins import distribution, guest, heta
 
-GUEST = """
-    import os
-    from pathlib import Path
-    from typing import Literal
-
-    from pydantic import BaseModel, Field
-
-    from dgl_heta import MetatreeBackend, Provider, hookimpl
-
-    def used(what, value):
-        with (Path(os.environ["USED"]) / what).open("a") as file:
-            file.write(f"{value} ")
-
-    class LeanSettings(BaseModel):
-        beta: float = Field(1.1, gt=1, description="how uneven partitions may be")
-        first: int = 0
-        title: str = ""
-        fast: bool = False
-        order: Literal["up", "down"] = "up"
-
-    class Lean(MetatreeBackend):
-        name, description = "lean-on", "all sub-metatrees but one to one partition"
-        settings: LeanSettings = LeanSettings()
-
-        def assign(self, weights, parts, seed):
-            if "USED" in os.environ:
-                used("backend", self.settings.beta)
-            dealt = [[i] for i in range(parts)]
-            dealt[self.settings.first] += range(parts, len(weights))
-            return dealt
-
-    @hookimpl
-    def dgl_heta_partition_backends():
-        return [Lean()]
-
-    class SlowSettings(BaseModel):
-        rounds: int = Field(1, ge=1)
-
-    @hookimpl
-    def dgl_heta_kernels():
-        from dgl_heta.nn import BaseKernel
-
-        class Slow(BaseKernel):
-            name = "slow"
-            settings: SlowSettings = SlowSettings()
-
-            def reduce(self, edges, states, op):
-                used("kernel", self.settings.rounds)
-                return super().reduce(edges, states, op)
-
-        return [Slow()]
-
-    class Watch(Provider):
-        name = "watch"
-        settings = SlowSettings()
-
-    @hookimpl
-    def dgl_heta_settings():
-        return [Watch()]
-
-    @hookimpl
-    def dgl_heta_run_started(settings):
-        used("listener", settings["plugins"]["watch"]["rounds"])
-"""
+GUEST = guest("own_settings")
 
 
 @pytest.fixture
@@ -171,3 +108,30 @@ def test_a_run_records_the_settings_and_hands_them_to_its_workers(tmp_path):
                  path=path, USED=str(used))
     assert other.returncode == 2
     assert re.search("was made with other settings", other.stderr)
+
+
+def test_settings_of_plugins_are_listed_with_values_and_meaning(tmp_path):
+    path = distribution(tmp_path / "site", "lean-plugin", GUEST)
+    run = heta("settings", "--set", "plugins.lean-on.beta=1.5", path=path, COLUMNS="200")
+    assert run.returncode == 0, run.stderr
+    (line,) = [line for line in run.stdout.splitlines() if "plugins.lean_on.beta" in line]
+    assert line.split()[:2] == ["plugins.lean_on.beta", "1.5"]
+    assert "how uneven partitions may be" in line
+    shown = json.loads(heta("settings", "--json", path=path).stdout)
+    assert shown["plugins"]["watch"] == {"rounds": 1}
+
+
+def test_commands_that_partition_take_settings_too(tmp_path):
+    path = distribution(tmp_path / "site", "lean-plugin", GUEST)
+    (tmp_path / "heta.toml").write_text(
+        '[partition]\nmethod = "lean-on"\nparts = 3\n[plugins.lean-on]\nfirst = 2\n')
+    plan = json.loads(heta("plan", "debian", "-c", tmp_path / "heta.toml", "--json",
+                           path=path).stdout)
+    heavy = max(plan["partitions"], key=lambda p: len(p["sub_metatrees"]))
+    assert (plan["method"], plan["partitions"].index(heavy)) == ("lean-on", 2)
+    run = heta("partition", "debian", "-c", tmp_path / "heta.toml", "--parts", 2, "--set",
+               "plugins.lean-on.first=0", "--out", tmp_path / "out", "--json", path=path)
+    assert json.loads(run.stdout)["parts"] == 2
+    run = heta("plan", "debian", "--set", "plugins.lean-on.first=x", path=path)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "setting plugins.lean_on.first" in run.stderr
