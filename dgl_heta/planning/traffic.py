@@ -8,7 +8,7 @@ rows of each, h the hidden width and e bytes per element:
 partials
     Partial aggregations of rows that n workers have in common, and their gradients (Heta §4,
     Algorithm 1, lines 6-8): c (n - 1) r h e, c the crossings of :func:`last_layer` and
-    :func:`lower_layer`.
+    :func:`lower_layer`. The exchanges themselves are in dgl_heta/raf/exchange.py.
 gradients
     Of dense parameters: (n - 1) / n e (p1 + 2 p), p parameters of several workers in an all-reduce,
     p1 that one worker alone has and sends to the others (Heta §4: under RAF most are a relation's).
