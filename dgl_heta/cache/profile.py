@@ -6,13 +6,11 @@ plan and sampling, and `penalties-KEY-RANK.json`, keyed by hardware and by where
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import platform
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from safetensors.torch import save_file
 
 from dgl_heta.cache.penalties import Penalty
 from dgl_heta.errors import InputError
+from dgl_heta.system.files import replacing
 
 _SETTINGS = {"epochs": "cache.epochs", "fanouts": "train.fanouts", "learnable": "train.learnable",
              "batch_size": "train.batch_size", "seed_states": "train.seed_states"}
@@ -159,20 +158,16 @@ class ProfileFiles:
         return self._replace(self._penalties, lambda path: path.write_text(
             json.dumps(note, indent=1) + "\n", encoding="utf-8"))
 
-    def _replace(self, path: Path, write: Any) -> bool:
-        temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    def _replace(self, path: Path, write: Callable[[Path], object]) -> bool:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write(temporary)
-            temporary.replace(path)
+            with replacing(path) as temporary:
+                write(temporary)
             return True
         except (OSError, SafetensorError):
             if self._given:
                 raise InputError(f"cannot write the profile {path}") from None
             return False
-        finally:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
 
     def _other(self) -> str:
         """Says in what the profiles of the directory differ from the one that is needed."""

@@ -1,4 +1,4 @@
-"""An output directory that is complete or not there at all."""
+"""Outputs that are complete or not there at all: directories and files."""
 
 from __future__ import annotations
 
@@ -151,13 +151,35 @@ def _failure(error: OSError, written: tuple[Path, Path], shown: Path) -> str:
     return f"writing {shown} failed: {error.strerror or error}; nothing was kept"
 
 
-def write_atomic(path: Path, text: str) -> Path:
-    """Write a text file so that a reader sees the old or the new one, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """The name of a file to write that becomes `path` at the end, whole and on the disk.
+
+    A reader sees the old or the new one, never a part, also after a crash; if writing fails, the
+    old one stays. Errors are those of the operating system.
+    """
+    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
     try:
-        temporary.write_text(text, encoding="utf-8")
+        yield temporary
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         temporary.replace(path)
+    finally:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, text: str) -> Path:
+    """Write a text file whole or not at all.
+
+    Raises
+    ------
+    HetaError
+        It cannot be written.
+    """
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise HetaError(f"cannot write {path}: {error.strerror or error}") from None
     return path

@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +28,7 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
 from dgl_heta.settings import Settings
+from dgl_heta.system.files import replacing, write_atomic
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.table_files import load_tables, write_tables
 
@@ -48,11 +48,11 @@ def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, A
     for index, state in engine.optimizer.state_dict()["state"].items():
         tensors.update({f"adam.{index}.{k}": torch.as_tensor(v) for k, v in state.items()})
     _save(folder / f"rank-{engine.rank}.safetensors", tensors)
-    with _replacing(folder / f"rows-{engine.rank}.safetensors") as rows:
+    with _whole(folder / f"rows-{engine.rank}.safetensors") as rows:
         write_tables(rows, engine.learnable.tables())
     engine.world.barrier()
     note = {"epoch": epoch, "best": best, "fingerprint": fingerprint}
-    _write(folder / f"complete-{engine.rank}.json", json.dumps(note))
+    write_atomic(folder / f"complete-{engine.rank}.json", json.dumps(note) + "\n")
     engine.world.barrier()
     if int(os.environ.get("LOCAL_RANK", engine.rank)) == 0:
         for old in _complete(run_dir, engine.rank):
@@ -114,7 +114,7 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
     weights.update({f"features.{slot(t)}.weight": rows for t, rows in tables.items()})
     _save(run_dir / MODEL_FILE, weights)
     spec = engine.spec
-    _write(run_dir / SPEC_FILE, json.dumps({
+    write_atomic(run_dir / SPEC_FILE, json.dumps({
         "format": "dgl-heta-model", "version": 1,
         "provider": engine.settings.model.name,
         "plugins": {name: values for name, values in engine.settings.plugins.items()
@@ -125,7 +125,7 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
         "paths": {t: [[[list(r) for r in path], width] for path, width in paths]
                   for t, paths in spec.paths.items()},
         **{key: getattr(spec, key) for key in _SIZES},
-    }, indent=1))
+    }, indent=1) + "\n")
 
 
 _BLOCK = 2**16  # rows
@@ -256,29 +256,19 @@ def _note(path: Path) -> dict[str, Any]:
     return data
 
 
-def _write(path: Path, text: str) -> None:
-    with _replacing(path) as temporary:
-        temporary.write_text(text + "\n", encoding="utf-8")
-
-
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
-    with _replacing(path) as temporary:
+    with _whole(path) as temporary:
         save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary)
 
 
 @contextmanager
-def _replacing(path: Path) -> Iterator[Path]:
-    """A temporary file that is on the disk, whole, before it takes the name `path`."""
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+def _whole(path: Path) -> Iterator[Path]:
+    """:func:`replacing`, for writers of tensors too."""
     try:
-        yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            yield temporary
     except (OSError, SafetensorError) as error:
         raise HetaError(f"cannot write {path}: {error}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _load(path: Path) -> dict[str, Tensor]:

@@ -30,7 +30,7 @@ from dgl_heta.training.checkpoint import (
 from dgl_heta.training.engine import Engine
 
 Report = Callable[[dict[str, Any]], None]
-"""Receives progress events: {"event": "step" | "epoch" | "summary", …}."""
+"""Receives progress events: {"event": "step" | "epoch", …}."""
 
 
 def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, *,
@@ -88,8 +88,6 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
             file.write(json.dumps({"event": "summary", **summary}) + "\n")
     registry.hook.dgl_heta_run_ended(run_dir=run_dir, rank=rank, summary=summary)
     engine.world.barrier()  # nobody leaves while another worker's hook may still fail
-    if first:
-        report({"event": "summary", **summary})
     return summary
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import struct
 import zipfile
 import zlib
@@ -15,6 +14,7 @@ import numpy as np
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeArrays, EdgeSource, GraphSource, Task
+from dgl_heta.system.files import replacing
 
 SNAPSHOT = Path(__file__).parents[1] / "data" / "debian.npz"
 FORMAT = "dgl-heta debian snapshot 1"
@@ -25,19 +25,13 @@ _BROKEN_FILE = (OSError, ValueError, KeyError, TypeError, AttributeError, EOFErr
 
 
 def write(path: Path, arrays: dict[str, np.ndarray]) -> int:
-    """Write a snapshot under a temporary name, then rename it; return its bytes."""
+    """Write a snapshot, whole or not at all; return its bytes."""
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with replacing(path) as temporary, temporary.open("wb") as file:
             np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
     return path.stat().st_size
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,9 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import InputError
 from dgl_heta.graph.datasets.synthetic.maker import Maker
 from dgl_heta.graph.datasets.synthetic.published import scaled_shape
+from dgl_heta.system.files import new_directory
 
 
 def write_files(shape: str, scale: float, seed: int, out: str | Path) -> Path:
@@ -36,9 +35,7 @@ def write_files(shape: str, scale: float, seed: int, out: str | Path) -> Path:
     out = Path(out)
     if out.exists() or out.is_symlink():
         raise InputError(f"{out} exists; name a directory that does not exist yet")
-    partial = out.parent / f".{out.name}.{os.getpid()}.partial"
-    try:
-        partial.mkdir(parents=True)
+    with new_directory(out, overwrite=False, kind="metadata.json") as partial:
         metadata = {
             "name": f"synthetic-{shape}",
             "nodes": _write_nodes(maker, partial),
@@ -48,11 +45,6 @@ def write_files(shape: str, scale: float, seed: int, out: str | Path) -> Path:
         }
         (partial / "metadata.json").write_text(json.dumps(metadata, indent=1) + "\n",
                                                encoding="utf-8")
-        partial.rename(out)
-    except OSError as error:
-        raise HetaError(f"cannot write {out}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return out
 
 
