@@ -24,6 +24,7 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
 from dgl_heta.errors import InputError, listing, nearest
@@ -55,6 +56,15 @@ class _Section(BaseModel):
         if annotation is not bool and any(isinstance(v, bool) for v in values):
             raise ValueError("this setting is no switch, so it cannot be true or false")
         return value
+
+
+_RENAMED = {"cache": {"learnable": "tables"}}
+"""Section → settings by the names that they once had: files and recorded runs still have them."""
+
+
+def _renamed(section: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    names = _RENAMED.get(section, {})
+    return {names.get(key, key): value for key, value in content.items()}
 
 
 class PartitionSettings(_Section):
@@ -179,12 +189,18 @@ class CacheSettings(_Section):
     reads: Literal["auto", "mapped", "direct"] = Field(
         "auto", description="how static rows are read from files: memory-mapped, or directly, past "
         "the page cache; auto: directly if a worker's files take more than half of free memory")
-    learnable: Literal["memory", "disk"] = Field(
-        "memory", description="where learnable features live")
+    tables: Literal["memory", "disk"] = Field(
+        "memory", description="where learnable features live (also read: cache.learnable, which "
+        "it was called once)")
     profile: str | None = Field(None, description="directory of a profile (`dgl-heta profile "
                                 "--out`); default: with the partition or the store")
     gate: bool = Field(True, description="do not cache types of which a miss was measured to cost "
                        "nothing; false caches them all the same")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_old_names(cls, values: Any) -> Any:
+        return _renamed("cache", values) if isinstance(values, Mapping) else values
 
 
 class RunSettings(_Section):
@@ -338,6 +354,7 @@ def _merge(values: dict[str, Any], new: Mapping[str, Any], origin: str) -> None:
         if not isinstance(content, Mapping):
             raise InputError(f"{origin}: '{section}' is a section; set its keys: "
                              f"{listing(k for k in known if k.startswith(section + '.'))}")
+        content = _renamed(section, content)
         for key in content:
             name = f"{section}.{key}"
             if name not in known:

@@ -60,6 +60,16 @@ def test_what_a_program_gives_is_weaker_than_all_of_these(toml):
     assert base == {"train": {"epochs": 1, "lr": 0.5, "seed": 9}, "model": {"hidden": 8}}
 
 
+def test_a_setting_is_read_by_its_old_name_too(toml):
+    old = toml('[cache]\nlearnable = "disk"')
+    assert load_settings(old, [], {}).cache.tables == "disk"
+    assert load_settings(old, ["cache.tables=memory"], {}).cache.tables == "memory"
+    assert load_settings(None, ["cache.learnable=disk"], {}).cache.tables == "disk"
+    recorded = Settings().model_dump()
+    recorded["cache"] |= {"learnable": recorded["cache"].pop("tables")}
+    assert Settings(**recorded) == Settings()
+
+
 def test_the_last_set_wins():
     assert load("train.epochs=3", "train.epochs=5").train.epochs == 5
 

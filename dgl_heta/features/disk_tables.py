@@ -49,7 +49,7 @@ class DiskTables:
                 raise InputError(
                     f"learnable features '{name}' need {size / 1e6:,.0f} MB in {self._directory}, "
                     f"where {free / 1e6:,.0f} MB are free; make room, use another run directory, "
-                    "or keep them in memory (cache.learnable=memory)")
+                    "or keep them in memory (cache.tables=memory)")
             handle, path = tempfile.mkstemp(prefix=".table-", dir=self._directory)
             os.unlink(path)  # the mapping keeps it; nothing is left behind, however we end
             os.truncate(handle, size)

@@ -90,7 +90,7 @@ class Profiler:
         return {**hardware(engine.device), "disk": os.stat(engine.store.directory).st_dev,
                 "graph": _digest(engine.store.manifest.to_json()["sha256"]),
                 "workers": engine.local_workers, "reads": engine.static.reads,
-                "fits": engine.fits, "learnable": engine.settings.cache.learnable,
+                "fits": engine.fits, "learnable": engine.settings.cache.tables,
                 "dtype": engine.settings.train.dtype, "width": engine.learnable.width}
 
     def visits(self) -> Visits:

@@ -127,9 +127,9 @@ def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec
             task: TrainingTask, precomputed: str | None, scratch: Path | None) -> Inputs:
     """Where this worker's input features come from."""
     train, model, dtype = settings.train, settings.model, _dtype(settings)
-    if scratch is None and (precomputed or settings.cache.learnable == "disk"):
+    if scratch is None and (precomputed or settings.cache.tables == "disk"):
         raise InputError(f"model '{model.name}' needs a directory for its averages" if precomputed
-                         else "cache.learnable = disk needs a directory for the tables")
+                         else "cache.tables = disk needs a directory for the tables")
     averages = None
     if precomputed and scratch is not None:
         averages = AverageInputs(precomputed, store, plan, workers.rank, settings,
@@ -139,7 +139,7 @@ def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec
     featureless = [t for t in store.schema.node_types
                    if t in used and not store.has_array(t, "feat") and averages is None]
     tables = 0  # bytes on disk, at most
-    if settings.cache.learnable == "disk":
+    if settings.cache.tables == "disk":
         tables = 3 * model.hidden * dtype.itemsize * sum(
             store.schema.node_counts[t] for t in featureless if t in own)
     rows = sum(store.array(t, "feat").nbytes for t in own if store.has_array(t, "feat"))

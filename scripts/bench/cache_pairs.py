@@ -75,7 +75,7 @@ def pairs(args: argparse.Namespace, partition: Path, reads: str, gate: str, lear
         for name in ("none", policy):
             store, plan = open_partition(partition)
             settings = [f"cache.policy={name}", f"cache.reads={reads}",
-                        f"cache.learnable={learnable}",
+                        f"cache.tables={learnable}",
                         f"cache.gate={str(gate == 'gate on').lower()}", "train.device=cpu",
                         "train.batch_size=512"]
             size = sum(store.array(t, "feat").nbytes for t in store.schema.node_types

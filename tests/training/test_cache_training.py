@@ -30,7 +30,7 @@ from tests.support.waiting import PATIENCE
 
 SETTINGS = ["model.hidden=8", "train.fanouts=3,3", "train.batch_size=8", "train.threads=1",
             "train.epochs=2", "train.device=cpu"]
-EVERY_TIER = ["cache.learnable=disk", "cache.gate=false"]
+EVERY_TIER = ["cache.tables=disk", "cache.gate=false"]
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_workers_share_and_resume_with_caches_as_without(store: Path, tmp_path: 
 
 
 def test_profile_command_shows_what_policies_would_save(store: Path, tmp_path: Path) -> None:
-    sets = [part for text in [*SETTINGS, "cache.learnable=disk", "partition.parts=2"]
+    sets = [part for text in [*SETTINGS, "cache.tables=disk", "partition.parts=2"]
             for part in ("--set", text)]
 
     command = [sys.executable, "-m", "dgl_heta", "profile", str(store), *sets, "--json", "--out",
@@ -254,6 +254,6 @@ def test_profile_command_shows_what_policies_would_save(store: Path, tmp_path: P
     assert "density" in text
     # Training takes it from there.
     files = {p: p.stat().st_mtime_ns for p in (tmp_path / "profile").iterdir()}
-    train(store, tmp_path / "run", "cache.learnable=disk", "partition.parts=2",
+    train(store, tmp_path / "run", "cache.tables=disk", "partition.parts=2",
           "cache.policy=hotness", f"cache.profile={tmp_path / 'profile'}", "train.epochs=1")
     assert {p: p.stat().st_mtime_ns for p in (tmp_path / "profile").iterdir()} == files
