@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -39,3 +41,9 @@ def test_every_path_and_name_exists(path: str, name: str) -> None:
                  if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         assert part in there, f"{path} has no {name}"
         body = there[part].body
+
+
+def test_the_drawing_shows_the_imports_of_today() -> None:
+    script = ROOT / "scripts/draw_architecture.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
