@@ -12,20 +12,11 @@ from typing import TYPE_CHECKING
 from dgl_heta.hooks.specs import hookimpl
 
 if TYPE_CHECKING:
-    from dgl_heta.hooks.protocols import (
-        BatchSource,
-        CachePolicy,
-        Dataset,
-        Kernel,
-        ModelProvider,
-        ModuleWrapper,
-        PartitionBackend,
-        Reader,
-    )
+    from dgl_heta.hooks import protocols
 
 
 @hookimpl
-def dgl_heta_partition_backends() -> list[PartitionBackend]:
+def dgl_heta_partition_backends() -> list[protocols.PartitionBackend]:
     from dgl_heta.partition.backends.distdgl import DistDGL
     from dgl_heta.partition.backends.meta import Meta
     from dgl_heta.partition.backends.meta_shared import MetaShared
@@ -35,42 +26,42 @@ def dgl_heta_partition_backends() -> list[PartitionBackend]:
 
 
 @hookimpl
-def dgl_heta_datasets() -> list[Dataset]:
+def dgl_heta_datasets() -> list[protocols.Dataset]:
     from dgl_heta.graph.datasets import Debian, Synthetic
 
     return [Debian(), *Synthetic.all()]
 
 
 @hookimpl
-def dgl_heta_readers() -> list[Reader]:
+def dgl_heta_readers() -> list[protocols.Reader]:
     from dgl_heta.graph.readers import EdgeFiles, GraphBolt, Ogb
 
     return [GraphBolt(), EdgeFiles(), Ogb()]
 
 
 @hookimpl
-def dgl_heta_module_wrappers() -> list[ModuleWrapper]:
+def dgl_heta_module_wrappers() -> list[protocols.ModuleWrapper]:
     from dgl_heta.raf.wrapper import Ddp, Raf
 
     return [Raf(), Ddp()]
 
 
 @hookimpl
-def dgl_heta_kernels() -> list[Kernel]:
+def dgl_heta_kernels() -> list[protocols.Kernel]:
     from dgl_heta.nn.kernels import FusedKernel, TorchKernel
 
     return [FusedKernel(), TorchKernel()]
 
 
 @hookimpl
-def dgl_heta_batch_sources() -> list[BatchSource]:
+def dgl_heta_batch_sources() -> list[protocols.BatchSource]:
     from dgl_heta.sampling.sources import OnDemand
 
     return [OnDemand()]
 
 
 @hookimpl
-def dgl_heta_models() -> list[ModelProvider]:
+def dgl_heta_models() -> list[protocols.ModelProvider]:
     from dgl_heta import models as m
 
     return [m.BlockModel("rgcn", m.RGCNLayer), m.BlockModel("rgat", m.RGATLayer),
@@ -79,7 +70,7 @@ def dgl_heta_models() -> list[ModelProvider]:
 
 
 @hookimpl
-def dgl_heta_cache_policies() -> list[CachePolicy]:
+def dgl_heta_cache_policies() -> list[protocols.CachePolicy]:
     from dgl_heta.cache import built_in
 
     return [*built_in()]

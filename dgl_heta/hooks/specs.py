@@ -14,64 +14,54 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from dgl_heta.hooks.protocols import (
-        BatchSource,
-        CachePolicy,
-        Dataset,
-        Kernel,
-        ModelProvider,
-        ModuleWrapper,
-        PartitionBackend,
-        Provider,
-        Reader,
-    )
+    from dgl_heta.hooks import protocols
 
 hookspec = pluggy.HookspecMarker("dgl_heta")
 hookimpl = pluggy.HookimplMarker("dgl_heta")
 
 
 @hookspec
-def dgl_heta_partition_backends() -> list[PartitionBackend]:  # type: ignore[empty-body]
+def dgl_heta_partition_backends() -> list[protocols.PartitionBackend]:  # type: ignore[empty-body]
     """Ways to partition a graph; selected by `partition.method`, `--method` or part_method."""
 
 
 @hookspec
-def dgl_heta_module_wrappers() -> list[ModuleWrapper]:  # type: ignore[empty-body]
+def dgl_heta_module_wrappers() -> list[protocols.ModuleWrapper]:  # type: ignore[empty-body]
     """Ways to run a single-process model on several workers; selected by `train.wrapper`."""
 
 
 @hookspec
-def dgl_heta_cache_policies() -> list[CachePolicy]:  # type: ignore[empty-body]
+def dgl_heta_cache_policies() -> list[protocols.CachePolicy]:  # type: ignore[empty-body]
     """Which feature rows to keep close to the processor, given counts, sizes and penalties."""
 
 
 @hookspec
-def dgl_heta_kernels() -> list[Kernel]:  # type: ignore[empty-body]
+def dgl_heta_kernels() -> list[protocols.Kernel]:  # type: ignore[empty-body]
     """Aggregation kernels (AGG_r); selected by `train.kernel`."""
 
 
 @hookspec
-def dgl_heta_batch_sources() -> list[BatchSource]:  # type: ignore[empty-body]
+def dgl_heta_batch_sources() -> list[protocols.BatchSource]:  # type: ignore[empty-body]
     """When mini-batches are sampled, and by which threads; selected by `train.batches`."""
 
 
 @hookspec
-def dgl_heta_datasets() -> list[Dataset]:  # type: ignore[empty-body]
+def dgl_heta_datasets() -> list[protocols.Dataset]:  # type: ignore[empty-body]
     """Graphs by name, for the command line; listed by `dgl-heta datasets`."""
 
 
 @hookspec
-def dgl_heta_readers() -> list[Reader]:  # type: ignore[empty-body]
+def dgl_heta_readers() -> list[protocols.Reader]:  # type: ignore[empty-body]
     """Formats of graphs on disk, for the command line; told apart by what a path holds."""
 
 
 @hookspec
-def dgl_heta_models() -> list[ModelProvider]:  # type: ignore[empty-body]
+def dgl_heta_models() -> list[protocols.ModelProvider]:  # type: ignore[empty-body]
     """Models, written for one process; selected by `model.name`."""
 
 
 @hookspec
-def dgl_heta_settings() -> list[Provider]:  # type: ignore[empty-body]
+def dgl_heta_settings() -> list[protocols.Provider]:  # type: ignore[empty-body]
     """Sections `[plugins.NAME]` of a plugin that has settings without such a provider."""
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
+import textwrap
 
+import numpy as np
 import pytest
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.settings import load_settings
-from tests.support.plugins import distribution, guest, heta
+from dgl_heta.store import write_store
+from tests.support.graphs import academic
+from tests.support.plugins import ROOT, distribution, guest, heta
 
 GUEST = guest("own_settings")
 
@@ -135,3 +142,52 @@ def test_commands_that_partition_take_settings_too(tmp_path):
     run = heta("plan", "debian", "--set", "plugins.lean-on.first=x", path=path)
     assert (run.returncode, run.stdout) == (2, "")
     assert "setting plugins.lean_on.first" in run.stderr
+
+
+def test_a_trained_model_keeps_its_settings_and_needs_no_other_plugin(tmp_path):
+    """Features are given, so that none is learnable, whose width the setting would not change."""
+    both, model = tmp_path / "both", tmp_path / "model"
+    distribution(both, "lean-plugin", GUEST)
+    for site in (both, model):
+        distribution(site, "wide-model", guest("wide_model"))
+    source = academic()
+    for ntype, count in source.node_counts.items():
+        source.node_arrays.setdefault(ntype, {})["feat"] = np.ones((count, 6), np.float32)
+    write_store(source, tmp_path / "store")
+    run = heta("train", tmp_path / "store", "--run-dir", tmp_path / "run", "--json",
+               "--set", "partition.method=lean-on", "--set", "plugins.lean-on.first=1",
+               "--set", "model.name=wide", "--set", "plugins.wide.factor=3",
+               "--set", "train.epochs=1", "--set", "model.hidden=4", path=both, USED=str(tmp_path))
+    assert run.returncode == 0, run.stderr
+    run = heta("predict", tmp_path / "run", "--out", tmp_path / "out.npy", path=model)
+    assert run.returncode == 0, run.stderr
+    assert len(np.load(tmp_path / "out.npy")) == source.node_counts["paper"]
+    code = "import sys, dgl_heta; print(dgl_heta.load_model(sys.argv[1]))"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True,
+        check=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(model), str(ROOT)])}).stdout
+    assert "out_features=12" in shown
+
+
+SCRIPT = """
+    import dgl, json, torch
+    graph = dgl.heterograph({("a", "r", "b"): (torch.arange(40) % 10, torch.arange(40) % 20)})
+    nodes, edges = dgl.distributed.partition_graph(
+        graph, "g", 3, "out", 2, return_mapping=True, graph_formats="csc")
+    print(json.dumps([nodes["a"].tolist(), len(edges["a", "r", "b"])]))
+"""
+
+
+def test_settings_and_arguments_of_a_script_reach_the_backend(tmp_path):
+    pytest.importorskip("dgl")
+    site = distribution(tmp_path, "edge-stream", guest("edge_stream"))
+    (tmp_path / "script.py").write_text(textwrap.dedent(SCRIPT))
+    (tmp_path / "heta.toml").write_text("[plugins.edge-stream]\nchunk = 5\nmost_edges = 9\n")
+    run = heta("run", "-c", "heta.toml", "--set", "partition.method=edge-stream",
+               "--set", "plugins.edge-stream.chunk=3", "script.py", path=site)
+    assert run.returncode == 0, run.stderr
+    nodes, edges = json.loads(run.stdout.splitlines()[-1])
+    assert (sorted(nodes), edges) == (list(range(10)), 40)
+    config = json.loads((tmp_path / "out/g.json").read_text())
+    assert (config["halo_hops"], config["formats"], config["chunk"]) == (2, "csc", 3)

@@ -55,7 +55,8 @@ class EdgeStream(PartitionBackend):
         config = out / f"{graph.name}.json"
         config.write_text(json.dumps({
             "graph_name": graph.name, "num_parts": parts, "halo_hops": request.script.num_hops,
-            "formats": request.script.graph_formats, "further": dict(request.script.further)}))
+            "formats": request.script.graph_formats, "further": dict(request.script.further),
+            "chunk": self.settings.chunk}))
         return PartitionResult(config, parts, nodes, edge_maps, {
             "edges": loads.tolist(), "balance": float(loads.max() / loads.mean()),
             "source": "hash"})
