@@ -75,9 +75,9 @@ def test_two_hosts_compute_what_one_process_does(tmp_path):
     result = launch(graph, tmp_path, 2, [*names, "own merge"], "--set", "train.learnable=exact")
     assert result.status == 0, result.text
     assert compare_all(graph, names, tmp_path, 2) == []
-    assert all("HetaError: update_all on a block of a meta-partitioned graph would leave out the "
-               "relations of other partitions" in text for text in message(
-                   tmp_path, "own merge", 2))
+    refusal = ("HetaError: update_all on a block of a meta-partitioned graph would leave out the "
+               "relations of other partitions")
+    assert [text for text in message(tmp_path, "own merge", 2) if refusal not in text] == []
     assert living(tmp_path) == []
 
 
@@ -86,9 +86,9 @@ def test_three_hosts_compute_what_one_process_does(tmp_path):
     result = launch(graph, tmp_path, 3, [*names, "own ops"], "--set", "train.learnable=exact")
     assert result.status == 0, result.text
     assert compare_all(graph, names, tmp_path, 3) == []
-    assert all("HetaError: the aggregation of 'paper' at layer 1 was not reduced over the "
-               "trainers, so the result would be wrong" in text for text in message(
-                   tmp_path, "own ops", 3))
+    refusal = ("HetaError: the aggregation of 'paper' at layer 1 was not reduced over the trainers, "
+               "so the result would be wrong")
+    assert [text for text in message(tmp_path, "own ops", 3) if refusal not in text] == []
 
 
 def test_two_trainers_per_host_compute_what_one_process_does_until_one_is_killed(tmp_path):

@@ -378,6 +378,7 @@ class Trainer:
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
         self.save(name, {"message": np.asarray(message)})
+        self.g.barrier()  # one that leaves first is what the others would see
 
     def killed(self, name: str) -> None:
         """One trainer is killed between two layers."""
