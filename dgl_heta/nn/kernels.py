@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.hooks.protocols import Kernel
-from dgl_heta.nn import attention, messages
+from dgl_heta.nn import messages, segments
 from dgl_heta.nn.sums import extreme, sums
 from dgl_heta.sampling.blocks import InEdges
 
@@ -108,9 +108,8 @@ class FusedKernel(BaseKernel):
 
     def u_dot_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
                 destinations: Sequence[Tensor]) -> list[Tensor]:
-        return [super(FusedKernel, self).u_dot_v([csc], [u], [v])[0] if not _compiled(u, v)
-                else attention.edge_scores(*csc, v, u) if u.dim() == 2
-                else messages.edge_dot(*csc, u, v)
+        return [messages.edge_dot(*csc, u, v) if _compiled(u, v)
+                else super(FusedKernel, self).u_dot_v([csc], [u], [v])[0]
                 for csc, u, v in zip(edges, sources, destinations)]
 
     def u_add_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
@@ -120,23 +119,22 @@ class FusedKernel(BaseKernel):
                 for csc, u, v in zip(edges, sources, destinations)]
 
     def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
-        return [attention.segment_softmax(csc.indptr, e) if _compiled(e)
+        return [segments.segment_softmax(csc.indptr, e) if _compiled(e)
                 else super(FusedKernel, self).edge_softmax([csc], [e])[0]
                 for csc, e in zip(edges, scores)]
 
     def e_max(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
-        return [attention.segment_max(csc.indptr, e) if _compiled(e)
+        return [segments.segment_max(csc.indptr, e) if _compiled(e)
                 else _edge_max(csc, e.detach()) for csc, e in zip(edges, scores)]
 
     def e_sum(self, edges: Sequence[InEdges], values: Sequence[Tensor]) -> list[Tensor]:
-        return [attention.segment_total(csc.indptr, e) if _compiled(e) else _edge_sum(csc, e)
+        return [segments.segment_total(csc.indptr, e) if _compiled(e) else _edge_sum(csc, e)
                 for csc, e in zip(edges, values)]
 
     def u_mul_e_sum(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
                     weights: Sequence[Tensor]) -> list[Tensor]:
-        return [super(FusedKernel, self).u_mul_e_sum([csc], [u], [e])[0] if not _compiled(u, e)
-                else attention.attend(*csc, e, u) if u.dim() == 2
-                else messages.weighted_sum(*csc, u, e)
+        return [messages.weighted_sum(*csc, u, e) if _compiled(u, e)
+                else super(FusedKernel, self).u_mul_e_sum([csc], [u], [e])[0]
                 for csc, u, e in zip(edges, sources, weights)]
 
 

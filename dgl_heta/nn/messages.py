@@ -1,60 +1,88 @@
 """Message passing with several heads over the in-edges of destination rows, compiled, on CPU.
 
 R destination rows, E edges, S source rows, H heads, D width. `indptr` (R + 1, int64) and `indices`
-(E) are CSC over the rows; edges are in the order of their rows. Every function is one pass over the
-edges forward and one backward; nothing of size (E, H, D) is written, and a source row's gradient is
-added where it belongs instead of by way of the reversed graph. Tensors are float32 or float64.
+(E) are CSC over the rows; edges are in the order of their rows. For an edge e from u to v:
 
-Unlike in :mod:`dgl_heta.nn.attention`, whose models keep states before the relation's weights,
-every head has source rows of its own here: what scripts write with DGL's message functions.
+    edge_dot      y_e = x_u · z_v            edge_add   y_e = x_u + z_v
+    weighted_sum  y_v = Σ_e w_e x_u
+
+Source rows are (S, H, D), what scripts write with DGL's message functions, or (S, D) and the same
+for all heads: models compute with h_u itself, because a relation's weights can go to the
+destination rows and to the sums, of which there is one per row and not one per edge (Heta, Eq. 1:
+AGG_r). Every function is one pass over the edges forward and one backward; nothing of size
+(E, H, D) is written, and a source row's gradient is added where it belongs instead of by way of the
+reversed graph. Tensors are float32 or float64.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
-from dgl_heta.nn.attention import _dot
 from dgl_heta.system.jit import kernel
 
 
 def edge_dot(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> Tensor:
-    """Products of both ends: `source` (S, H, D), `destination` (R, H, D); returns (E, H).
+    """Products of both ends: `source` (S, H, D) or (S, D), `destination` (R, H, D); returns (E, H).
 
-    Raises :class:`InputError` where a shape does not fit.
+    Raises
+    ------
+    InputError
+        A shape does not fit, or an edge starts at a row that is not there.
     """
+    source = _per_head(source)
     _check(indptr, indices, source, destination)
-    found: Tensor = _Dot.apply(indptr, indices, source, destination)
-    return found
+    out: Tensor = _Pair.apply(_operators_of(source)[0], indptr, indices, source, destination)
+    return out
 
 
 def edge_add(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> Tensor:
     """Sums of both ends: `source` (S, H), `destination` (R, H); returns (E, H).
 
-    Raises :class:`InputError` where a shape does not fit.
+    Raises
+    ------
+    InputError
+        A shape does not fit, or an edge starts at a row that is not there.
     """
     _check(indptr, indices, source, destination)
-    found: Tensor = _Add.apply(indptr, indices, source, destination)
-    return found
+    out: Tensor = _Add.apply(indptr, indices, source, destination)
+    return out
 
 
 def weighted_sum(indptr: Tensor, indices: Tensor, source: Tensor, weights: Tensor) -> Tensor:
     """Sums of source rows times the weights of their edges, per head.
 
-    `source` (S, H, D), `weights` (E, H); returns (R, H, D), 0 for a row without edges. Raises
-    :class:`InputError` where a shape does not fit.
+    `source` (S, H, D) or (S, D), `weights` (E, H); returns (R, H, D), 0 for a row without edges.
+
+    Raises
+    ------
+    InputError
+        A shape does not fit, or an edge starts at a row that is not there.
     """
+    source = _per_head(source)
     _check(indptr, indices, source)
-    if weights.shape != (len(indices), source.shape[1]):
+    heads = weights.shape[-1] if source.shape[1] == 1 else source.shape[1]
+    if weights.shape != (len(indices), heads):
         raise InputError(f"the weights of edges have the shape {tuple(weights.shape)}; it should "
-                         f"be {(len(indices), source.shape[1])}")
-    found: Tensor = _Weighted.apply(indptr, indices, source, weights)
-    return found
+                         f"be {(len(indices), heads)}")
+    out: Tensor = _Pair.apply(_operators_of(source)[1], indptr, indices, source, weights)
+    return out
+
+
+def _per_head(source: Tensor) -> Tensor:
+    """Source rows (S, 1 or H, D)."""
+    return source.unsqueeze(1) if source.dim() == 2 else source
+
+
+def _operators_of(source: Tensor) -> tuple[_Operator, _Operator]:
+    return _SHARED if source.shape[1] == 1 else _OF_HEADS
 
 
 def _check(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor | None = None
@@ -63,35 +91,52 @@ def _check(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor 
     last = int(indices.max()) if len(indices) else -1
     if last >= len(source):
         raise InputError(f"there are {len(source)} source rows, but an edge starts at row {last}")
-    if destination is not None and destination.shape != (len(indptr) - 1, *source.shape[1:]):
+    if destination is None:
+        return
+    shape = (len(indptr) - 1, *source.shape[1:])
+    if source.dim() == 3 and source.shape[1] == 1 and destination.dim() == 3:  # any heads
+        shape = (shape[0], destination.shape[1], shape[2])
+    if destination.shape != shape:
         raise InputError(f"the destination rows have the shape {tuple(destination.shape)}; it "
-                         f"should be {(len(indptr) - 1, *source.shape[1:])}")
+                         f"should be {shape}")
 
 
 def _array(tensor: Tensor) -> np.ndarray:
-    found: np.ndarray = tensor.detach().contiguous().numpy()
-    return found
+    array: np.ndarray = tensor.detach().contiguous().numpy()
+    return array
 
 
-class _Dot(torch.autograd.Function):
+class _Operator(NamedTuple):
+    """A function of source rows and of one more tensor, with its gradients."""
+
+    forward: Callable[..., None]
+    backward: Callable[..., None]
+    sums: bool
+    """Whether it sums over edges, to (R, H, D), with a value per edge; or gives one, (E, H)."""
+
+
+class _Pair(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor
-                ) -> Tensor:
-        ctx.save_for_backward(indptr, indices, source, destination)
-        out = source.new_empty((len(indices), source.shape[1]))
-        _dot_forward(indptr.numpy(), indices.numpy(), _array(source), _array(destination),
-                     out.numpy())
+    def forward(ctx: Any, operator: _Operator, indptr: Tensor, indices: Tensor, source: Tensor,
+                other: Tensor) -> Tensor:
+        ctx.save_for_backward(indptr, indices, source, other)
+        ctx.operator = operator
+        out = (source.new_zeros((len(indptr) - 1, other.shape[1], source.shape[2]))
+               if operator.sums else source.new_empty((len(indices), other.shape[1])))
+        operator.forward(indptr.numpy(), indices.numpy(), _array(source), _array(other),
+                         out.numpy())
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        indptr, indices, source, destination = ctx.saved_tensors
+        indptr, indices, source, other = ctx.saved_tensors
         to_source = torch.zeros(source.shape, dtype=source.dtype)
-        to_destination = torch.zeros(destination.shape, dtype=source.dtype)
-        _dot_backward(indptr.numpy(), indices.numpy(), _array(grad), _array(source),
-                      _array(destination), to_source.numpy(), to_destination.numpy())
-        return None, None, to_source, to_destination
+        new = torch.empty if ctx.operator.sums else torch.zeros  # every edge's entry is written
+        to_other = new(other.shape, dtype=source.dtype)
+        ctx.operator.backward(indptr.numpy(), indices.numpy(), _array(grad), _array(source),
+                              _array(other), to_source.numpy(), to_other.numpy())
+        return None, None, None, to_source, to_other
 
 
 class _Add(torch.autograd.Function):
@@ -116,45 +161,62 @@ class _Add(torch.autograd.Function):
         return None, None, to_source, to_destination
 
 
-class _Weighted(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, indptr: Tensor, indices: Tensor, source: Tensor, weights: Tensor
-                ) -> Tensor:
-        ctx.save_for_backward(indptr, indices, source, weights)
-        out = source.new_zeros((len(indptr) - 1, *source.shape[1:]))
-        _weighted_forward(indptr.numpy(), indices.numpy(), _array(source), _array(weights),
-                          out.numpy())
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        indptr, indices, source, weights = ctx.saved_tensors
-        to_source = torch.zeros(source.shape, dtype=source.dtype)
-        to_weights = torch.empty(weights.shape, dtype=source.dtype)
-        _weighted_backward(indptr.numpy(), indices.numpy(), _array(grad), _array(source),
-                           _array(weights), to_source.numpy(), to_weights.numpy())
-        return None, None, to_source, to_weights
+@numba.njit(error_model="numpy", fastmath={"reassoc"})
+def _dot(a, b):  # type: ignore[no-untyped-def]
+    """Free to add in any order, it is vectorised; NaN and infinity are kept."""
+    total = a.dtype.type(0)
+    for k in range(len(a)):
+        total += a[k] * b[k]
+    return total
 
 
-@kernel
-def _dot_forward(indptr, indices, source, destination, out):  # type: ignore[no-untyped-def]
-    for row in range(len(indptr) - 1):
-        for edge in range(indptr[row], indptr[row + 1]):
-            for head in range(out.shape[1]):
-                out[edge, head] = _dot(source[indices[edge], head], destination[row, head])
+def _operators(shared: bool) -> tuple[_Operator, _Operator]:
+    """`edge_dot` and `weighted_sum`, compiled for source rows that all heads share (S, 1, D) or for
+    rows of each head (S, H, D). Which it is must be a constant: the loops are 10 to 20 % slower
+    where it is computed."""
 
+    @kernel
+    def dot_forward(indptr, indices, source, destination, out):  # type: ignore[no-untyped-def]
+        for row in range(len(indptr) - 1):
+            for edge in range(indptr[row], indptr[row + 1]):
+                for head in range(out.shape[1]):
+                    at = 0 if shared else head
+                    out[edge, head] = _dot(source[indices[edge], at], destination[row, head])
 
-@kernel
-def _dot_backward(indptr, indices, grad, source, destination, to_source, to_destination):  # type: ignore[no-untyped-def]
-    for row in range(len(indptr) - 1):
-        for edge in range(indptr[row], indptr[row + 1]):
-            other = indices[edge]
-            for head in range(source.shape[1]):
-                g = grad[edge, head]
-                for k in range(source.shape[2]):
-                    to_destination[row, head, k] += g * source[other, head, k]
-                    to_source[other, head, k] += g * destination[row, head, k]
+    @kernel
+    def dot_backward(indptr, indices, grad, source, destination, to_source, to_destination):  # type: ignore[no-untyped-def]
+        for row in range(len(indptr) - 1):
+            for edge in range(indptr[row], indptr[row + 1]):
+                other = indices[edge]
+                for head in range(destination.shape[1]):
+                    g, at = grad[edge, head], 0 if shared else head
+                    for k in range(source.shape[2]):
+                        to_destination[row, head, k] += g * source[other, at, k]
+                        to_source[other, at, k] += g * destination[row, head, k]
+
+    @kernel
+    def weighted_forward(indptr, indices, source, weights, out):  # type: ignore[no-untyped-def]
+        for row in range(len(indptr) - 1):
+            for edge in range(indptr[row], indptr[row + 1]):
+                other = indices[edge]
+                for head in range(weights.shape[1]):
+                    weight, at = weights[edge, head], 0 if shared else head
+                    for k in range(source.shape[2]):
+                        out[row, head, k] += weight * source[other, at, k]
+
+    @kernel
+    def weighted_backward(indptr, indices, grad, source, weights, to_source, to_weights):  # type: ignore[no-untyped-def]
+        for row in range(len(indptr) - 1):
+            for edge in range(indptr[row], indptr[row + 1]):
+                other = indices[edge]
+                for head in range(weights.shape[1]):
+                    weight, at = weights[edge, head], 0 if shared else head
+                    for k in range(source.shape[2]):
+                        to_source[other, at, k] += weight * grad[row, head, k]
+                    to_weights[edge, head] = _dot(grad[row, head], source[other, at])
+
+    return (_Operator(dot_forward, dot_backward, sums=False),
+            _Operator(weighted_forward, weighted_backward, sums=True))
 
 
 @kernel
@@ -174,24 +236,4 @@ def _add_backward(indptr, indices, grad, to_source, to_destination):  # type: ig
                 to_destination[row, head] += grad[edge, head]
 
 
-@kernel
-def _weighted_forward(indptr, indices, source, weights, out):  # type: ignore[no-untyped-def]
-    for row in range(len(indptr) - 1):
-        for edge in range(indptr[row], indptr[row + 1]):
-            other = indices[edge]
-            for head in range(source.shape[1]):
-                weight = weights[edge, head]
-                for k in range(source.shape[2]):
-                    out[row, head, k] += weight * source[other, head, k]
-
-
-@kernel
-def _weighted_backward(indptr, indices, grad, source, weights, to_source, to_weights):  # type: ignore[no-untyped-def]
-    for row in range(len(indptr) - 1):
-        for edge in range(indptr[row], indptr[row + 1]):
-            other = indices[edge]
-            for head in range(source.shape[1]):
-                weight = weights[edge, head]
-                for k in range(source.shape[2]):
-                    to_source[other, head, k] += weight * grad[row, head, k]
-                to_weights[edge, head] = _dot(grad[row, head], source[other, head])
+_SHARED, _OF_HEADS = _operators(True), _operators(False)

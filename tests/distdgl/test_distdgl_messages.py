@@ -28,7 +28,7 @@ from dgl_heta.sampling.blocks import InEdges, RelationBlock
 from dgl_heta.system import patching
 
 HEADS, WIDTH = 3, 5
-OURS = ("_Weighted", "_Dot", "_Add", "_Softmax", "_FusedSums")
+OURS = ("_Pair", "_Add", "_Softmax", "_FusedSums")
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -88,7 +88,7 @@ def test_results_and_gradients_are_those_of_dgl(graph: tuple[Tensor, Tensor, int
     found, grads = [], []
     for marked in (True, False):
         outputs = attention(relation_graph(indptr, indices, sources, marked), *inputs)
-        assert ("_Dot" in names_of(outputs[0])) == marked
+        assert ("_Pair" in names_of(outputs[0])) == marked
         found.append(outputs)
         grads.append(torch.autograd.grad(sum((o * o.detach().cos()).sum() for o in outputs),
                                          inputs))

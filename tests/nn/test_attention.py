@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dgl_heta.errors import InputError
-from dgl_heta.nn import BaseKernel, FusedKernel, TorchKernel, attention
+from dgl_heta.nn import BaseKernel, FusedKernel, TorchKernel, messages, segments
 from dgl_heta.sampling.blocks import InEdges
 
 HEADS, WIDTH = 2, 3
@@ -139,26 +139,26 @@ def test_nan_and_infinity_are_not_lost() -> None:
     indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 0], dtype=torch.int32)
     states = torch.ones(2, 20)
     states[1, 7] = nan
-    scores = attention.edge_scores(indptr, indices, torch.ones(2, 1, 20), states)
+    scores = messages.edge_dot(indptr, indices, states, torch.ones(2, 1, 20))
     assert scores.isnan().flatten().tolist() == [False, True, False]
-    weights = attention.segment_softmax(indptr, scores)
+    weights = segments.segment_softmax(indptr, scores)
     assert weights.isnan().flatten().tolist() == [True, True, False]
-    assert attention.segment_max(indptr, scores)[:, 0].isnan().tolist() == [True, False]
-    assert attention.segment_total(indptr, scores)[:, 0].isnan().tolist() == [True, False]
+    assert segments.segment_max(indptr, scores)[:, 0].isnan().tolist() == [True, False]
+    assert segments.segment_total(indptr, scores)[:, 0].isnan().tolist() == [True, False]
     ones = torch.ones(3, 1, requires_grad=True)
-    sums = attention.attend(indptr, indices, ones, states)
+    sums = messages.weighted_sum(indptr, indices, states, ones)
     assert sums.isnan().nonzero().tolist() == [[0, 0, 7]]
     (grad,) = torch.autograd.grad(sums.sum(), ones)
     assert grad.isnan().flatten().tolist() == [False, True, False]
     states[1, 7] = -inf
-    scores = attention.edge_scores(indptr, indices, torch.ones(2, 1, 20), states)
+    scores = messages.edge_dot(indptr, indices, states, torch.ones(2, 1, 20))
     assert scores.flatten().tolist() == [20, -inf, 20]
-    assert attention.segment_softmax(indptr, scores).flatten().tolist() == [1, 0, 1]
+    assert segments.segment_softmax(indptr, scores).flatten().tolist() == [1, 0, 1]
 
 
 def test_large_scores_do_not_overflow() -> None:
     scores = torch.tensor([[1e4], [1e4], [-1e4]])
-    got = attention.segment_softmax(torch.tensor([0, 3]), scores)
+    got = segments.segment_softmax(torch.tensor([0, 3]), scores)
     assert got.flatten().tolist() == [0.5, 0.5, 0]
 
 
@@ -178,16 +178,18 @@ def test_strides_do_not_matter() -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1], dtype=torch.int32)
-    a = attention
-    with pytest.raises(InputError, match=r"states .* \(2, 2\); it should be \(source rows, 4\)"):
-        a.edge_scores(indptr, indices, torch.ones(2, 1, 4), torch.ones(2, 2))
-    with pytest.raises(InputError, match=r"queries .* \(3, 1, 4\); .* \(2, heads, width\)"):
-        a.edge_scores(indptr, indices, torch.ones(3, 1, 4), torch.ones(2, 4))
-    with pytest.raises(InputError, match="have 1 rows, but an edge starts at row 1"):
-        a.attend(indptr, indices, torch.ones(3, 1), torch.ones(1, 4))
-    with pytest.raises(InputError, match=r"weights .* \(2, 1\); it should be \(3, heads\)"):
-        a.attend(indptr, indices, torch.ones(2, 1), torch.ones(2, 4))
-    for kernel in (a.segment_softmax, a.segment_max, a.segment_total):
+    m, s = messages, segments
+    with pytest.raises(InputError, match=r"destination rows .* \(2, 1, 4\); .* be \(2, 1, 2\)"):
+        m.edge_dot(indptr, indices, torch.ones(2, 2), torch.ones(2, 1, 4))
+    with pytest.raises(InputError, match=r"destination rows .* \(3, 3, 4\); .* be \(2, 3, 4\)"):
+        m.edge_dot(indptr, indices, torch.ones(2, 4), torch.ones(3, 3, 4))
+    with pytest.raises(InputError, match=r"destination rows .* \(2, 3, 4\); .* be \(2, 2, 4\)"):
+        m.edge_dot(indptr, indices, torch.ones(2, 2, 4), torch.ones(2, 3, 4))
+    with pytest.raises(InputError, match="1 source rows, but an edge starts at row 1"):
+        m.weighted_sum(indptr, indices, torch.ones(1, 4), torch.ones(3, 1))
+    with pytest.raises(InputError, match=r"weights .* \(2, 5\); it should be \(3, 5\)"):
+        m.weighted_sum(indptr, indices, torch.ones(2, 4), torch.ones(2, 5))
+    for kernel in (s.segment_softmax, s.segment_max, s.segment_total):
         for wrong in torch.ones(2, 1), torch.ones(4, 1), torch.ones(3):
             with pytest.raises(InputError, match=r"it should be \(3, heads\)"):
                 kernel(indptr, wrong)
