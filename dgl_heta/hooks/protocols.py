@@ -65,7 +65,8 @@ class PartitionBackend(Provider, Protocol):
         graph that is not, have no plan.
         """
         raise InputError(f"method '{self.name}' does not partition by relations, so there is no "
-                         "plan to show; use meta, or `dgl-heta partition` without --dry-run")
+                         "plan to show or to train with; use meta, or write its parts with "
+                         "`dgl-heta partition`")
 
     @abstractmethod
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,

@@ -14,6 +14,7 @@ import pytest
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch import local
+from tests.support.launching import living
 from tests.support.waiting import PROMPT, until
 
 
@@ -44,20 +45,6 @@ def _interpreter(directory: Path, script: Path) -> Path:
     return path
 
 
-def alive(directory: Path) -> list[str]:
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and int(entry.name) != os.getpid():
-            try:
-                line = (entry / "cmdline").read_bytes().decode(errors="replace")
-                state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-            except OSError:
-                continue
-            if str(directory) in line and state != "Z":
-                found.append(line)
-    return found
-
-
 def test_events_and_the_summary_are_taken_and_the_rest_is_in_the_logs(run, tmp_path) -> None:
     summary, events = run("""
 print("not JSON", file=sys.stderr, flush=True)
@@ -86,7 +73,7 @@ if rank == 1:
 time.sleep(600)
 """)
     assert "the last words" in caught.value.details
-    assert alive(tmp_path) == []
+    assert living(tmp_path) == []
 
 
 def test_the_cause_is_blamed_not_who_lost_a_peer(run) -> None:
@@ -121,7 +108,7 @@ signal.signal(signal.SIGTERM, signal.SIG_IGN)
 time.sleep(600)
 """)
     assert summary == {"loss": 1}
-    assert alive(tmp_path) == []
+    assert living(tmp_path) == []
 
 
 @pytest.mark.parametrize(("number", "error"), [
@@ -137,5 +124,5 @@ def test_a_signal_ends_all_workers(run, tmp_path, number, error) -> None:
     with pytest.raises(error):
         run("(place / f'up{rank}').touch(); time.sleep(600)")
     assert time.monotonic() - started < PROMPT
-    assert alive(tmp_path) == []
+    assert living(tmp_path) == []
     assert signal.getsignal(number) == before

@@ -273,7 +273,7 @@ def test_small_batches_and_a_last_batch_smaller_than_the_workers_train(tmp_path:
     (["--set", "train.fanouts=1"], "one fanout per layer"),
     (["--set", "train.lrr=1"], "did you mean 'train.lr'?"),
     (["--resume"], "no run to resume"),
-    (["--set", "partition.method=metis"], "assigns nodes and not relations")])
+    (["--set", "partition.method=metis"], "no plan to show or to train with")])
 def test_wrong_arguments_are_one_line_and_status_2(
         store: Path, tmp_path: Path, extra: list[str], says: str) -> None:
     done = subprocess.run(command(store, tmp_path / "run", *extra), capture_output=True, text=True,

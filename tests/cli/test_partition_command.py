@@ -1,0 +1,131 @@
+"""`dgl-heta partition`: what is written from which input, and what is overwritten."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dgl_heta.planning.plan import Plan
+from dgl_heta.store import Store, write_store
+from tests.support.command_line import edge_files, graphbolt, refused, tree
+from tests.support.graphs import academic
+
+
+def test_partition_of_edge_files_is_whole_and_planned(heta, tmp_path):
+    result = heta("partition", edge_files(tmp_path / "files"), "--out", tmp_path / "out",
+                  "--target", "paper", "--parts", 3, "--json")
+    assert result.json["part_config"] == str(tmp_path / "out/academic.json")
+    assert result.json["bytes"] == sum(len(d) for d in tree(tmp_path / "out").values()
+                                       if d != b"/")
+    shown = heta("inspect", tmp_path / "out", "--json").json
+    assert shown["verified"] is True
+    assert shown["plan"]["parts"] == 3
+    assert Store(tmp_path / "out/store").schema == academic().schema()
+
+
+def test_partition_of_a_store_writes_a_plan_that_refers_to_it(heta, store, tmp_path):
+    before = tree(store)
+    assert heta("partition", store, "--out", tmp_path / "p4", "--parts", 4).status == 0
+    assert set(tree(tmp_path / "p4")) == {"plan.json", "academic.json"}
+    assert tree(store) == before
+    assert heta("partition", tmp_path / "p4", "--out", tmp_path / "p2").status == 0
+    config = json.loads((tmp_path / "p2/academic.json").read_text())
+    assert config["part-1"]["dgl_heta_store"] == "../store"
+    (tmp_path / "elsewhere").mkdir()
+    for name in ("store", "p2"):  # what refers to each other moves together
+        shutil.move(tmp_path / name, tmp_path / "elsewhere" / name)
+    assert heta("inspect", tmp_path / "elsewhere/p2").status == 0
+
+
+@pytest.mark.parametrize("kind", ["data set", "graphbolt", "absolute"])
+def test_partition_of_other_inputs(heta, tmp_path, monkeypatch, kind):
+    monkeypatch.chdir(tmp_path)
+    graph = {"data set": lambda: "synthetic-mag:scale=0.0005,seed=3",
+             "graphbolt": lambda: graphbolt(Path("bolt")),
+             "absolute": lambda: edge_files(tmp_path / "files")}[kind]()
+    result = heta("partition", graph, "--out", "deep/er/out")
+    assert result.status == 0, result.err
+    assert re.fullmatch(r"deep/er/out/\S+\.json: 2 partitions by meta, [\d.]+ kB written in .*",
+                        result.out.splitlines()[0])
+    assert heta("inspect", "deep/er/out").status == 0
+
+
+def test_metis_and_random_give_what_dgl_loads(heta, tmp_path):
+    dgl = pytest.importorskip("dgl")
+    # Large enough that DGL finds nodes of every type for both parts, which it needs.
+    source = academic(papers=240)
+    files, store = edge_files(tmp_path / "files", source), tmp_path / "store"
+    write_store(source, store)
+    wanted = {tuple(r): e.num_edges for r, e in source.edges.items()}
+    for graph, method in ((files, "metis"), (store, "random")):
+        out = tmp_path / method
+        result = heta("partition", graph, "--out", out, "--method", method, "--json")
+        assert len(result.out.splitlines()) == 1
+        edges = dict.fromkeys(wanted, 0)
+        for part in (0, 1):
+            local, nodes, _, book, *_ = dgl.distributed.load_partition(
+                result.json["part_config"], part)
+            inner = local.edata[dgl.ETYPE][local.edata["inner_edge"].bool()]
+            for etype in edges:
+                edges[etype] += int((inner == book.canonical_etypes.index(etype)).sum())
+            assert set(nodes) >= {"paper/feat", "paper/label", "field/feat"}
+        assert edges == wanted
+    refused(heta("inspect", tmp_path / "metis"), "metis is neither a relation store nor a part")
+    drawn = []
+    for seed in (1, 1, 2):
+        heta("partition", store, "--out", tmp_path / "random", "--method", "random",
+             "--seed", seed, "--overwrite")
+        nodes = dgl.distributed.load_partition(str(tmp_path / "random/academic.json"), 0)[1]
+        drawn.append(nodes["paper/feat"].tolist())
+    assert drawn[0] == drawn[1] != drawn[2]
+
+
+def test_dry_run_shows_the_plan_and_writes_nothing(heta, tmp_path):
+    files = edge_files(tmp_path / "files")
+    before = tree(tmp_path)
+    result = heta("partition", files, "--out", tmp_path / "out", "--dry-run", "--json")
+    assert result.json["parts"] == 2
+    refused(heta("partition", files, "--out", tmp_path / "out", "--dry-run", "--method", "metis"),
+            "no plan to show")
+    refused(heta("partition", files, "--out", files, "--dry-run"), "files.*would be overwritten")
+    assert tree(tmp_path) == before
+
+
+def test_overwrite_replaces_a_partition_and_nothing_else(heta, store, tmp_path):
+    out = tmp_path / "out"
+    assert heta("partition", store, "--out", out).status == 0
+    before = tree(out)
+    refused(heta("partition", store, "--out", out, "--parts", 3), "out exists.*--overwrite")
+    refused(heta("partition", store, "--out", out, "--parts", 3, "--dry-run"), "out exists")
+    assert tree(out) == before
+    assert heta("partition", store, "--out", out, "--parts", 3, "--overwrite").status == 0
+    assert Plan.load(out / "plan.json").num_parts == 3
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "plan.json").write_text('{"precious": true}')
+    for method in ("meta", "metis"):
+        refused(heta("partition", store, "--out", other, "--method", method, "--overwrite"),
+                "other exists and was not written by dgl-heta")
+    assert tree(other) == {"plan.json": b'{"precious": true}'}
+
+
+@pytest.mark.parametrize("graph", ["out", "out/store"])
+def test_overwriting_what_is_being_read_is_refused(heta, tmp_path, monkeypatch, graph):
+    monkeypatch.chdir(tmp_path)
+    assert heta("partition", edge_files(Path("files")), "--out", "out").status == 0
+    before = tree(tmp_path)
+    refused(heta("partition", graph, "--out", "out", "--overwrite"), "would be overwritten")
+    assert tree(tmp_path) == before
+
+
+def test_plan_of_a_partition_is_the_one_it_has(heta, store, tmp_path):
+    assert heta("partition", store, "--out", tmp_path / "p", "--parts", 3, "--hops", 1,
+                "--target", "paper,author").status == 0
+    plan = heta("plan", tmp_path / "p", "--json").json
+    assert (plan["parts"], plan["hops"], plan["target"]) == (3, 1, ["paper", "author"])
+    other = heta("plan", tmp_path / "p", "--hops", 2, "--json").json
+    assert (other["parts"], other["hops"], other["target"]) == (3, 2, ["paper", "author"])

@@ -1,0 +1,85 @@
+"""`dgl-heta plan`: figures, pictures, targets and metapaths."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support.command_line import refused
+
+
+def test_worked_example_of_the_paper_to_the_digit(heta, mag):
+    plan = heta("plan", mag, "--target", "paper", "--hops", 2, "--parts", 2, "--json").json
+    weights = {tuple(t["root_relation"]): t["weight"] for t in plan["sub_metatrees"]}
+    assert weights == {("paper", "cites", "paper"): 27_414_283,
+                       ("author", "writes", "paper"): 17_215_096,
+                       ("field", "rev-has_topic", "paper"): 15_806_510}
+    a, b = plan["partitions"]
+    figures = [(len(p["relations"]), p["num_edges"], p["num_nodes"]) for p in (a, b)]
+    assert figures == [(3, 25_483_280, 1_931_003), (5, 30_345_474, 1_939_743)]
+    assert (plan["target"], plan["hops"], plan["parts"], plan["method"]) == ("paper", 2, 2, "meta")
+    assert len(plan["prediction"]["partitions"]) == 2
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_plan_in_the_terminal_fits_and_shows_the_figures(heta, mag, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    result = heta("plan", mag, "--target", "paper")
+    assert max(map(len, result.out.splitlines())) <= columns
+    for figure in ("27,414,283", "1,931,003", "30,345,474", "rev-has_topic"):
+        assert figure in result.out
+
+
+def test_plan_writes_a_picture(heta, mag, tmp_path):
+    result = heta("plan", mag, "--target", "paper", "--svg", tmp_path / "plan.svg")
+    assert result.status == 0
+    assert str(tmp_path / "plan.svg") in result.out
+    assert ET.parse(tmp_path / "plan.svg").getroot().tag.endswith("svg")
+
+
+def test_plan_with_metapaths_takes_hops_from_the_longest(heta, mag, tmp_path):
+    file = tmp_path / "metapaths.json"
+    file.write_text(json.dumps([["cites"], [["institution", "rev-affiliated", "author"],
+                                            ["author", "writes", "paper"]]]))
+    plan = heta("plan", mag, "--target", "paper", "--metapaths", file, "--json").json
+    assert plan["hops"] == 2
+    assert {t["root_relation"][1] for t in plan["sub_metatrees"]} == {"cites", "writes"}
+    refused(heta("plan", mag, "--target", "paper", "--metapaths", file, "--hops", 1),
+            "2 relations, but the number of hops is 1")
+
+
+def test_several_targets_by_repetition_or_commas(heta, mag):
+    repeated = heta("plan", mag, "--target", "paper", "--target", "author", "--json").json
+    assert repeated["target"] == ["paper", "author"]
+    assert heta("plan", mag, "--target", "paper,author", "--json").json == repeated
+
+
+def test_a_node_type_with_a_comma_is_one_target(heta, tmp_path):
+    file = tmp_path / "comma.json"
+    file.write_text(json.dumps({"node_counts": {"a,b": 3}, "relations": [
+        {"src": "a,b", "etype": "to", "dst": "a,b", "edges": 4}]}))
+    assert heta("plan", file, "--target", "a,b", "--json").json["target"] == "a,b"
+
+
+@settings(max_examples=25, deadline=None,
+          suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(counts=st.lists(st.integers(-2, 9), min_size=1, max_size=4), data=st.data())
+def test_any_schema_is_planned_or_refused_in_one_line(heta, tmp_path, counts, data):
+    types = [f"t{i}" for i in range(len(counts))]
+    ends = st.sampled_from([*types, "elsewhere"])
+    relations = data.draw(st.lists(st.fixed_dictionaries(
+        {"src": ends, "etype": st.sampled_from("ab"), "dst": ends, "edges": st.integers(-1, 9)}),
+        max_size=6))
+    file = tmp_path / "any.json"
+    file.write_text(json.dumps({"node_counts": dict(zip(types, counts)), "relations": relations}))
+    parts = data.draw(st.integers(-1, 9))
+    result = heta("plan", file, "--target", "t0", "--parts", parts, "--json")
+    if result.status == 0:
+        assert len(result.json["partitions"]) == parts
+        assert result.err == ""
+    else:
+        refused(result, "")
