@@ -51,7 +51,6 @@ NEEDS_DGL = (
     "dgl_heta.distdgl",
     "dgl_heta.graphbolt",
     "dgl_heta.graph.readers.dgl_graph",
-    "dgl_heta.graph.readers.graphbolt",
     "dgl_heta.partition.dgl",
     "dgl_heta.partition.backends.distdgl",
 )
