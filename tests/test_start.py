@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -38,6 +39,13 @@ def test_help_imports_nothing_but_what_draws_it() -> None:
     assert of_command("--help") <= {
         "dgl_heta", "pluggy", "typer", "rich", "click", "markdown_it", "mdurl", "pygments",
         "shellingham", "typing_extensions", "annotated_doc"}
+
+
+@pytest.mark.parametrize("command", [("plan", "debian"), ("partition", "debian", "--out")])
+def test_plans_and_partitions_are_made_without_torch(command: tuple[str, ...],
+                                                     tmp_path: Path) -> None:
+    out = [str(tmp_path / "out")] if command[-1] == "--out" else []
+    assert not of_command(*command, *out, "--json") & {"torch", "dgl", "safetensors"}
 
 
 @pytest.mark.parametrize("command", ["plan", "partition", "train", "predict", "profile", "run",

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import resource
 from pathlib import Path
-
-import torch
+from typing import TYPE_CHECKING
 
 from dgl_heta.errors import InputError
+
+if TYPE_CHECKING:  # partitioning asks for its own peak, and runs without torch
+    import torch
 
 DEFAULT_BYTES = 4_000_000_000  # per device, as in Heta §8.1
 
@@ -16,6 +18,8 @@ DEFAULT_BYTES = 4_000_000_000  # per device, as in Heta §8.1
 def free_bytes(device: torch.device) -> int:
     """Bytes that can still be allocated: of a GPU, or of what this process may use of memory."""
     if device.type == "cuda":
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
@@ -61,6 +65,8 @@ def fit_in_memory(size: int) -> bool:
 
     They do if they take half of what is free at most: batches, caches and the model need some.
     """
+    import torch
+
     return 2 * size <= free_bytes(torch.device("cpu"))
 
 
