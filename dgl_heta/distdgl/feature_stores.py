@@ -36,20 +36,20 @@ def cached(store: Any, read: Callable[..., Any]) -> Any:
     cache = selected().cache
     if cache.policy == "none":
         return None
-    found = store.__dict__.get("heta")
-    if found is None or found[0] is not store._features:
+    kept = store.__dict__.get("heta")
+    if kept is None or kept[0] is not store._features:
         made = CachedFeatureStore(_Plain(store, read), plugins().get("cache policy", cache.policy),
                                   cache.capacity_mb, batches=cache.batches, gate=cache.gate)
-        found = store.__dict__["heta"] = (store._features, made)
+        kept = store.__dict__["heta"] = (store._features, made)
         atexit.register(lambda: tell(made.cache))
-    return found[1]
+    return kept[1]
 
 
 def written(store: Any, key: tuple[str, str | None, str]) -> None:
     """A feature was written to, so what is cached of it is forgotten."""
-    found = store.__dict__.get("heta")
-    if found is not None:
-        found[1].forget(key)
+    kept = store.__dict__.get("heta")
+    if kept is not None:
+        kept[1].forget(key)
 
 
 def tell(cache: Any) -> None:

@@ -227,19 +227,19 @@ def _fanouts(sampler: Any, session: Session) -> list[Any]:
         if getattr(sampler, attribute, None):
             raise InputError(f"{name} with {attribute} cannot be used with a DistGraph; leave it "
                              "out")
-    found: list[Any] = []
+    fanouts: list[Any] = []
     for fanout in sampler.fanouts:
         if isinstance(fanout, Mapping):
-            found.append({canonical(e, session.store.schema.relations): int(f)
-                          for e, f in fanout.items()})
+            fanouts.append({canonical(e, session.store.schema.relations): int(f)
+                            for e, f in fanout.items()})
         else:
-            found.append(int(fanout))
-    if len(found) > session.plan.hops:
+            fanouts.append(int(fanout))
+    if len(fanouts) > session.plan.hops:
         raise InputError(
-            f"{name} samples {len(found)} layers, but the graph was partitioned for "
-            f"{session.plan.hops} hops; partition it with {len(found)} hops "
+            f"{name} samples {len(fanouts)} layers, but the graph was partitioned for "
+            f"{session.plan.hops} hops; partition it with {len(fanouts)} hops "
             "(model.layers in the settings, or --hops)")
-    return found
+    return fanouts
 
 
 def open_loader(session: Session, nids: Any, sampler: Any, device: Any, options: dict[str, Any]

@@ -133,7 +133,7 @@ def load_features(part_config: str, part_id: int) -> dict[str, Any]:
     """Arrays of the nodes that a part owns, `ntype/name` → tensor, as DistDGL keeps them."""
     store, _, _ = _opened(part_config, part_id)
     config = json.loads(Path(part_config).read_text(encoding="utf-8"))
-    found = {}
+    features = {}
     for ntype, arrays in store.manifest.arrays.items():
         low, high = _owned(config, ntype, part_id)
         names = graph_names(store, ntype)
@@ -141,8 +141,8 @@ def load_features(part_config: str, part_id: int) -> dict[str, Any]:
             rows = torch.from_numpy(np.array(store.array(ntype, name)[low:high]))
             if rows.dtype == torch.bool:  # not in the key-value store; DGL's parts have uint8 too
                 rows = rows.to(torch.uint8)
-            found[f"{ntype}/{names.get(name, name)}"] = rows
-    return found
+            features[f"{ntype}/{names.get(name, name)}"] = rows
+    return features
 
 
 def _owned(config: dict[str, Any], ntype: str, part_id: int) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -12,7 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.backward import BackwardEnd
@@ -90,7 +88,6 @@ class Session:
         self.exchange = GroupExchange(self.group, self.on_backward)
         self.batch: Batch | None = None
         self.loaders = 0
-        self.modules: list[weakref.ref[nn.Module]] = []
         self.embeddings: list[Any] = []
         self.backward = BackwardEnd()
         self.backward.actions.append(self._end_backward)
@@ -160,10 +157,10 @@ class Session:
         if self.world.size == 1:
             return
         mine = torch.tensor([list(values)], dtype=torch.int64)
-        found = self.world.all_gather_rows(mine, [1] * self.world.size, "control")
-        for rank, row in enumerate(found.tolist()):
-            if row != found[0].tolist():
-                raise HetaError(f"trainers do not agree on {what}: {found[0].tolist()} on trainer "
+        every = self.world.all_gather_rows(mine, [1] * self.world.size, "control")
+        for rank, row in enumerate(every.tolist()):
+            if row != every[0].tolist():
+                raise HetaError(f"trainers do not agree on {what}: {every[0].tolist()} on trainer "
                                 f"0, {row} on trainer {rank}; all trainers must create and "
                                 "iterate their data loaders alike")
 

@@ -42,7 +42,7 @@ def reduce_each(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> 
     if op not in SEGMENT_OPS:
         raise InputError(f"aggregation '{op}' is unknown; known are {', '.join(SEGMENT_OPS)}")
     kernel = kernel_in_use()
-    found: dict[int, Tensor] = {}
+    results: dict[int, Tensor] = {}
     if kernel.defers and op in ("sum", "mean"):
         waiting: dict[int, list[int]] = {}
         for place, rows in enumerate(states):
@@ -51,9 +51,9 @@ def reduce_each(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> 
         for places in waiting.values():
             rows, chosen = states[places[0]], [edges[place] for place in places]
             if shorter_aggregated(rows, chosen):
-                found.update((place, aggregated(rows, *edges[place], op)) for place in places)
-    rest = [place for place in range(len(edges)) if place not in found]
+                results.update((place, aggregated(rows, *edges[place], op)) for place in places)
+    rest = [place for place in range(len(edges)) if place not in results]
     if rest:
-        found.update(zip(rest, kernel.reduce([edges[place] for place in rest],
+        results.update(zip(rest, kernel.reduce([edges[place] for place in rest],
                                              [states[place] for place in rest], op)))
-    return [found[place] for place in range(len(edges))]
+    return [results[place] for place in range(len(edges))]

@@ -94,7 +94,7 @@ class FusedKernel(BaseKernel):
     def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> list[Tensor]:
         """As `torch`. Relations of the same source rows add their gradients to one array of
         that size, instead of each to an array of its own."""
-        found: dict[int, Tensor] = {}
+        results: dict[int, Tensor] = {}
         for places in _by_identity(states):
             x, chosen = states[places[0]], [edges[i] for i in places]
             if not _compiled(x):
@@ -103,8 +103,8 @@ class FusedKernel(BaseKernel):
                 rows = sums(chosen, x, op == "mean")
             else:
                 rows = [extreme(*csc, x, op == "max") for csc in chosen]
-            found.update(zip(places, rows))
-        return [found[i] for i in range(len(states))]
+            results.update(zip(places, rows))
+        return [results[i] for i in range(len(states))]
 
     def u_dot_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
                 destinations: Sequence[Tensor]) -> list[Tensor]:

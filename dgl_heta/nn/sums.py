@@ -24,15 +24,15 @@ def sums(edges: Sequence[tuple[Tensor, Tensor]], states: Tensor, mean: bool
 
     The gradients of all of them are added to one array of the size of `states`.
     """
-    found: tuple[Tensor, ...] = _FusedSums.apply(
+    result: tuple[Tensor, ...] = _FusedSums.apply(
         states, mean, *(t for pair in edges for t in pair))
-    return found
+    return result
 
 
 def extreme(indptr: Tensor, indices: Tensor, states: Tensor, largest: bool) -> Tensor:
     """The maximum or minimum over in-edges, (R, D), 0 without edges; NaN stays NaN."""
-    found: Tensor = _FusedExtreme.apply(indptr, indices, states, largest)
-    return found
+    result: Tensor = _FusedExtreme.apply(indptr, indices, states, largest)
+    return result
 
 
 class _FusedSums(torch.autograd.Function):
@@ -41,12 +41,12 @@ class _FusedSums(torch.autograd.Function):
         ctx.save_for_backward(*edges)
         ctx.mean, ctx.rows = mean, states.shape[0]
         ctx.set_materialize_grads(False)
-        rows, found = states.detach().contiguous().numpy(), []
+        rows, result = states.detach().contiguous().numpy(), []
         for indptr, indices in zip(edges[::2], edges[1::2]):
             out = states.new_zeros((len(indptr) - 1, states.shape[1]))
             add_edges(indptr.numpy(), indices.numpy(), rows, mean, out.numpy())
-            found.append(out)
-        return tuple(found)
+            result.append(out)
+        return tuple(result)
 
     @staticmethod
     @once_differentiable

@@ -1,1 +1,2 @@
-"""Training: engine (one step), loop (epochs), checkpoint, worker (a process), launch (all)."""
+"""Training on one worker: `setup` builds an `engine` (steps), which `loop` runs (epochs); `tasks`
+say what is trained for, `checkpoint` keeps it, `caches` hold feature rows near."""

@@ -237,10 +237,10 @@ def _history(log: Path, epochs: int) -> list[EpochRecord]:
 
 def versions() -> dict[str, str]:
     """Versions of what the figures depend on."""
-    found = {"dgl-heta": __version__, "python": platform.python_version()}
+    numbers = {"dgl-heta": __version__, "python": platform.python_version()}
     for name in ("torch", "dgl", "numpy", "numba"):
         try:
-            found[name] = importlib.metadata.version(name)
+            numbers[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            numbers[name] = "not installed"
+    return numbers
