@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dgl_heta.errors import InputError, listing
+from dgl_heta.system.optional import optional
 
 _DIST = "dgl.distributed"
 _SERVICES = f"{_DIST}.graph_services"
@@ -50,10 +51,9 @@ def release() -> str:
     Raises
     ------
     InputError
-        It is none whose names are known here.
+        It is none whose names are known here, or there is none.
     """
-    import dgl
-
+    dgl = optional("dgl", "switching DistDGL scripts", "dgl")
     number: str = dgl.__version__.partition("+")[0]
     if number not in RELEASES:
         raise InputError(f"dgl {dgl.__version__} is installed; switching DistDGL scripts works "

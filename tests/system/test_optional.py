@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from dgl_heta.distdgl.versions import release
 from dgl_heta.errors import InputError
 from dgl_heta.graph.readers.files import CsvEdges
 from dgl_heta.graph.readers.graphbolt import read_graphbolt
@@ -32,6 +33,7 @@ def test_a_package_that_is_not_there_is_named_with_its_extra(tmp_path: Path, lac
     for package, extra, use in (
             ("pandas", "readers", lambda: CsvEdges(tmp_path / "edges.csv").num_edges),
             ("yaml", "readers", lambda: read_graphbolt(tmp_path)),
+            ("dgl", "dgl", release),
             ("pyarrow", "parquet", arrow)):
         lacks(package)
         with pytest.raises(InputError, match=rf"needs {package}, .*install 'dgl-heta\[{extra}\]'"):
