@@ -10,9 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dgl_heta._version import __version__
-from dgl_heta.hooks.specs import hookimpl
 
 _LAZY = {
+    "hookimpl": "dgl_heta.hooks.specs",
     "Relation": "dgl_heta.graph.schema",
     "Schema": "dgl_heta.graph.schema",
     "Plan": "dgl_heta.planning.plan",
@@ -117,6 +117,7 @@ if TYPE_CHECKING:
         WrapContext,
         WrappedModule,
     )
+    from dgl_heta.hooks.specs import hookimpl
     from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
     from dgl_heta.partition.backends.base import MetatreeBackend
     from dgl_heta.partition.dgl import partition_graph

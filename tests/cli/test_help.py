@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 import typer
@@ -32,3 +34,12 @@ def test_help_without_a_command_lists_all(heta, args):
 
 def test_version(heta):
     assert heta("--version").out == f"dgl-heta {cli.__version__}\n"
+
+
+def test_help_waits_for_nothing_that_it_does_not_need():
+    heavy = ("torch", "numpy", "numba", "networkx", "pydantic", "matplotlib", "jinja2", "dgl")
+    for code in ("import dgl_heta", "import dgl_heta.cli"):
+        run = subprocess.run(
+            [sys.executable, "-c", f"import sys; {code}; print([m for m in {heavy} "
+             "if m in sys.modules])"], capture_output=True, text=True, check=True)
+        assert run.stdout == "[]\n"
