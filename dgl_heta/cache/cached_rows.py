@@ -37,12 +37,12 @@ class CachedRows:
         self.slots = Slots(source.shape[0], ids, len(self.devices), replacement)
         self.rows = self.hits = 0
         width = source.shape[1]
-        self.copies = [torch.empty((len(held), width), dtype=torch_dtype(source.dtype), device=d)
-                       for held, d in zip(self.slots.held, self.devices)]
+        self.copies = [torch.empty((len(rows_on), width), dtype=torch_dtype(source.dtype), device=d)
+                       for rows_on, d in zip(self.slots.held, self.devices)]
         step = max(_FILL // max(self.row_bytes, 1), 1)
-        for copy, held in zip(self.copies, self.slots.held):
-            for start in range(0, len(held), step):
-                rows = source.read(held[start:start + step])
+        for copy, rows_on in zip(self.copies, self.slots.held):
+            for start in range(0, len(rows_on), step):
+                rows = source.read(rows_on[start:start + step])
                 copy[start:start + len(rows)].copy_(rows)
         self._staging = Staging()
 

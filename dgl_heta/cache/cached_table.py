@@ -46,8 +46,8 @@ class CachedTable:
         self.slots = Slots(table.shape[0], ids, len(self.devices), replacement)
         self._starts = np.asarray(starts, np.int64)
         self.rows, self.hits = np.zeros((2, len(starts)), np.int64)
-        self.copies = [torch.empty((len(held), 3 * self.width), dtype=self.dtype, device=d)
-                       for held, d in zip(self.slots.held, self.devices)]
+        self.copies = [torch.empty((len(rows_on), 3 * self.width), dtype=self.dtype, device=d)
+                       for rows_on, d in zip(self.slots.held, self.devices)]
         self._fill()
         self._staging = Staging()
 
@@ -72,9 +72,9 @@ class CachedTable:
     @property
     def value(self) -> Tensor:
         """All values, as they are now: the copies are written back first."""
-        for copy, held in zip(self.copies, self.slots.held):
-            for start in range(0, len(held), BLOCK):
-                self._write(held[start:start + BLOCK], copy[start:start + BLOCK])
+        for copy, rows_on in zip(self.copies, self.slots.held):
+            for start in range(0, len(rows_on), BLOCK):
+                self._write(rows_on[start:start + BLOCK], copy[start:start + BLOCK])
         return self.table.value
 
     def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
@@ -106,33 +106,33 @@ class CachedTable:
         table.step += 1
         constants = table.constants(scale, adam)
         grads = grads.detach().to(self.dtype)
-        held = [table.value.numpy(), table.first.numpy(), table.second.numpy()]
+        state = [table.value.numpy(), table.first.numpy(), table.second.numpy()]
         if self._compiled(grads.device, updates=True):
             _cached_step(rows, self.slots.of, grads.contiguous().numpy(), self.copies[0].numpy(),
-                         *held, *constants)
+                         *state, *constants)
             return
         places, slots, misses = self.slots.split(rows)
         missed = grads[torch.from_numpy(misses).to(grads.device)].cpu().contiguous()
         for where, taken, copy in self._by_device(rows[places], slots):
             here = torch.from_numpy(places[where]).to(grads.device)
-            mine = grads.index_select(0, here).to(copy.device)
+            some = grads.index_select(0, here).to(copy.device)
             if copy.device == CPU:
-                fused_step(taken.numpy(), mine.contiguous().numpy(),
+                fused_step(taken.numpy(), some.contiguous().numpy(),
                            *(part.numpy() for part in copy.chunk(3, 1)), *constants)
             else:
                 copy.index_copy_(0, taken,
-                                 step_by_operators(copy.index_select(0, taken), mine, constants))
-        fused_step(rows[misses], missed.numpy(), *held, *constants)
+                                 step_by_operators(copy.index_select(0, taken), some, constants))
+        fused_step(rows[misses], missed.numpy(), *state, *constants)
 
     def blocks(self) -> Iterator[dict[str, Tensor]]:
         """All rows as they are now, a block at a time; the copies stay the newer ones."""
         start = 0
         for block in self.table.blocks():
             state = torch.cat([block["value"], block["first"], block["second"]], 1)
-            for copy, held in zip(self.copies, self.slots.held):
+            for copy, rows_on in zip(self.copies, self.slots.held):
                 # With replacement the rows are in no order.
-                inside = np.flatnonzero((held >= start) & (held < start + len(state)))
-                where = torch.from_numpy(held[inside] - start)
+                inside = np.flatnonzero((rows_on >= start) & (rows_on < start + len(state)))
+                where = torch.from_numpy(rows_on[inside] - start)
                 state[where] = copy[torch.from_numpy(inside).to(copy.device)].cpu()
             value, first, second = state.chunk(3, 1)
             yield {"value": value, "first": first, "second": second}
@@ -155,9 +155,9 @@ class CachedTable:
             yield where, torch.from_numpy(slots[where]).to(copy.device), copy
 
     def _fill(self) -> None:
-        for copy, held in zip(self.copies, self.slots.held):
-            for start in range(0, len(held), BLOCK):
-                copy[start:start + BLOCK].copy_(self._state(held[start:start + BLOCK]))
+        for copy, rows_on in zip(self.copies, self.slots.held):
+            for start in range(0, len(rows_on), BLOCK):
+                copy[start:start + BLOCK].copy_(self._state(rows_on[start:start + BLOCK]))
 
     def _state(self, ids: np.ndarray) -> Tensor:
         rows, table = torch.from_numpy(ids), self.table

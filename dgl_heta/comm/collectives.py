@@ -74,9 +74,9 @@ class Comm:
         """Sum `rows` over all workers; worker i gets the `sizes[i]` rows after those of i - 1."""
         if self.size == 1:
             return rows
-        mine = sizes[self.rank]
-        received = self.all_to_all_rows(rows.contiguous(), sizes, [mine] * self.size, cause)
-        return received.view(self.size, mine, *rows.shape[1:]).sum(0)
+        own = sizes[self.rank]
+        received = self.all_to_all_rows(rows.contiguous(), sizes, [own] * self.size, cause)
+        return received.view(self.size, own, *rows.shape[1:]).sum(0)
 
     def all_gather_rows(self, rows: Tensor, sizes: Sequence[int], cause: str) -> Tensor:
         """Concatenate the workers' rows; worker i gives `sizes[i]` of them."""
@@ -169,26 +169,26 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
     if not dist.is_initialized():
         return Comm(traffic), Comm(traffic)
     world = Comm(traffic, range(dist.get_world_size()))
-    made: dict[tuple[int, ...], Comm | None] = {} if apart else {world.ranks: world}
+    comms: dict[tuple[int, ...], Comm | None] = {} if apart else {world.ranks: world}
 
     def comm(ranks: Sequence[int]) -> Comm | None:
         """The group of some workers, or None for a worker outside."""
         key = tuple(ranks)
-        if key not in made:
+        if key not in comms:
             group = (dist.new_group(list(key), timeout=timedelta(seconds=timeout_s))
                      if len(key) > 1 else None)
-            made[key] = Comm(traffic, key, group) if dist.get_rank() in key else None
-        return made[key]
+            comms[key] = Comm(traffic, key, group) if dist.get_rank() in key else None
+        return comms[key]
 
-    mine = [found for ranks in plan.groups if (found := comm(ranks)) is not None][-1]
+    own = [one for ranks in plan.groups if (one := comm(ranks)) is not None][-1]
     if plan.replication == "none":
         holders = {}
         for group in range(len(plan.groups)):
             for ntype in plan.schema.node_types:
                 users = plan.users(ntype, group)
-                found = comm(users) if len(users) > 1 else None
-                if found is not None:
-                    holders[ntype] = found
-        mine = Comm(traffic, mine.ranks, mine.group)
-        mine._holders = holders
-    return world, mine
+                sharers = comm(users) if len(users) > 1 else None
+                if sharers is not None:
+                    holders[ntype] = sharers
+        own = Comm(traffic, own.ranks, own.group)
+        own._holders = holders
+    return world, own

@@ -76,11 +76,11 @@ class GradientAverage:
                  for rank in range(world.size)]
         flags = torch.tensor([p.grad is not None for p in params], dtype=_dtype(params),
                              device=params[0].device)
-        mine = [p for p, owner in zip(params, self._owners) if owner == world.rank]
-        found = world.all_gather_rows(
-            torch.cat([flags, *(_flat(p).to(flags.dtype) for p in mine)]),
+        own = [p for p, owner in zip(params, self._owners) if owner == world.rank]
+        gathered = world.all_gather_rows(
+            torch.cat([flags, *(_flat(p).to(flags.dtype) for p in own)]),
             [len(params) + size for size in sizes], "gradients")
-        pieces = found.split([len(params) + size for size in sizes])
+        pieces = gathered.split([len(params) + size for size in sizes])
         everyone = torch.stack([piece[:len(params)] for piece in pieces]) > 0
         users = [torch.nonzero(column).flatten().tolist() for column in everyone.T]
         reached = [len(params)] * world.size
@@ -133,9 +133,9 @@ def average_rows(table: Tensor, world: Comm) -> None:
     grad = table.grad
     ids, values = _rows(table, grad)
     ones = [1] * world.size
-    mine = torch.tensor([[len(ids), int(grad is not None), int(grad is not None and
+    own = torch.tensor([[len(ids), int(grad is not None), int(grad is not None and
                                                                grad.is_sparse)]])
-    every = world.all_gather_rows(mine, ones, "gradients")
+    every = world.all_gather_rows(own, ones, "gradients")
     sizes, used, sparse = every[:, 0].tolist(), bool(every[:, 1].any()), bool(every[:, 2].any())
     if not used:
         return

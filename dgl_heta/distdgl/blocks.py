@@ -71,31 +71,31 @@ def _refuse(operation: str) -> None:
 
 def make_blocks(session: Session, batch: MiniBatch) -> list[RafBlock]:
     """The blocks of a batch as a script sees them, with node ids (dgl.NID) on both sides."""
-    made = []
+    blocks = []
     everything = session.store.schema.node_types  # as in DistDGL, on both sides of every block
-    ids = {t: torch.from_numpy(found) for t, found in batch.input_nodes.items()}
+    ids = {t: torch.from_numpy(nodes) for t, nodes in batch.input_nodes.items()}
     for block in batch.blocks:
-        wanted = {t: block.wanted(t) if t in block.num_dst else 0 for t in everything}
+        destinations = {t: block.wanted(t) if t in block.num_dst else 0 for t in everything}
         sources = {t: block.num_src.get(t, 0) for t in everything}
         edges = {}
         for into in block.num_dst:
             for relation, parts in _by_relation(block.into(into)).items():
-                edges[tuple(relation)] = ("csc", _csc(parts, wanted[into]))
-        graph = dgl.create_block(edges, sources, wanted)
+                edges[tuple(relation)] = ("csc", _csc(parts, destinations[into]))
+        graph = dgl.create_block(edges, sources, destinations)
         public = RafBlock(graph._graph, (graph.srctypes, graph.dsttypes), graph.etypes)
         public.layer = Layer(session, block)
         for t in everything:
             public.srcnodes[t].data[dgl.NID] = ids.get(t, _NO_IDS)[:sources[t]]
-            public.dstnodes[t].data[dgl.NID] = ids.get(t, _NO_IDS)[:wanted[t]]
-        made.append(public)
-    return made
+            public.dstnodes[t].data[dgl.NID] = ids.get(t, _NO_IDS)[:destinations[t]]
+        blocks.append(public)
+    return blocks
 
 
 def _by_relation(edges: list[RelationBlock]) -> dict[Any, list[RelationBlock]]:
-    found: dict[Any, list[RelationBlock]] = {}
+    by_relation: dict[Any, list[RelationBlock]] = {}
     for part in edges:
-        found.setdefault(part.relation, []).append(part)
-    return found
+        by_relation.setdefault(part.relation, []).append(part)
+    return by_relation
 
 
 def _csc(parts: list[RelationBlock], rows: int) -> tuple[Tensor, Tensor, Tensor]:

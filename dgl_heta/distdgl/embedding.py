@@ -88,12 +88,12 @@ class Table:
     def bits(self, index: Tensor) -> np.ndarray:
         """For each id the trainers whose seeds reach it in the current batch (0: unknown)."""
         batch = self.session.batch
-        known, bits = batch.masks.get(self.ntype, _NOTHING) if batch else _NOTHING
+        reached, bits = batch.masks.get(self.ntype, _NOTHING) if batch else _NOTHING
         ids = index.to("cpu").numpy()
-        if len(ids) == len(known) and np.array_equal(ids, known):
+        if len(ids) == len(reached) and np.array_equal(ids, reached):
             return bits
         table = np.zeros(self._count, np.int64)
-        table[known] = bits
+        table[reached] = bits
         return table[ids]
 
     def copies(self, name: str, like: np.ndarray) -> np.ndarray:

@@ -77,13 +77,13 @@ def aggregate_together(calls: Mapping[int, tuple[Any, RelationBlock, Mapping[str
     for key, (module, edges, kwargs) in calls.items():
         if sources[edges.relation.src].dim() == 2 and not _weights_first(module, kwargs):
             alike.setdefault(_operation(module), []).append(key)
-    found: dict[int, Tensor] = {}
+    rows_of: dict[int, Tensor] = {}
     for op, keys in alike.items():
         rows = [sources[calls[k][1].relation.src] for k in keys]
         edges_of = [InEdges(calls[k][1].indptr.to(x.device), calls[k][1].indices.to(x.device))
                     for k, x in zip(keys, rows)]
-        found.update(zip(keys, reduce_each(edges_of, rows, op)))
-    return found
+        rows_of.update(zip(keys, reduce_each(edges_of, rows, op)))
+    return rows_of
 
 
 def run(module: Any, edges: RelationBlock, rows: Tensor, kwargs: Mapping[str, Any],

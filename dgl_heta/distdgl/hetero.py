@@ -39,11 +39,11 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     session.token()
     pair = isinstance(inputs, tuple)
     sources: Mapping[str, Tensor] = inputs[0] if pair else inputs
-    wanted: Mapping[str, Tensor] = inputs[1] if pair else {
+    destinations: Mapping[str, Tensor] = inputs[1] if pair else {
         t: sources[t] for t in block.num_dst if t in sources}
     aggregate = _BY_FUNCTION.get(getattr(conv.agg_fn, "keywords", {}).get("fn"), conv.agg_fn)
     like = _first(next(iter(sources.values())))
-    found = {}
+    merged = {}
 
     def call(relation: Relation) -> tuple[Any, Any, Any]:
         return (conv._get_module(tuple(relation)), (mod_args or {}).get(relation.etype, ()),
@@ -52,16 +52,16 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     into = session.store.schema.into
     rows = {t: _destinations(layer, t, x, pair or (
         block.own_states and any(_reads_destinations(conv, r) for r in into[t])))
-            for t, x in wanted.items() if t in block.num_dst}
+            for t, x in destinations.items() if t in block.num_dst}
     if block.last and aggregate == "sum":
         for ntype in block.num_dst:
             members = graph_conv.narrow_first(session, ntype, call)
             if members is not None:
-                found[ntype] = _narrow_first(layer, ntype, members, sources, call)
-    parts: dict[str, list[Part]] = {t: [] for t in block.num_dst if t not in found}
+                merged[ntype] = _narrow_first(layer, ntype, members, sources, call)
+    parts: dict[str, list[Part]] = {t: [] for t in block.num_dst if t not in merged}
     chosen = {place: (edges, *call(edges.relation)) for place, edges in enumerate(block.edges)
               if edges.relation.src in sources and edges.relation.dst in rows
-              and edges.relation.dst not in found}
+              and edges.relation.dst not in merged}
     convolutions = {place: (module, edges, kwargs)
                     for place, (edges, module, args, kwargs) in chosen.items()
                     if graph_conv.known(module, args, kwargs)}
@@ -91,8 +91,8 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
             out = _merge(layer, ntype, values, aggregate, (conv, ntype), like,
                          into[ntype])
             if out is not None:
-                found[ntype] = out
-    return found
+                merged[ntype] = out
+    return merged
 
 
 def _reads_destinations(conv: Any, relation: Relation) -> bool:
@@ -113,12 +113,12 @@ def _narrow_first(layer: Layer, ntype: str, members: list[list[Relation]],
                   sources: Mapping[str, Tensor], call: Callable[[Relation], Any]) -> Tensor:
     """The sum over relations of aggregated rows times weights, exchanged before the weights."""
     block, session = layer.block, layer.session
-    shares, mine = block.seeds[ntype], members[session.group.rank]
+    shares, own = block.seeds[ntype], members[session.group.rank]
     weights = [[graph_conv.weight_of(module, kwargs) for module, _, kwargs in map(call, relations)]
                for relations in members]
     like = next(iter(sources.values()))
     columns = []
-    for relation, weight in zip(mine, weights[session.group.rank]):
+    for relation, weight in zip(own, weights[session.group.rank]):
         assert weight is not None
         pieces, reached = [], 0
         for edges in block.into(ntype):
@@ -176,13 +176,13 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
             for name, column in g.edges[tuple(relation)].data.items():
                 graph.edata[name] = column
         try:
-            found = core.message_passing(graph, message, reduce, rest[0] if rest else None)
+            columns = core.message_passing(graph, message, reduce, rest[0] if rest else None)
         except KeyError as error:
             raise HetaError(
                 f"multi_update_all over {relation}: no data {error} on this block of a "
                 "meta-partitioned graph; data that a script puts on the edges of the last layer "
                 "cannot be used, because other trainers' seeds have edges there too") from error
-        for name, value in found.items():
+        for name, value in columns.items():
             fields[relation.dst].setdefault(name, []).append((edges, value))
             like = value
     reducer = cross_reducer if not callable(cross_reducer) else (
@@ -294,35 +294,35 @@ def _shape(layer: Layer, ntype: str, parts: list[Part], owner: tuple[Any, str]
 
     A trainer that holds no relation into the type learns it from the others, once.
     """
-    mine = parts[0][1].shape[1:] if parts else None
+    own = parts[0][1].shape[1:] if parts else None
     session = layer.session
     if ntype not in layer.block.seeds or session.group.size == 1:
-        return mine
+        return own
     key = (*owner, layer.block.layer)
     if key not in session.shapes:
         sizes = torch.full((9,), -1, dtype=torch.int64)
-        if mine is not None:
-            sizes[0] = len(mine)
-            sizes[1:1 + len(mine)] = torch.tensor(mine)
+        if own is not None:
+            sizes[0] = len(own)
+            sizes[1:1 + len(own)] = torch.tensor(own)
         sizes = session.group.all_reduce(sizes, "max", "control")
         session.shapes[key] = torch.Size(sizes[1:1 + int(sizes[0])].tolist()) if (
             sizes[0] >= 0) else None
-    known = session.shapes[key]
-    if mine is not None and mine != known:
-        raise HetaError(f"relations into '{ntype}' give rows of shape {tuple(mine)} here and of "
-                        f"{tuple(known or ())} on another trainer")
-    return known
+    agreed = session.shapes[key]
+    if own is not None and own != agreed:
+        raise HetaError(f"relations into '{ntype}' give rows of shape {tuple(own)} here and of "
+                        f"{tuple(agreed or ())} on another trainer")
+    return agreed
 
 
 def canonical(etype: Any, relations: Sequence[Relation]) -> Relation:
     """The relation that a script names by its edge type or in full."""
     from dgl.base import DGLError
 
-    found = [r for r in relations if etype in (tuple(r), r.etype)]
-    if len(found) != 1:
-        raise DGLError(f"Edge type \"{etype}\" " + ("does not exist." if not found else
+    named = [r for r in relations if etype in (tuple(r), r.etype)]
+    if len(named) != 1:
+        raise DGLError(f"Edge type \"{etype}\" " + ("does not exist." if not named else
                                                     "is ambiguous; use the canonical edge type."))
-    return found[0]
+    return named[0]
 
 
 def _destination_fields(layer: Layer, functions: Mapping[Relation, tuple[Any, ...]], ntype: str,
@@ -333,11 +333,11 @@ def _destination_fields(layer: Layer, functions: Mapping[Relation, tuple[Any, ..
     """
     from dgl import NID
 
-    wanted = any(_reads_destination(*given) for r, given in functions.items() if r.dst == ntype)
+    needed = any(_reads_destination(*given) for r, given in functions.items() if r.dst == ntype)
     if layer.block.last and layer.session.group.size > 1:
-        flag = torch.tensor([int(wanted)])
-        wanted = bool(layer.session.group.all_reduce(flag, "max", "control"))
-    return sorted(name for name in g.dstnodes[ntype].data if name != NID) if wanted else []
+        flag = torch.tensor([int(needed)])
+        needed = bool(layer.session.group.all_reduce(flag, "max", "control"))
+    return sorted(name for name in g.dstnodes[ntype].data if name != NID) if needed else []
 
 
 def _reads_destination(message: Any, reduce: Any, *apply: Any) -> bool:

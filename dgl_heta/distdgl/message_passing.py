@@ -67,13 +67,13 @@ def sddmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             if not edges.fits(source) or len(destination) != len(edges.indptr) - 1:
                 return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
             if op == "add":
-                (found,) = kernel_in_use().u_add_v(
+                (values,) = kernel_in_use().u_add_v(
                     [edges.in_edges], [source.flatten(1)], [destination.flatten(1)])
-                return found.view(-1, *source.shape[1:])
+                return values.view(-1, *source.shape[1:])
             heads = (-1, source.shape[1:-1].numel(), source.shape[-1])
-            (found,) = kernel_in_use().u_dot_v(
+            (values,) = kernel_in_use().u_dot_v(
                 [edges.in_edges], [source.reshape(heads)], [destination.reshape(heads)])
-            return found.view(-1, *source.shape[1:-1], 1)
+            return values.view(-1, *source.shape[1:-1], 1)
         return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
     return gsddmm
 
@@ -85,8 +85,8 @@ def softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         edges = getattr(gidx, "heta_edges", None)
         if edges is not None and norm_by == "dst" and is_all(eids) and _ours(logits) and (
                 len(logits) == len(edges.indices)):
-            (found,) = kernel_in_use().edge_softmax([edges.in_edges], [logits.flatten(1)])
-            return found.view(logits.shape)
+            (values,) = kernel_in_use().edge_softmax([edges.in_edges], [logits.flatten(1)])
+            return values.view(logits.shape)
         return original(gidx, logits, eids=eids, norm_by=norm_by)
     return edge_softmax
 

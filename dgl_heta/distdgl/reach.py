@@ -34,26 +34,26 @@ def reached_by(session: Session, batch: MiniBatch) -> Reached:
         bits = np.repeat(np.asarray([1 << r for r in ranks], np.int64), share.sizes)
         rows[t] = share.local(torch.from_numpy(bits)).numpy()
     for block in reversed(batch.blocks):
-        found = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
+        reached = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
         for t, bits in rows.items():
-            found[t][:len(bits)] = bits
+            reached[t][:len(bits)] = bits
         for edges in block.edges:
             _spread(edges.indptr.numpy(), edges.indices.numpy(),
-                    rows[edges.relation.dst][edges.start:edges.stop], found[edges.relation.src])
+                    rows[edges.relation.dst][edges.start:edges.stop], reached[edges.relation.src])
         if group.size > 1:
             for t, share in shares.items():
                 if block is batch.blocks[0] and all(e.ntype != t for e in session.embeddings):
                     continue  # nobody asks for the bits of these input nodes
-                seeds = share.canonical(torch.from_numpy(found[t][:share.total]))
+                seeds = share.canonical(torch.from_numpy(reached[t][:share.total]))
                 united = share.local(group.all_reduce(seeds, "or", "seeds"))
-                found[t][:share.total] = united.numpy()
-        rows = found
+                reached[t][:share.total] = united.numpy()
+        rows = reached
     return {t: (batch.input_nodes[t], bits) for t, bits in rows.items()}
 
 
 @kernel
 def _spread(indptr, indices, bits, out):  # type: ignore[no-untyped-def]
     for row in range(len(indptr) - 1):
-        mine = bits[row]
+        word = bits[row]
         for edge in range(indptr[row], indptr[row + 1]):
-            out[indices[edge]] |= mine
+            out[indices[edge]] |= word

@@ -27,13 +27,13 @@ class ChunkedRows:
         step = min(max(CHUNK // (self.width * dtype.itemsize), 1), max(len(ids), 1))
         stored = np.empty((step, self.width), self.array.dtype)
         native = torch.from_numpy(stored)
-        wanted = native if native.dtype == dtype else torch.empty(step, self.width, dtype=dtype)
+        converted = native if native.dtype == dtype else torch.empty(step, self.width, dtype=dtype)
         for start in range(0, len(ids), step):
             count = min(step, len(ids) - start)
             gather_into(self.array, ids[start:start + count], stored[:count])
-            if wanted is not native:
-                wanted[:count].copy_(native[:count])
-            yield start, wanted[:count]
+            if converted is not native:
+                converted[:count].copy_(native[:count])
+            yield start, converted[:count]
 
     def gather(self, ids: np.ndarray, dtype: torch.dtype) -> Tensor:
         out = _new(len(ids), self.width, dtype)

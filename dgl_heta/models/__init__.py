@@ -52,7 +52,7 @@ def find_model(plugins: Plugins, name: str) -> ModelProvider:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # a module beside the data, as for `python -m`
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        chosen = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise InputError(f"model.name '{name}' cannot be imported: {error}") from None
-    return found if hasattr(found, "build") else BlockModel(name, found)
+    return chosen if hasattr(chosen, "build") else BlockModel(name, chosen)

@@ -224,13 +224,13 @@ class HGNNLayer(nn.Module):
         relations, softmax = Relations(views.values()), isinstance(self.cross, CrossSoftmax)
         values = (self.score_all if softmax else self.aggregate_all)(relations) if views else ()
         part_of = dict(zip(views, values))
-        like, found = next(iter(states.values())), {}
+        like, updated = next(iter(states.values())), {}
         for ntype in block.num_dst:
             parts = [(edges, part_of[id(edges)]) for edges in into[ntype]]
-            found[ntype] = self.update(
+            updated[ntype] = self.update(
                 ntype, self._merged(block, ntype, parts, views, like),
                 block.destination(states, ntype) if self.reads_state else None)
-        return found
+        return updated
 
     def _merged(self, block: Block, ntype: str, parts: list[tuple[RelationBlock, Tensor]],
                 views: Mapping[int, Edges], like: Tensor) -> Tensor:

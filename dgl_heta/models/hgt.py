@@ -65,15 +65,15 @@ class HGTLayer(HGNNLayer):
         return [score + bias for score, bias in zip(scores, biases)]
 
     def attend_all(self, relations: Relations, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        heads, each, found = self.heads, self._each, []
+        heads, each, messages = self.heads, self._each, []
         for edges, rows, total in zip(relations, relations.attend(weights),
                                       relations.total(weights)):
             value = self.values[slot(edges.relation.src)]
             sums = torch.einsum("rhi,hei->rhe", rows, value.weight.view(heads, each, self.width))
             sums = sums + total.unsqueeze(2) * value.bias.view(heads, each)
-            found.append(torch.einsum("rhe,hed->rhd", sums,
+            messages.append(torch.einsum("rhe,hed->rhd", sums,
                                       self.message[slot(edges.relation.etype)]).flatten(1))
-        return found
+        return messages
 
     def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
         assert state is not None

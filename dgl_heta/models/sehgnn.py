@@ -78,10 +78,10 @@ class SeHGNN(nn.Module):
         def split(x: Tensor) -> Tensor:
             return x.view(rows, tokens, self._heads, self._each).transpose(1, 2)
 
-        found = nn.functional.scaled_dot_product_attention(
+        attended = nn.functional.scaled_dot_product_attention(
             split(self.query(states)), split(self.key(states)), split(self.value(states)))
-        found = found.transpose(1, 2).reshape(rows, tokens, self.width)
-        return self.dropout(states + self.gain * found).flatten(1)
+        attended = attended.transpose(1, 2).reshape(rows, tokens, self.width)
+        return self.dropout(states + self.gain * attended).flatten(1)
 
 
 class Projections(nn.Module):
@@ -108,13 +108,13 @@ class Projections(nn.Module):
         batches: dict[tuple[int, int], list[int]] = {}
         for i, (place, rows) in enumerate(zip(places, inputs)):
             batches.setdefault((self._dims[place], len(rows)), []).append(i)
-        found: dict[int, Tensor] = {}
+        projected: dict[int, Tensor] = {}
         for (dim, _), members in batches.items():
             chosen = torch.tensor([self._place[places[i]] for i in members])
             states = torch.stack([inputs[i] for i in members])
             states = self.dropout(self.first[str(dim)](chosen, states))
-            found.update(zip(members, self.second[str(dim)](chosen, states).unbind(0)))
-        return [found[i] for i in range(len(places))]
+            projected.update(zip(members, self.second[str(dim)](chosen, states).unbind(0)))
+        return [projected[i] for i in range(len(places))]
 
 
 class _Batched(nn.Module):

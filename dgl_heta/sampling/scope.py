@@ -79,7 +79,7 @@ class SamplingScope:
 
 def by_destination(relations: Iterable[Relation]) -> dict[str, tuple[Relation, ...]]:
     """Relations by the node type that they end at."""
-    found: dict[str, tuple[Relation, ...]] = {}
+    by_type: dict[str, tuple[Relation, ...]] = {}
     for relation in relations:
-        found[relation.dst] = (*found.get(relation.dst, ()), relation)
-    return found
+        by_type[relation.dst] = (*by_type.get(relation.dst, ()), relation)
+    return by_type
