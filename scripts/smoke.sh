@@ -4,7 +4,7 @@
 # VENV is an environment with the packages that dgl-heta depends on; they are taken from there.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-venv="$PWD/${VENV:-.venv}"
+venv="$(cd "${VENV:-.venv}" && pwd)"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 unset PYTHONPATH
