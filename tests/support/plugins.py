@@ -113,6 +113,16 @@ EVERY_KIND = BACKEND.format(name="mine") + """
     def dgl_heta_datasets():
         return [Graph()]
 
+    class Source(dgl_heta.BatchSource):
+        name = "mine"
+
+        def batches(self, steps, sample, in_order):
+            return map(sample, range(steps))
+
+    @hookimpl
+    def dgl_heta_batch_sources():
+        return [Source()]
+
     class Saved(dgl_heta.Reader):
         name, description = "mine", "nothing"
 
