@@ -28,7 +28,7 @@ class SamplingScope:
         replication; `merged` : layer → node type → those of all workers.
     ranges : relations of which it holds the in-edges of some destinations only.
     owner : the same by an array, (destination nodes,): the partition that holds each one's
-        in-edges; `part` is this one.
+        in-edges; `part` is this worker's.
     """
 
     targets: tuple[str, ...]
@@ -67,6 +67,8 @@ class SamplingScope:
             return cls(plan.targets, hops, plan.roots(part), inner, roots, apart)
         every = {layer: [r for p in plan.partitions if p.group == own.group
                          for r in p.layers[layer + skipped]] for layer in range(1, hops + 1)}
+        # Arrays name partitions as they were cut; each may have several trainers by now, in turn.
+        trainers = max((plan.num_parts // len(o.rows) for o in plan.ownership.values()), default=1)
         return cls(
             plan.targets, hops, {}, inner, roots, apart, replicated=False,
             common=frozenset(t for t in own.node_types if len(plan.users(t, own.group)) > 1),
@@ -74,7 +76,8 @@ class SamplingScope:
             merged={layer: by_destination(sorted(set(relations), key=order.__getitem__))
                     for layer, relations in every.items()},
             ranges=dict(own.ranges),
-            owner={r: plan.ownership[r].owner for r in own.owned}, part=part)
+            owner={r: plan.ownership[r].owner for r in own.owned},
+            part=part // trainers)
 
 
 def by_destination(relations: Iterable[Relation]) -> dict[str, tuple[Relation, ...]]:

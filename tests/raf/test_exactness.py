@@ -87,9 +87,9 @@ def test_without_replication_workers_compute_the_same(
     check(alone, run(job(store, tmp_path, parts, WIDE, cut=cut), tmp_path))
 
 
-@pytest.mark.parametrize("cut", [None, True])
+@pytest.mark.parametrize("cut", [None, True, "permuted"])
 def test_several_trainers_of_a_partition_compute_the_same(
-        store: Path, alone: Results, tmp_path: Path, cut: bool | None) -> None:
+        store: Path, alone: Results, tmp_path: Path, cut: bool | str | None) -> None:
     names = ["sum-self_loop", "han", "hgt-self_loop", "links", "two targets"]
     if cut is None:
         names.append("metapaths")
