@@ -113,8 +113,11 @@ def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
 def fingerprint(engine: Engine, settings: Settings) -> str:
     """What must be equal for a checkpoint to be continued."""
     train = settings.train.model_dump(
-        exclude={"epochs", "threads", "device", "eval_every", "precompute_mb"})
-    content = [engine.store.manifest.to_json()["sha256"], engine.plan.to_json(),
+        exclude={"epochs", "threads", "device", "eval_every", "precompute_mb", "batches"})
+    plan = engine.plan.to_json()
+    for entry in plan.get("ownership", ()):
+        del entry["file"]  # its content counts, not where it lies
+    content = [engine.store.manifest.to_json()["sha256"], plan,
                settings.task.model_dump(), settings.model.model_dump(), train]
     if settings.plugins:
         content.append(settings.plugins)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -20,11 +21,14 @@ import torch
 from safetensors.torch import load_file
 
 from dgl_heta import load_model
+from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
+from dgl_heta.training.loop import fingerprint
 from tests.support.graphs import academic
 from tests.support.waiting import FACTOR, PATIENCE, PROMPT, until
 
@@ -186,6 +190,16 @@ def test_resumed_run_ends_where_an_uninterrupted_one_ends(
         capture_output=True, text=True, timeout=PATIENCE)
     assert refused.returncode == 2
     assert "made with other settings" in refused.stderr
+
+
+def test_a_checkpoint_of_before_batch_sources_can_be_continued() -> None:
+    """Its fingerprint, which has all settings that change numbers, stays what it was."""
+    schema = Schema({"a": 5, "b": 7}, {Relation("a", "r", "b"): 9, Relation("b", "s", "a"): 11})
+    manifest = SimpleNamespace(to_json=lambda: {"sha256": "abc"})
+    engine = SimpleNamespace(store=SimpleNamespace(manifest=manifest),
+                             plan=make_plan(schema, "a", 2, 2))
+    assert fingerprint(engine, Settings()) == (
+        "61b6a25a36419d79eb638f548e9985c27cc25e873661710f5784e53367bbb0fa")
 
 
 @pytest.mark.parametrize("fault", ["raise", "kill", "hang"])
