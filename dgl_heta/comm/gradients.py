@@ -149,7 +149,8 @@ def average_rows(table: Tensor, world: Comm) -> None:
 
 def _rows(table: Tensor, grad: Tensor | None) -> tuple[Tensor, Tensor]:
     if grad is None:
-        return torch.empty(0, dtype=torch.int64), table.new_empty((0, *table.shape[1:]))
+        return (torch.empty(0, dtype=torch.int64, device=table.device),
+                table.new_empty((0, *table.shape[1:])))
     if grad.is_sparse:
         whole = grad.coalesce()
         return whole.indices()[0].contiguous(), whole.values()

@@ -29,7 +29,7 @@ class GradientSync(WrappedModule):
         super().__init__(module)
         self._context, self._average = context, GradientAverage()
         alone = {id(table) for table in context.tables}
-        self._dense = [p for p in module.parameters() if p.requires_grad and id(p) not in alone]
+        self._dense = [p for p in module.parameters() if id(p) not in alone]
 
     def after_backward(self) -> None:
         world = self._context.world

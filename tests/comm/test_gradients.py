@@ -14,6 +14,9 @@ from torch import nn
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.comm.gradients import GradientAverage
 from dgl_heta.errors import InputError
+from dgl_heta.hooks.protocols import WrapContext
+from dgl_heta.raf.wrapper import GradientSync
+from tests.support.threads import ThreadComm, together
 
 WORKERS, SIZES = 3, (5, 1, 4, 3, 2, 6)
 # Which workers have a gradient of each parameter, step by step: parameter 0 is everybody's,
@@ -70,6 +73,19 @@ def test_averages_are_those_of_all_gradients_whoever_has_them(tmp_path: Path) ->
                     continue
                 wanted = sum(gradient(step, place, rank) for rank in used) / WORKERS
                 torch.testing.assert_close(grad, wanted, rtol=1e-14, atol=1e-15)
+
+
+def test_parameters_that_are_frozen_at_first_are_averaged_once_they_are_not() -> None:
+    def work(comm: ThreadComm) -> torch.Tensor:
+        layer = nn.Linear(1, 1, bias=False)
+        layer.weight.requires_grad_(False)
+        sync = GradientSync(layer, WrapContext(comm, comm, lambda: 1))
+        layer.weight.requires_grad_(True)
+        layer.weight.grad = torch.full((1, 1), float(comm.rank))
+        sync.after_backward()
+        return layer.weight.grad
+
+    assert [float(grad) for grad in together(3, work)] == [1, 1, 1]
 
 
 def test_one_worker_keeps_its_gradients_sparse_ones_too() -> None:
