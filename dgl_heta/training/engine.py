@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.errors import HetaError
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.hooks.protocols import BatchSource, ModuleWrapper, WrapContext
 from dgl_heta.models import ModelSpec
@@ -258,7 +258,12 @@ class Engine:
         self.seconds[stage] += time.perf_counter() - start
 
     def _owned(self, nodes: np.ndarray) -> np.ndarray:
-        return self._wrapper.owned(nodes, self.rank, self.world.size)
+        ids = np.asarray(self._wrapper.owned(nodes, self.rank, self.world.size))
+        if len(np.unique(ids)) != len(ids) or not np.isin(ids, nodes).all():
+            raise InputError(f"module wrapper '{self._wrapper.name}' says that worker {self.rank} "
+                             "owns other nodes than it was given, or one twice; owned() must "
+                             "return some of its argument's ids, each once")
+        return ids.astype(np.int64)
 
     def _share(self, step: Step) -> tuple[int, int]:
         """Which worker of how many this one is in a step."""

@@ -142,6 +142,34 @@ def test_a_source_that_gives_too_few_batches_is_named(store: Path, tmp_path: Pat
         list(engine.train(engine.steps("train", 1), 0))
 
 
+@pytest.mark.parametrize("answer", ["nodes + 1000", "nodes[[0, 0]]", "nodes * 0.5"])
+def test_a_wrapper_that_owns_what_is_not_there_is_named(store: Path, install, answer: str) -> None:
+    install("greedy", f"""
+        from dgl_heta import hookimpl
+        from dgl_heta.hooks.protocols import ModuleWrapper, WrappedModule
+
+        class Greedy(ModuleWrapper):
+            name = "greedy"
+            uneven_steps = True
+
+            def wrap(self, module, context):
+                return WrappedModule(module)
+
+            def owned(self, nodes, worker, workers):
+                return {answer}
+
+        @hookimpl
+        def dgl_heta_module_wrappers():
+            return [Greedy()]
+    """)
+    opened = Store(store)
+    settings = load_settings(None, ["train.wrapper=greedy", "train.threads=1",
+                                    "train.device=cpu"], {})
+    engine = build_engine(opened, make_plan(opened.schema, ["paper"], 2, 1), settings, Plugins())
+    with pytest.raises(InputError, match="module wrapper 'greedy' says that worker 0 owns other"):
+        engine.steps("train", 1)
+
+
 def test_an_unknown_source_is_an_error(store: Path) -> None:
     opened = Store(store)
     settings = load_settings(None, ["train.batches=nope"], {})
