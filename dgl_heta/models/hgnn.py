@@ -171,11 +171,14 @@ class HGNNLayer(nn.Module):
         self._sparse = reduce == "softmax" or (zero_without_edges and reduce in ("sum", "mean"))
 
     def __init_subclass__(cls) -> None:
-        """A method for one relation that is defined anew stands for its inherited plural, too."""
+        """A method for one relation that is defined anew stands for its inherited plural, too, and
+        the other way round."""
         super().__init_subclass__()
         for name in ("aggregate", "score", "attend"):
             if name in vars(cls) and f"{name}_all" not in vars(cls):
                 setattr(cls, f"{name}_all", vars(HGNNLayer)[f"{name}_all"])
+            elif f"{name}_all" in vars(cls) and name not in vars(cls):
+                setattr(cls, name, _of_one(vars(cls)[f"{name}_all"]))
 
     def aggregate(self, edges: Edges) -> Tensor:
         """AGG_r: (edges.num_rows, width). It must depend on its relation alone."""
@@ -245,6 +248,13 @@ class HGNNLayer(nn.Module):
             return self.cross(block, ntype, parts, self.width, like,
                               lambda stacked, relations: self.combine(ntype, stacked, relations))
         return self.cross(block, ntype, parts, self.width, like)
+
+
+def _of_one(of_all: Callable[..., Sequence[Tensor]]) -> Callable[..., Tensor]:
+    """A layer's method for one relation, from that for several."""
+    def method(self: HGNNLayer, edges: Edges, *of_edges: Tensor) -> Tensor:
+        return of_all(self, Relations([edges]), *([value] for value in of_edges))[0]
+    return method
 
 
 class HGNN(nn.Module):

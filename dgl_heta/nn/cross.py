@@ -183,17 +183,23 @@ class CrossSoftmax(CrossRelation):
         -------
         Tensor (wanted rows, width), the heads side by side; 0 for a row without edges.
         """
-        kernel, csc = kernel_in_use(), [edges.in_edges for edges, _ in parts]
         top = self._maxima(block, ntype, parts, heads, like)
-        tops = kernel.copy_v(csc, [edges.of(top) for edges, _ in parts])
-        weights = [torch.exp(scores - most) for (_, scores), most in zip(parts, tops)]
-        weighted = messages([(edges, e) for (edges, _), e in zip(parts, weights)])
-        sums = [(edges, torch.cat([rows, total], 1)) for (edges, _), rows, total in
-                zip(parts, weighted, kernel.e_sum(csc, weights))]
+        sums = self._sums(parts, top, messages) if parts else []  # kernels get one at least
         out = merge(self.exchange, "sum", block, ntype, sums, width + heads, like)
         total = torch.where(out[:, width:] == 0, 1, out[:, width:])
         rows = out[:, :width].view(len(out), heads, width // heads)
         return (rows / total.unsqueeze(2)).view(len(out), width)
+
+    @staticmethod
+    def _sums(parts: Sequence[Part], top: Tensor,
+              messages: Callable[[Sequence[Part]], Sequence[Tensor]]) -> list[Part]:
+        """For each part Σ exp(s_e - M) m_e and, beside it, Σ exp(s_e - M)."""
+        kernel, csc = kernel_in_use(), [edges.in_edges for edges, _ in parts]
+        tops = kernel.copy_v(csc, [edges.of(top) for edges, _ in parts])
+        weights = [torch.exp(scores - most) for (_, scores), most in zip(parts, tops)]
+        weighted = messages([(edges, e) for (edges, _), e in zip(parts, weights)])
+        return [(edges, torch.cat([rows, total], 1)) for (edges, _), rows, total in
+                zip(parts, weighted, kernel.e_sum(csc, weights))]
 
     @torch.no_grad()
     def _maxima(self, block: Block, ntype: str, parts: Sequence[Part], heads: int,
@@ -201,7 +207,7 @@ class CrossSoftmax(CrossRelation):
         """The maximum of the scores of each destination row (rows, heads)."""
         top = like.new_full((block.num_dst[ntype], heads), float("-inf"))
         most = kernel_in_use().e_max([edges.in_edges for edges, _ in parts],
-                                     [scores.detach() for _, scores in parts])
+                                     [scores.detach() for _, scores in parts]) if parts else ()
         for (edges, _), rows in zip(parts, most):
             apply_part(top, edges, rows, torch.maximum)
         return self.exchange.reduce_max(top, block, ntype)

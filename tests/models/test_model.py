@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dgl_heta.models import HGNN, ModelSpec, RGCNLayer
-from dgl_heta.nn import FusedKernel, TorchKernel
+from dgl_heta.models import HGNN, HANLayer, HGTLayer, ModelSpec, RGATLayer, RGCNLayer
+from dgl_heta.nn import FusedKernel, TorchKernel, use_kernel
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.sampling.sampler import NeighborSampler
@@ -107,3 +107,62 @@ def test_kernel_takes_features_that_are_not_contiguous() -> None:
     indptr, indices = torch.tensor([0, 2, 4]), torch.tensor([0, 1, 2, 3], dtype=torch.int32)
     (got,) = FusedKernel().reduce([InEdges(indptr, indices)], [states], "sum")
     torch.testing.assert_close(got, torch.stack([states[:2].sum(0), states[2:].sum(0)]))
+
+
+@pytest.mark.parametrize("layer", [RGCNLayer, RGATLayer, HANLayer, HGTLayer])
+def test_a_layer_derived_from_a_built_in_one_calls_its_methods_for_one_relation(
+        tmp_path: Path, layer: type) -> None:
+    class Same(layer):
+        def aggregate(self, edges):
+            return super().aggregate(edges)
+
+        def score(self, edges):
+            return super().score(edges)
+
+        def attend(self, edges, weights):
+            return super().attend(edges, weights)
+
+    want, got = (output_of(tmp_path / name, kind)
+                 for name, kind in (("built-in", layer), ("derived", Same)))
+    torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("layer", [RGCNLayer, RGATLayer, HANLayer, HGTLayer])
+def test_a_kernel_is_never_called_for_no_relation(tmp_path: Path, layer: type) -> None:
+    """One that puts relations together has nothing to put together then."""
+    class Counting(TorchKernel):
+        def __getattribute__(self, name):
+            method = super().__getattribute__(name)
+            if not callable(method) or name.startswith("_"):
+                return method
+
+            def counted(edges, *args):
+                calls.append(len(edges))
+                return method(edges, *args)
+            return counted
+
+    calls: list[int] = []
+    use_kernel(Counting())
+    try:
+        output_of(tmp_path / "store", layer)
+    finally:
+        use_kernel(FusedKernel())
+    assert calls
+    assert min(calls) > 0
+
+
+def output_of(path: Path, layer: type) -> torch.Tensor:
+    """What two layers give for some papers; not every node type has in-edges in every layer."""
+    source = academic()
+    write_store(source, path)
+    store = Store(path)
+    spec = ModelSpec(store.schema, dict.fromkeys(source.node_counts, 4),
+                     frozenset(source.node_counts), {"paper": 3}, layers=2, hidden=4, heads=2)
+    torch.manual_seed(0)
+    model = HGNN(spec, layer)
+    sampler = NeighborSampler(store, SamplingScope.of(make_plan(store.schema, "paper", 2, 1), 0),
+                              [3, 3])
+    batch = sampler.sample({"paper": np.arange(5)})
+    out: torch.Tensor = model(batch, {t: torch.randn(len(ids), 4)
+                                      for t, ids in batch.input_nodes.items()})["paper"]
+    return out
