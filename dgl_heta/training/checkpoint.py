@@ -27,7 +27,7 @@ from dgl_heta.features import LearnableFeatures
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
-from dgl_heta.settings import Settings
+from dgl_heta.settings import Settings, section_name
 from dgl_heta.system.files import replacing, write_atomic
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.table_files import load_tables, write_tables
@@ -118,7 +118,7 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
         "format": "dgl-heta-model", "version": 1,
         "provider": engine.settings.model.name,
         "plugins": {name: values for name, values in engine.settings.plugins.items()
-                    if name == engine.settings.model.name},
+                    if name == section_name(engine.settings.model.name)},
         "schema": spec.schema.to_json(), "input_dims": dict(spec.input_dims),
         "static": sorted(spec.static), "num_classes": dict(spec.num_classes),
         "features": {t: list(rows.shape) for t, rows in tables.items()},
