@@ -61,7 +61,7 @@ class LocalWorkers(Supervisor):
                 raise KeyboardInterrupt from None
             raise SystemExit(128 + self.signalled) from None
         if self.summary is None:
-            raise HetaError(f"the workers ended without a result; see {self.run_dir}")
+            raise HetaError("the workers ended without a result")
         return self.summary
 
     def start(self) -> None:
@@ -78,7 +78,9 @@ class LocalWorkers(Supervisor):
             if worker.failed:
                 lines = self._log(source).read_text("utf-8", errors="replace").strip().splitlines()
                 worker.lines.extend(lines)
-                worker.last_error = lines[-1] if lines else ""
+                # Its standard output is in the same log, maybe after the error.
+                errors = [line for line in lines if line.startswith("error: ")]
+                worker.last_error = (errors or lines or [""])[-1]
         elif event["event"] == "summary":
             self.summary = {k: v for k, v in event.items() if k != "event"}
             self.leave_by = time.monotonic() + self.leave_s

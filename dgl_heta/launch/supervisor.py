@@ -125,7 +125,10 @@ class Supervisor(ABC):
 
 @contextlib.contextmanager
 def _signals_as_events(events: Events) -> Iterator[None]:
-    """Signals that ask this process to end become events, so that all is ended in order."""
+    """Signals that ask this process to end become events, so that all is ended in order.
+
+    Those that it ignores, as under nohup, stay ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -134,7 +137,8 @@ def _signals_as_events(events: Events) -> Iterator[None]:
         events.put((-1, {"event": "signal", "number": number}))
 
     before = {number: signal.signal(number, note)
-              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+              for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+              if signal.getsignal(number) != signal.SIG_IGN}
     try:
         yield
     finally:

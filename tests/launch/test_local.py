@@ -93,8 +93,14 @@ def test_wrong_input_that_a_worker_finds_is_the_error(run) -> None:
         run("print('error: train.lr is too much', file=sys.stderr); sys.exit(2)")
 
 
-def test_workers_without_a_result_are_an_error(run, tmp_path) -> None:
-    with pytest.raises(HetaError, match="ended without a result; see " + str(tmp_path)):
+def test_it_is_found_before_what_else_the_worker_printed(run) -> None:
+    with pytest.raises(InputError, match=r"^train\.lr is too much$"):
+        run("print('error: train.lr is too much', file=sys.stderr, flush=True)\n"
+            "print('not an event', flush=True); sys.exit(2)")
+
+
+def test_workers_without_a_result_are_an_error(run) -> None:
+    with pytest.raises(HetaError, match="ended without a result$"):
         run("pass")
 
 
@@ -126,3 +132,19 @@ def test_a_signal_ends_all_workers(run, tmp_path, number, error) -> None:
     assert time.monotonic() - started < PROMPT
     assert living(tmp_path) == []
     assert signal.getsignal(number) == before
+
+
+def test_a_signal_that_is_ignored_stays_ignored(run) -> None:
+    """As SIGHUP is under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        summary, _ = run("""
+if rank == 0:
+    import signal
+    os.kill(os.getppid(), signal.SIGHUP)
+    tell(event="summary", loss=1)
+""")
+        assert summary == {"loss": 1}
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
