@@ -71,7 +71,7 @@ def open_input(text: str, plugins: Plugins) -> GraphInput:
     datasets = plugins.providers("dataset")
     name, options = _name_and_options(text, datasets)
     path = Path(name)
-    if not path.exists() and name in datasets:
+    if name in datasets and not Path(text).exists():  # `name:option=1`, whatever is in `name`
         source = load_dataset(plugins.get("dataset", name), options)
         return GraphInput(source.schema(), source.name, source=source)
     opened = _written(path)

@@ -88,6 +88,13 @@ def test_an_unknown_option_of_a_reader_is_named(install):
         open_input(f"{SAVED}:targt=paper", Plugins())
 
 
+def test_a_data_set_with_options_is_meant_beside_a_directory_of_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    write_store(academic(), tmp_path / "synthetic-mag")
+    assert open_input("synthetic-mag", Plugins()).name == "academic"
+    assert "mag" in open_input("synthetic-mag:scale=0.01", Plugins()).name
+
+
 @pytest.fixture
 def words(install, tmp_path, monkeypatch):
     """Opens the data set `words` with options."""
