@@ -22,6 +22,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.report.console import err, out, print_json
 
 if TYPE_CHECKING:
+    from dgl_heta.hooks.manager import Plugins
     from dgl_heta.partition.inputs import GraphInput
     from dgl_heta.planning.plan import Plan
     from dgl_heta.planning.workload import Workload
@@ -96,7 +97,7 @@ def plan(
                 "--metapaths", "--svg", "--parts", "--replication", "--memory-mb")}},
             "no effect on --cluster, whose file says how many machines have a partition each; "
             "leave one of them out")
-        _estimate(opened, options, work, machines, as_json)
+        _estimate(opened, registry, options, work, machines, as_json)
         return
     refuse({"--model": machines.model, "--train-nodes": machines.train_nodes},
            "an effect on --cluster only; give a cluster, or leave it out")
@@ -137,13 +138,12 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
         out.print(f"Picture: {escape(str(svg))}", highlight=False, soft_wrap=True)
 
 
-def _estimate(opened: GraphInput, options: PlanOptions, work: WorkOptions,
+def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work: WorkOptions,
               machines: ClusterOptions, as_json: bool) -> None:
     """Predict a partition's own plan if it is for so many machines, else a new one."""
     from dataclasses import asdict, replace
 
     from dgl_heta.cli.requests import partition_request, targets_of
-    from dgl_heta.hooks.manager import plugins
     from dgl_heta.planning.cluster import Cluster, Coefficients, estimate
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
     from dgl_heta.report.tables import show_estimates
@@ -166,7 +166,7 @@ def _estimate(opened: GraphInput, options: PlanOptions, work: WorkOptions,
         chosen, method = own, own.method
     else:
         method = options.method or "meta"
-        backend = plugins().get("partition backend", method)
+        backend = registry.get("partition backend", method)
         chosen = backend.plan(opened.schema, partition_request(
             backend, opened, options, parts=cluster.machines, hops=hops, replication="full",
             workload=workload))

@@ -14,6 +14,7 @@ import pytest
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.launch.jobs.training import TrainingJob
 from dgl_heta.settings import load_settings
 from dgl_heta.store import write_store
 from tests.support.graphs import academic
@@ -149,14 +150,14 @@ def test_a_trained_model_keeps_its_settings_and_needs_no_other_plugin(tmp_path):
     both, model = tmp_path / "both", tmp_path / "model"
     distribution(both, "lean-plugin", GUEST)
     for site in (both, model):
-        distribution(site, "wide-model", guest("wide_model"))
+        distribution(site, "wide-model", guest("wide_model").replace('"wide"', '"Very-wide"'))
     source = academic()
     for ntype, count in source.node_counts.items():
         source.node_arrays.setdefault(ntype, {})["feat"] = np.ones((count, 6), np.float32)
     write_store(source, tmp_path / "store")
     run = heta("train", tmp_path / "store", "--run-dir", tmp_path / "run", "--json",
                "--set", "partition.method=lean-on", "--set", "plugins.lean-on.first=1",
-               "--set", "model.name=wide", "--set", "plugins.wide.factor=3",
+               "--set", "model.name=Very-wide", "--set", "plugins.very-wide.factor=3",
                "--set", "train.epochs=1", "--set", "model.hidden=4", path=both, USED=str(tmp_path))
     assert run.returncode == 0, run.stderr
     run = heta("predict", tmp_path / "run", "--out", tmp_path / "out.npy", path=model)
@@ -191,3 +192,30 @@ def test_settings_and_arguments_of_a_script_reach_the_backend(tmp_path):
     assert (sorted(nodes), edges) == (list(range(10)), 40)
     config = json.loads((tmp_path / "out/g.json").read_text())
     assert (config["halo_hops"], config["formats"], config["chunk"]) == (2, "csc", 3)
+
+
+def test_a_data_set_has_its_settings_in_a_training(install):
+    install("boxes-plugin", """
+import dgl_heta
+from pydantic import BaseModel
+from dgl_heta.graph.datasets import synthetic
+
+
+class Size(BaseModel):
+    scale: float = 0.01
+
+
+class Boxes(dgl_heta.Dataset):
+    name, description, settings = "boxes", "boxes", Size()
+
+    def load(self):
+        return synthetic.generate("mag", self.settings.scale, 0)
+
+
+@dgl_heta.hookimpl
+def dgl_heta_datasets():
+    return [Boxes()]
+""")
+    papers = [TrainingJob.prepare("boxes", None, [f"plugins.boxes.scale={scale}"], Plugins())
+              .opened.schema.node_counts["paper"] for scale in (0.01, 0.005)]
+    assert papers[0] > 1.5 * papers[1]

@@ -9,7 +9,8 @@ from typing import Any
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.partition.inputs import GraphInput
+from dgl_heta.partition.directory import is_partition
+from dgl_heta.partition.inputs import GraphInput, open_input
 from dgl_heta.partition.request import make_request
 from dgl_heta.planning.limit import within
 from dgl_heta.planning.metatree import load_metapaths
@@ -24,12 +25,28 @@ def under_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def settings_for(opened: GraphInput, config: Path | None, overrides: Iterable[str]) -> Settings:
+def open_for(graph: str, config: Path | None, overrides: Iterable[str], registry: Plugins
+             ) -> tuple[GraphInput, Settings, Plugins]:
+    """What the user names, the settings for it, and the plugins with these settings.
+
+    Readers and data sets have their settings, too; a partition, whose plan is a source of
+    settings, needs neither of them.
+    """
+    if is_partition(Path(graph)):
+        opened = open_input(graph, registry)
+        settings = _settings(opened.plan, config, overrides)
+        return opened, settings, registry.configured(settings)
+    settings = _settings(None, config, overrides)
+    registry = registry.configured(settings)
+    return open_input(graph, registry), settings, registry
+
+
+def _settings(plan: Plan | None, config: Path | None, overrides: Iterable[str]) -> Settings:
     """The settings from all sources; a partition's own plan is weaker than any of them."""
     base: dict[str, Any] = {}
-    if opened.plan is not None:
-        base = {"partition": {"parts": opened.plan.num_parts, "method": opened.plan.method},
-                "model": {"layers": opened.plan.hops}}
+    if plan is not None:
+        base = {"partition": {"parts": plan.num_parts, "method": plan.method},
+                "model": {"layers": plan.hops}}
     elif under_torchrun():
         base = {"partition": {"parts": int(os.environ["WORLD_SIZE"])}}
     return load_settings(config, overrides, base=base)

@@ -11,9 +11,8 @@ from typing import Any
 from dgl_heta.cache.profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.launch.jobs.choices import plan_for, settings_for
+from dgl_heta.launch.jobs.choices import open_for, plan_for
 from dgl_heta.launch.local import run_workers
-from dgl_heta.partition.inputs import open_input
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.setup import check
 
@@ -36,12 +35,10 @@ def profile_graph(graph: str, config: Path | None, overrides: Iterable[str], reg
     HetaError
         A worker failed.
     """
-    opened = open_input(graph, registry)
+    opened, settings, registry = open_for(graph, config, overrides, registry)
     if opened.store is None and opened.source is None:
         raise InputError(f"'{graph}' is a schema without edges; profile a store, a "
                          "partition, a directory of edge files or a data set")
-    settings = settings_for(opened, config, overrides)
-    registry = registry.configured(settings)
     named = settings.cache.profile
     if out is not None and named and Path(named) != out:
         raise InputError(f"--out is {out}, but cache.profile is {named}; leave one of them out")

@@ -15,11 +15,11 @@ from dgl_heta.cache.profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
-from dgl_heta.launch.jobs.choices import plan_for, settings_for, under_torchrun
+from dgl_heta.launch.jobs.choices import open_for, plan_for, under_torchrun
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import find_model
-from dgl_heta.partition.inputs import GraphInput, open_input
+from dgl_heta.partition.inputs import GraphInput
 from dgl_heta.planning.cost import predict
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
@@ -67,12 +67,10 @@ class TrainingJob:
         InputError
             What is wrong, as far as that can be known before edges are read.
         """
-        opened = open_input(graph, registry)
+        opened, settings, registry = open_for(graph, config, overrides, registry)
         if opened.store is None and opened.source is None:
             raise InputError(f"'{graph}' is a schema without edges; train on a store, a "
                              "partition, a directory of edge files or a data set")
-        settings = settings_for(opened, config, overrides)
-        registry = registry.configured(settings)
         find_model(registry, settings.model.name)
         for kind, name in (("module wrapper", settings.train.wrapper),
                            ("aggregation kernel", settings.train.kernel),
