@@ -14,8 +14,8 @@ workers="${PYTEST_WORKERS:-auto}"
 bin="${VENV:-.venv}/bin"
 "$bin/ruff" check .
 "$bin/mypy"
-need="${DGL_HETA_TESTS_NEED:-}"
-DGL_HETA_TESTS_NEED="dgl${need:+,$need}" "$bin/python" -m pytest -n "$workers" "$@"
+need="${HETA_TESTS_NEED:-}"
+HETA_TESTS_NEED="dgl${need:+,$need}" "$bin/python" -m pytest -n "$workers" "$@"
 
 if [[ -n "$newest" ]]; then
     VENV="${VENV_NEWEST:-.venv-newest}" ./scripts/setup.sh --newest

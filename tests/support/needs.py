@@ -1,6 +1,6 @@
 """What some tests need: DGL, and hosts that can be emulated.
 
-Where it is missing, those tests are skipped, and the reason is shown. Where DGL_HETA_TESTS_NEED
+Where it is missing, those tests are skipped, and the reason is shown. Where HETA_TESTS_NEED
 names it (`dgl,hosts`), they fail instead: scripts/test.sh says so of DGL for the environment that
 has it, .ci/run of hosts, so that nothing stops being tested unseen.
 """
@@ -13,7 +13,7 @@ from functools import cache
 
 from dgl_heta.launch.emulated import emulation_refused
 
-REQUIRED = frozenset(filter(None, os.environ.get("DGL_HETA_TESTS_NEED", "").split(",")))
+REQUIRED = frozenset(filter(None, os.environ.get("HETA_TESTS_NEED", "").split(",")))
 
 
 @cache

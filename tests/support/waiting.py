@@ -2,7 +2,7 @@
 
 The suite must pass beside other work. So nothing here is an estimate of how long something takes:
 `PATIENCE` ends what hangs, `PROMPT` tells what ended by itself from what was waited out. On a
-machine that is slower still, DGL_HETA_TESTS_PATIENCE multiplies both.
+machine that is slower still, HETA_TESTS_PATIENCE multiplies both.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 
-FACTOR = float(os.environ.get("DGL_HETA_TESTS_PATIENCE", "1"))
+FACTOR = float(os.environ.get("HETA_TESTS_PATIENCE", "1"))
 PATIENCE = 600 * FACTOR
 """Seconds after which a process or an exchange counts as hanging."""
 PROMPT = 120 * FACTOR
