@@ -10,6 +10,7 @@ Providers bring settings of their own, in sections `[plugins.NAME]` (`DGL_HETA_P
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import sys
@@ -322,6 +323,10 @@ def read_section(model: type[BaseModel], values: Mapping[str, Any], name: str) -
     try:
         return model(**read)
     except ValidationError as error:
+        refused = {each["loc"][:1] for each in error.errors()}
+        with contextlib.suppress(ValidationError):  # a choice of texts may look like a number
+            return model(**{key: values[key] if (key,) in refused else value
+                            for key, value in read.items()})
         raise _wrong(error, name) from None
 
 

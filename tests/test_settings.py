@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from dgl_heta.errors import InputError
-from dgl_heta.settings import PLAIN_VARIABLES, Settings, keys, load_settings
+from dgl_heta.settings import PLAIN_VARIABLES, Settings, keys, load_settings, read_section
 
 
 @pytest.fixture
@@ -265,3 +266,12 @@ def test_every_setting_says_what_it_is_for():
 def test_settings_survive_json():
     loaded = load("train.fanouts=3,-1", "run.directory=here")
     assert Settings(**json.loads(json.dumps(loaded.model_dump()))) == loaded
+
+
+def test_a_choice_of_texts_may_look_like_a_number():
+    class Section(BaseModel):
+        order: Literal["1", "2"] = "1"
+
+    assert read_section(Section, {"order": "2"}, "plugins.x") == Section(order="2")
+    with pytest.raises(InputError, match=r"plugins\.x\.order: .*'1' or '2'; got 3"):
+        read_section(Section, {"order": "3"}, "plugins.x")
