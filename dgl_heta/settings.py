@@ -65,6 +65,10 @@ _RENAMED = {"cache": {"learnable": "tables"}}
 
 def _renamed(section: str, content: Mapping[str, Any]) -> dict[str, Any]:
     names = _RENAMED.get(section, {})
+    for old, new in names.items():
+        if old in content and new in content:
+            raise InputError(f"{section}.{old} is the former name of {section}.{new}, and both are "
+                             f"set; leave {section}.{old} out")
     return {names.get(key, key): value for key, value in content.items()}
 
 

@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
 from dgl_heta.errors import InputError
-from dgl_heta.settings import PLAIN_VARIABLES, Settings, keys, load_settings, read_section
+from dgl_heta.settings import (
+    PLAIN_VARIABLES,
+    CacheSettings,
+    Settings,
+    keys,
+    load_settings,
+    read_section,
+)
 
 
 @pytest.fixture
@@ -66,6 +73,8 @@ def test_a_setting_is_read_by_its_old_name_too(toml):
     assert load_settings(old, [], {}).cache.tables == "disk"
     assert load_settings(old, ["cache.tables=memory"], {}).cache.tables == "memory"
     assert load_settings(None, ["cache.learnable=disk"], {}).cache.tables == "disk"
+    with pytest.raises(InputError, match=r"cache\.learnable is the former name of cache\.tables"):
+        CacheSettings.model_validate({"learnable": "disk", "tables": "memory"})
     recorded = Settings().model_dump()
     recorded["cache"] |= {"learnable": recorded["cache"].pop("tables")}
     assert Settings(**recorded) == Settings()

@@ -114,7 +114,7 @@ class FusedKernel(BaseKernel):
 
     def u_add_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
                 destinations: Sequence[Tensor]) -> list[Tensor]:
-        return [messages.edge_add(*csc, u, v) if _compiled(u, v)
+        return [messages.edge_add(*csc, u, v) if _compiled(u, v) and u.dim() == 2
                 else super(FusedKernel, self).u_add_v([csc], [u], [v])[0]
                 for csc, u, v in zip(edges, sources, destinations)]
 

@@ -44,6 +44,7 @@ def cases(kernel: BaseKernel, indptr: Tensor, indices: Tensor, sources: int
         (lambda q, s: k.u_dot_v(block, [s], [q])[0], of(rows, HEADS, WIDTH),
          of(sources, HEADS, WIDTH)),
         (lambda s, d: k.u_add_v(block, [s], [d])[0], of(sources, HEADS), of(rows, HEADS)),
+        (lambda s, d: k.u_add_v(block, [s], [d])[0], of(sources), of(rows)),
         (lambda s: k.edge_softmax(block, [s])[0], of(edges, HEADS)),
         (lambda v: k.copy_v(block, [v])[0], of(rows, HEADS)),
         (lambda w: k.e_sum(block, [w])[0], of(edges, HEADS)),
