@@ -1,0 +1,1 @@
+"""Programs that plain DGL and RAF must compute alike; see tests/support/programs.py."""

@@ -1,0 +1,141 @@
+"""Programs: models and training loops written once, run by plain DGL and under RAF, in fp64.
+
+A program is a function of a :class:`tests.support.programs_worker.Trainer`, which it takes its
+graph's facts, loaders, features and module wrapper from, and which it tells what it has found:
+
+    def two_layers(t: Trainer) -> None:
+        net = t.parallel(Net(t.facts))
+        for ids, seeds, blocks in t.loader(batch_size=12):
+            out = net(blocks, t.features(ids))
+            cross_entropy(out, t.labels(seeds)).backward()
+            t.record("out", out, seeds["paper"])
+            t.gradients(net)
+
+It is named "module:function". `differences` runs programs twice, each time in as many processes as
+there are trainers: by plain DGL on the whole graph, with torch's DistributedDataParallel, each
+trainer with its own seeds and all their neighbours; and with dgl-heta on meta-partitions, without
+DistDGL's servers (so without DistEmbedding and DistTensor). It says what differs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from torch.distributed import TCPStore
+
+from tests.support.dist_reference import parts as make_parts
+from tests.support.dist_reference import whole_graph
+from tests.support.waiting import PATIENCE
+
+LIMIT = 1e-9  # of fp64, relative to the largest value of an array
+SHAPES = [(2, 1), (3, 1), (2, 2)]
+"""Machines and trainers per machine."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What one trainer found in one program."""
+
+    arrays: dict[str, np.ndarray]
+    error: str | None
+    """What it raised: "Class: message"."""
+
+
+def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
+        settings: Sequence[str] = (), sabotage: Sequence[str] = (), patience: float = PATIENCE
+        ) -> dict[str, list[Found]]:
+    """What the trainers found in each program.
+
+    Parameters
+    ----------
+    programs : "module:function".
+    raf : with dgl-heta, or by plain DGL.
+    settings : of dgl-heta, as `--set`.
+    sabotage : functions of :mod:`tests.support.sabotage` to call first.
+    """
+    out = directory / ("raf" if raf else "plain")
+    out.mkdir(parents=True, exist_ok=True)
+    config = make_parts(whole_graph(), machines, out / "parts") if raf else ""
+    meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    world = machines * trainers
+    job = {"programs": list(programs), "trainers": trainers, "world": world, "raf": raf,
+           "part_config": str(config), "out": str(out), "port": meeting.port,
+           "settings": ["run.timeout_s=30", *settings], "sabotage": list(sabotage)}
+    file = out / "job.json"
+    file.write_text(json.dumps(job))
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
+                   "DGLBACKEND": "pytorch",
+                   "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    workers = [subprocess.Popen(
+        [sys.executable, "-m", "tests.support.programs_worker", str(file), str(rank)],
+        env=environment, cwd=root, start_new_session=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT, text=True) for rank in range(world)]
+    try:
+        for worker in workers:
+            text = worker.communicate(timeout=patience)[0]
+            assert worker.returncode == 0, text
+    finally:
+        for worker in workers:
+            if worker.poll() is None:
+                os.killpg(worker.pid, signal.SIGKILL)
+                worker.communicate()
+    return {name: [_read(out, name, rank) for rank in range(world)] for name in programs}
+
+
+def _read(out: Path, name: str, rank: int) -> Found:
+    stem = out / f"{name.replace(':', '.')}-{rank}"
+    with np.load(f"{stem}.npz", allow_pickle=False) as arrays:
+        return Found(dict(arrays), json.loads(Path(f"{stem}.json").read_text())["error"])
+
+
+def differences(programs: Sequence[str], machines: int, trainers: int, directory: Path,
+                *, limit: float = LIMIT, **options: object) -> dict[str, list[str]]:
+    """Per program what differs between plain DGL and RAF; programs without a difference are left
+    out. `options` as of :func:`run`."""
+    plain = run(programs, machines, trainers, directory, raf=False)
+    ours = run(programs, machines, trainers, directory, raf=True, **options)  # type: ignore[arg-type]
+    found = {}
+    for name in programs:
+        texts = [f"trainer {rank}: {text}" for rank, pair in enumerate(zip(ours[name], plain[name]))
+                 for text in compare(*pair, limit)]
+        if texts:
+            found[name] = texts
+    return found
+
+
+def compare(got: Found, want: Found, limit: float = LIMIT) -> list[str]:
+    """What differs between the findings of one trainer."""
+    if want.error is not None:
+        return [f"plain DGL raised {want.error}"]
+    if got.error is not None:
+        return [f"raised {got.error}"]
+    keys = {k for k in want.arrays if not k.endswith("#ids")}
+    others = {k for k in got.arrays if not k.endswith("#ids")}
+    texts = [f"{k} is missing" for k in sorted(keys - others)]
+    texts += [f"{k} is there, and plain DGL has none" for k in sorted(others - keys)]
+    if not keys:
+        texts.append("nothing was recorded")
+    for key in sorted(keys & others):
+        a, b = got.arrays[key], want.arrays[key]
+        if f"{key}#ids" in want.arrays:
+            a, b = _by_id(a, got.arrays[f"{key}#ids"]), _by_id(b, want.arrays[f"{key}#ids"])
+        if a.shape != b.shape:
+            texts.append(f"{key} has the shape {a.shape} instead of {b.shape}")
+        elif b.size:
+            worst = float(np.abs(a - b).max()) / max(float(np.abs(b).max()), 1e-3)
+            if not worst <= limit:
+                texts.append(f"{key} differs by {worst:.1e}")
+    return texts
+
+
+def _by_id(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:
+    return np.column_stack([np.sort(ids), rows.reshape(len(ids), -1)[np.argsort(ids)]])

@@ -1,0 +1,183 @@
+"""One trainer of :mod:`tests.support.programs`: runs programs and writes what they record."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("DGLBACKEND", "pytorch")
+
+import dgl
+import numpy as np
+import torch
+import torch.distributed as dist
+from dgl.distributed import role
+from torch import Tensor, nn
+
+import dgl_heta
+from dgl_heta.distdgl.loader import _step_sizes
+from dgl_heta.distdgl.selection import selected
+from dgl_heta.distdgl.session import Session, open_session
+from dgl_heta.features.deferred import lazy_rows
+from dgl_heta.hooks.manager import plugins
+from tests.support.dist_reference import whole_graph
+
+Batch = tuple[dict[str, Tensor], dict[str, Tensor], list[Any]]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a model must know of the graph: nodes and width of the features per node type (those
+    without features are not there), and the relations."""
+
+    counts: dict[str, int]
+    widths: dict[str, int]
+    etypes: list[tuple[str, str, str]]
+    classes: int = 4
+
+
+class Graph:
+    """What stands in for the DistGraph: the loaders ask it for its session alone."""
+
+    def __init__(self, session: Session) -> None:
+        self.heta = session
+
+
+class Trainer:
+    """What a program is given.
+
+    Attributes
+    ----------
+    rank, world : of this trainer.
+    raf : whether dgl-heta runs it, for what must differ between the two ways.
+    facts : of the graph.
+    nodes : this trainer's nodes to train on, of type "paper".
+    session : dgl-heta's; None by plain DGL.
+    """
+
+    def __init__(self, rank: int, job: dict[str, Any]) -> None:
+        self.rank, self.world, self.raf = rank, job["world"], job["raf"]
+        self.whole = whole_graph()
+        widths = {t: self.whole.nodes[t].data["feat"].shape[1] for t in self.whole.ntypes
+                  if "feat" in self.whole.nodes[t].data}
+        self.facts = Facts({t: self.whole.num_nodes(t) for t in self.whole.ntypes}, widths,
+                           list(self.whole.canonical_etypes))
+        train = self.whole.nodes["paper"].data["train_mask"].bool().nonzero()[:, 0]
+        self.nodes = train[rank::self.world]
+        self.session: Session | None = None
+        if self.raf:
+            self.session = open_session(job["part_config"], rank // job["trainers"], selected(),
+                                        plugins())
+        self.found: dict[str, np.ndarray] = {}
+
+    def loader(self, batch_size: int = 12, layers: int = 2, nodes: Tensor | None = None) -> Any:
+        """Batches of this trainer's nodes, or of others, with all their neighbours."""
+        chosen = self.nodes if nodes is None else nodes
+        if self.session is None:
+            return _PlainLoader(self, chosen, batch_size, layers)
+        sampler = dgl.dataloading.MultiLayerFullNeighborSampler(layers)
+        return dgl.dataloading.DistNodeDataLoader(Graph(self.session), {"paper": chosen}, sampler,
+                                                  batch_size=batch_size)
+
+    def features(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Rows of the types that have features, fp64; they wait under RAF, as in scripts."""
+        if self.session is None or not self.session.settings.train.lazy_features:
+            return {t: self.whole.nodes[t].data["feat"][ids[t]].double()
+                    for t in self.facts.widths}
+        rows = {}
+        for t in self.facts.widths:
+            waiting = lazy_rows(self.session.store.array(t, "feat"), ids[t].numpy())
+            assert waiting is not None
+            rows[t] = waiting.double()
+        return rows
+
+    def labels(self, seeds: dict[str, Tensor]) -> Tensor:
+        return self.whole.nodes["paper"].data["labels"][seeds["paper"]].long()
+
+    def parallel(self, net: nn.Module, **options: Any) -> nn.Module:
+        """DistributedDataParallel; the module's parameters become fp64."""
+        net = net.double()
+        if self.world == 1:
+            return net
+        return nn.parallel.DistributedDataParallel(
+            net, **{"find_unused_parameters": True, **options})
+
+    def record(self, name: str, value: Tensor, ids: Tensor | None = None) -> None:
+        """Keep a value to compare; with `ids` row by row by these. A name twice is two values."""
+        names = itertools.chain([name], (f"{name} ({i})" for i in itertools.count(2)))
+        key = next(n for n in names if n not in self.found)
+        self.found[key] = value.detach().numpy().copy()
+        if ids is not None:
+            assert len(ids) == len(value), (name, len(ids), len(value))
+            self.found[f"{key}#ids"] = ids.numpy().copy()
+
+    def gradients(self, net: nn.Module) -> None:
+        """Keep the gradients of a module's parameters, and which have none."""
+        for name, parameter in getattr(net, "module", net).named_parameters():
+            if parameter.grad is not None:
+                self.record(f"gradient of {name}", parameter.grad.to_dense())
+
+    def parameters(self, net: nn.Module) -> None:
+        """Keep a module's parameters."""
+        for name, parameter in getattr(net, "module", net).named_parameters():
+            self.record(f"parameter {name}", parameter)
+
+
+class _PlainLoader:
+    """The same batches of plain DGL."""
+
+    def __init__(self, trainer: Trainer, nodes: Tensor, batch_size: int, layers: int) -> None:
+        counts: list[Any] = [None] * trainer.world
+        dist.all_gather_object(counts, len(nodes))
+        self._sizes = _step_sizes(counts, batch_size, False)[trainer.rank]
+        self._nodes, self._graph = nodes, trainer.whole
+        self._sampler = dgl.dataloading.MultiLayerFullNeighborSampler(layers)
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for seeds in self._nodes.split(self._sizes):
+            ids, _, blocks = self._sampler.sample_blocks(self._graph, {"paper": seeds})
+            yield ids, {"paper": seeds}, blocks
+
+
+def main() -> None:
+    job, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", job["port"], is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=job["world"],
+                            timeout=timedelta(seconds=120))
+    if job["raf"]:
+        role.get_num_trainers = lambda: job["world"]
+        dgl_heta.enable(settings=job["settings"])
+        for name in job["sabotage"]:
+            getattr(importlib.import_module("tests.support.sabotage"), name)()
+    for program in job["programs"]:
+        module, _, function = program.partition(":")
+        trainer = Trainer(rank, job)
+        torch.manual_seed(zlib.crc32(program.encode()))
+        error = None
+        try:
+            getattr(importlib.import_module(module), function)(trainer)
+        except Exception as caught:
+            error = f"{type(caught).__name__}: {caught}"
+        stem = Path(job["out"]) / f"{program.replace(':', '.')}-{rank}"
+        np.savez(f"{stem}.npz", **trainer.found)
+        Path(f"{stem}.json").write_text(json.dumps({"error": error}))
+        dist.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # threads of a process group can hang an ordinary exit
+
+
+if __name__ == "__main__":
+    main()
