@@ -16,7 +16,7 @@ import torch
 from dgl.heterograph import DGLBlock
 from torch import Tensor
 
-from dgl_heta.distdgl import hetero
+from dgl_heta.distdgl import hetero, multi_update
 from dgl_heta.distdgl.layers import Layer, csc_with_ids
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
@@ -48,7 +48,7 @@ class RafBlock(DGLBlock):
 
     def multi_update_all(self, etype_dict: Any, cross_reducer: Any,
                          apply_node_func: Any = None) -> None:
-        hetero.multi_update_all(self, etype_dict, cross_reducer, apply_node_func)
+        multi_update.multi_update_all(self, etype_dict, cross_reducer, apply_node_func)
 
     def __getitem__(self, key: Any) -> Any:
         self._touch()

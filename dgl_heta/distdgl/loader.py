@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.epochs import current_epochs
-from dgl_heta.distdgl.hetero import canonical
+from dgl_heta.distdgl.merging import canonical
 from dgl_heta.distdgl.reach import Reached, reached_by
 from dgl_heta.distdgl.session import Batch, Session
 from dgl_heta.distdgl.versions import homes
