@@ -11,7 +11,8 @@ graph's facts, loaders, features and module wrapper from, and which it tells wha
             t.record("out", out, seeds["paper"])
             t.gradients(net)
 
-It is named "module:function". `differences` runs programs twice, each time in as many processes as
+It is named "module:function", or "module:function JSON": then what is in the JSON is its second
+argument. `differences` runs programs twice, each time in as many processes as
 there are trainers: by plain DGL on the whole graph, with torch's DistributedDataParallel, each
 trainer with its own seeds and all their neighbours; and with dgl-heta on meta-partitions, without
 DistDGL's servers (so without DistEmbedding and DistTensor). It says what differs.
@@ -24,6 +25,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +49,7 @@ class Found:
     arrays: dict[str, np.ndarray]
     error: str | None
     """What it raised: "Class: message"."""
+    seconds: float = 0.0
 
 
 def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
@@ -56,45 +59,87 @@ def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, 
 
     Parameters
     ----------
-    programs : "module:function".
+    programs : "module:function", or with an argument.
     raf : with dgl-heta, or by plain DGL.
     settings : of dgl-heta, as `--set`.
     sabotage : functions of :mod:`tests.support.sabotage` to call first.
     """
+    found, text = run_some(programs, machines, trainers, directory, raf=raf, settings=settings,
+                           sabotage=sabotage, patience=patience)
+    assert len(found) == len(programs), text
+    return dict(zip(programs, found))
+
+
+def run_some(programs: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
+             settings: Sequence[str] = (), sabotage: Sequence[str] = (),
+             patience: float = PATIENCE, timeout_s: int = 120, trace: bool = False
+             ) -> tuple[list[list[Found]], str]:
+    """The same, of the first programs up to one that ends a trainer or the patience; and what the
+    trainers printed.
+
+    `patience` is for a program; `timeout_s` of the trainers' process groups.
+    """
     out = directory / ("raf" if raf else "plain")
     out.mkdir(parents=True, exist_ok=True)
-    config = make_parts(whole_graph(), machines, out / "parts") if raf else ""
+    config = out / "parts" / "academic.json" if raf else Path()
+    if raf and not config.exists():
+        make_parts(whole_graph(), machines, out / "parts")
     meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = machines * trainers
-    job = {"programs": list(programs), "trainers": trainers, "world": world, "raf": raf,
-           "part_config": str(config), "out": str(out), "port": meeting.port,
+    job = {"programs": list(programs), "trainers": trainers, "world": world, "raf": raf, "part_config": str(config),
+           "out": str(out), "port": meeting.port, "trace": trace, "timeout_s": timeout_s,
            "settings": ["run.timeout_s=30", *settings], "sabotage": list(sabotage)}
+    for old in out.glob("*-*.json"):
+        old.unlink()
     file = out / "job.json"
     file.write_text(json.dumps(job))
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
                    "DGLBACKEND": "pytorch",
                    "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
+    logs = [(out / f"log-{rank}").open("w+") for rank in range(world)]
     workers = [subprocess.Popen(
         [sys.executable, "-m", "tests.support.programs_worker", str(file), str(rank)],
-        env=environment, cwd=root, start_new_session=True, stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT, text=True) for rank in range(world)]
+        env=environment, cwd=root, start_new_session=True, stdout=log, stderr=subprocess.STDOUT)
+        for rank, log in enumerate(logs)]
     try:
-        for worker in workers:
-            text = worker.communicate(timeout=patience)[0]
-            assert worker.returncode == 0, text
+        _wait(workers, out, patience)
     finally:
         for worker in workers:
             if worker.poll() is None:
                 os.killpg(worker.pid, signal.SIGKILL)
-                worker.communicate()
-    return {name: [_read(out, name, rank) for rank in range(world)] for name in programs}
+                worker.wait()
+        text = "\n".join((log.seek(0), log.read())[1] for log in logs)
+        for log in logs:
+            log.close()
+    found = []
+    for number in range(len(programs)):
+        if not all((out / f"{number}-{rank}.json").exists() for rank in range(world)):
+            break
+        found.append([_read(out, number, rank) for rank in range(world)])
+    return found, text
 
 
-def _read(out: Path, name: str, rank: int) -> Found:
-    stem = out / f"{name.replace(':', '.')}-{rank}"
+def _wait(workers: Sequence[subprocess.Popen[bytes]], out: Path, patience: float) -> None:
+    """Wait until all have ended well, one has not, or none has finished a program for too long."""
+    finished, since = 0, time.monotonic()
+    while any(worker.poll() is None for worker in workers):
+        if any(worker.poll() for worker in workers):
+            return
+        now = sum(1 for _ in out.glob("*-*.json"))
+        if now > finished:
+            finished, since = now, time.monotonic()
+        if time.monotonic() - since > patience:
+            return
+        time.sleep(0.05)
+
+
+def _read(out: Path, number: int, rank: int) -> Found:
+    stem = out / f"{number}-{rank}"
+    told = json.loads(Path(f"{stem}.json").read_text())
     with np.load(f"{stem}.npz", allow_pickle=False) as arrays:
-        return Found(dict(arrays), json.loads(Path(f"{stem}.json").read_text())["error"])
+        return Found({name: arrays[f"{i}"] for i, name in enumerate(told["names"])},
+                     told["error"], told["seconds"])
 
 
 def differences(programs: Sequence[str], machines: int, trainers: int, directory: Path,

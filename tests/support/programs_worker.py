@@ -7,6 +7,8 @@ import itertools
 import json
 import os
 import sys
+import time
+import traceback
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -155,28 +157,51 @@ def main() -> None:
     job, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
     torch.set_num_threads(1)
     store = dist.TCPStore("127.0.0.1", job["port"], is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=job["world"],
-                            timeout=timedelta(seconds=120))
     if job["raf"]:
         role.get_num_trainers = lambda: job["world"]
         dgl_heta.enable(settings=job["settings"])
         for name in job["sabotage"]:
             getattr(importlib.import_module("tests.support.sabotage"), name)()
-    for program in job["programs"]:
-        module, _, function = program.partition(":")
-        trainer = Trainer(rank, job)
-        torch.manual_seed(zlib.crc32(program.encode()))
-        error = None
-        try:
-            getattr(importlib.import_module(module), function)(trainer)
-        except Exception as caught:
-            error = f"{type(caught).__name__}: {caught}"
-        stem = Path(job["out"]) / f"{program.replace(':', '.')}-{rank}"
-        np.savez(f"{stem}.npz", **trainer.found)
-        Path(f"{stem}.json").write_text(json.dumps({"error": error}))
-        dist.barrier()
+    for number in range(len(job["programs"])):
+        together = dist.PrefixStore(f"program {number}", store)
+        dist.init_process_group("gloo", store=together, rank=rank, world_size=job["world"],
+                                timeout=timedelta(seconds=job["timeout_s"]))
+        _run(job, number, rank)
+        _meet(store, number, job["world"])  # not by the group, in which an error may leave others
+        dist.destroy_process_group()
     sys.stdout.flush()
     os._exit(0)  # threads of a process group can hang an ordinary exit
+
+
+def _run(job: dict[str, Any], number: int, rank: int) -> None:
+    """Run a program, and write what it found."""
+    program: str = job["programs"][number]
+    name, _, argument = program.partition(" ")
+    module, _, function = name.partition(":")
+    trainer = Trainer(rank, job)
+    torch.manual_seed(zlib.crc32(program.encode()))
+    began, error = time.monotonic(), None
+    try:
+        arguments = [json.loads(argument)] if argument else []
+        getattr(importlib.import_module(module), function)(trainer, *arguments)
+    except Exception as caught:
+        error = f"{type(caught).__name__}: {caught}"
+        if job["trace"]:
+            traceback.print_exc()
+    stem = Path(job["out"]) / f"{number}-{rank}"
+    np.savez(f"{stem}.npz", **{f"{i}": value for i, value in enumerate(trainer.found.values())})
+    text = json.dumps({"error": error, "names": list(trainer.found),
+                       "seconds": time.monotonic() - began})
+    Path(f"{stem}.part").write_text(text)
+    os.replace(f"{stem}.part", f"{stem}.json")
+
+
+def _meet(store: Any, number: int, world: int) -> None:
+    """Wait for the other trainers."""
+    place = store.add(f"done {number}", 1)
+    if place == world:
+        store.set(f"all done {number}", "1")
+    store.wait([f"all done {number}"], timedelta(seconds=600))
 
 
 if __name__ == "__main__":
