@@ -214,6 +214,10 @@ class RunSettings(_Section):
     directory: str | None = Field(None, description="run directory; default: runs/NAME-TIME")
     timeout_s: float = Field(300, gt=0, description="limit of every wait for another worker")
     verify: bool = Field(True, description="compare the checksums of the store's files first")
+    record: str | None = Field(None, description="DistDGL scripts: directory to record the first "
+                               "steps in, as `dgl-heta prove` does; the script ends after them")
+    reference: bool = Field(False, description="DistDGL scripts: run as with plain DGL, for "
+                            "`dgl-heta prove` to compare with")
 
 
 class Settings(_Section):

@@ -36,6 +36,7 @@ nn
 models
 raf
 report
+proof
 graphbolt
 distdgl
 training

@@ -22,6 +22,7 @@ from dgl_heta.cli import (
     plugins,
     predict,
     profile,
+    prove,
     run,
     settings,
     train,
@@ -33,7 +34,7 @@ app = typer.Typer(name="dgl-heta", pretty_exceptions_enable=False, rich_markup_m
                   add_completion=False,
                   help="Meta-partitioning and RAF training of heterogeneous GNNs.")
 for command in (plan, partition, train, predict, profile, run, inspect, plugins, datasets,
-                settings, launch):
+                settings, launch, prove):
     app.add_typer(command.app)
 UsageError: Any = typer.BadParameter.__base__  # its home depends on the version of typer
 

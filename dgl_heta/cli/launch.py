@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from dgl_heta.launch.activation import Command
     from dgl_heta.launch.cluster import Host, Roles
     from dgl_heta.launch.emulated import Link
+    from dgl_heta.launch.script_job import ScriptJob
 
 app = typer.Typer()
 EXAMPLE = ("Example: dgl-heta launch --hosts 2 --rate 1gbit --part-config data/mag.json "
@@ -189,24 +190,10 @@ def launch(
     as it is, with plain DistDGL.
     """
     from dgl_heta.cli.launch_output import line_printer, show_outcome, show_processes
-    from dgl_heta.launch.cluster import check_part_config
     from dgl_heta.launch.hosts import run_on_hosts
-    from dgl_heta.launch.remote import Ssh, carried_variables, is_this_machine
-    from dgl_heta.launch.script_job import ScriptJob
 
-    listed = hosts.listed()
-    link = emulation.link(emulated=hosts.hosts is not None)
-    direct = [h.index for h in listed if link is None and hosts.local
-              and is_this_machine(h.address)]
-    ours = check_part_config(part_config, len(listed))
-    job = ScriptJob(
-        hosts=listed, command=_command(command, source), roles=processes.roles(),
-        part_config=part_config.absolute(), workdir=(processes.workdir or Path()).absolute(),
-        emulated=link, direct=frozenset(direct), cores=emulation.cores_of(len(listed)),
-        ssh=Ssh(hosts.ssh_port, hosts.ssh_user, limits.timeout), carried=carried_variables(),
-        master_port=limits.master_port, timeout=limits.timeout,
-        stop_after=math.inf if limits.stop_after is None else limits.stop_after)
-    job.check()
+    job, ours = make_job(command_of(command, source), part_config, hosts, emulation, processes,
+                         limits)
     if ours and not job.command.active:
         note(f"{part_config} was made by meta-partitioning, which plain DistDGL refuses; "
              "give -c heta.toml or --set (as --set train.wrapper=raf)")
@@ -226,7 +213,36 @@ def launch(
         raise outcome.error
 
 
-def _command(words: list[str], source: SettingsOptions) -> Command:
+def make_job(command: Command, part_config: Path, hosts: HostOptions, emulation: EmulationOptions,
+             processes: ProcessOptions, limits: LimitOptions) -> tuple[ScriptJob, bool]:
+    """What is to run where, checked; and whether dgl-heta made the partition.
+
+    Raises
+    ------
+    InputError
+        An option or a file is wrong, or there is no such command.
+    """
+    from dgl_heta.launch.cluster import check_part_config
+    from dgl_heta.launch.remote import Ssh, carried_variables, is_this_machine
+    from dgl_heta.launch.script_job import ScriptJob
+
+    listed = hosts.listed()
+    link = emulation.link(emulated=hosts.hosts is not None)
+    direct = [h.index for h in listed if link is None and hosts.local
+              and is_this_machine(h.address)]
+    ours = check_part_config(part_config, len(listed))
+    job = ScriptJob(
+        hosts=listed, command=command, roles=processes.roles(),
+        part_config=part_config.absolute(), workdir=(processes.workdir or Path()).absolute(),
+        emulated=link, direct=frozenset(direct), cores=emulation.cores_of(len(listed)),
+        ssh=Ssh(hosts.ssh_port, hosts.ssh_user, limits.timeout), carried=carried_variables(),
+        master_port=limits.master_port, timeout=limits.timeout,
+        stop_after=math.inf if limits.stop_after is None else limits.stop_after)
+    job.check()
+    return job, ours
+
+
+def command_of(words: list[str], source: SettingsOptions) -> Command:
     """What all processes run; the settings are checked before anything starts."""
     from dgl_heta.launch.activation import Command, activate
 

@@ -56,7 +56,15 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
 
     apply(PATCHES)
     use(known)
+    if chosen.run.reference:
+        from dgl_heta.distdgl.reference import plain_settings
+
+        chosen = plain_settings(chosen)
     select(chosen)
+    if chosen.run.record is not None:
+        from dgl_heta.distdgl.recording import start_recording
+
+        start_recording(Path(chosen.run.record), chosen.run.reference)
 
 
 def disable() -> None:

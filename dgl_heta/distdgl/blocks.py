@@ -18,6 +18,7 @@ from torch import Tensor
 
 from dgl_heta.distdgl import hetero, multi_update
 from dgl_heta.distdgl.layers import Layer, csc_with_ids
+from dgl_heta.distdgl.reference import PlainBlock
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
@@ -69,21 +70,30 @@ def _refuse(operation: str) -> None:
                     "block.multi_update_all")
 
 
-def make_blocks(session: Session, batch: MiniBatch) -> list[RafBlock]:
-    """The blocks of a batch as a script sees them, with node ids (dgl.NID) on both sides."""
-    blocks = []
+def make_blocks(session: Session, batch: MiniBatch) -> list[RafBlock | PlainBlock]:
+    """The blocks of a batch as a script sees them, with node ids (dgl.NID) on both sides.
+
+    In reference mode they are DGL's own, with every relation of the schema.
+    """
+    blocks: list[RafBlock | PlainBlock] = []
     everything = session.store.schema.node_types  # as in DistDGL, on both sides of every block
     ids = {t: torch.from_numpy(nodes) for t, nodes in batch.input_nodes.items()}
     for block in batch.blocks:
         destinations = {t: block.wanted(t) if t in block.num_dst else 0 for t in everything}
         sources = {t: block.num_src.get(t, 0) for t in everything}
-        edges = {}
+        edges = {tuple(r): ("csc", _csc([], destinations[r.dst]))
+                 for r in session.store.schema.relations} if session.reference else {}
         for into in block.num_dst:
             for relation, parts in _by_relation(block.into(into)).items():
                 edges[tuple(relation)] = ("csc", _csc(parts, destinations[into]))
         graph = dgl.create_block(edges, sources, destinations)
-        public = RafBlock(graph._graph, (graph.srctypes, graph.dsttypes), graph.etypes)
-        public.layer = Layer(session, block)
+        public: RafBlock | PlainBlock
+        if session.reference:
+            public = PlainBlock(graph._graph, (graph.srctypes, graph.dsttypes), graph.etypes)
+            public.heta_layer = block.layer
+        else:
+            public = RafBlock(graph._graph, (graph.srctypes, graph.dsttypes), graph.etypes)
+            public.layer = Layer(session, block)
         for t in everything:
             public.srcnodes[t].data[dgl.NID] = ids.get(t, _NO_IDS)[:sources[t]]
             public.dstnodes[t].data[dgl.NID] = ids.get(t, _NO_IDS)[:destinations[t]]

@@ -278,7 +278,7 @@ def _open(embedding: Any) -> None:
     """Called for every new DistEmbedding: takes over those of nodes of the graph's types."""
     session, policy = current(), embedding._tensor.part_policy
     embedding.heta = None
-    if session is None or not policy.policy_str.startswith("node~"):
+    if session is None or session.reference or not policy.policy_str.startswith("node~"):
         return
     embedding.heta = Table(session, embedding, policy.policy_str.removeprefix("node~"),
                            plain(DistTensor.__getitem__))

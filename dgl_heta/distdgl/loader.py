@@ -23,6 +23,8 @@ from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.merging import canonical
 from dgl_heta.distdgl.reach import Reached, reached_by
+from dgl_heta.distdgl.recording import recorder
+from dgl_heta.distdgl.reference import PlainBlock
 from dgl_heta.distdgl.session import Batch, Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError, listing
@@ -33,7 +35,7 @@ from dgl_heta.sampling.seeds import join_seeds
 from dgl_heta.system.patching import patch_all
 
 log = logging.getLogger("dgl_heta")
-Sample = tuple[dict[str, Tensor], dict[str, Tensor], list[RafBlock]]
+Sample = tuple[dict[str, Tensor], dict[str, Tensor], list[RafBlock | PlainBlock]]
 _IGNORED = {"queue_size", "num_workers", "persistent_workers", "prefetch_factor", "pin_memory",
             "use_ddp", "ddp_seed", "use_uva", "use_prefetch_thread", "use_alternate_streams"}
 
@@ -125,6 +127,8 @@ class RafLoader:
         session = self._session
         session.agree("the epoch of a data loader, and whether all states are complete",
                       [self._number, self._epoch, int(session.all_complete)])
+        if (recording := recorder()) is not None:
+            recording.start_pass(session)
         if self._shuffle:
             state = torch.get_rng_state()
             states = session.group.all_gather_rows(state[None], [1] * session.group.size, "seeds")
@@ -143,7 +147,8 @@ class RafLoader:
     def next(self) -> Sample:
         """The next batch; StopIteration at the end of the epoch."""
         session = self._session
-        if self._step >= len(self):
+        recording = recorder()
+        if self._step >= len(self) or (recording is not None and recording.ends_pass(self._step)):
             session.check_last()
             self._close()
             raise StopIteration
@@ -154,7 +159,10 @@ class RafLoader:
                             f"for {len(self)} steps; it must give one for each")
         session.begin(Batch({(block.layer, t) for block in batch.blocks
                              for t, s in block.seeds.items() if s.total}, reached))
-        return _sample(session, batch)
+        sample = _sample(session, batch)
+        if recording is not None:
+            recording.begin_batch(*sample[:2])
+        return sample
 
     def _sampled(self, epoch: int, step: int) -> tuple[MiniBatch, Reached]:
         """The batch of a step, and which trainers' seeds reach its input nodes."""

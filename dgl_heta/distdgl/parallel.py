@@ -127,6 +127,12 @@ def _for_any_graph(module: nn.Module) -> Parallel | None:
     return Parallel(module, wrapper, world, Comm(Traffic()), BackwardEnd())
 
 
+def _reference(session: Session, module: nn.Module) -> Parallel:
+    """Plain averages in reference mode."""
+    session.connect()
+    return Parallel(module, session.wrapper, session.world, session.group, session.backward)
+
+
 def _copy_from_first(world: Comm, state: Tensor) -> None:
     """Equal initial values everywhere, those of trainer 0, as DistributedDataParallel does."""
     if world.size > 1 and state.numel():
@@ -165,7 +171,9 @@ def check_no_plain_module() -> None:
 def _init(original: Any) -> Any:
     def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         session = current()
-        parallel = _for_any_graph(module) if session is None else RafParallel(session, module)
+        parallel = (_for_any_graph(module) if session is None else
+                    _reference(session, module) if session.reference else
+                    RafParallel(session, module))
         if parallel is None:
             original(self, module, *args, **kwargs)
             _plain.add(self)

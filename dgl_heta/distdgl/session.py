@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.backward import BackwardEnd
+from dgl_heta.distdgl.reference import Reference
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.nn import use_kernel
@@ -71,7 +72,10 @@ class Session:
             raise InputError(f"the partition {part_config} was made with replication = "
                              f"{plan.replication}, which DistDGL scripts cannot use: their blocks "
                              "have common rows for seeds alone; partition with --replication full")
-        self.wrapper = plugins.get("module wrapper", train.wrapper)
+        self.reference = settings.run.reference
+        """Whether the script runs as with plain DGL (:mod:`dgl_heta.distdgl.reference`)."""
+        self.wrapper = (Reference() if self.reference else
+                        plugins.get("module wrapper", train.wrapper))
         self.source = plugins.get("batch source", train.batches)
         plugins.get("cache policy", settings.cache.policy)
         use_kernel(plugins.get("aggregation kernel", train.kernel))

@@ -1,0 +1,106 @@
+"""What makes two runs of a script comparable, and is the same in both.
+
+Dropout is the identity: its draws are over rows, which the runs have in different orders. Batch and
+instance norms use running statistics: those of a batch are over the rows of a machine. Parameters
+and embeddings that are all zeros get small numbers, because zeros agree with anything.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import zlib
+from collections.abc import Iterable
+from typing import Any
+
+import dgl
+import numpy as np
+import torch
+from dgl.distributed import DistEmbedding
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from dgl_heta.distdgl.session import Session
+
+SIZE = 0.1
+"""Largest of the numbers that stand in for zeros."""
+_DROPOUTS = ("dropout", "alpha_dropout", "dropout1d", "dropout2d", "dropout3d",
+             "feature_alpha_dropout")
+_IN_TORCH = ("dropout", "dropout_", "alpha_dropout", "alpha_dropout_", "feature_dropout",
+             "feature_dropout_", "feature_alpha_dropout", "feature_alpha_dropout_")
+
+
+def seed_all(number: int) -> None:
+    """Seed every generator, for a script that does not seed its own."""
+    random.seed(number)
+    np.random.seed(number)
+    torch.manual_seed(number)
+    dgl.seed(number)
+
+
+def without_randomness() -> None:
+    """Make dropout the identity and norms those of running statistics, in this process."""
+    functional: Any = nn.functional
+    for name in _DROPOUTS:
+        setattr(functional, name, _identity)
+    for name in _IN_TORCH:
+        setattr(torch, name, _identity)
+    functional.batch_norm = functional.instance_norm = _by_running_statistics
+
+
+def _identity(input: Tensor, *_: Any, **__: Any) -> Tensor:
+    return input
+
+
+def _by_running_statistics(input: Tensor, running_mean: Tensor | None = None,
+                           running_var: Tensor | None = None, weight: Tensor | None = None,
+                           bias: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
+    """In the place of batch_norm and instance_norm; without statistics, mean 0 and variance 1."""
+    width = input.shape[1] if input.dim() > 1 else input.shape[0]
+    mean = input.new_zeros(width) if running_mean is None else running_mean
+    variance = input.new_ones(width) if running_var is None else running_var
+    return torch.batch_norm(input, weight, bias, mean, variance, False, 0.0, 1e-5, False)
+
+
+def is_norm(module: nn.Module) -> bool:
+    """Whether a module uses a batch's statistics where it is trained."""
+    return isinstance(module, nn.modules.batchnorm._NormBase)
+
+
+def fill_parameters(named: Iterable[tuple[str, nn.Parameter]]) -> None:
+    """Give parameters that are all zeros numbers that depend on their names alone."""
+    for name, parameter in named:
+        if (is_lazy(parameter) or not parameter.numel() or not parameter.is_floating_point()
+                or bool(parameter.detach().any())):
+            continue
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        noise = torch.rand(parameter.shape, generator=generator, dtype=torch.float64)
+        with torch.no_grad():
+            parameter.copy_((2 * noise - 1) * SIZE)
+
+
+def fill_embeddings(session: Session) -> None:
+    """Give DistEmbeddings that are all zeros numbers that depend on node ids alone.
+
+    Each machine fills the rows that it owns, in shared memory. All trainers call it alike.
+    """
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        for embedding in gc.get_objects():
+            if type(embedding) is DistEmbedding:
+                _fill(embedding)
+    session.world.barrier()
+
+
+def _fill(embedding: Any) -> None:
+    rows = embedding._tensor.local_partition.numpy()
+    if rows.any():
+        return
+    policy = embedding._tensor.part_policy
+    book = policy.partition_book
+    name = policy.policy_str.partition("~")[2]
+    low = sum(len(book.partid2nids(part, name)) for part in range(book.partid))
+    for start in range(0, len(rows), 1 << 16):
+        part = rows[start:start + (1 << 16)]
+        numbers = np.arange(part.size, dtype=np.float64) + (low + start) * part.shape[1]
+        part[:] = (SIZE * np.sin(numbers * 12.9898 + 1.0)).reshape(part.shape)

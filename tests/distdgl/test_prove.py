@@ -1,0 +1,113 @@
+"""`dgl-heta prove` on emulated hosts: right scripts are proved, wrong ones are caught."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.dist_reference import parts, whole_graph
+from tests.support.waiting import PATIENCE, PROMPT
+
+pytestmark = pytest.mark.needs("hosts")
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests/support/prove_script.py"
+BENCH = ROOT / "scripts/bench/systems/distdgl/train.py"
+
+
+@dataclass
+class Proved:
+    status: int
+    text: str
+    found: dict[str, Any]
+
+    @property
+    def error(self) -> str:
+        return [line for line in self.text.splitlines() if line.startswith("error: ")][-1]
+
+    def kinds(self, step: str = "training") -> set[str]:
+        return {each["kind"] for each in self.found["arrays"] if each["step"] == step}
+
+
+@pytest.fixture(scope="module")
+def part_config(tmp_path_factory) -> Path:
+    return parts(whole_graph(), 2, tmp_path_factory.mktemp("parts"))
+
+
+def prove(config: Path, script: Path, *arguments: str, options: tuple[str, ...] = ()) -> Proved:
+    command = [sys.executable, "-m", "dgl_heta", "prove", "--hosts", "2", "--part-config", config,
+               "--num-omp-threads", "1", "--stop-after", PATIENCE, "--json", *options, "--",
+               sys.executable, script, "--ip-config", "{ip_config}", "--part-config",
+               "{part_config}", *arguments]
+    done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                          timeout=2 * PATIENCE + PROMPT, errors="replace", check=False)
+    lines = done.stdout.splitlines()
+    return Proved(done.returncode, done.stdout + done.stderr, json.loads(lines[-1]) if lines
+                  else {})
+
+
+def test_a_right_script_is_proved(part_config, tmp_path):
+    """Dropout is on; the head and the embeddings begin with zeros."""
+    kept = tmp_path / "kept"
+    result = prove(part_config, SCRIPT, options=("--keep", str(kept)))
+    assert result.status == 0, result.text
+    assert result.found["status"] == "proved"
+    assert result.kinds() >= {"input", "layer", "output", "loss", "gradient", "parameter", "row",
+                              "state"}
+    assert result.kinds("evaluation") >= {"input", "layer", "output"}
+    assert {each["trainer"] for each in result.found["arrays"]} == {0, 1}
+    assert max(each["difference"] for each in result.found["arrays"]) > 0  # of rounding
+    assert "the script has reached its end" not in result.text
+    assert {f.name for f in kept.iterdir()} == {"raf", "reference"}
+
+
+def test_the_script_of_the_benchmarks_is_proved_with_two_trainers_per_host(part_config):
+    result = prove(part_config, BENCH, "--graph-name", "academic", "--target", "paper",
+                   "--classes", "4", "--fanouts", "3,3", "--batch-size", "8", "--evaluate",
+                   "--hidden", "8", "--model", "hgt", "--heads", "2",
+                   options=("--num-trainers", "2"))
+    assert result.status == 0, result.text
+    assert {each["trainer"] for each in result.found["arrays"]} == {0, 1, 2, 3}
+    assert result.kinds("evaluation") >= {"output"}
+
+
+def test_a_script_that_looks_at_all_rows_together_is_caught_where_it_does(part_config):
+    result = prove(part_config, SCRIPT, "--case", "centred")
+    assert result.status == 1, result.text
+    assert result.found["status"] == "differs"
+    assert result.error.startswith("error: output Net, node type 'paper' differs by ")
+    assert "the first difference in the order of execution is at result of Net.layers.0, layer 1" \
+        in result.error
+    wrong = [each for each in result.found["arrays"] if each["differs"]]
+    assert not [each for each in wrong if each["name"] == "Net.layers.0.conv"]
+
+
+def test_random_numbers_are_named_and_prove_nothing(part_config):
+    result = prove(part_config, SCRIPT, "--case", "noise")
+    assert result.status == 3, result.text
+    assert "Net.layers.0.after" in result.error
+    assert "random numbers" in result.error
+
+
+def test_norms_and_a_missing_evaluation_are_said(part_config):
+    result = prove(part_config, SCRIPT, "--case", "norm, no evaluation")
+    assert result.status == 0, result.text
+    notes = " ".join(result.found["notes"])
+    assert "Net.layers.0.after" in notes
+    assert "no evaluation seen" in notes
+
+
+def test_hosts_that_are_other_machines_are_refused(part_config, tmp_path):
+    file = tmp_path / "ip_config.txt"
+    file.write_text("192.0.2.1\n192.0.2.2\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "dgl_heta", "prove", "--ip-config", str(file), "--part-config",
+         str(part_config), "--", sys.executable, str(SCRIPT)], capture_output=True, text=True,
+        timeout=PROMPT, check=False)
+    assert done.returncode == 2
+    assert "prove wants all hosts on this machine" in done.stderr
