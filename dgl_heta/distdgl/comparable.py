@@ -11,13 +11,13 @@ import gc
 import os
 import random
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import dgl
 import numpy as np
 import torch
-from dgl.distributed import DistEmbedding
+from dgl.distributed import DistEmbedding, role
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -37,6 +37,21 @@ def seed_all(number: int) -> None:
     np.random.seed(number)
     torch.manual_seed(number)
     dgl.seed(number)
+
+
+def ranks_of_the_launch() -> None:
+    """Let DistDGL number trainers as RANK does. It numbers those of a machine by their ports, which
+    are others in each run, and splits nodes by its own number."""
+    for name in ("get_trainer_rank", "get_global_rank"):
+        setattr(role, name, _launched_rank(getattr(role, name)))
+
+
+def _launched_rank(original: Callable[[], int]) -> Callable[[], int]:
+    def rank() -> int:
+        if role.get_role() == "default" and not role.IS_STANDALONE and "RANK" in os.environ:
+            return int(os.environ["RANK"])
+        return original()
+    return rank
 
 
 def without_randomness() -> None:

@@ -44,6 +44,7 @@ from dgl_heta.distdgl.comparable import (
     fill_embeddings,
     fill_parameters,
     is_norm,
+    ranks_of_the_launch,
     seed_all,
     without_randomness,
 )
@@ -74,6 +75,7 @@ def start_recording(directory: Path, reference: bool) -> None:
     if os.environ.get("DGL_ROLE") == "server":
         return
     without_randomness()
+    ranks_of_the_launch()
     _recorder = Recorder(directory, reference)
     _recorder.listen()
     atexit.register(_recorder.save)
