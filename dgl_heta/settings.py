@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -218,6 +219,19 @@ class RunSettings(_Section):
                                "steps in, as `dgl-heta prove` does; the script ends after them")
     reference: bool = Field(False, description="DistDGL scripts: run as with plain DGL, for "
                             "`dgl-heta prove` to compare with")
+    prove: str = Field(
+        "off", description="steps at which a run is compared with the plain way on copies in fp64: "
+        "auto (the first, the last of the first epoch, a random one per epoch), off, N (the first "
+        "N), every N")
+
+    @field_validator("prove", mode="before")
+    @classmethod
+    def _known_steps(cls, value: Any) -> Any:
+        text = str(value) if type(value) is int else value
+        if not isinstance(text, str) or not re.fullmatch(r"auto|off|(every +)?[0-9]+", text) or (
+                re.fullmatch("every +0+", text)):
+            raise ValueError("it is auto, off, N (the first N steps) or every N")
+        return text
 
 
 class Settings(_Section):

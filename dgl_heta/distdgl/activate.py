@@ -69,11 +69,12 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
 
 def disable() -> None:
     """Put DGL back as it was, and forget the graph that is open."""
-    from dgl_heta.distdgl import tensors
+    from dgl_heta.distdgl import proof, tensors
     from dgl_heta.distdgl.epochs import forget_epochs
     from dgl_heta.distdgl.session import close_session
 
     remove()
+    proof.stop()
     close_session()
     tensors.close()
     forget_epochs()

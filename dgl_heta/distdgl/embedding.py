@@ -85,6 +85,11 @@ class Table:
         rows[inside] = gather_rows(_local(self._tensor), ids[inside] - self.low)
         return torch.from_numpy(rows)
 
+    def owners_rows(self, index: Tensor) -> Tensor:
+        """Rows by node id as their owners have them, (ids, width) float32."""
+        return self._pull(self._tensor, index.to("cpu", torch.int64)) if self.replica else (
+            self.read(index))
+
     def bits(self, index: Tensor) -> np.ndarray:
         """For each id the trainers whose seeds reach it in the current batch (0: unknown)."""
         batch = self.session.batch
@@ -116,6 +121,10 @@ _NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64))
 def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
     """`DistEmbedding.__call__`."""
     table: Table = embedding.heta
+    reading = table.session.reading
+    if reading is not None:  # a copy of a module, for a proof
+        given: Tensor = reading(embedding.name, index, table.owners_rows(index).to(device))
+        return given
     rows = table.read(index).to(device, non_blocking=True)
     if torch.is_grad_enabled():
         rows.requires_grad_()

@@ -20,6 +20,8 @@ class Layer:
     def __init__(self, session: Session, block: Block) -> None:
         self.session, self.block = session, block
         self._graphs: dict[int, DGLBlock] = {}
+        self.origin: Any = None
+        """Where the block came from, at a step to prove (:mod:`dgl_heta.distdgl.proof`)."""
 
     def graph(self, place: int, device: torch.device) -> DGLBlock:
         """A relation by its place in `block.edges`: all source rows, its own range of rows."""

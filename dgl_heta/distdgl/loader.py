@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dgl_heta.distdgl import proof
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.merging import canonical
@@ -100,7 +101,8 @@ class RafLoader:
         seed = torch.tensor([torch.initial_seed() % 2**62])
         seed = session.world.all_gather_rows(seed, ones, "control")[:1]
         scope = SamplingScope.of(session.plan, session.part, len(fanouts))
-        self._sampler = NeighborSampler(session.store, scope, fanouts, int(seed))
+        self.seed = int(seed)
+        self.sampler = NeighborSampler(session.store, scope, fanouts, self.seed)
         self._epoch = -1
         self._step = 0
         self._batches: Iterator[tuple[MiniBatch, Reached]] = iter(())
@@ -162,6 +164,9 @@ class RafLoader:
         sample = _sample(session, batch)
         if recording is not None:
             recording.begin_batch(*sample[:2])
+        step = self._step - 1
+        proof.handed_out(self, session, batch, sample[2], self._epoch, step,
+                         self._draws(self._epoch, step))
         return sample
 
     def _sampled(self, epoch: int, step: int) -> tuple[MiniBatch, Reached]:
@@ -171,14 +176,17 @@ class RafLoader:
         for seeds, rank in zip(self._seeds, self._ranks):
             start = sum(self.sizes[rank][:step])
             pieces.append(seeds[start:start + self.sizes[rank][step]])
-        number = (self._number << 48) + (epoch << 28) + step
         seeds, shares = join_seeds(
             [{t: piece[piece[:, 0] == kind, 1] for kind, t in enumerate(session.plan.targets)}
              for piece in pieces], session.group.rank)
-        batch = self._sampler.sample(seeds, shares, number)
+        batch = self.sampler.sample(seeds, shares, self._draws(epoch, step))
         if len(batch.blocks) > 1 and not session.all_complete:
             mark_reads(batch.blocks[-2], batch.blocks[-1])
         return batch, reached_by(session, batch)
+
+    def _draws(self, epoch: int, step: int) -> int:
+        """The number that a step's draws follow from."""
+        return (self._number << 48) + (epoch << 28) + step
 
     def _close(self) -> None:
         """Let the source of an epoch clean up, if it is a generator."""

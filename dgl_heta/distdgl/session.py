@@ -96,6 +96,10 @@ class Session:
         self.backward = BackwardEnd()
         self.backward.actions.append(self._end_backward)
         self.shapes: dict[Any, torch.Size | None] = {}
+        self.watch: Any = None
+        self.reading: Any = None
+        """What looks at calls at steps to prove, and what is given rows of tables meanwhile (see
+        :mod:`dgl_heta.distdgl.proof`)."""
         self.all_complete = settings.train.complete_states
         """Whether the states of all seeds are wanted on all machines, read or not."""
 

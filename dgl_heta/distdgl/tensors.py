@@ -23,7 +23,7 @@ from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
-from dgl_heta.features.deferred import lazy_rows
+from dgl_heta.features.deferred import lazy_rows, peek
 from dgl_heta.features.files import RowSource, open_rows
 from dgl_heta.features.row_kernels import check_ids, gather_rows
 from dgl_heta.hooks.manager import plugins
@@ -147,9 +147,13 @@ def _known(array: Any) -> set[torch.dtype]:
 def _getitem(original: Any) -> Any:
     def __getitem__(self: Any, idx: Any) -> Any:
         if not self._attach:
-            rows = read(current(), self, idx, original)
-            if rows is not None:
-                return rows
+            session = current()
+            rows = read(session, self, idx, original)
+            if rows is None:
+                rows = original(self, idx)
+            if session is not None and session.reading is not None and rows.is_floating_point():
+                return peek(rows).to(session.reading.dtype)  # a copy of a module, for a proof
+            return rows
         return original(self, idx)
     return __getitem__
 

@@ -156,6 +156,23 @@ class LazyRows(Tensor):
         return self.whole.value is None
 
 
+def peek(rows: Tensor, at: np.ndarray | None = None) -> Tensor:
+    """Some rows, or all, as a plain tensor without a gradient; rows that wait go on waiting."""
+    index = slice(None) if at is None else torch.from_numpy(at)
+    if not isinstance(rows, LazyRows):
+        return rows.detach()[index]
+    whole, part = rows.whole, rows.part or slice(None)
+    if rows._flipped:
+        raise HetaError("feature rows that were transposed cannot be looked at")
+    if whole.value is not None:
+        return whole.value.detach()[part][index]
+    ids = whole.source.ids[part] if at is None else whole.source.ids[part][at]
+    if whole.linear is None:
+        return whole.source.gather(ids, whole.dtype)
+    weight, bias = whole.linear
+    return whole.source.times(ids, weight.detach(), None if bias is None else bias.detach())
+
+
 def _write(func: Any, args: Any, kwargs: Any) -> Any:
     """Run what writes to its arguments.
 

@@ -1,0 +1,120 @@
+"""What differs between two ways of computing the same, and how it is said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.proof.gather import Ids, Places
+from dgl_heta.proof.replay import Path
+
+@dataclass(frozen=True)
+class Limits:
+    """How much may differ, relative to the largest value, because sums have another order."""
+
+    rows: float
+    gradients: float
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> Limits:
+        return cls(1e-7, 1e-6) if dtype == torch.float64 else cls(2e-3, 5e-2)
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    """The largest difference, relative to the largest wanted value; infinite for one NaN."""
+    if got.shape != want.shape:
+        return float("inf")
+    if not want.numel():
+        return 0.0
+    got, want = got.detach(), want.detach()
+    same = (got == want) | (got.isnan() & want.isnan())
+    size = torch.where(same, 0, (got - want).abs()).max()
+    scale = want[want.isfinite()].abs().max() if want.isfinite().any() else size.new_zeros(())
+    value = float(size / scale.clamp(min=1e-12))
+    return float("inf") if np.isnan(value) else value
+
+
+class Levels:
+    """Rows of a batch with RAF and the plain way, by level.
+
+    Attributes
+    ----------
+    ours, plain : ids of each level.
+    whole : level → node type → which rows are complete with RAF; of others any values may be there.
+    """
+
+    def __init__(self, ours: Sequence[Ids], plain: Sequence[Ids],
+                 whole: Mapping[int, Mapping[str, np.ndarray]]) -> None:
+        self.ours, self.plain, self.whole = ours, plain, whole
+
+    def has(self, path: Path, plain: Tensor) -> bool:
+        """Whether there are with RAF, on this worker, any of the nodes that rows are of."""
+        types = [p for p in path if p in self.ours[0]][-1:]
+        if not types or not plain.dim():
+            return True
+        found = [len(here[types[0]]) for here, there in zip(self.ours, self.plain)
+                 if len(there[types[0]]) == len(plain)]
+        return bool(len(plain)) and all(found)
+
+    def pair(self, path: Path, ours: Tensor, plain: Tensor) -> tuple[Tensor, Tensor] | None:
+        """The same nodes' rows of both ways; None where it is not known of which nodes they are."""
+        types = [p for p in path if p in self.ours[0]][-1:] or list(self.ours[0])
+        last = len(self.ours) - 1
+        if not (ours.dim() and plain.dim()):
+            return (ours, plain) if ours.shape == plain.shape else None
+        for level in range(last, -1, -1):
+            for t in types:
+                here, there = self.ours[level][t], self.plain[level][t]
+                if len(here) == len(ours) and len(there) == len(plain) and (
+                        ours.shape[1:] == plain.shape[1:]):
+                    return self._rows(level, t, ours, plain)
+        return (ours, plain) if ours.shape == plain.shape else None
+
+    def _rows(self, level: int, ntype: str, ours: Tensor, plain: Tensor) -> tuple[Tensor, Tensor]:
+        here, there = self.ours[level][ntype], self.plain[level][ntype]
+        if len(here) == len(there) and np.array_equal(here, there):
+            places = np.arange(len(here))
+        else:
+            places = Places(there).of(here)
+        mask = places >= 0
+        kept = self.whole.get(level, {}).get(ntype)
+        if kept is not None:
+            mask &= kept
+        own = torch.from_numpy(np.flatnonzero(mask)).to(ours.device)
+        return ours[own], plain[torch.from_numpy(places[mask]).to(plain.device)]
+
+    def first_difference(self, ours: Sequence[tuple[str, Mapping[Path, Tensor]]],
+                         plain: Sequence[tuple[str, Mapping[Path, Tensor]]], limit: float
+                         ) -> str | None:
+        """Where, in order of execution, rows of a module differ first."""
+        of: dict[str, list[Mapping[Path, Tensor]]] = {}
+        for name, outputs in ours:
+            of.setdefault(name, []).append(outputs)
+        seen: dict[str, int] = {}
+        for name, outputs in plain:
+            number = seen[name] = seen.get(name, -1) + 1
+            if number >= len(of.get(name, ())):
+                continue
+            for path, want in outputs.items():
+                got = of[name][number].get(path)
+                pair = None if got is None else self.pair(path, got, want)
+                if pair is not None and (size := relative(*pair)) > limit:
+                    ntype = next((f" of '{p}'" for p in path if p in self.ours[0]), "")
+                    return f"rows{ntype} from module '{name or 'itself'}' (by {size:.1e})"
+        return None
+
+
+def worst_by_id(ours: tuple[np.ndarray, np.ndarray], plain: tuple[np.ndarray, np.ndarray]) -> float:
+    """The largest difference of sums by node id, relative to the largest."""
+    ids = np.union1d(ours[0], plain[0])
+    both = np.zeros((2, len(ids), 3))
+    for place, (known, values) in enumerate((ours, plain)):
+        both[place, np.searchsorted(ids, known)] = values
+    if not len(ids):
+        return 0.0
+    size = np.abs(both[0] - both[1])[:, :2].max()
+    return float(size / max(both[1, :, 2].max(), 1e-12))

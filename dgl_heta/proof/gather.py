@@ -1,0 +1,315 @@
+"""Edges and rows of a group's batch, brought together by node id.
+
+Every worker has the edges of its own relations, for the seeds of all. What a worker would have had
+the plain way follows from the edges of all workers: from its own seeds down, by every relation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.comm.collectives import Comm
+from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.blocks import Block, MiniBatch
+
+CAUSE = "proof"
+Pairs = tuple[np.ndarray, np.ndarray]
+"""Ids of destinations and sources of edges, (E,) int64 each; in-edges of a node in their order."""
+Ids = dict[str, np.ndarray]
+_NONE = np.empty(0, np.int64)
+
+
+def all_texts(comm: Comm, value: Any) -> list[Any]:
+    """What every worker gives, as JSON."""
+    data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+    sizes = comm.all_gather_rows(torch.tensor([len(data)]), [1] * comm.size, CAUSE).tolist()
+    every = comm.all_gather_rows(data, sizes, CAUSE).numpy().tobytes()
+    bounds = [0, *itertools.accumulate(sizes)]
+    return [json.loads(every[a:b]) for a, b in itertools.pairwise(bounds)]
+
+
+def gather_arrays(comm: Comm, arrays: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Arrays with any number of rows: those of every worker, for each of `arrays`.
+
+    All have the same dtype and width on all workers.
+    """
+    counts = comm.all_gather_rows(torch.tensor([[len(a) for a in arrays]]).view(1, -1),
+                                  [1] * comm.size, CAUSE)
+    every = comm.all_gather_rows(torch.cat(list(arrays)), counts.sum(1).tolist(), CAUSE)
+    pieces = every.split(counts.flatten().tolist())
+    return [list(pieces[place::len(arrays)]) for place in range(len(arrays))]
+
+
+def levels(batch: MiniBatch, types: Sequence[str]) -> list[Ids]:
+    """Node ids of the rows between the layers: of the inputs, of each layer's destinations, and at
+    the end of the own seeds. Each is the beginning of the one before."""
+    ids = batch.input_nodes
+    found = [{t: ids.get(t, _NONE)[:block.num_src.get(t, 0)] for t in types}
+             for block in batch.blocks]
+    last = batch.blocks[-1]
+    return [*found, {t: ids.get(t, _NONE)[:last.wanted(t) if t in last.num_dst else 0]
+                     for t in types}]
+
+
+def edges_of(block: Block, ids: Ids, relations: Sequence[Relation]) -> list[Pairs]:
+    """Per relation the edges of a block; `ids` are those of its source side."""
+    found: list[list[Pairs]] = [[] for _ in relations]
+    for edges in block.edges:
+        rows = edges.in_edges.rows().cpu().numpy()
+        rows = rows + edges.start if edges.rows is None else edges.rows.cpu().numpy()[rows]
+        found[edges.place].append((ids[edges.relation.dst][rows],
+                                   ids[edges.relation.src][edges.indices.cpu().numpy()]))
+    return [(np.concatenate([d for d, _ in pairs]), np.concatenate([s for _, s in pairs]))
+            if pairs else (_NONE, _NONE) for pairs in found]
+
+
+def gather_edges(comm: Comm, layers: Sequence[Sequence[Pairs]]) -> list[list[Pairs]]:
+    """Per layer and relation the edges of all workers, ascending by destination.
+
+    A destination that several workers have has the same edges on each; it keeps those of the first.
+    """
+    flat = [pairs for layer in layers for pairs in layer]
+    every = gather_arrays(comm, [torch.from_numpy(np.stack(pairs, 1).astype(np.int64))
+                                 for pairs in flat])
+    found = [merged([piece.numpy() for piece in pieces]) for pieces in every]
+    width = len(layers[0])
+    return [found[i:i + width] for i in range(0, len(found), width)]
+
+
+def merged(pieces: Sequence[np.ndarray]) -> Pairs:
+    """The edges of one relation from those of every worker, (E, 2) destinations and sources."""
+    workers = np.repeat(np.arange(len(pieces)), [len(piece) for piece in pieces])
+    ends = np.concatenate(pieces)
+    order = np.lexsort((workers, ends[:, 0]))
+    dst, src, workers = ends[order, 0], ends[order, 1], workers[order]
+    _, first, inverse = np.unique(dst, return_index=True, return_inverse=True)
+    kept = workers == workers[first][inverse]
+    return dst[kept], src[kept]
+
+
+@dataclass
+class PlainLayer:
+    """One layer as a worker would have it the plain way: per relation CSC over all destination
+    rows, `indptr` and `indices` (int64)."""
+
+    edges: list[tuple[np.ndarray, np.ndarray]]
+
+
+def plain_layers(relations: Sequence[Relation], types: Sequence[str],
+                 layers: Sequence[Sequence[Pairs]], seeds: Ids
+                 ) -> tuple[list[PlainLayer], list[Ids]]:
+    """What a worker needs for its own seeds; layers and levels, input side first.
+
+    Parameters
+    ----------
+    layers : as :func:`gather_edges` returns them.
+    """
+    below = {t: np.asarray(seeds.get(t, _NONE), np.int64) for t in types}
+    found, ids = [], [below]
+    for layer in reversed(layers):
+        pieces = []
+        for relation, (dst, src) in zip(relations, layer):
+            rows = below[relation.dst]
+            start = np.searchsorted(dst, rows)
+            count = np.searchsorted(dst, rows, side="right") - start
+            indptr = np.concatenate([[0], np.cumsum(count)])
+            at = np.repeat(start - indptr[:-1], count) + np.arange(indptr[-1])
+            pieces.append((indptr, src[at.astype(np.int64)]))
+        above, below, places = below, {}, {}
+        for t in types:
+            needed = np.concatenate([above[t], *(src for relation, (_, src) in zip(
+                relations, pieces) if relation.src == t)])
+            _, first, inverse = np.unique(needed, return_index=True, return_inverse=True)
+            rank = np.empty(len(first), np.int64)
+            rank[np.argsort(first)] = np.arange(len(first))
+            below[t], places[t] = needed[np.sort(first)], rank[inverse][len(above[t]):]
+        edges, reached = [], dict.fromkeys(types, 0)
+        for relation, (indptr, src) in zip(relations, pieces):
+            low = reached[relation.src]
+            reached[relation.src] += len(src)
+            edges.append((indptr, places[relation.src][low:low + len(src)]))
+        found.append(PlainLayer(edges))
+        ids.append(below)
+    return found[::-1], ids[::-1]
+
+
+class Places:
+    """Where ids are among others."""
+
+    def __init__(self, ids: np.ndarray) -> None:
+        self._order = np.argsort(ids, kind="stable")
+        self._sorted = ids[self._order]
+
+    def of(self, ids: np.ndarray) -> np.ndarray:
+        """For each id its place, or -1."""
+        if not len(self._sorted):
+            return np.full(len(ids), -1)
+        at = np.minimum(np.searchsorted(self._sorted, ids), len(self._sorted) - 1)
+        return np.where(self._sorted[at] == ids, self._order[at], -1)
+
+
+def projections(rows: Tensor, limit: float = 1e30) -> Tensor:
+    """(n, 3) float64: two products of each row with fixed vectors, and the sum of magnitudes.
+
+    Rows that differ have other products, but for a chance of nothing; they are compared by these.
+    """
+    flat = rows.detach().reshape(len(rows), rows.shape[1:].numel()).to("cpu", torch.float64)
+    flat = flat.nan_to_num(limit, limit, -limit)
+    fixed = torch.randn(flat.shape[1], 2, generator=torch.Generator().manual_seed(7),
+                        dtype=torch.float64)
+    return torch.cat([flat @ fixed, flat.abs().sum(1, keepdim=True)], 1)
+
+
+@dataclass
+class Difference:
+    """Rows of one node that are not the same on two workers."""
+
+    name: str
+    node: int
+    workers: tuple[int, int]
+    size: float
+
+
+@dataclass
+class Rows:
+    """Rows of one argument on this worker.
+
+    Attributes
+    ----------
+    domain : what they are rows of; arguments of one domain have the same ids on a worker.
+    """
+
+    name: str
+    domain: str
+    rows: Tensor
+
+
+class RowExchange:
+    """Rows of a group by node id; all workers call it alike.
+
+    Parameters
+    ----------
+    ids : domain → ids of the rows that this worker has (int64, unique).
+    """
+
+    def __init__(self, comm: Comm, ids: Mapping[str, np.ndarray]) -> None:
+        self._comm, self._own = comm, dict(ids)
+        every = gather_arrays(comm, [torch.from_numpy(i) for i in ids.values()]) if ids else []
+        self._ids = {d: [piece.numpy() for piece in pieces] for d, pieces in zip(ids, every)}
+
+    def first_holders(self, domain: str, ids: np.ndarray) -> np.ndarray:
+        """For each id the first worker that has it, or -1."""
+        holder = np.full(len(ids), -1)
+        for worker in reversed(range(self._comm.size)):
+            holder[Places(self._ids[domain][worker]).of(ids) >= 0] = worker
+        return holder
+
+    def differences(self, given: Sequence[Rows]) -> list[Difference]:
+        """For each argument the largest difference between workers, relative to the row."""
+        every = gather_arrays(self._comm, [projections(rows.rows) for rows in given]
+                              ) if given and self._comm.size > 1 else []
+        return [_largest(argument.name, self._ids[argument.domain], torch.cat(pieces).numpy())
+                for argument, pieces in zip(given, every)]
+
+    def fetch(self, wanted: Mapping[str, np.ndarray], given: Sequence[Rows]
+              ) -> Callable[[Rows, np.ndarray], Tensor]:
+        """Bring rows from the first worker that has each; returns what gives them by id.
+
+        Parameters
+        ----------
+        wanted : domain → ids that this worker asks others for; those that it holds first are left
+            out, and of the others what is brought counts, not what it has itself.
+        """
+        comm, domains = self._comm, list(self._own)
+        holders = {d: self.first_holders(d, wanted[d]) for d in domains}
+        asked = {d: [wanted[d][holders[d] == w] if w != comm.rank else _NONE
+                     for w in range(comm.size)] for d in domains}
+        ones = [1] * comm.size
+        sent = torch.tensor([[len(asked[d][w]) for d in domains] for w in range(comm.size)]
+                            ).view(comm.size, -1)
+        got = comm.all_to_all_rows(sent, ones, ones, CAUSE) if comm.size > 1 else sent * 0
+        flat = torch.from_numpy(np.concatenate(
+            [_NONE, *(asked[d][w] for w in range(comm.size) for d in domains)]))
+        requests = comm.all_to_all_rows(flat, sent.sum(1).tolist(), got.sum(1).tolist(), CAUSE
+                                        ) if comm.size > 1 else flat
+        pieces = requests.split(got.flatten().tolist())
+        arrived: dict[int, Tensor] = {}
+        for argument in given:
+            place, own = domains.index(argument.domain), argument.rows
+            mine = Places(self._own[argument.domain])
+            rows = torch.cat([own[torch.from_numpy(mine.of(pieces[w * len(domains) + place]
+                                                           .numpy())).to(own.device)]
+                              for w in range(comm.size)])
+            arrived[id(argument)] = self._send(rows, got[:, place].tolist(),
+                                               sent[:, place].tolist())
+
+        def by_id(argument: Rows, ids: np.ndarray) -> Tensor:
+            d = argument.domain
+            out = argument.rows.new_zeros((len(ids), *argument.rows.shape[1:]))
+            for rows, known in ((argument.rows, self._own[d]),
+                                (arrived[id(argument)], np.concatenate([_NONE, *asked[d]]))):
+                at = torch.from_numpy(Places(known).of(ids)).to(out.device)
+                if (at >= 0).any():
+                    out[at >= 0] = rows[at[at >= 0]]
+            return out
+
+        return by_id
+
+    def _send(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
+        """Rows as bytes, whatever their dtype."""
+        width = rows.shape[1:].numel() * rows.element_size()
+        if self._comm.size == 1 or not width:
+            return rows[:0]
+        flat = rows.detach().reshape(len(rows), rows.shape[1:].numel()).contiguous()
+        moved = self._comm.all_to_all_rows(flat.view(torch.uint8), send, receive, CAUSE)
+        return moved.view(rows.dtype).view(-1, *rows.shape[1:])
+
+
+def _largest(name: str, every: Sequence[np.ndarray], values: np.ndarray) -> Difference:
+    """The largest difference between rows of one node, from the workers' ids and projections."""
+    ids = np.concatenate(every)
+    workers = np.repeat(np.arange(len(every)), [len(piece) for piece in every])
+    order = np.lexsort((workers, ids))
+    ids, values, workers = ids[order], values[order], workers[order]
+    if not len(ids):
+        return Difference(name, -1, (0, 0), 0.0)
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    first = first[inverse]
+    size = np.abs(values - values[first])[:, :2].max(1)
+    relative = size / np.maximum(np.maximum(values[:, 2], values[first, 2]), 1e-30)
+    worst = int(np.argmax(relative))
+    return Difference(name, int(ids[worst]), (int(workers[first[worst]]), int(workers[worst])),
+                      float(relative[worst]))
+
+
+def sums_by_id(comm: Comm, tables: Mapping[str, tuple[np.ndarray, Tensor]]
+               ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Per name and node id the sums over all workers of the rows' projections.
+
+    Parameters
+    ----------
+    tables : name → ids and rows; workers need not have the same names.
+    """
+    names = sorted({name for names in all_texts(comm, sorted(tables)) for name in names})
+    if not names:
+        return {}
+    none = (_NONE, torch.empty(0, 1))
+    own = [tables.get(name, none) for name in names]
+    ids = gather_arrays(comm, [torch.from_numpy(i) for i, _ in own])
+    values = gather_arrays(comm, [projections(rows) if len(rows) else torch.empty(
+        0, 3, dtype=torch.float64) for _, rows in own])
+    found = {}
+    for name, of_ids, of_values in zip(names, ids, values):
+        unique, inverse = np.unique(torch.cat(of_ids).numpy(), return_inverse=True)
+        total = np.zeros((len(unique), 3))
+        np.add.at(total, inverse, torch.cat(of_values).numpy())
+        found[name] = (unique, total)
+    return found

@@ -1,0 +1,336 @@
+"""One call of a module, computed with RAF and the plain way, and compared.
+
+All trainers take the same steps and agree after each, so that what one of them cannot do, none
+does, and a difference that one finds is an error on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dgl_heta.comm.collectives import Comm, PeerLostError
+from dgl_heta.graph.schema import Relation
+from dgl_heta.proof import alignment
+from dgl_heta.proof.alignment import show
+from dgl_heta.proof.comparison import CAUSES, PAGE
+from dgl_heta.proof.copies import NotProvedError, copied, noise, perturbed
+from dgl_heta.proof.difference import Levels, Limits, relative, worst_by_id
+from dgl_heta.proof.gather import (
+    CAUSE,
+    Ids,
+    PlainLayer,
+    all_texts,
+    edges_of,
+    gather_edges,
+    levels,
+    plain_layers,
+    sums_by_id,
+)
+from dgl_heta.proof.inputs import Call, Given, Inputs, complete
+from dgl_heta.proof.replay import Outcome, Path, Reads, apart, gradients, run
+from dgl_heta.sampling.blocks import MiniBatch
+
+SEEDS = 128
+"""Seeds per trainer of the batch that is replayed."""
+ROWS = 100_000
+"""Input rows per trainer of that batch."""
+
+
+Instead = Callable[[Any], Callable[[Any], Any]]
+"""From a call's arguments, whose tensors have been replaced, to what replaces other items."""
+
+
+class Setting(Protocol):
+    """The run that a call belongs to.
+
+    Attributes
+    ----------
+    group, world : the trainers of a model-parallel group, and all; bytes count apart.
+    """
+
+    group: Comm
+    world: Comm
+
+    @property
+    def relations(self) -> Sequence[Relation]: ...
+
+    @property
+    def types(self) -> Sequence[str]: ...
+
+    def sample(self, most: int) -> MiniBatch:
+        """The batch, or one of the first `most` seeds of each trainer, with the same draws."""
+
+    def shared(self, value: Any) -> bool:
+        """Whether copies of a module refer to the same object."""
+
+    def known(self, value: Any) -> bool:
+        """Whether `ours` and `plain` know what to give instead of an argument."""
+
+    def ours(self, batch: MiniBatch) -> Instead:
+        """What the module is given instead of blocks: those of a batch, with RAF."""
+
+    def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
+        """The same the plain way: layers over all relations, and the ids of each level."""
+
+    def reading(self, reads: Reads) -> AbstractContextManager[None]:
+        """For the body reads of tables in the key-value store go to `reads`."""
+
+    def ends(self) -> list[Tensor]:
+        """Ends of the chains of exchanges that were made by now."""
+
+
+class Proof:
+    """Proves one call; all trainers make it alike."""
+
+    def __init__(self, setting: Setting, call: Call) -> None:
+        self._setting, self._call = setting, call
+
+    def verdict(self) -> str | None:
+        """What differs, or None; the same on all trainers.
+
+        Raises
+        ------
+        NotProvedError
+            It cannot be proved; on all trainers alike.
+        """
+        setting = self._setting
+        with self._together():
+            alignment.check_items(self._call.arguments, setting.known)
+            found = [(path, tensor, alignment.candidates(path, tensor, self._call.ids,
+                                                         self._call.first))
+                     for path, tensor in alignment.tensors(self._call.arguments)]
+        texts: list[str] = []
+        with self._together():
+            batch = self._batch()
+            self._edges(batch)
+            arguments = alignment.agree(setting.group, found)
+            inputs = Inputs(setting.group, self._call, self._levels, arguments)
+            texts += inputs.texts
+        if text := self._agreed(texts):
+            return text
+        dtype = self._plain_way(inputs.plain)
+        with self._together():
+            ready = self._prepared(setting.ours(batch), inputs.ours, dtype)
+        with self._together():  # the trainers of a group wait for each other inside
+            ours = self._replay(ready, dtype)
+            ends = setting.ends()
+        pairs: list[tuple[str, Tensor, Tensor]] = []
+        with self._together():
+            self._compare_outputs(ours, dtype, pairs, texts)
+        if text := self._agreed(texts):
+            return text
+        with self._together():
+            plain_grads = self._gradients(self._plain, [p for _, _, p in pairs])
+        with self._together():
+            our_grads = self._gradients(ours, [o for _, o, _ in pairs], ends)
+            self._compare_gradients(our_grads, plain_grads, dtype, texts)
+        return self._agreed(texts)
+
+    @contextmanager
+    def _together(self) -> Iterator[None]:
+        """What fails on one trainer is given up on all."""
+        reason = None
+        try:
+            yield
+        except PeerLostError:
+            raise
+        except NotProvedError as error:
+            reason = str(error)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        world = self._setting.world
+        flag = torch.tensor([int(reason is not None)])
+        if int(world.all_reduce(flag, "max", CAUSE)):
+            raise NotProvedError(next(r for r in all_texts(world, reason) if r is not None))
+
+    def _agreed(self, texts: Sequence[str]) -> str | None:
+        """The first trainer's text, with its rank."""
+        world = self._setting.world
+        flag = torch.tensor([int(bool(texts))])
+        if not int(world.all_reduce(flag, "max", CAUSE)):
+            return None
+        rank, text = next((rank, text[0]) for rank, text in enumerate(
+            all_texts(world, list(texts))) if text)
+        return (f"{type(self._call.module).__name__} does not compute with RAF what it computes "
+                f"the plain way: on trainer {rank} {text}. Usual causes: {CAUSES}. See {PAGE}; "
+                "run.prove=off trains without the proof")
+
+    # --- the two batches ------------------------------------------------------------------------
+
+    def _batch(self) -> MiniBatch:
+        """The batch to replay: few seeds, and not too many rows on any trainer."""
+        setting, most = self._setting, SEEDS
+        while True:
+            batch = setting.sample(most)
+            rows = torch.tensor([sum(map(len, batch.input_nodes.values()))])
+            if int(setting.group.all_reduce(rows, "max", CAUSE)) <= ROWS:
+                return batch
+            if most == 1:
+                raise NotProvedError(f"one seed per trainer reaches more than {ROWS} input rows")
+            most = max(most // 4, 1)
+
+    def _edges(self, batch: MiniBatch) -> None:
+        setting = self._setting
+        ids = levels(batch, setting.types)
+        every = gather_edges(setting.group, [edges_of(block, ids[place], setting.relations)
+                                             for place, block in enumerate(batch.blocks)])
+        layers, plain = plain_layers(setting.relations, setting.types, every, ids[-1])
+        self._levels = Levels(ids, plain, complete(batch, ids))
+        self._plain_blocks = setting.plain(layers, plain)
+
+    # --- the two ways ---------------------------------------------------------------------------
+
+    def _plain_way(self, rows: Given) -> torch.dtype:
+        """Run it the plain way, in fp64 if that works on all trainers; returns the dtype."""
+        for dtype in (torch.float64, torch.float32):
+            try:
+                with self._together():
+                    self._plain = self._replay(self._prepared(
+                        self._plain_blocks, rows, dtype), dtype)
+                return dtype
+            except NotProvedError:
+                if dtype == torch.float32:
+                    raise
+        raise AssertionError
+
+    def _prepared(self, other: Instead, rows: Given, dtype: torch.dtype) -> Ready:
+        """A copy of the module and its arguments; nothing here waits for another trainer."""
+        reads = Reads(dtype)
+        module = copied(self._call.module, dtype, self._call.seed, self._setting.shared, reads)
+        leaves: dict[Path, tuple[np.ndarray, Tensor]] = {}
+        made = {}
+        with torch.inference_mode(False), torch.enable_grad():
+            for path, (argument, ids, value) in rows.items():
+                if value.is_floating_point():
+                    value = (perturbed(value, torch.from_numpy(ids), dtype)
+                             if argument.learned and argument.level is not None
+                             else value.to(dtype, copy=True))
+                    if argument.learned:
+                        leaves[path] = ids, value.requires_grad_()
+                        value = value.view_as(value)  # may be written to
+                made[path] = value
+            given = alignment.filled(self._call.arguments, made, lambda item: item)
+            blocks = other(given)
+        args, kwargs = (alignment.replaced(given[name], lambda _, x: blocks(x))
+                        for name in ("args", "kwargs"))
+        return Ready(module, args, kwargs, leaves, reads)
+
+    def _replay(self, ready: Ready, dtype: torch.dtype) -> Outcome:
+        with apart(dtype), self._setting.reading(ready.reads):
+            outcome = run(ready.module, ready.args, ready.kwargs, ready.reads)
+        outcome.module, outcome.leaves = ready.module, ready.leaves
+        return outcome
+
+    # --- what differs ---------------------------------------------------------------------------
+
+    def _compare_outputs(self, ours: Outcome, dtype: torch.dtype,
+                         pairs: list[tuple[str, Tensor, Tensor]], texts: list[str]) -> None:
+        limit = Limits.of(dtype).rows
+        for path, want in self._plain.outputs.items():
+            name = show(("output", *path))
+            got = ours.outputs.get(path)
+            if got is None:
+                if self._levels.has(path, want):
+                    texts.append(f"{name} is missing with RAF")
+                continue
+            pair = self._levels.pair(path, got, want)
+            if pair is None:
+                texts.append(f"{name} has the shape {tuple(got.shape)} with RAF, and "
+                             f"{tuple(want.shape)} the plain way")
+                continue
+            pairs.append((name, *pair))
+            size = relative(*pair)
+            if size > limit:
+                where = self._levels.first_difference(ours.trace, self._plain.trace, limit)
+                texts.append(f"{name} differs by {size:.1e}" + (
+                    f"; the first that differ are {where}" if where else ""))
+        if not pairs and not texts:
+            raise NotProvedError("the module returned no rows of numbers")
+
+    def _gradients(self, outcome: Outcome, outputs: Sequence[Tensor],
+                   ends: Sequence[Tensor] = ()) -> Gradients:
+        assert outcome.module is not None
+        leaves = outcome.leaves
+        parameters = dict(outcome.module.named_parameters())
+        inputs = [*parameters.values(), *(leaf for _, leaf in leaves.values()),
+                  *(leaf for _, _, leaf in outcome.reads.leaves)]
+        seed = self._call.seed + 7919 * (1 + self._setting.group.rank)
+        with apart(outputs[0].dtype if outputs else torch.float64), self._setting.reading(
+                Reads(torch.float64)):
+            found = gradients([(x, seed + place) for place, x in enumerate(outputs)], inputs, ends)
+        dense = [None if g is None else g.to_dense() for g in found]
+        tables: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
+        of_inputs = dense[len(parameters):]
+        named = [(self._call.name(path), ids) for path, (ids, _) in leaves.items()]
+        named += [(name, ids.cpu().numpy()) for name, ids, _ in outcome.reads.leaves]
+        for (name, ids), grad in zip(named, of_inputs):
+            if grad is not None:
+                tables.setdefault(name, []).append((ids, _flat(grad, len(ids))))
+        return Gradients(dict(zip(parameters, dense)), {
+            name: (np.concatenate([i for i, _ in pieces]), torch.cat([g for _, g in pieces]))
+            for name, pieces in tables.items()})
+
+    def _compare_gradients(self, ours: Gradients, plain: Gradients, dtype: torch.dtype,
+                           texts: list[str]) -> None:
+        group, limit = self._setting.group, Limits.of(dtype).gradients
+        both = torch.stack([torch.stack([_digest(g, self._call.seed + place)
+                                         for place, g in enumerate(way.parameters.values())])
+                            for way in (ours, plain)]) if ours.parameters else torch.zeros(2, 0, 4)
+        both = group.all_reduce(both.double(), cause=CAUSE)
+        most = float(both[1, :, 2].max()) if both.shape[1] else 0.0
+        for name, got, want in zip(ours.parameters, *both):
+            size = float((got - want)[:2].abs().max())
+            scale = float(want[2]) + 1e-3 * most
+            if not size <= limit * scale:
+                texts.append(f"the outputs agree, and the gradient of parameter '{name}' differs "
+                             f"by {size / max(scale, 1e-30):.1e}")
+                return
+        got_rows, want_rows = (sums_by_id(group, way.tables) for way in (ours, plain))
+        none = np.empty(0, np.int64), np.empty((0, 3))
+        for name in sorted({*got_rows, *want_rows}):
+            size = worst_by_id(got_rows.get(name, none), want_rows.get(name, none))
+            if not size <= limit:
+                texts.append(f"the outputs agree, and the gradient of the rows of {name} differs "
+                             f"by {size:.1e}")
+                return
+
+
+@dataclass
+class Ready:
+    """A copy that can be run: what it is called with, and what of it are leaves."""
+
+    module: nn.Module
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    leaves: dict[Path, tuple[np.ndarray, Tensor]]
+    reads: Reads
+
+
+@dataclass
+class Gradients:
+    """Gradients of parameters by name, and of rows by what they are rows of."""
+
+    parameters: dict[str, Tensor | None]
+    tables: dict[str, tuple[np.ndarray, Tensor]]
+
+
+def _flat(rows: Tensor, count: int) -> Tensor:
+    """(count, numbers of a row)."""
+    return rows.reshape(count, rows.numel() // count if count else rows.shape[1:].numel())
+
+
+def _digest(grad: Tensor | None, seed: int) -> Tensor:
+    """Two products of a gradient with fixed numbers, its magnitude, and whether it is there."""
+    if grad is None:
+        return torch.zeros(4, dtype=torch.float64)
+    flat = grad.detach().to("cpu", torch.float64)
+    return torch.stack([(flat * noise(seed, flat, flat.dtype)).sum(),
+                        (flat * noise(~seed, flat, flat.dtype)).sum(),
+                        flat.abs().sum(), flat.new_ones(())])

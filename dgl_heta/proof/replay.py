@@ -1,0 +1,170 @@
+"""Run a copy of a module once, apart from the run that it belongs to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from dgl_heta.proof.copies import NotProvedError, noise, perturbed
+
+Path = tuple[Any, ...]
+_DROPOUT = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
+            functional.alpha_dropout, functional.feature_alpha_dropout, torch.dropout,
+            torch.dropout_, torch.alpha_dropout, torch.feature_dropout}
+_LESS = {Tensor.float, Tensor.half, Tensor.bfloat16}
+_LESS_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class _Exactly(TorchFunctionMode):
+    """Dropout is the identity, and nothing is converted to less precision."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self._dtype = dtype
+
+    def _wide(self, value: Any) -> Any:
+        return self._dtype if isinstance(value, torch.dtype) and value in _LESS_DTYPES else value
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUT:
+            return args[0] if args else kwargs["input"]
+        if func in _LESS:
+            return func(*args, **kwargs) if self._dtype == torch.float32 else Tensor.to(
+                args[0], self._dtype)
+        return func(*map(self._wide, args), **{k: self._wide(v) for k, v in kwargs.items()})
+
+
+@dataclass
+class Reads:
+    """Rows of tables that a module read itself: leaves, whose gradients are compared."""
+
+    dtype: torch.dtype
+    leaves: list[tuple[str, Tensor, Tensor]] = field(default_factory=list)
+
+    def __call__(self, name: str, ids: Tensor, rows: Tensor) -> Tensor:
+        """Rows (ids, width) as the module is given them."""
+        given = perturbed(rows, ids.detach(), self.dtype).requires_grad_()
+        self.leaves.append((name, ids.detach().reshape(-1), given))
+        return given
+
+
+@dataclass
+class Outcome:
+    """What a copy computed.
+
+    Attributes
+    ----------
+    outputs : tensors in what it returned, by path.
+    trace : (module's name, its tensors by path) in the order in which modules ended.
+    reads : see :class:`Reads`.
+    module : the copy.
+    leaves : arguments whose gradients are compared, with their ids, by path.
+    """
+
+    outputs: dict[Path, Tensor]
+    trace: list[tuple[str, dict[Path, Tensor]]]
+    reads: Reads
+    module: nn.Module | None = None
+    leaves: dict[Path, tuple[np.ndarray, Tensor]] = field(default_factory=dict)
+
+
+def tensors_in(value: Any, path: Path = (), depth: int = 5) -> Iterator[tuple[Path, Tensor]]:
+    """Tensors of numbers with a fraction in nested dicts, lists and tuples, by path."""
+    if isinstance(value, Tensor):
+        if value.is_floating_point():
+            yield path, value
+    elif depth and isinstance(value, dict):
+        for key, item in value.items():
+            yield from tensors_in(item, (*path, key), depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for place, item in enumerate(value):
+            yield from tensors_in(item, (*path, place), depth - 1)
+
+
+@contextmanager
+def apart(dtype: torch.dtype) -> Iterator[None]:
+    """For the body: gradients on, autocast off, no randomness; afterwards everything is as it was.
+
+    Raises
+    ------
+    NotProvedError
+        The body drew random numbers, so that it cannot be done alike twice.
+    """
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.inference_mode(False))
+            stack.enter_context(torch.enable_grad())
+            for device in ("cpu", "cuda"):
+                stack.enter_context(torch.autocast(
+                    device, torch.bfloat16, enabled=False))
+            stack.enter_context(_Exactly(dtype))
+            yield
+        if not torch.equal(states[0], torch.get_rng_state()) or not _same_numpy(states[2]) or (
+                states[1] != random.getstate()):
+            raise NotProvedError("the model draws random numbers other than for dropout")
+    finally:
+        torch.set_default_dtype(default)
+        torch.set_rng_state(states[0])
+        random.setstate(states[1])
+        np.random.set_state(states[2])
+        if cuda:
+            torch.cuda.set_rng_state_all(cuda)
+
+
+def _same_numpy(state: Any) -> bool:
+    now: Any = np.random.get_state()
+    return now[2] == state[2] and bool((now[1] == state[1]).all())
+
+
+def run(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reads: Reads) -> Outcome:
+    """Call a copy, and note what its parts return; inside :func:`apart`."""
+    trace: list[tuple[str, dict[Path, Tensor]]] = []
+    handles = [part.register_forward_hook(_note(name, trace))
+               for name, part in module.named_modules() if name]
+    try:
+        returned = module(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    outputs = dict(tensors_in(returned))
+    trace.append(("", outputs))
+    return Outcome(outputs, trace, reads)
+
+
+def _note(name: str, trace: list[tuple[str, dict[Path, Tensor]]]) -> Callable[..., None]:
+    def note(module: Any, args: Any, output: Any) -> None:
+        trace.append((name, dict(tensors_in(output))))
+    return note
+
+
+def gradients(pairs: Sequence[tuple[Tensor, int]], inputs: Sequence[Tensor],
+              last: Sequence[Tensor] = ()) -> list[Tensor | None]:
+    """Gradients of inputs for random gradients of outputs.
+
+    Parameters
+    ----------
+    pairs : output rows with the seed of their gradient.
+    last : tensors that outputs are to depend on with gradient 0 (ends of chains of exchanges).
+    """
+    wanted = [x for x in inputs if x.requires_grad]
+    outputs = [(x, noise(seed, x, x.dtype)) for x, seed in pairs if x.requires_grad]
+    outputs += [(x, torch.zeros_like(x)) for x in last if x.requires_grad]
+    if not outputs or not wanted:
+        return [None] * len(inputs)
+    found = iter(torch.autograd.grad([x for x, _ in outputs], wanted, [g for _, g in outputs],
+                                     allow_unused=True))
+    return [next(found) if x.requires_grad else None for x in inputs]
