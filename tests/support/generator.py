@@ -2,18 +2,18 @@
 
     python -m tests.support.generator --draws 300 --seed 1 --machines 2 --trainers 2 [--prove]
 
-Programs are drawn (:mod:`tests.support.drawn`) and run by :mod:`tests.support.programs`, many in one
-start of the trainers. Each has a verdict:
+Programs are drawn (:mod:`tests.support.drawn`) and run by :mod:`tests.support.programs`, many in
+one start of the trainers. Each has a verdict:
 
 - exact: the same within 1e-9, in fp64;
-- refused: an error of dgl-heta's that names a thing, on all trainers; refused by some: on the others
-  a collective failed, which ends a script as well;
+- refused: an error of dgl-heta's that names a thing, on all trainers; refused by some: on the
+  others a collective failed, which ends a script as well;
 - caught: the same by the proof inside runs;
 - no case: plain DGL refuses it, or gives NaN;
 - silent: it differs, and nothing was said;
 - crash: another error, or no end.
 
-The last two are failures. The smallest program that fails in the same way is looked for, and printed.
+The last two are failures. The smallest program that fails alike is looked for, and printed.
 """
 
 from __future__ import annotations

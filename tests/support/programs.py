@@ -86,8 +86,9 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
         make_parts(whole_graph(), machines, out / "parts")
     meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = machines * trainers
-    job = {"programs": list(programs), "trainers": trainers, "world": world, "raf": raf, "part_config": str(config),
-           "out": str(out), "port": meeting.port, "trace": trace, "timeout_s": timeout_s,
+    job = {"programs": list(programs), "trainers": trainers, "world": world, "raf": raf,
+           "part_config": str(config), "out": str(out), "port": meeting.port, "trace": trace,
+           "timeout_s": timeout_s,
            "settings": ["run.timeout_s=30", *settings], "sabotage": list(sabotage)}
     for old in out.glob("*-*.json"):
         old.unlink()

@@ -69,12 +69,12 @@ def _layers(layer: Layer) -> Iterator[Layer]:
                 children = [*layer.children]
                 children[number] = other
                 yield replace(layer, children=children)
-    for number, one in enumerate(layer.messages):
+    for number, given in enumerate(layer.messages):
         if len(layer.messages) > 1:
-            yield replace(layer, messages=[one])
-        for other in (Messages("copy_u", "sum"), replace(one, apply=""), replace(
-                one, message="copy_u"), replace(one, reduce="sum")):
-            if other != one:
+            yield replace(layer, messages=[given])
+        for simple in (Messages("copy_u", "sum"), replace(given, apply=""), replace(
+                given, message="copy_u"), replace(given, reduce="sum")):
+            if simple != given:
                 messages = [*layer.messages]
-                messages[number] = other
+                messages[number] = simple
                 yield replace(layer, messages=messages)
