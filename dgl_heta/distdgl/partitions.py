@@ -11,12 +11,12 @@ import dgl
 import numpy as np
 import torch
 
-from dgl_heta.distdgl.selection import names, selected
+from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import HetaError, InputError, listing
-from dgl_heta.hooks.manager import plugins
-from dgl_heta.partition.dgl import DGL_METHODS, honoured, partition_graph
-from dgl_heta.partition.directory import graph_names, open_partition
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.partition.arguments import shown, warn_once, whole
+from dgl_heta.partition.dgl import DGL_METHODS, OWN, arguments_of, perform
+from dgl_heta.partition.directory import graph_names, is_part_config, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
@@ -25,53 +25,61 @@ from dgl_heta.system.patching import patch_all
 
 def is_ours(part_config: Any) -> bool:
     """Whether a part_config JSON belongs to a partition of dgl-heta."""
-    try:
-        config = json.loads(Path(part_config).read_text(encoding="utf-8"))
-        return "dgl_heta_plan" in config["part-0"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return is_part_config(part_config)
 
 
-def partition(original: Callable[..., Any], settings: Settings, explicit: bool,
-              g: Any, graph_name: str, num_parts: int, out_path: str, num_hops: int = 1,
-              part_method: str = "metis", *args: Any, **kwargs: Any) -> Any:
-    """`dgl.distributed.partition_graph` by the method that the settings or the script name.
+def partition(original: Callable[..., Any], settings: Settings, *args: Any, **kwargs: Any) -> Any:
+    """`dgl.distributed.partition_graph` as the script says, and the settings where they say more.
 
     Parameters
     ----------
     original : DGL's own function.
-    explicit : whether the settings name a method, which then wins over the script's.
+    settings : what they name themselves wins over the script's arguments.
     """
-    method = settings.partition.method if explicit else part_method
-    if method in DGL_METHODS:
-        return original(g, graph_name, num_parts, out_path, num_hops, method, *args, **kwargs)
-    names = ("balance_ntypes", "balance_edges", "return_mapping", "num_trainers_per_machine",
-             "objtype", "graph_formats", "use_graphbolt")
-    given = {**dict(zip(names, args)), **kwargs}
-    mapping = given.pop("return_mapping", False)
-    backend = plugins().get("partition backend", method)
-    paths = settings.partition.metapaths
-    hops = None if paths else settings.model.layers
-    result = partition_graph(
-        g, graph_name, num_parts, out_path, num_hops if "num_hops" in backend.honours else hops,
-        method, return_mapping=mapping, seed=settings.partition.seed, overwrite=True,
-        target_ntype=_target(g, settings) if backend.needs_target else settings.partition.target,
-        replication=settings.partition.replication, memory_mb=settings.partition.memory_mb,
-        metapaths=paths, **honoured(backend, given))
-    print(f"{num_parts} partitions of {graph_name} by {method} in {out_path}; `dgl-heta inspect "
-          f"{out_path}` shows them", flush=True)
+    given = _decided(settings, arguments_of(*args, **kwargs))
+    result = perform(given, original)
+    if given["part_method"] not in DGL_METHODS:
+        out = given["out_path"]
+        print(f"{given['num_parts']} partitions of {given['graph_name']} by "
+              f"{given['part_method']} in {out}; `dgl-heta inspect {out}` shows them", flush=True)
     return result
 
 
-def _target(g: Any, settings: Settings) -> str:
-    if settings.partition.target is not None:
-        return settings.partition.target
-    masked = [t for t in g.ntypes if "train_mask" in g.nodes[t].data]
-    if len(masked) != 1:
-        raise InputError("meta-partitioning needs the node type to train for: set "
-                         "partition.target (no type, or more than one, has a train_mask); node "
-                         f"types: {listing(g.ntypes)}")
-    return str(masked[0])
+_SETTINGS = {"target_ntype": "target", "metapaths": "metapaths", "seed": "seed",
+             "replication": "replication", "memory_mb": "memory_mb"}
+"""Arguments that settings of the section `partition` have as well."""
+
+
+def _decided(settings: Settings, given: dict[str, Any]) -> dict[str, Any]:
+    """A call's arguments with what the settings name; what that overrules is said once."""
+    said, chosen = settings.partition, dict(given)
+    if "method" in said.model_fields_set:
+        chosen["part_method"] = said.method
+    if chosen["part_method"] in DGL_METHODS:
+        if given["part_method"] not in DGL_METHODS:
+            chosen |= dict.fromkeys(OWN) | {"settings": (), "overwrite": True}
+            _overruled(f"partition.method = {said.method}", chosen, given)
+        return chosen
+    named = {argument: getattr(said, key) for argument, key in _SETTINGS.items()
+             if key in said.model_fields_set}
+    if "layers" in settings.model.model_fields_set and said.metapaths is None:
+        named["hops"] = settings.model.layers
+    if said.metapaths is not None and given["num_hops"] not in (None, 1):
+        named["num_hops"] = None
+    chosen |= named
+    _overruled("the settings", chosen, given)
+    if "parts" in said.model_fields_set and said.parts != given["num_parts"]:
+        warn_once(f"partition.parts = {said.parts} in the settings has no effect on a script: "
+                  f"num_parts={given['num_parts']} counts")
+    return chosen
+
+
+def _overruled(by: str, chosen: dict[str, Any], given: dict[str, Any]) -> None:
+    lost = [f"{name}={shown(value)}" for name, value in given.items()
+            if name in (*OWN, "num_hops", "settings", "overwrite") and value is not None
+            and chosen[name] is not value and chosen[name] != value]
+    if lost:
+        warn_once(f"no effect on partition_graph, since {by} says otherwise: {', '.join(lost)}")
 
 
 def load_graph(part_config: str, part_id: int) -> Any:
@@ -153,6 +161,7 @@ def _owned(config: dict[str, Any], ntype: str, part_id: int) -> tuple[int, int]:
 
 def _opened(part_config: str, part_id: int) -> tuple[Store, Plan, Any]:
     store, plan = open_partition(Path(part_config).parent)
+    whole("part_id", part_id, least=0)
     if not 0 <= part_id < plan.num_parts:
         raise InputError(f"{part_config} has the parts 0 … {plan.num_parts - 1}, and no "
                          f"{part_id}")
@@ -165,26 +174,24 @@ def _join(pieces: list[Any]) -> Any:
 
 def _partition_graph(original: Any) -> Any:
     def partition_graph(*args: Any, **kwargs: Any) -> Any:
-        return partition(original, selected(), names("partition", "method"), *args, **kwargs)
+        return partition(original, selected(), *args, **kwargs)
     return partition_graph
 
 
 def _load_partition(original: Any) -> Any:
-    def load_partition(part_config: str, part_id: int, load_feats: bool = True,
-                       *args: Any, **kwargs: Any) -> Any:
+    def load_partition(part_config: str, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(part_config):
-            return original(part_config, part_id, load_feats, *args, **kwargs)
-        return _loaded(part_config, part_id, load_graph(part_config, part_id), load_feats)
+            return original(part_config, *args, **kwargs)
+        return _loaded(load_graph, part_config, *args, **kwargs)
     return load_partition
 
 
 def _load_partition_on_server(original: Any) -> Any:
-    def load_partition(part_config: str, part_id: int, load_feats: bool = True,
-                       *args: Any, **kwargs: Any) -> Any:
+    def load_partition(part_config: str, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(part_config):
-            return original(part_config, part_id, load_feats, *args, **kwargs)
+            return original(part_config, *args, **kwargs)
         _serving.append(part_config)
-        return _loaded(part_config, part_id, load_nothing(part_config, part_id), load_feats)
+        return _loaded(load_nothing, part_config, *args, **kwargs)
     return load_partition
 
 
@@ -192,20 +199,45 @@ _serving: list[str] = []
 """The meta-partitioned graphs of which this process is a server."""
 
 
-def _loaded(part_config: str, part_id: int, graph: Any, load_feats: bool) -> Any:
+def _loaded(load: Callable[[str, int], Any], part_config: str, part_id: int,
+            load_feats: bool = True, use_graphbolt: bool = False) -> Any:
+    """What `load_partition` returns, with the graph that `load` makes; DGL's own arguments."""
+    if use_graphbolt:
+        raise _no_graphbolt("use_graphbolt=True", part_config)
+    graph = load(part_config, part_id)
     book, name, ntypes, etypes = dgl.distributed.load_partition_book(part_config, part_id)
     features = load_features(part_config, part_id) if load_feats else {}
     return graph, features, {}, book, name, list(ntypes), list(etypes)
 
 
+def _no_graphbolt(what: str, part_config: Any) -> InputError:
+    return InputError(f"{what} cannot be used with {part_config}, a meta-partitioned graph: its "
+                      "parts have no form for GraphBolt, trainers sample from the relation store; "
+                      "leave it out (in dgl.distributed.initialize as well), or partition with "
+                      "part_method='metis' for GraphBolt")
+
+
 def _load_partition_feats(original: Any) -> Any:
-    def load_partition_feats(part_config: str, part_id: int, load_nodes: bool = True,
-                             load_edges: bool = True) -> Any:
+    def load_partition_feats(part_config: str, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(part_config):
-            return original(part_config, part_id, load_nodes, load_edges)
-        return (load_features(part_config, part_id) if load_nodes else None,
-                {} if load_edges else None)
+            return original(part_config, *args, **kwargs)
+        return _features(part_config, *args, **kwargs)
     return load_partition_feats
+
+
+def _features(part_config: str, part_id: int, load_nodes: bool = True, load_edges: bool = True
+              ) -> Any:
+    """What `load_partition_feats` returns; edges have no data."""
+    return (load_features(part_config, part_id) if load_nodes else None,
+            {} if load_edges else None)
+
+
+def _to_graphbolt(original: Any) -> Any:
+    def dgl_partition_to_graphbolt(part_config: str, *args: Any, **kwargs: Any) -> Any:
+        if is_ours(part_config):
+            raise _no_graphbolt("dgl_partition_to_graphbolt", part_config)
+        return original(part_config, *args, **kwargs)
+    return dgl_partition_to_graphbolt
 
 
 def _empty_shared_mem(original: Any) -> Any:
@@ -234,6 +266,8 @@ PATCHES = (
                "servers of a meta-partitioned graph hold no edges"),
     *patch_all(homes("load_partition_feats"), _load_partition_feats,
                "node data of a part from the relation store"),
+    *patch_all(homes("dgl_partition_to_graphbolt"), _to_graphbolt,
+               "a meta-partition has no form for GraphBolt"),
     *patch_all(homes("empty_shared_mem"), _empty_shared_mem, "a part may own no node of a type"),
     *patch_all(homes("requests to servers", "process_request"), _refused_request,
                "refuse sampling and queries on the servers, too"),

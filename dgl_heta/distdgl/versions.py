@@ -19,6 +19,8 @@ RELEASES: dict[str, dict[str, tuple[str, ...]]] = {
         "load_partition_feats": (
             f"{_DIST}:load_partition_feats", f"{_DIST}.partition:load_partition_feats",
             f"{_DIST}.dist_graph:load_partition_feats"),
+        "dgl_partition_to_graphbolt": (f"{_DIST}:dgl_partition_to_graphbolt",
+                                       f"{_DIST}.partition:dgl_partition_to_graphbolt"),
         "empty_shared_mem": (f"{_DIST}.kvstore:empty_shared_mem",
                              f"{_DIST}.shared_mem_utils:empty_shared_mem"),
         "queries of trainers": (

@@ -56,7 +56,9 @@ class PartitionBackend(Provider, Protocol):
     honours: frozenset[str] = frozenset()
     """Arguments of a script's `partition_graph` that it has a use for, by their names there:
     `num_hops`, `num_trainers_per_machine`, `objtype`, `balance_ntypes`, `balance_edges`,
-    `graph_formats`, `use_graphbolt`, or any further one. They are in `request.script`."""
+    `graph_formats`, `use_graphbolt`, or any further one. They are in `request.script`, those that
+    DGL names with values that are right by DGL's rules. The user is told of those that have no
+    effect; `use_graphbolt` and unknown ones are refused."""
 
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
         """Plan from the schema alone, or raise an :class:`InputError` that it cannot.

@@ -5,24 +5,40 @@ This is an adapter: it imports dgl.
 
 from __future__ import annotations
 
+import inspect
+import numbers
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.errors import InputError
-from dgl_heta.graph.source import GraphSource
-from dgl_heta.hooks.manager import plugins
+from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.graph.source import TRAIN_MASK, GraphSource
+from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.hooks.protocols import PartitionBackend
-from dgl_heta.partition.request import PartitionResult, ScriptArguments, make_request
+from dgl_heta.partition.arguments import (
+    CONVERSION,
+    FORMER,
+    check_names,
+    flag,
+    shown,
+    warn_once,
+    whole,
+)
+from dgl_heta.partition.directory import is_partition
+from dgl_heta.partition.request import PartitionResult, make_request
+from dgl_heta.planning.workload import DEFAULT_HOPS
 from dgl_heta.settings import load_settings
 from dgl_heta.system.patching import plain
 
 DGL_METHODS = ("metis", "random")
 
-_WORDS = {"method": "part_method", "parts": "num_parts", "target": "target_ntype",
-          "hops": "num_hops"}
+OWN = ("target_ntype", "metapaths", "hops", "seed", "replication", "memory_mb")
+"""Arguments that only the methods of dgl-heta have; None where a call does not give them."""
+
+_WORDS = {"method": "part_method", "parts": "num_parts", "target": "target_ntype"}
+_KEPT_BY_DGL = ("_ID", "_TYPE", "inner_edge")
+"""Edge data that are DGL's own: ids and types of a graph that came from another."""
 
 # Without it, importing dgl writes a file into the home directory, which may be read-only.
 os.environ.setdefault("DGLBACKEND", "pytorch")
@@ -45,10 +61,11 @@ def partition_graph(
     *,
     target_ntype: str | Sequence[str] | None = None,
     metapaths: Any = None,
-    seed: int = 0,
+    hops: int | None = None,
+    seed: int | None = None,
     replication: str | None = None,
     memory_mb: float | None = None,
-    overwrite: bool = False,
+    overwrite: bool = True,
     settings: Iterable[str] = (),
     **dgl_arguments: Any,
 ) -> Any:
@@ -56,26 +73,32 @@ def partition_graph(
 
     Methods of DGL go to DGL with all their arguments. The methods of dgl-heta (`meta`, and
     those of plugins) write a relation store and a plan in `out_path`, with DistDGL's
-    part_config `<graph_name>.json` beside them.
+    part_config `<graph_name>.json` beside them. DGL's own name does the same while dgl-heta is
+    enabled, with the same rules for every argument (docs/switching.md); there settings win.
 
     Parameters
     ----------
     num_parts : number of partitions, or "auto" for methods that decide it themselves.
-    target_ntype : target node type or types; needed by `meta` and its like. A graph with a
-        single node type needs none. Without its labels and train mask the graph is partitioned,
-        but `dgl-heta train` has no task.
-    num_hops : depth of the metatree, the number of layers of the model (default 2). For methods
-        that make halo nodes, DGL's among them, the hops of these (default 1).
+    target_ntype : target node type or types, for `meta` and its like; default: the only type, or
+        the only one with a `train_mask`. Without its labels and train mask the graph is
+        partitioned, but `dgl-heta train` has no task.
+    num_hops : for methods that make halo nodes, DGL's among them, the hops of these (default 1).
+        For `meta` and its like 2 or more is the plan's depth, unless `hops` says it. 1 is DGL's
+        default, which scripts give for halo nodes: it says nothing of the depth.
+    hops : depth of the metatree, the number of layers of the model; default: `num_hops` from 2
+        on, else the length of the longest metapath, else 2.
     metapaths : a list of metapaths, each a list of relations in edge direction.
-    seed : for methods that draw at random.
+    seed : for methods that draw at random (default 0).
     replication : full, none, or (default) the method's own; DistDGL scripts need full.
     memory_mb : MB that a partition may hold, as predicted.
-    overwrite : replace an earlier partition in `out_path` (methods of dgl-heta).
-    settings : overrides as of `--set`, for methods that have settings: "plugins.NAME.key=value".
+    overwrite : whether an earlier partition in `out_path` is replaced, as DGL does. What holds
+        anything else is left alone in any case, with an error.
+    settings : settings of plugins, as by `--set`: "plugins.NAME.key=value".
     return_mapping : whether to return the original ids. `meta` and its like do not change them.
     balance_ntypes, balance_edges, num_trainers_per_machine, objtype, graph_formats,
-    use_graphbolt, **dgl_arguments : go to DGL, and to methods that honour them; `meta` has no use
-        for them.
+    use_graphbolt, **dgl_arguments : go to DGL, and to methods that honour them. For others
+        values are checked, and right ones that have no effect are named in a warning;
+        `use_graphbolt=True` is refused. Of `**dgl_arguments` unknown names are refused.
 
     Returns
     -------
@@ -85,58 +108,175 @@ def partition_graph(
     Raises
     ------
     InputError
-        Unknown method or target, a graph with bad features, an existing `out_path`.
+        Unknown method, target or argument, a wrong value, a graph with bad features, an `out_path`
+        that is not to be overwritten.
     """
-    script: dict[str, Any] = {
-        "num_hops": 1 if num_hops is None else num_hops, "balance_ntypes": balance_ntypes,
-        "balance_edges": balance_edges, "num_trainers_per_machine": num_trainers_per_machine,
-        "objtype": objtype, "graph_formats": graph_formats, "use_graphbolt": use_graphbolt,
-        **dgl_arguments}
-    if part_method in DGL_METHODS:
-        for name, value in (("target_ntype", target_ntype), ("metapaths", metapaths),
-                            ("replication", replication), ("memory_mb", memory_mb)):
-            if value is not None:
-                raise InputError(f"{name} goes with the methods of dgl-heta (part_method='meta'), "
-                                 f"not with '{part_method}'")
+    given = dict(locals())  # nothing but the arguments is there yet
+    return perform(given | given.pop("dgl_arguments"), None)
+
+
+def arguments_of(*args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The arguments of a call of :func:`partition_graph` by name, defaults included.
+
+    Raises
+    ------
+    TypeError
+        One is missing, or given twice.
+    """
+    bound = inspect.signature(partition_graph).bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = dict(bound.arguments)
+    return given | given.pop("dgl_arguments")
+
+
+def perform(given: Mapping[str, Any], original: Callable[..., Any] | None) -> Any:
+    """Partition as the arguments of :func:`partition_graph` say, by name.
+
+    `original` is DGL's own function where DGL's name is patched.
+    """
+    if given["part_method"] in DGL_METHODS:
         import dgl
 
-        return plain(dgl.distributed.partition_graph)(
-            g, graph_name, num_parts, out_path, part_method=part_method,
-            return_mapping=return_mapping, **script)
-    registry = plugins()
-    if overrides := list(settings):
-        registry = registry.configured(load_settings(None, overrides))
-    backend: PartitionBackend = registry.get("partition backend", part_method)
-    source = _source(g, graph_name, target_ntype)
+        return _by_dgl(original or plain(dgl.distributed.partition_graph), given)
+    return _by_backend(**given)
+
+
+def _by_dgl(original: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    given = dict(given)
+    overrides, replace = list(given.pop("settings")), flag("overwrite", given.pop("overwrite"))
+    idle = {name: given.pop(name) for name in OWN}
+    for name, there in ({n: value is not None for n, value in idle.items()}
+                        | {"settings": bool(overrides), "overwrite=False": not replace}).items():
+        if there:
+            raise InputError(f"{name} goes with the methods of dgl-heta (part_method='meta'), not "
+                             f"with '{given['part_method']}'")
+    known = [name for name in (*_names(), *CONVERSION) if name not in OWN]
+    unknown = [name for name in given if name not in known]
+    if unknown and given["use_graphbolt"]:
+        check_names(f"part_method='{given['part_method']}'", unknown, known)
+    if unknown:
+        warn_once(f"{listing(repr(name) for name in unknown)}: no argument of "
+                  "dgl.distributed.partition_graph, which ignores it"
+                  + nearest(unknown[0], known))
+    if given["num_hops"] is None:
+        given["num_hops"] = 1
+    return original(**given)
+
+
+def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
+                num_hops: int | None, part_method: str, return_mapping: bool, target_ntype: Any,
+                metapaths: Any, hops: int | None, seed: int | None, replication: str | None,
+                memory_mb: float | None, overwrite: bool, settings: Iterable[str],
+                **script: Any) -> Any:
+    from dgl_heta.graph.readers.dgl_graph import check_graph
+
+    check_graph(g)
+    _check_texts(graph_name, part_method, out_path)
+    backend: PartitionBackend = _configured(settings).get("partition backend", part_method)
+    check_names(f"part_method='{part_method}'", script,
+                {*_names(), *CONVERSION, *FORMER} | backend.honours)
+    mapping, replace = flag("return_mapping", return_mapping), flag("overwrite", overwrite)
+    depth = _depth(backend, num_hops, hops, metapaths)
+    targets = _targets(g, target_ntype, backend)
+    source = _source(g, graph_name, targets)
     request = make_request(
-        backend, source.schema(), num_parts, _targets(g, target_ntype),
-        hops=None if "num_hops" in backend.honours else num_hops, metapaths=metapaths, seed=seed,
-        edge_ids=True, replication=replication, memory_mb=memory_mb, script=script,
+        backend, source.schema(),
+        num_parts if isinstance(num_parts, str) else whole("num_parts", num_parts),
+        targets, hops=depth, metapaths=metapaths, edge_ids=True,
+        seed=0 if seed is None else whole("seed", seed, least=0),
+        replication=replication, memory_mb=_megabytes(memory_mb),
+        script={"num_hops": 1 if num_hops is None else num_hops, **script},
         word=lambda name: _WORDS.get(name, name))
-    result = backend.partition(source, request, Path(out_path), overwrite=overwrite)
-    return _mapping(g, result) if return_mapping else None
+    out = Path(out_path)
+    result = backend.partition(source, request, out, overwrite=replace)
+    if is_partition(out):  # a store, which has no place for them
+        _warn_of_edge_data(g)
+    return _mapping(g, result) if mapping else None
 
 
-def honoured(backend: PartitionBackend, script: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a script's arguments those that :func:`partition_graph` takes for a backend."""
-    usual = {field.name for field in fields(ScriptArguments)}
-    return {name: value for name, value in script.items() if name in usual | backend.honours}
+def _names() -> list[str]:
+    """The names of all arguments of :func:`partition_graph` that it names."""
+    return [name for name, parameter in inspect.signature(partition_graph).parameters.items()
+            if parameter.kind is not parameter.VAR_KEYWORD]
 
 
-def _targets(g: Any, given: str | Sequence[str] | None) -> tuple[str, ...]:
-    if given is None:
-        return tuple(g.ntypes) if len(g.ntypes) == 1 else ()
-    return (given,) if isinstance(given, str) else tuple(given)
+def _check_texts(graph_name: Any, part_method: Any, out_path: Any) -> None:
+    for name, text in (("graph_name", graph_name), ("part_method", part_method)):
+        if not isinstance(text, str):
+            raise InputError(f"{name} is {shown(text)}; it must be a text")
+    if not isinstance(out_path, str | os.PathLike):
+        raise InputError(f"out_path is {shown(out_path)}; it must be the path of a directory")
 
 
-def _source(g: Any, name: str, given: str | Sequence[str] | None) -> GraphSource:
+def _configured(overrides: Iterable[str]) -> Plugins:
+    """The providers, with a call's settings of plugins over those in force."""
+    registry, overrides = plugins(), [overrides] if isinstance(overrides, str) else list(overrides)
+    for text in overrides:
+        if not str(text).strip().startswith("plugins."):
+            raise InputError(f"settings has {shown(text)}, which has no effect on one call; "
+                             "it takes settings of plugins: 'plugins.NAME.key=value'")
+    if not overrides:
+        return registry
+    given = {key: section.model_dump(exclude_unset=True)
+             for key, section in registry.sections().items()}
+    return registry.configured(load_settings(None, overrides, base={
+        "plugins": {key: values for key, values in given.items() if values}}))
+
+
+def _depth(backend: PartitionBackend, num_hops: Any, hops: Any, metapaths: Any) -> int | None:
+    """The depth that a call asks for; None for the longest metapath's, or the default."""
+    depth = None if hops is None else whole("hops", hops)
+    if num_hops is None or whole("num_hops", num_hops) == depth or "num_hops" in backend.honours:
+        return depth
+    if depth is None and num_hops > 1:
+        return int(num_hops)
+    plan = (f"its plan has {depth or DEFAULT_HOPS} hops" if depth or metapaths is None
+            else "its plan is as deep as the longest metapath")
+    warn_once(f"num_hops={num_hops} has no effect on part_method='{backend.name}', which makes no "
+              f"halo nodes: {plan}; a model's number of layers is `hops`, or model.layers in the "
+              "settings")
+    return depth
+
+
+def _targets(g: Any, given: Any, backend: PartitionBackend) -> tuple[str, ...]:
+    if given is not None:
+        types = (given,) if isinstance(given, str) else given
+        if not isinstance(types, Sequence) or not all(isinstance(t, str) for t in types):
+            raise InputError(f"target_ntype is {shown(given)}; it must be a node type, or a list "
+                             f"of them; node types: {listing(g.ntypes)}")
+        return tuple(types)
+    if len(g.ntypes) == 1:
+        return tuple(g.ntypes)
+    if not backend.needs_target:
+        return ()
+    masked = [t for t in g.ntypes if TRAIN_MASK in g.nodes[t].data]
+    if len(masked) != 1:
+        raise InputError(f"part_method='{backend.name}' needs target_ntype, the node type to train "
+                         "for (with a file of settings, set partition.target): no type, or more "
+                         f"than one, has a {TRAIN_MASK}; node types: {listing(g.ntypes)}")
+    return tuple(masked)
+
+
+def _megabytes(given: Any) -> float | None:
+    if given is not None and (isinstance(given, bool) or not isinstance(given, numbers.Real)):
+        raise InputError(f"memory_mb is {shown(given)}; it must be a number above 0")
+    return None if given is None else float(given)
+
+
+def _source(g: Any, name: str, targets: tuple[str, ...]) -> GraphSource:
     """The graph, with a task if its only target has labels and a train mask."""
     from dgl_heta.graph.readers import read_dgl_graph
 
-    targets = _targets(g, given)
     data = g.nodes[targets[0]].data if len(targets) == 1 and targets[0] in g.ntypes else {}
-    labelled = {"label", "labels"} & set(data) and "train_mask" in data
+    labelled = {"label", "labels"} & set(data) and TRAIN_MASK in data
     return read_dgl_graph(g, name, target=targets[0] if labelled else None)
+
+
+def _warn_of_edge_data(g: Any) -> None:
+    lost = [f"{' '.join(etype)} ({listing(names)})" for etype in g.canonical_etypes
+            if (names := set(g.edges[etype].data) - {*_KEPT_BY_DGL})]
+    if lost:
+        warn_once(f"edge data are not stored: {listing(lost)}")
 
 
 def _mapping(g: Any, result: PartitionResult) -> Any:

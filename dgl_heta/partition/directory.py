@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from dgl_heta.errors import InputError
@@ -16,6 +17,7 @@ from dgl_heta.graph.source import GraphSource
 from dgl_heta.partition.part_config import PLAN_FILE, config_name, part_config
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
+from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
 from dgl_heta.store.writer import Progress, check_source, fill_store
 from dgl_heta.system.files import new_directory
 
@@ -54,7 +56,7 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
                          "feature sizes differ; make it again with `dgl-heta partition`")
     config = part_config(plan, name, location)
     file = config_name(name)
-    with new_directory(out, overwrite=overwrite, kind=PLAN_FILE) as directory:
+    with new_directory(out, overwrite=overwrite, kind=PLAN_FILE, others=_others) as directory:
         if not isinstance(source, Store):
             (directory / STORE_DIR).mkdir()
             fill_store(source, directory / STORE_DIR, memory_mb=memory_mb, edge_ids=edge_ids,
@@ -67,6 +69,27 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
 def _same(one: Schema, other: Schema) -> bool:
     """Equal, also in the order of types and relations, from which DistDGL's ids follow."""
     return one == other and (one.node_types, one.relations) == (other.node_types, other.relations)
+
+
+def _others(directory: Path) -> Iterator[Path]:
+    """What in a partition directory :func:`write_partition` does not write."""
+    store = directory / STORE_DIR
+    for path in directory.iterdir():
+        if path == store and not path.is_symlink() and Store.is_store(path):
+            yield from (file for file in path.rglob("*") if not file.is_dir()
+                        and file.suffix != ".npy" and file != path / MANIFEST_FILE)
+        elif not (path.is_file() and (path.match("owner-*.npy") or path.name == PLAN_FILE
+                                      or (path.suffix == ".json" and is_part_config(path)))):
+            yield path
+
+
+def is_part_config(path: str | Path) -> bool:
+    """Whether a file is the part_config of a partition of dgl-heta."""
+    try:
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
+        return "dgl_heta_plan" in config["part-0"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def is_partition(path: Path) -> bool:

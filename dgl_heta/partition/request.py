@@ -13,33 +13,13 @@ import numpy as np
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.protocols import PartitionBackend
+from dgl_heta.partition.arguments import ScriptArguments, script_arguments
 from dgl_heta.planning.making import check_parts
 from dgl_heta.planning.metatree import Metapath, load_metapaths, parse_metapaths
 from dgl_heta.planning.workload import DEFAULT_HOPS, Workload
 
 AUTO = 0
 """The number of partitions is for the backend to decide (`parts = "auto"`)."""
-
-
-@dataclass(frozen=True)
-class ScriptArguments:
-    """Arguments of `dgl.distributed.partition_graph` that only some backends have a use for.
-
-    A backend says by their names which it honours (:attr:`PartitionBackend.honours
-    <dgl_heta.hooks.protocols.PartitionBackend.honours>`); the others have their defaults here,
-    which are DGL's.
-    """
-
-    num_hops: int = 1
-    """Hops of halo nodes around a partition's own."""
-    balance_ntypes: Any = None
-    balance_edges: bool = False
-    num_trainers_per_machine: int = 1
-    objtype: str = "cut"
-    graph_formats: Any = None
-    use_graphbolt: bool = False
-    further: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments beyond these, by name."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +93,9 @@ def make_request(
     hops : default: 2, or with metapaths the length of the longest.
     metapaths : a list of them, or the path of a JSON file with one.
     memory_mb : MB that a partition may hold, as predicted for `workload`.
-    script : arguments of a script's `partition_graph`, by name. Of those that the backend does
-        not honour, the ones that DGL names are left out, as they have no effect.
+    script : arguments of a script's `partition_graph`, by name; they are checked, and those that
+        the backend does not honour left out
+        (:func:`~dgl_heta.partition.arguments.script_arguments`).
     word : what the user calls an argument of this function: its own name, an option
         (:func:`option`), a setting.
 
@@ -148,16 +129,4 @@ def make_request(
     return PartitionRequest(
         parts, targets, DEFAULT_HOPS if hops is None and metapaths is None else hops, paths, seed,
         edge_ids, replication, None if memory_mb is None else round(memory_mb * 1e6),
-        workload or Workload(), _honoured(backend, script or {}, word))
-
-
-def _honoured(backend: PartitionBackend, given: Mapping[str, Any], word: Callable[[str], str]
-              ) -> ScriptArguments:
-    fields = set(ScriptArguments.__dataclass_fields__) - {"further"}
-    further = {name: value for name, value in given.items() if name not in fields}
-    if unknown := further.keys() - backend.honours:
-        raise InputError(f"{word('method')}='{backend.name}' takes no argument "
-                         f"{listing(repr(name) for name in unknown)}; see the documentation of "
-                         "dgl_heta.partition_graph")
-    return ScriptArguments(**{name: value for name, value in given.items()
-                              if name in fields & backend.honours}, further=further)
+        workload or Workload(), script_arguments(backend, script or {}, schema, what))

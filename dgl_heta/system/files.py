@@ -10,7 +10,7 @@ import shutil
 import signal
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -18,11 +18,14 @@ from dgl_heta.errors import HetaError, InputError
 
 
 @contextmanager
-def new_directory(out: Path, *, overwrite: bool, kind: str) -> Iterator[Path]:
+def new_directory(out: Path, *, overwrite: bool, kind: str,
+                  others: Callable[[Path], Iterable[Path]] | None = None) -> Iterator[Path]:
     """A temporary directory that becomes `out` at the end, or leaves no trace.
 
     An existing `out` is an error; with `overwrite` it is replaced, provided that it is a
-    directory of ours: a file in it that is named like `kind` says so.
+    directory of ours: a file in it that is named like `kind` says so. With `others`, which
+    yields what in a directory is somebody else's, nothing of that may be there, and an empty
+    directory is replaced, too.
     """
     shown = out
     temporary: Path | None = None
@@ -31,7 +34,7 @@ def new_directory(out: Path, *, overwrite: bool, kind: str) -> Iterator[Path]:
         try:
             try:
                 out = _located(out)
-                replace = _replaceable(out, shown, overwrite, kind)
+                replace = _replaceable(out, shown, overwrite, kind, others)
                 parent = out.parent
                 while not parent.exists():
                     made.append(parent)
@@ -84,7 +87,8 @@ def _located(out: Path) -> Path:
     return Path(os.path.realpath(out.parent)) / out.name
 
 
-def _replaceable(out: Path, shown: Path, overwrite: bool, kind: str) -> bool:
+def _replaceable(out: Path, shown: Path, overwrite: bool, kind: str,
+                 others: Callable[[Path], Iterable[Path]] | None) -> bool:
     """Whether `out` is a directory of ours to be replaced; False if there is nothing yet."""
     try:
         mode = out.lstat().st_mode
@@ -96,9 +100,14 @@ def _replaceable(out: Path, shown: Path, overwrite: bool, kind: str) -> bool:
     if stat.S_ISLNK(mode):
         raise InputError(f"{shown} is a symbolic link, which is not overwritten; name the "
                          "directory that it leads to")
-    if not any(_is_ours(file) for file in out.glob(kind)):
+    empty = others is not None and stat.S_ISDIR(mode) and not any(out.iterdir())
+    if not empty and not any(_is_ours(file) for file in out.glob(kind)):
         raise InputError(f"{shown} exists and was not written by dgl-heta (no {kind} of ours in "
                          "it); it is not overwritten")
+    if stranger := next(iter(others(out)), None) if others else None:
+        raise InputError(f"{shown} holds {stranger.relative_to(out)}, which dgl-heta did not write "
+                         "there; it is not overwritten: move that away, or choose another "
+                         "directory")
     if out in (Path.cwd(), *Path.cwd().parents):
         raise InputError(f"{shown} holds the current directory; change to another one to "
                          "overwrite it")

@@ -41,7 +41,7 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
     InputError
         Not a DGLGraph, a block, an unknown type or name, or node data that cannot be stored.
     """
-    _check_graph(graph)
+    check_graph(graph)
     node_counts = {ntype: int(graph.num_nodes(ntype)) for ntype in graph.ntypes}
     chosen = dict(node_features or {})
     for ntype in chosen:
@@ -91,7 +91,8 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
     return GraphSource(name, node_counts, edges, node_arrays, task, info, edge_arrays)
 
 
-def _check_graph(graph: Any) -> None:
+def check_graph(graph: Any) -> None:
+    """Refuse what is no whole graph of DGL, with an :class:`InputError`."""
     dgl = optional("dgl", "reading a DGLGraph", "dgl")
     if not isinstance(graph, dgl.DGLGraph):
         raise InputError(f"expected a dgl.DGLGraph, got {type(graph).__module__}."
