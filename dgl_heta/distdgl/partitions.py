@@ -28,7 +28,8 @@ def is_ours(part_config: Any) -> bool:
     return is_part_config(part_config)
 
 
-def partition(original: Callable[..., Any], settings: Settings, *args: Any, **kwargs: Any) -> Any:
+def partition(original: Callable[..., Any], settings: Settings, /, *args: Any, **kwargs: Any
+              ) -> Any:
     """`dgl.distributed.partition_graph` as the script says, and the settings where they say more.
 
     Parameters
@@ -58,7 +59,7 @@ def _decided(settings: Settings, given: dict[str, Any]) -> dict[str, Any]:
     if chosen["part_method"] in DGL_METHODS:
         if given["part_method"] not in DGL_METHODS:
             chosen |= dict.fromkeys(OWN) | {"settings": (), "overwrite": True}
-            _overruled(f"partition.method = {said.method}", chosen, given)
+            _overruled(f"partition.method = {said.method} says", chosen, given)
         return chosen
     named = {argument: getattr(said, key) for argument, key in _SETTINGS.items()
              if key in said.model_fields_set}
@@ -67,7 +68,7 @@ def _decided(settings: Settings, given: dict[str, Any]) -> dict[str, Any]:
     if said.metapaths is not None and given["num_hops"] not in (None, 1):
         named["num_hops"] = None
     chosen |= named
-    _overruled("the settings", chosen, given)
+    _overruled("the settings say", chosen, given)
     if "parts" in said.model_fields_set and said.parts != given["num_parts"]:
         warn_once(f"partition.parts = {said.parts} in the settings has no effect on a script: "
                   f"num_parts={given['num_parts']} counts")
@@ -79,7 +80,7 @@ def _overruled(by: str, chosen: dict[str, Any], given: dict[str, Any]) -> None:
             if name in (*OWN, "num_hops", "settings", "overwrite") and value is not None
             and chosen[name] is not value and chosen[name] != value]
     if lost:
-        warn_once(f"no effect on partition_graph, since {by} says otherwise: {', '.join(lost)}")
+        warn_once(f"no effect on partition_graph, since {by} otherwise: {', '.join(lost)}")
 
 
 def load_graph(part_config: str, part_id: int) -> Any:
@@ -199,7 +200,7 @@ _serving: list[str] = []
 """The meta-partitioned graphs of which this process is a server."""
 
 
-def _loaded(load: Callable[[str, int], Any], part_config: str, part_id: int,
+def _loaded(load: Callable[[str, int], Any], part_config: str, /, part_id: int,
             load_feats: bool = True, use_graphbolt: bool = False) -> Any:
     """What `load_partition` returns, with the graph that `load` makes; DGL's own arguments."""
     if use_graphbolt:
@@ -225,7 +226,7 @@ def _load_partition_feats(original: Any) -> Any:
     return load_partition_feats
 
 
-def _features(part_config: str, part_id: int, load_nodes: bool = True, load_edges: bool = True
+def _features(part_config: str, /, part_id: int, load_nodes: bool = True, load_edges: bool = True
               ) -> Any:
     """What `load_partition_feats` returns; edges have no data."""
     return (load_features(part_config, part_id) if load_nodes else None,
