@@ -77,7 +77,8 @@ class PartitionBackend(Provider, Protocol):
 
         `dgl_heta.as_source(source)` is a `GraphSource` whatever the graph came from: a store, a
         DGLGraph, files. `edges[relation].chunks(size)` reads the edges once more at each call;
-        node arrays and edge arrays may be memory maps. `out` is written whole or not at all.
+        node arrays and edge arrays may be memory maps. `out` is written whole or not at all;
+        with `overwrite` what an earlier call wrote there is replaced, and nothing else.
         """
 
 
