@@ -8,119 +8,153 @@ alone.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
 import dgl
-import numpy as np
 import torch
+from dgl.frame import Frame
 from dgl.heterograph import DGLBlock
-from torch import Tensor
 
 from dgl_heta.distdgl import hetero, multi_update
-from dgl_heta.distdgl.layers import Layer, csc_with_ids
+from dgl_heta.distdgl.block_index import BlockIndex, itself, kinds
+from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.reference import PlainBlock
+from dgl_heta.distdgl.refusals import EDGES, REFUSED, refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import HetaError
-from dgl_heta.sampling.blocks import MiniBatch, RelationBlock
+from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.system.patching import patch_all
 
 
 class RafBlock(DGLBlock):
-    """A block of a meta-partitioned graph.
+    """A block of a meta-partitioned graph, or a slice of one.
 
-    It can be looked at, moved and carry data as any block. Aggregating over it other than by
-    HeteroGraphConv or multi_update_all would leave out what other trainers hold, and is refused.
+    It has every node type and relation of the schema. It can be looked at, moved and carry node
+    data as any block. What reads edges would leave out those that other machines hold, and is
+    refused (`REFUSED`), but in a group of one worker; so are all others of DGL's functions that
+    come to the edges by the graph's index (:class:`BlockIndex`).
     """
 
     layer: Layer | None = None
 
-    def update_all(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("update_all")
+    def __init__(self, index: BlockIndex, ntypes: Any, etypes: list[str], node_frames: Any
+                 ) -> None:
+        self._init(index, ntypes, etypes, node_frames, _NoData() if index.partial else None)
 
-    def send_and_recv(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("send_and_recv")
+    @property
+    def partial(self) -> bool:
+        """Whether other workers of the group hold other relations."""
+        return getattr(self._graph, "partial", False)
 
-    def pull(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("pull")
+    @property
+    def _edge_frames(self) -> Any:
+        return _NoData() if self.partial else self.__dict__["_edge_frames"]
 
-    def push(self, *args: Any, **kwargs: Any) -> None:
-        _refuse("push")
+    @_edge_frames.setter
+    def _edge_frames(self, frames: Any) -> None:
+        self.__dict__["_edge_frames"] = frames
+
+    def num_edges(self, etype: Any = None) -> int:
+        if not self.partial:
+            return int(super().num_edges(etype))
+        places = range(len(self.etypes)) if etype is None else [self.get_etype_id(etype)]
+        return sum(map(self._graph.count_edges, places))
+
+    def number_of_edges(self, etype: Any = None) -> int:
+        return self.num_edges(etype)
 
     def multi_update_all(self, etype_dict: Any, cross_reducer: Any,
                          apply_node_func: Any = None) -> None:
-        multi_update.multi_update_all(self, etype_dict, cross_reducer, apply_node_func)
+        if self.partial:
+            multi_update.multi_update_all(self, etype_dict, cross_reducer, apply_node_func)
+        else:
+            super().multi_update_all(etype_dict, cross_reducer, apply_node_func)
+
+    def clone(self) -> Any:
+        return self.local_var()
 
     def __getitem__(self, key: Any) -> Any:
-        self._touch()
-        return super().__getitem__(key)
+        if not self.partial:
+            return self._plain()[key]
+        every = slice(None)
+        found = self._find_etypes(key if isinstance(key, tuple) else (every, key, every))
+        if not found:
+            return super().__getitem__(key)  # which says what is wrong
+        if len(found) > 1:
+            refuse("a slice of several relations", EDGES)
+        src, etype, dst = self._canonical_etypes[found[0]]
+        ends = self.get_ntype_id_from_src(src), self.get_ntype_id_from_dst(dst)
+        return RafBlock(self._graph.get_relation_graph(found[0]), ([src], [dst]), [etype],
+                        [self._node_frames[i] for i in ends])
 
-    def local_var(self) -> Any:
-        self._touch()
-        return super().local_var()
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if self.partial:
+            refuse("copying or pickling", "keep blocks in the process that samples them")
+        return itself, (self._plain(),)
 
-    def _touch(self) -> None:
-        if self.layer is not None and self.layer.session.batch is not None:
-            self.layer.session.batch.touched = True
+    def _plain(self) -> DGLBlock:
+        """DGL's own block, with the same data, in a group of one worker."""
+        return DGLBlock(self._graph.real(), (self.srctypes, self.dsttypes), self.etypes,
+                        self._node_frames, self._edge_frames)
 
 
-def _refuse(operation: str) -> None:
-    raise HetaError(f"{operation} on a block of a meta-partitioned graph would leave out the "
-                    "relations of other partitions; merge relations by dgl.nn.HeteroGraphConv or "
-                    "block.multi_update_all")
+class _NoData(list[Any]):
+    """Data of edges on a partial block: there are none."""
+
+    def __getitem__(self, place: Any) -> Any:
+        refuse("edge data", EDGES)
+
+
+def _refusing(name: str, instead: str) -> Any:
+    """A name of DGLBlock, refused on partial blocks."""
+    original: Any = inspect.getattr_static(DGLBlock, name)
+    if isinstance(original, property):
+        def get(self: RafBlock) -> Any:
+            if self.partial:
+                refuse(name, instead)
+            return original.__get__(self)
+        return property(get, doc=original.__doc__)
+
+    @functools.wraps(original)
+    def call(self: RafBlock, *args: Any, **kwargs: Any) -> Any:
+        if self.partial:
+            refuse(name, instead)
+        return original(self, *args, **kwargs)
+    return call
+
+
+for _name, _instead in REFUSED.items():
+    setattr(RafBlock, _name, _refusing(_name, _instead))
 
 
 def make_blocks(session: Session, batch: MiniBatch) -> list[RafBlock | PlainBlock]:
     """The blocks of a batch as a script sees them, with node ids (dgl.NID) on both sides.
 
-    In reference mode they are DGL's own, with every relation of the schema.
+    In reference mode they are DGL's own.
     """
-    blocks: list[RafBlock | PlainBlock] = []
-    everything = session.store.schema.node_types  # as in DistDGL, on both sides of every block
+    schema = session.store.schema
+    types = tuple(schema.node_types)  # as in DistDGL, on both sides of every block
+    every = kinds(types, types, tuple(schema.relations))
+    etypes = [relation.etype for relation in every.relations]
     ids = {t: torch.from_numpy(nodes) for t, nodes in batch.input_nodes.items()}
+    blocks: list[RafBlock | PlainBlock] = []
     for block in batch.blocks:
-        destinations = {t: block.wanted(t) if t in block.num_dst else 0 for t in everything}
-        sources = {t: block.num_src.get(t, 0) for t in everything}
-        edges = {tuple(r): ("csc", _csc([], destinations[r.dst]))
-                 for r in session.store.schema.relations} if session.reference else {}
-        for into in block.num_dst:
-            for relation, parts in _by_relation(block.into(into)).items():
-                edges[tuple(relation)] = ("csc", _csc(parts, destinations[into]))
-        graph = dgl.create_block(edges, sources, destinations)
-        public: RafBlock | PlainBlock
+        layer = Layer(session, block, ids)
+        index = BlockIndex(layer, every)
+        frames = [Frame({dgl.NID: ids.get(t, _NO_IDS)[:index.num_nodes(i)]})
+                  for i, t in enumerate((*types, *types))]
+        both: Any = ([*types], [*types])
         if session.reference:
-            public = PlainBlock(graph._graph, (graph.srctypes, graph.dsttypes), graph.etypes)
-            public.heta_layer = block.layer
+            plain = PlainBlock(index.real(), both, etypes, frames)
+            plain.heta_layer = block.layer
+            blocks.append(plain)
         else:
-            public = RafBlock(graph._graph, (graph.srctypes, graph.dsttypes), graph.etypes)
-            public.layer = Layer(session, block)
-        for t in everything:
-            public.srcnodes[t].data[dgl.NID] = ids.get(t, _NO_IDS)[:sources[t]]
-            public.dstnodes[t].data[dgl.NID] = ids.get(t, _NO_IDS)[:destinations[t]]
-        blocks.append(public)
+            public = RafBlock(index, both, etypes, frames)
+            public.layer = layer
+            blocks.append(public)
     return blocks
-
-
-def _by_relation(edges: list[RelationBlock]) -> dict[Any, list[RelationBlock]]:
-    by_relation: dict[Any, list[RelationBlock]] = {}
-    for part in edges:
-        by_relation.setdefault(part.relation, []).append(part)
-    return by_relation
-
-
-def _csc(parts: list[RelationBlock], rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """CSC over destination rows 0 … rows - 1 from ascending ranges of rows."""
-    indptr = np.zeros(rows + 1, np.int64)
-    indices = []
-    for part in parts:
-        low, high = min(part.start, rows), min(part.stop, rows)
-        if high > low:
-            pointers = part.indptr.numpy()[:high - low + 1]
-            indptr[low + 1:high + 1] = np.diff(pointers)
-            indices.append(part.indices[:int(pointers[-1])])
-    np.cumsum(indptr, out=indptr)
-    joined = indices[0] if len(indices) == 1 else torch.cat(indices) if indices else _NO_IDS
-    return csc_with_ids(torch.from_numpy(indptr), joined)
 
 
 _NO_IDS = torch.empty(0, dtype=torch.int64)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import dgl
@@ -15,10 +16,15 @@ from dgl_heta.sampling.blocks import Block
 
 
 class Layer:
-    """One layer of a batch: the sampled block and DGL graphs of its relations, as needed."""
+    """One layer of a batch: the sampled block and DGL graphs of its relations, as needed.
 
-    def __init__(self, session: Session, block: Block) -> None:
-        self.session, self.block = session, block
+    Attributes
+    ----------
+    ids : node ids of the batch's input rows per type; a block's rows on either side lead them.
+    """
+
+    def __init__(self, session: Session, block: Block, ids: Mapping[str, Tensor]) -> None:
+        self.session, self.block, self.ids = session, block, ids
         self._graphs: dict[int, DGLBlock] = {}
         self.origin: Any = None
         """Where the block came from, at a step to prove (:mod:`dgl_heta.distdgl.proof`)."""

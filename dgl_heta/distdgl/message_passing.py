@@ -15,6 +15,7 @@ import torch
 from dgl.base import is_all
 from torch import Tensor
 
+from dgl_heta.distdgl.refusals import refuse_partial
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.kernels import kernel_in_use
@@ -41,6 +42,7 @@ class Edges(NamedTuple):
 def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Replaces DGL's `gspmm`: messages from sources and edges, reduced per destination."""
     def gspmm(gidx: Any, op: str, reduce_op: str, lhs: Any, rhs: Any) -> Tensor:
+        refuse_partial(gidx, f"gspmm ({op}, {reduce_op})")
         edges = getattr(gidx, "heta_edges", None)
         if edges is not None and reduce_op == "sum":
             if op == "copy_lhs" and _ours(lhs) and edges.fits(lhs):
@@ -60,6 +62,7 @@ def sddmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Replaces DGL's `gsddmm`: a value per edge from its ends."""
     def gsddmm(gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str = "u",
                rhs_target: str = "v") -> Tensor:
+        refuse_partial(gidx, f"gsddmm ({op})")
         edges = getattr(gidx, "heta_edges", None)
         if edges is not None and op in ("add", "dot") and _ours(lhs, rhs) and (
                 {lhs_target, rhs_target} == {"u", "v"} and lhs.shape[1:] == rhs.shape[1:]):
@@ -82,6 +85,7 @@ def softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Replaces DGL's `edge_softmax`: over the in-edges of a destination."""
     def edge_softmax(gidx: Any, logits: Any, eids: Any = "__ALL__", norm_by: str = "dst"
                      ) -> Tensor:
+        refuse_partial(gidx, "edge_softmax")
         edges = getattr(gidx, "heta_edges", None)
         if edges is not None and norm_by == "dst" and is_all(eids) and _ours(logits) and (
                 len(logits) == len(edges.indices)):

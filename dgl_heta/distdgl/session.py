@@ -31,10 +31,6 @@ class Batch:
     expected: set[tuple[int, str]]
     masks: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
     """Node type → (node ids, bits of the trainers whose seeds reach each of them)."""
-    touched: bool = False
-    """Whether a script has worked on a block other than by what reduces."""
-    trained: bool = False
-    """Whether a backward pass was run since the batch began."""
 
 
 class Session:
@@ -181,7 +177,7 @@ class Session:
     def check_last(self) -> None:
         """Fail if a reduction of the last batch is missing, unless the batch was not used."""
         batch, self.batch = self.batch, None
-        if batch is not None and (self.exchange.done or (batch.touched and batch.trained)):
+        if batch is not None and self.exchange.done:
             self.check(batch.expected)
 
     def check(self, expected: set[tuple[int, str]]) -> None:
@@ -204,9 +200,7 @@ class Session:
         self.backward.under_way()
 
     def _end_backward(self) -> None:
-        """Note that the batch was trained on; exchanges that follow make a chain of their own."""
-        if self.batch is not None:
-            self.batch.trained = True
+        """Exchanges that follow make a chain of their own."""
         self.exchange.token = torch.zeros(1, requires_grad=True)
 
     def rows(self, name: str) -> np.ndarray | None:

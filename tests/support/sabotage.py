@@ -4,3 +4,10 @@ Each function changes dgl_heta in the process that calls it, and says which wron
 """
 
 from __future__ import annotations
+
+
+def s3() -> None:
+    """Own operations over a block see this machine's relations, without a word."""
+    from dgl_heta.distdgl import block_index
+
+    block_index.is_partial = lambda layer: False
