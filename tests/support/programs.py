@@ -20,6 +20,7 @@ DistDGL's servers (so without DistEmbedding and DistTensor). It says what differ
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -98,21 +99,18 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
                    "DGLBACKEND": "pytorch",
                    "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
-    logs = [(out / f"log-{rank}").open("w+") for rank in range(world)]
-    workers = [subprocess.Popen(
-        [sys.executable, "-m", "tests.support.programs_worker", str(file), str(rank)],
-        env=environment, cwd=root, start_new_session=True, stdout=log, stderr=subprocess.STDOUT)
-        for rank, log in enumerate(logs)]
+    logs = [out / f"log-{rank}" for rank in range(world)]
+    with (out / "log").open("w") as log:  # of what they have in common
+        workers = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.programs_worker", str(file)], env=environment,
+            cwd=root, start_new_session=True, stdout=log, stderr=subprocess.STDOUT)
     try:
         _wait(workers, out, patience)
     finally:
-        for worker in workers:
-            if worker.poll() is None:
-                os.killpg(worker.pid, signal.SIGKILL)
-                worker.wait()
-        text = "\n".join((log.seek(0), log.read())[1] for log in logs)
-        for log in logs:
-            log.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(workers.pid, signal.SIGKILL)
+        workers.wait()
+    text = "\n".join(file.read_text() for file in [out / "log", *logs] if file.exists())
     found = []
     for number in range(len(programs)):
         if not all((out / f"{number}-{rank}.json").exists() for rank in range(world)):
@@ -121,12 +119,10 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
     return found, text
 
 
-def _wait(workers: Sequence[subprocess.Popen[bytes]], out: Path, patience: float) -> None:
-    """Wait until all have ended well, one has not, or none has finished a program for too long."""
+def _wait(workers: subprocess.Popen[bytes], out: Path, patience: float) -> None:
+    """Wait until all have ended, or none has finished a program for too long."""
     finished, since = 0, time.monotonic()
-    while any(worker.poll() is None for worker in workers):
-        if any(worker.poll() for worker in workers):
-            return
+    while workers.poll() is None:
         now = sum(1 for _ in out.glob("*-*.json"))
         if now > finished:
             finished, since = now, time.monotonic()

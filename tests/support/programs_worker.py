@@ -66,9 +66,9 @@ class Trainer:
     session : dgl-heta's; None by plain DGL.
     """
 
-    def __init__(self, rank: int, job: dict[str, Any]) -> None:
+    def __init__(self, rank: int, job: dict[str, Any], graph: Any) -> None:
         self.rank, self.world, self.raf = rank, job["world"], job["raf"]
-        self.whole = whole_graph()
+        self.whole = graph
         widths = {t: self.whole.nodes[t].data["feat"].shape[1] for t in self.whole.ntypes
                   if "feat" in self.whole.nodes[t].data}
         self.facts = Facts({t: self.whole.num_nodes(t) for t in self.whole.ntypes}, widths,
@@ -154,31 +154,61 @@ class _PlainLoader:
 
 
 def main() -> None:
-    job, rank = json.loads(Path(sys.argv[1]).read_text()), int(sys.argv[2])
+    """Prepare what the trainers have in common, and let each be a copy of this process: importing
+    DGL takes longer than most programs."""
+    job = json.loads(Path(sys.argv[1]).read_text())
     torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", job["port"], is_master=False)
+    graph = whole_graph()
     if job["raf"]:
         role.get_num_trainers = lambda: job["world"]
         dgl_heta.enable(settings=job["settings"])
         for name in job["sabotage"]:
             getattr(importlib.import_module("tests.support.sabotage"), name)()
-    for number in range(len(job["programs"])):
-        together = dist.PrefixStore(f"program {number}", store)
-        dist.init_process_group("gloo", store=together, rank=rank, world_size=job["world"],
-                                timeout=timedelta(seconds=job["timeout_s"]))
-        _run(job, number, rank)
-        _meet(store, number, job["world"])  # not by the group, in which an error may leave others
-        dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # threads of a process group can hang an ordinary exit
+    for name in {program.partition(":")[0] for program in job["programs"]}:
+        importlib.import_module(name)
+    trainers = []
+    for rank in range(job["world"]):
+        process = os.fork()
+        if not process:
+            _be_trainer(job, rank, graph)
+        trainers.append(process)
+    for _ in trainers:
+        _, status = os.wait()
+        if status:
+            os._exit(1)  # the others are ended with the session
+    os._exit(0)
 
 
-def _run(job: dict[str, Any], number: int, rank: int) -> None:
+def _be_trainer(job: dict[str, Any], rank: int, graph: Any) -> None:
+    """Run all programs, and end the process."""
+    log = os.open(Path(job["out"]) / f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    status = 1
+    try:
+        store = dist.TCPStore("127.0.0.1", job["port"], is_master=False)
+        for number in range(len(job["programs"])):
+            together = dist.PrefixStore(f"program {number}", store)
+            dist.init_process_group("gloo", store=together, rank=rank, world_size=job["world"],
+                                    timeout=timedelta(seconds=job["timeout_s"]))
+            _run(job, number, rank, graph)
+            _meet(store, number, job["world"])  # not by the group: an error may leave others in it
+            dist.destroy_process_group()
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)  # threads of a process group can hang an ordinary exit
+
+
+def _run(job: dict[str, Any], number: int, rank: int, graph: Any) -> None:
     """Run a program, and write what it found."""
     program: str = job["programs"][number]
     name, _, argument = program.partition(" ")
     module, _, function = name.partition(":")
-    trainer = Trainer(rank, job)
+    trainer = Trainer(rank, job, graph)
     torch.manual_seed(zlib.crc32(program.encode()))
     began, error = time.monotonic(), None
     try:
