@@ -32,7 +32,7 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     """`HeteroGraphConv.forward` on a RAF block."""
     layer = layer_of(g)
     block, session = layer.block, layer.session
-    session.token()
+    session.chains.merging(block)
     pair = isinstance(inputs, tuple)
     sources: Mapping[str, Tensor] = inputs[0] if pair else inputs
     destinations: Mapping[str, Tensor] = inputs[1] if pair else {

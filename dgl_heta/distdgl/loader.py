@@ -180,6 +180,9 @@ class RafLoader:
             [{t: piece[piece[:, 0] == kind, 1] for kind, t in enumerate(session.plan.targets)}
              for piece in pieces], session.group.rank)
         batch = self.sampler.sample(seeds, shares, self._draws(epoch, step))
+        done: set[tuple[int, str]] = set()
+        for block in batch.blocks:
+            block.done = done
         if len(batch.blocks) > 1 and not session.all_complete:
             mark_reads(batch.blocks[-2], batch.blocks[-1])
         return batch, reached_by(session, batch)

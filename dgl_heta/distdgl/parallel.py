@@ -26,7 +26,7 @@ from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.selection import names, selected
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import InputError
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
 from dgl_heta.system.patching import patch_all
@@ -82,11 +82,16 @@ class Parallel:
 
     def end_backward(self) -> None:
         """Tell the wrapper of the backward pass of a module that took part in it."""
-        if not self._ran or not self.synchronize:
+        if not self._ran or not self.synchronize or not self.took_part():
             return
         self._ran = False
         self.wrapped.after_backward()
         current_epochs().trained()
+
+
+    def took_part(self) -> bool:
+        """Whether the module, which ran, had a part in the backward pass that ends."""
+        return True
 
 
 class RafParallel(Parallel):
@@ -98,12 +103,53 @@ class RafParallel(Parallel):
         session.all_complete = session.all_complete or any(
             isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
         self._merges = any(isinstance(m, HeteroGraphConv) for m in module.modules())
+        self._chains: set[int] = set()
+        self._averaged: set[int] = set()
+        self._fired = False
         super().__init__(module, session.wrapper, session.world, session.group, session.backward)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._fire)
+        session.parallels.append(self)
+
+    def _fire(self, _: Tensor) -> None:
+        self._fired = True
+
+    def took_part(self) -> bool:
+        """By its forward passes; that of a module without exchanges is agreed upon, if there are
+        others."""
+        if self._chains:
+            return bool(self._chains & self.session.chains.passed)
+        if sum(p._ran for p in self.session.parallels) < 2:
+            return True
+        fired, self._fired = torch.tensor([int(self._fired)]), False
+        return bool(self.session.world.all_reduce(fired, "max", "control"))
+
+    def end_backward(self) -> None:
+        """
+        Raises
+        ------
+        HetaError
+            A second backward pass runs through a forward pass whose gradients were averaged.
+        """
+        passed = self.session.chains.passed
+        if passed & self._averaged and self.synchronize and self.session.world.size > 1:
+            raise HetaError(
+                "a second backward pass through one forward pass of a DistributedDataParallel "
+                "module is not averaged over the trainers; add the losses up and call backward "
+                "once, or use no_sync for all but the last")
+        super().end_backward()
+        if not self._ran:
+            self._averaged = self._chains & passed
+            self._chains -= passed
+            self._ran = bool(self._chains)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module, and check that it reduced what its blocks need."""
         done = len(self.session.exchange.done)
-        output = super().forward(*inputs, **kwargs)
+        with self.session.chains.call() as chains:
+            output = super().forward(*inputs, **kwargs)
+        self._chains |= chains
         blocks = [b for b in _blocks((inputs, kwargs)) if b.layer is not None]
         # A module that only looks at blocks (an input layer) is no model over them; one that
         # should have reduced and did not is found when the next batch is asked for.

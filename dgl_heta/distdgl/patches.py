@@ -12,6 +12,7 @@ from dgl_heta.distdgl import (
     blocks,
     embedding,
     feature_stores,
+    gradients,
     graphs,
     loader,
     message_passing,
@@ -31,4 +32,5 @@ PATCHES: tuple[Patch, ...] = (
     *embedding.PATCHES,
     *feature_stores.PATCHES,
     *parallel.PATCHES,
+    *gradients.PATCHES,
 )

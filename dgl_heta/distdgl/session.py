@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.backward import BackwardEnd
+from dgl_heta.distdgl.chains import Chains
 from dgl_heta.distdgl.reference import Reference
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.hooks.manager import Plugins
@@ -85,12 +86,14 @@ class Session:
         self.members: tuple[int, ...] = (part,)
         """Partitions of this trainer's group, in the order of its ranks."""
         self._connected = False
-        self.exchange = GroupExchange(self.group, self.on_backward)
         self.batch: Batch | None = None
         self.loaders = 0
         self.embeddings: list[Any] = []
+        self.parallels: list[Any] = []
+        """The modules that the script wrapped."""
         self.backward = BackwardEnd()
-        self.backward.actions.append(self._end_backward)
+        self.chains = Chains(self.group, self.backward)
+        self.exchange = GroupExchange(self.group, self.chains.of)
         self.shapes: dict[Any, torch.Size | None] = {}
         self.watch: Any = None
         self.reading: Any = None
@@ -122,7 +125,8 @@ class Session:
         elif self.plan.num_parts != 1:
             raise InputError(f"the partition has {self.plan.num_parts} parts, but there is one "
                              "trainer; start one machine per part (`dgl-heta launch`)")
-        self.exchange = GroupExchange(self.group, self.on_backward)
+        self.chains.group = self.group
+        self.exchange = GroupExchange(self.group, self.chains.of)
         self._connected = True
 
     def _form_groups(self, timeout: timedelta) -> None:
@@ -173,6 +177,7 @@ class Session:
         self.check_last()
         self.batch = batch
         self.exchange.begin()
+        self.chains.begin()
 
     def check_last(self) -> None:
         """Fail if a reduction of the last batch is missing, unless the batch was not used."""
@@ -189,19 +194,6 @@ class Session:
                 f"the aggregation of '{ntype}' at layer {layer} was not reduced over the trainers, "
                 "so the result would be wrong: merge relations by dgl.nn.HeteroGraphConv or "
                 "block.multi_update_all, once per block")
-
-    def token(self) -> None:
-        """Let a chain of exchanges begin where gradients are wanted and none has begun."""
-        if torch.is_grad_enabled() and not self.exchange.token.requires_grad:
-            self.exchange.token = torch.zeros(1, requires_grad=True)
-
-    def on_backward(self) -> None:
-        """Called in a backward pass; what follows it is done once, at its end."""
-        self.backward.under_way()
-
-    def _end_backward(self) -> None:
-        """Exchanges that follow make a chain of their own."""
-        self.exchange.token = torch.zeros(1, requires_grad=True)
 
     def rows(self, name: str) -> np.ndarray | None:
         """The stored array of a DistTensor (its name in the key-value store), if it is here."""

@@ -41,6 +41,7 @@ RELEASES: dict[str, dict[str, tuple[str, ...]]] = {
         "DistSparseGradOptimizer": (
             f"{_DIST}.optim.pytorch.sparse_optim:DistSparseGradOptimizer",),
         "BasicFeatureStore": ("dgl.graphbolt.impl.basic_feature_store:BasicFeatureStore",),
+        "backward": ("torch.autograd:backward",),
         "DistributedDataParallel": ("torch.nn.parallel.distributed:DistributedDataParallel",),
     },
 }

@@ -27,44 +27,21 @@ extreme             y_w = max_v x_v                     ∂L/∂x_w = [x_w attai
 All but the last are linear, so the adjoint is the transposed map: a reduce-scatter's is an
 all-gather, and the other way round.
 
-The token chain
----------------
-A collective works if all workers of a group call the same one in the same order. Forward, the order
-is the program's. Backward, autograd chooses it: it runs what is ready, in an order that it does not
-promise, and it runs nothing that the loss does not depend on. Workers run different relations, so
-their graphs differ: one whose loss does not depend on `author` has no need of the gradient of these
-rows, and never comes to their adjoint, in which the others wait for it. Or it goes on to the
-adjoint for `paper`, and rows of one node type are added to those of another.
-
-So all exchanges of a forward pass share a chain. Each takes a token, a tensor of one number, and
-returns a new one that depends on it; the next exchange takes that::
-
-    x₁ ─┐          x₂ ─┐          x₃ ─┐
-        ├─ link₁ ──────┼─ link₂ ──────┼─ link₃ ──────────── anchor ── loss
-    t₀ ─┘   │     t₁ ──┘   │     t₂ ──┘   │    t₃ ────────────┘
-            y₁             y₂             y₃
-
-Autograd runs link₂ backward only when link₃ has given the gradient of t₂. So the adjoints run in
-reverse order of the forward pass on every worker, and because the anchor makes what the model
-returns depend on the last token, all of them run, on whatever the worker's own loss depends. Tokens
-carry no information; their gradients are zero. The chain costs no bytes.
+Why all workers run the adjoints of all exchanges, in one order: :mod:`dgl_heta.raf.chain`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.nn.parts import NOBODY
+from dgl_heta.raf.chain import Adjoint, Carry, Chain, Map
 from dgl_heta.sampling.blocks import Block
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
-
-Map = Callable[[Tensor], Tensor]
 
 
 class GroupExchange:
@@ -77,28 +54,30 @@ class GroupExchange:
     Parameters
     ----------
     group : the workers.
-    on_backward : called in every adjoint, before it.
+    chain_of : the chain that an exchange of a block belongs to; default: the one that
+        :meth:`begin` began last.
 
     Attributes
     ----------
     done : (layer, node type) of the exchanges since :meth:`begin`, to check that none is missing.
-    token : the end of the chain.
+        The set of each block has them, too.
+    chain : the one that was begun last.
     """
 
-    def __init__(self, group: Comm, on_backward: Callable[[], None] = lambda: None) -> None:
-        self._group, self._on_backward = group, on_backward
+    def __init__(self, group: Comm, chain_of: Callable[[Block], Chain] | None = None) -> None:
+        self._group, self._chain_of = group, chain_of or (lambda block: self.chain)
         self.done: set[tuple[int, str]] = set()
         self._layouts: dict[tuple[str, int, int], list[list[int]] | None] = {}
-        self.token = torch.zeros(1)
+        self.chain = Chain()
 
     def begin(self) -> None:
         """Forget the last forward pass, and begin a chain."""
         self.done.clear()
-        self.token = torch.zeros(1, requires_grad=torch.is_grad_enabled())
+        self.chain = Chain()
 
     def anchor(self, out: Tensor) -> Tensor:
         """`out`, depending on every exchange so far: the end of the chain."""
-        return _Link.apply(out, self.token, _same, _same, _nothing)[0]
+        return self.chain.anchor(out) if torch.is_grad_enabled() else out
 
     def reduce_sum(self, partial: Tensor, block: Block, ntype: str) -> Tensor:
         """Complete the sums of the seeds' rows.
@@ -117,12 +96,12 @@ class GroupExchange:
             return partial
         if block.last:
             scatter = ReduceScatter(self._group, shares)
-            return self._link(partial, scatter.forward, scatter.adjoint)
+            return self._link(block, partial, scatter.forward, scatter.adjoint)
         reads = block.reads.get(ntype)
         exchange = (ReduceForReaders(self._group, shares, reads) if reads is not None
                     else AllReduce(self._group.holders(ntype), shares))
-        return self._link(partial, _leading(exchange.forward, shares.total),
-                          _leading(exchange.adjoint, shares.total))
+        return self._link(block, partial, _leading(exchange.forward, shares.total),
+                          _leading_adjoint(exchange.adjoint, shares.total))
 
     def reduce_extreme(self, partial: Tensor, place: Tensor, op: str, block: Block, ntype: str
                        ) -> Tensor:
@@ -158,10 +137,11 @@ class GroupExchange:
             whole = torch.where(torch.isinf(whole) & (winner == NOBODY), 0, whole)
         if last:
             to_all = ReduceScatter(self._group, shares).adjoint
-            return self._link(partial, lambda _: whole[:shares.own].clone(),
-                              lambda grad: to_all(grad) * attained)
-        return self._link(partial, lambda x: _join(whole, x[seeds:]),
-                          _leading(lambda grad: holders.adjoint(grad) * attained, seeds))
+            return self._link(block, partial, lambda _: whole[:shares.own].clone(),
+                              lambda grad, carry: to_all(grad, carry) * attained)
+        return self._link(
+            block, partial, lambda x: _join(whole, x[seeds:]),
+            _leading_adjoint(lambda grad, carry: holders.adjoint(grad, carry) * attained, seeds))
 
     @torch.no_grad()
     def reduce_max(self, partial: Tensor, block: Block, ntype: str) -> Tensor:
@@ -206,46 +186,33 @@ class GroupExchange:
         Tensor (seeds, all columns, D), or at the last layer (own seeds, all columns, D).
         """
         shares = block.seeds[ntype]
-        self.done.add((block.layer, ntype))
+        self._note(block, ntype)
         exchange = ColumnGather(self._group.holders(ntype), shares, layout, block.last)
-        return self._link(columns, exchange.forward, exchange.adjoint)
+        return self._link(block, columns, exchange.forward, exchange.adjoint)
 
     def gather_rows(self, rows: Tensor, block: Block, ntype: str) -> Tensor:
         """All seeds' rows (seeds, …), of which every worker has its own (own seeds, …)."""
         shape = rows.shape[1:]
-        exchange = ReduceScatter(self._group, block.seeds[ntype])  # its adjoint, so swapped
+        exchange = AllGather(self._group, block.seeds[ntype])
         return self._link(
-            rows, lambda x: exchange.adjoint(x.reshape(len(x), -1)).view(-1, *shape),
-            lambda grad: exchange.forward(grad.reshape(len(grad), -1)).view(-1, *shape))
+            block, rows, lambda x: exchange.forward(x.reshape(len(x), -1)).view(-1, *shape),
+            lambda grad, carry: exchange.adjoint(grad.reshape(len(grad), -1), carry).view(
+                -1, *shape))
 
     def _begin_exchange(self, block: Block, ntype: str) -> SeedShares | None:
         """How the seeds are shared; None if there are none, on all workers alike."""
         shares = block.seeds.get(ntype)
         if shares is None or not shares.total:
             return None
-        self.done.add((block.layer, ntype))
+        self._note(block, ntype)
         return shares
 
-    def _link(self, rows: Tensor, forward: Map, adjoint: Map) -> Tensor:
-        out, self.token = _Link.apply(rows, self.token, forward, adjoint, self._on_backward)
-        return out
+    def _note(self, block: Block, ntype: str) -> None:
+        self.done.add((block.layer, ntype))
+        block.done.add((block.layer, ntype))
 
-
-class _Link(torch.autograd.Function):
-    """One exchange as a link of the token chain; see the module's text."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, token: Tensor, forward: Map, adjoint: Map,
-                on_backward: Callable[[], None]) -> tuple[Tensor, Tensor]:
-        ctx.adjoint, ctx.on_backward = adjoint, on_backward
-        return forward(rows), token.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor, token: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        """Autograd gives zeros for a gradient that is missing, so that every worker takes part."""
-        ctx.on_backward()
-        return ctx.adjoint(grad), token, None, None, None
+    def _link(self, block: Block, rows: Tensor, forward: Map, adjoint: Adjoint) -> Tensor:
+        return self._chain_of(block).link(rows, forward, adjoint)
 
 
 class AllReduce:
@@ -265,7 +232,9 @@ class AllReduce:
         """(seeds, D) to (seeds, D)."""
         return self.reduce(rows, "sum")
 
-    adjoint = forward
+    def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
+        """(seeds, D) to (seeds, D)."""
+        return AllReduce(carry(self._group), self._shares).forward(grad)
 
 
 class ReduceScatter:
@@ -282,10 +251,28 @@ class ReduceScatter:
         return self._group.reduce_scatter_rows(self._shares.canonical(rows), self._shares.sizes,
                                                "partials")
 
-    def adjoint(self, grad: Tensor) -> Tensor:
+    def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
+        """(own seeds, D) to (seeds, D)."""
+        return AllGather(carry(self._group), self._shares).forward(grad)
+
+
+class AllGather:
+    """y_w = [x_1; …; x_n]: all workers want all seeds' rows, of which each has its own.
+
+    Sends S_w D (n - 1) forward, and (S - S_w) D in the adjoint, a reduce-scatter.
+    """
+
+    def __init__(self, group: Comm, shares: SeedShares) -> None:
+        self._group, self._shares = group, shares
+
+    def forward(self, rows: Tensor) -> Tensor:
         """(own seeds, D) to (seeds, D)."""
         return self._shares.local(
-            self._group.all_gather_rows(grad, self._shares.sizes, "partials"))
+            self._group.all_gather_rows(rows, self._shares.sizes, "partials"))
+
+    def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
+        """(seeds, D) to (own seeds, D)."""
+        return ReduceScatter(carry(self._group), self._shares).forward(grad)
 
 
 class ReduceForReaders:
@@ -325,13 +312,13 @@ class ReduceForReaders:
         out[reads.rows] = read
         return out
 
-    def adjoint(self, grad: Tensor) -> Tensor:
+    def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
         """(seeds, D) to (seeds, D)."""
         reads, given = self._reads, self._agree()
         arrived = self._group.all_to_all_rows(grad[reads.rows], reads.counts(), reads.given_counts,
                                               "partials")
         own = grad[:self._shares.own].index_add(0, given.to(grad.device), arrived)
-        return self._scatter.adjoint(own)
+        return self._scatter.adjoint(own, carry)
 
 
 class ColumnGather:
@@ -372,9 +359,9 @@ class ColumnGather:
             out = out[:, torch.argsort(self._order)]
         return out if self._own else shares.local(out)
 
-    def adjoint(self, grad: Tensor) -> Tensor:
+    def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
         """(rows, all columns, D) to (seeds, own columns, D)."""
-        group, shares, width = self._group, self._shares, grad.shape[2]
+        group, shares, width = carry(self._group), self._shares, grad.shape[2]
         grad = grad if self._own else shares.canonical(grad)
         of_each = (grad.split(self._columns, 1) if self._order is None
                    else [grad[:, columns] for columns in self._layout])
@@ -396,13 +383,10 @@ def _leading(function: Map, rows: int) -> Map:
     return lambda x: _join(function(x[:rows]), x[rows:])
 
 
+def _leading_adjoint(adjoint: Adjoint, rows: int) -> Adjoint:
+    """`adjoint` of the leading rows' gradient; the rest stays as it is."""
+    return lambda grad, carry: _join(adjoint(grad[:rows], carry), grad[rows:])
+
+
 def _join(rows: Tensor, rest: Tensor) -> Tensor:
     return torch.cat([rows, rest]) if len(rest) else rows
-
-
-def _same(rows: Tensor) -> Tensor:
-    return rows
-
-
-def _nothing() -> None:
-    pass

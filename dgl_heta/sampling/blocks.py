@@ -102,6 +102,8 @@ class Block:
         edges read are complete.
     reads : per node type which other workers' seeds are read above; the states of the rest may
         stay incomplete. All are complete for a type that is not there.
+    done : (layer, node type) of what was exchanged for the seeds; the blocks of a batch may share
+        one set.
     """
 
     layer: int
@@ -115,6 +117,7 @@ class Block:
     has_destinations: bool = True
     own_states: bool = False
     reads: dict[str, SeedReads] = field(default_factory=dict)
+    done: set[tuple[int, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._into: dict[str, list[RelationBlock]] = {}

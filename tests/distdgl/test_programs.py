@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.programs import SHAPES, differences
+from tests.support.programs import SHAPES, differences, run
 
 HERE = "tests.distdgl.programs"
 USUAL = [f"{HERE}.usual:graph_conv"]
@@ -13,3 +13,23 @@ USUAL = [f"{HERE}.usual:graph_conv"]
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
 def test_usual_programs(machines: int, trainers: int, tmp_path) -> None:
     assert differences(USUAL, machines, trainers, tmp_path) == {}
+
+
+LOOPS = [*(f'{HERE}.loops:two_models "{way}"' for way in (
+             "in order", "in reverse", "together", "as a list")),
+         f"{HERE}.loops:adversaries",
+         *(f'{HERE}.loops:accumulated "{way}"' for way in ("sum", "no_sync", "one by one")),
+         f"{HERE}.loops:two_losses",
+         *(f'{HERE}.loops:by_hand "{way}"' for way in ("one", "two", "two apart")),
+         f"{HERE}.loops:teacher", f"{HERE}.loops:forgotten"]
+
+
+@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
+def test_loops(machines: int, trainers: int, tmp_path) -> None:
+    assert differences(LOOPS, machines, trainers, tmp_path) == {}
+
+
+def test_a_second_backward_pass_that_nobody_averages_is_refused(tmp_path) -> None:
+    found = run([f"{HERE}.loops:retained"], 2, 1, tmp_path, raf=True)
+    for each in found[f"{HERE}.loops:retained"]:
+        assert str(each.error).startswith("HetaError: a second backward pass through one forward")

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.parts import NOBODY, extreme_parts
+from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block, RelationBlock
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
@@ -193,7 +194,7 @@ def backward_in_order(comm: ThreadComm, chained: bool) -> list[tuple[str, tuple[
     wide, narrow = (values(comm.rank, SEEDS, i, w).requires_grad_() for i, w in ((0, 8), (1, 2)))
     first = exchange.reduce_sum(wide, block, "author")
     if not chained:
-        exchange.token = torch.zeros(1, requires_grad=True)  # what an exchange outside it would be
+        exchange.chain = Chain()  # what an exchange outside it would be
     second = exchange.reduce_sum(narrow, block, "paper")
     used: dict[int, Any] = {0: lambda: second.sum() * 2 + first.sum(), 1: lambda: first.sum(),
                             2: lambda: first.sum() + second.sum()}

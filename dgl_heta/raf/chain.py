@@ -1,0 +1,253 @@
+"""The token chain: why all workers run the adjoints of all exchanges, in one order.
+
+A collective works if all workers of a group call the same one in the same order. Forward, the order
+is the program's. Backward, autograd chooses it, and it runs nothing that the loss does not depend
+on. Workers run different relations, so their graphs differ: one whose loss does not depend on
+`author` has no need of the gradient of these rows, and never comes to their adjoint, in which the
+others wait for it. Or it goes on to the adjoint for `paper`, and rows of one node type are added to
+those of another.
+
+So all exchanges of a forward pass share a chain. Each takes a token, a tensor of one number, and
+returns a new one that depends on it; the next exchange takes that::
+
+    x₁ ─┐          x₂ ─┐          x₃ ─┐
+        ├─ link₁ ──────┼─ link₂ ──────┼─ link₃ ──────────── anchor ── loss
+    t₀ ─┘   │     t₁ ──┘   │     t₂ ──┘   │    t₃ ────────────┘
+            y₁             y₂             y₃
+
+Autograd runs link₂ backward only when link₃ has given the gradient of t₂. So the adjoints run in
+reverse order of the forward pass on every worker, and because the anchor makes what the model
+returns depend on the last token, all of them run, on whatever the worker's own loss depends. Tokens
+carry no information; their gradients are zero. The chain costs no bytes.
+
+Several forward passes have a chain each, so that the backward pass of one leaves the others alone.
+Where one backward pass runs through several of them, their links run in reverse order of the
+forward passes: of what is ready, autograd takes what was made last.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from dgl_heta.comm.collectives import Comm
+
+Map = Callable[[Tensor], Tensor]
+Place = tuple[int, int]
+"""The number of a chain, and of a link in it."""
+
+
+class Carry:
+    """Lets an adjoint's collectives tell whether any worker has a gradient.
+
+    Attributes
+    ----------
+    own : whether this worker has one.
+    anyone : whether any of the workers of the collectives so far has one.
+    """
+
+    def __init__(self, own: bool) -> None:
+        self.own = self.anyone = own
+
+    def __call__(self, group: Comm) -> Comm:
+        """The group, with collectives that carry a row (or number) more for each receiver."""
+        return group if group.size == 1 else _Carrying(group, self)  # type: ignore[return-value]
+
+
+class Silent(Carry):
+    """Collectives as they are: a gradient that no worker has counts as zeros."""
+
+    def __init__(self) -> None:
+        super().__init__(True)
+
+    def __call__(self, group: Comm) -> Comm:
+        return group
+
+
+class _Carrying:
+    """What an adjoint calls of :class:`Comm`."""
+
+    def __init__(self, group: Comm, carry: Carry) -> None:
+        self._group, self._carry = group, carry
+        self.size, self.rank = group.size, group.rank
+
+    def _flag(self, rows: Tensor) -> Tensor:
+        return rows.new_full((1, *rows.shape[1:]), float(self._carry.own))
+
+    def _heard(self, flags: Tensor) -> None:
+        self._carry.anyone |= bool((flags != 0).any()) or not flags.numel()
+
+    def all_reduce(self, rows: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
+        out = self._group.all_reduce(torch.cat([rows, self._flag(rows)]), op, cause)
+        self._heard(out[-1])
+        return out[:-1]
+
+    def all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
+                        cause: str) -> Tensor:
+        flag = self._flag(rows)
+        pieces = [piece for part in rows.split(list(send)) for piece in (part, flag)]
+        out = self._group.all_to_all_rows(torch.cat(pieces), [n + 1 for n in send],
+                                          [n + 1 for n in receive], cause)
+        arrived = out.split([n + 1 for n in receive])
+        for piece in arrived:
+            self._heard(piece[-1])
+        return torch.cat([piece[:-1] for piece in arrived])
+
+    def all_gather_rows(self, rows: Tensor, sizes: Sequence[int], cause: str) -> Tensor:
+        flagged = torch.cat([rows, self._flag(rows)])
+        out = self._group.all_gather_rows(flagged, [n + 1 for n in sizes], cause)
+        arrived = out.split([n + 1 for n in sizes])
+        for piece in arrived:
+            self._heard(piece[-1])
+        return torch.cat([piece[:-1] for piece in arrived])
+
+    def reduce_scatter_rows(self, rows: Tensor, sizes: Sequence[int], cause: str) -> Tensor:
+        flag = self._flag(rows)
+        pieces = [piece for part in rows.split(list(sizes)) for piece in (part, flag)]
+        out = self._group.reduce_scatter_rows(torch.cat(pieces), [n + 1 for n in sizes], cause)
+        self._heard(out[-1])
+        return out[:-1]
+
+
+Adjoint = Callable[[Tensor, Carry], Tensor]
+
+
+class Watch:
+    """Who wants to know what a backward pass does with links; here nobody.
+
+    Attributes
+    ----------
+    flags : whether adjoints tell each other who has a gradient: where no worker has, none goes on.
+        Else it counts as zeros.
+    """
+
+    flags = False
+
+    def ran(self, place: Place) -> None:
+        """A link's adjoint begins."""
+
+    def unused(self, place: Place) -> None:
+        """No worker has a gradient of what the link gave."""
+
+
+class Chain:
+    """The exchanges of one forward pass.
+
+    Parameters
+    ----------
+    number : of the chain; a later one's is larger.
+    watch : is told of the backward pass.
+
+    Attributes
+    ----------
+    tokens : the first one, then one for each link; emptied by who wants the graph to be let go.
+    length : the number of links.
+    """
+
+    def __init__(self, number: int = 0, watch: Watch | None = None) -> None:
+        self.number, self.watch, self.length = number, watch or Watch(), 0
+        self.tokens = [torch.zeros(1, requires_grad=torch.is_grad_enabled())]
+        self._living: weakref.ref[_Life] | None = None
+
+    def link(self, rows: Tensor, forward: Map, adjoint: Adjoint) -> Tensor:
+        """One exchange: `forward(rows)`, and in the backward pass its adjoint."""
+        if not torch.is_grad_enabled():
+            return forward(rows)
+        life = (self._living and self._living()) or _Life()
+        self._living = weakref.ref(life)
+        out, token = _Link.apply(rows, self.tokens[-1], forward, adjoint, self.watch,
+                                 (self.number, self.length), life)
+        self.tokens.append(token)
+        self.length += 1
+        return out
+
+    def anchor(self, out: Tensor) -> Tensor:
+        """`out`, depending on every exchange so far: the end of the chain."""
+        return _Anchor.apply(out, self.tokens[-1])
+
+    @property
+    def alive(self) -> bool:
+        """Whether a backward pass may still come to a link."""
+        return self._living is not None and self._living() is not None
+
+
+class _Life:
+    """Lives as long as autograd's graph has a link of the chain."""
+
+
+class _Link(torch.autograd.Function):
+    """One exchange as a link of the token chain; see the module's text."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, token: Tensor, forward: Map, adjoint: Adjoint,
+                watch: Watch, place: Place, life: _Life) -> tuple[Tensor, Tensor]:
+        out = forward(rows)
+        ctx.set_materialize_grads(False)
+        ctx.adjoint, ctx.watch, ctx.place, ctx.life = adjoint, watch, place, life
+        ctx.like = (out.shape, out.dtype, out.device)
+        return out.view_as(out) if out is rows else out, token.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor | None, token: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        """A worker without a gradient takes part with zeros."""
+        watch: Watch = ctx.watch
+        watch.ran(ctx.place)
+        if grad is None:
+            shape, dtype, device = ctx.like
+            carry = Carry(False) if watch.flags else Silent()
+            grad = torch.zeros(shape, dtype=dtype, device=device)
+        else:
+            carry = Carry(True) if watch.flags else Silent()
+        rows: Tensor | None = ctx.adjoint(grad, carry)
+        if not carry.anyone:
+            watch.unused(ctx.place)
+            rows = None
+        return rows, torch.zeros(1), None, None, None, None, None
+
+
+class _Anchor(torch.autograd.Function):
+    """What a model returns, depending on the last token."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, token: Tensor) -> Tensor:
+        return rows.view_as(rows)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        return grad, torch.zeros(1)
+
+
+def links_of(roots: Sequence[Tensor]) -> dict[int, int]:
+    """Chain → the last of its links that a backward pass from `roots` comes to."""
+    found: dict[int, int] = {}
+    for node in walk(roots):
+        place: Place | None = getattr(node, "place", None)
+        if place is not None and type(node).__name__ == _NODE:
+            found[place[0]] = max(found.get(place[0], -1), place[1])
+    return found
+
+
+def walk(roots: Sequence[Tensor], stop: Callable[[Any], bool] = lambda node: False) -> list[Any]:
+    """The nodes of autograd's graph below tensors; not those below nodes that `stop` names."""
+    pending = [t.grad_fn for t in roots if t.grad_fn is not None]
+    seen: set[Any] = set()
+    nodes = []
+    while pending:
+        node = pending.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        nodes.append(node)
+        if not stop(node):
+            pending.extend(below for below, _ in node.next_functions if below is not None)
+    return nodes
+
+
+_NODE = "_LinkBackward"
