@@ -23,7 +23,9 @@ from dgl.heterograph import DGLBlock
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
+from dgl_heta.distdgl.chains import Chains
 from dgl_heta.distdgl.layers import csc_with_ids
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
@@ -238,6 +240,7 @@ class DglSetting:
         try:
             session.world, session.group = self.world, self.group
             session.exchange = GroupExchange(self.group)
+            session.chains = Chains(self.group, BackwardEnd())
             session.shapes = {}
             if session.batch is not None:
                 session.batch = replace(session.batch)
@@ -306,7 +309,7 @@ class DglSetting:
             self._session.reading = before
 
     def ends(self) -> list[Tensor]:
-        return [self._session.exchange.token]
+        return self._session.exchange.chain.tokens[-1:]
 
 
 def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:
