@@ -219,6 +219,8 @@ class RunSettings(_Section):
                                "steps in, as `dgl-heta prove` does; the script ends after them")
     reference: bool = Field(False, description="DistDGL scripts: run as with plain DGL, for "
                             "`dgl-heta prove` to compare with")
+    double: bool = Field(False, description="DistDGL scripts that are recorded: compute in double "
+                         "precision, as `dgl-heta prove --double` does")
     prove: str = Field(
         "off", description="steps at which a run is compared with the plain way on copies in fp64: "
         "auto (the first, the last of the first epoch, a random one per epoch), off, N (the first "

@@ -59,6 +59,9 @@ def prove(
     processes: ProcessOptions, limits: LimitOptions,
     keep: Annotated[Path | None, typer.Option(
         metavar="DIR", help="Keep what both runs recorded there. Default: no.")] = None,
+    double: Annotated[bool, typer.Option(
+        "--double", help="Compute in double precision, where the script names no other itself, "
+        "and so find smaller differences.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Prove that a DistDGL script computes with RAF what it does with plain DGL.
@@ -78,7 +81,7 @@ def prove(
         _empty(keep.absolute()))
     try:
         for name, reference in (("raf", False), ("reference", True)):
-            _run(_recording(job, directory / name, reference), reference)
+            _run(_recording(job, directory / name, reference, double), reference)
         verdict = compare_runs(load(directory / "raf"), load(directory / "reference"))
     finally:
         if keep is None:
@@ -122,9 +125,10 @@ def _empty(directory: Path) -> Path:
     return directory
 
 
-def _recording(job: ScriptJob, directory: Path, reference: bool) -> ScriptJob:
+def _recording(job: ScriptJob, directory: Path, reference: bool, double: bool) -> ScriptJob:
     """The job with what makes it record; in variables too, for a script that calls enable()."""
-    settings = {"record": str(directory), "reference": str(reference).lower()}
+    settings = {"record": str(directory), "reference": str(reference).lower(),
+                "double": str(double).lower()}
     variables = {f"DGL_HETA_RUN__{key.upper()}": value for key, value in settings.items()}
     overrides = (*job.command.overrides, *(f"run.{key}={value}" for key, value in settings.items()))
     return replace(job, command=replace(job.command, overrides=overrides),

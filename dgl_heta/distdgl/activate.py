@@ -64,7 +64,7 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
     if chosen.run.record is not None:
         from dgl_heta.distdgl.recording import start_recording
 
-        start_recording(Path(chosen.run.record), chosen.run.reference)
+        start_recording(Path(chosen.run.record), chosen.run.reference, chosen.run.double)
 
 
 def disable() -> None:

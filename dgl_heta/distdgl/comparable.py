@@ -17,11 +17,12 @@ from typing import Any
 import dgl
 import numpy as np
 import torch
-from dgl.distributed import DistEmbedding, role
+from dgl.distributed import DistEmbedding, DistTensor, role
+from dgl.distributed.optim.pytorch.sparse_optim import DistSparseGradOptimizer
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.session import Session, current
 
 SIZE = 0.1
 """Largest of the numbers that stand in for zeros."""
@@ -52,6 +53,44 @@ def _launched_rank(original: Callable[[], int]) -> Callable[[], int]:
             return int(os.environ["RANK"])
         return original()
     return rank
+
+
+def in_double() -> None:
+    """Let a script compute in double precision, where it names no other itself.
+
+    Modules are made so, node data are read so, and `float()` is `double()`. Rows of DistEmbeddings
+    stay in single precision, but what a script gets of them is double.
+    """
+    torch.set_default_dtype(torch.float64)
+    Tensor.float = Tensor.double  # type: ignore[method-assign]
+    DistEmbedding.__call__ = _doubled(DistEmbedding.__call__, lambda _: True)
+    DistTensor.__getitem__ = _doubled(DistTensor.__getitem__, _of_the_graph)
+    DistSparseGradOptimizer.step = _in_single(DistSparseGradOptimizer.step)
+
+
+def _doubled(original: Callable[..., Tensor], meant: Callable[[Any], bool]
+             ) -> Callable[..., Tensor]:
+    def read(self: Any, *args: Any, **kwargs: Any) -> Tensor:
+        rows = original(self, *args, **kwargs)
+        return rows.double() if rows.is_floating_point() and meant(self) else rows
+    return read
+
+
+def _in_single(original: Callable[..., None]) -> Callable[..., None]:
+    """DGL's sparse optimizers make tensors of the default dtype, and take them for singles."""
+    def step(self: Any) -> None:
+        torch.set_default_dtype(torch.float32)
+        try:
+            original(self)
+        finally:
+            torch.set_default_dtype(torch.float64)
+    return step
+
+
+def _of_the_graph(tensor: Any) -> bool:
+    """Whether a DistTensor is node data of the graph; others are written to as they are."""
+    session = current()
+    return session is not None and session.rows(tensor._name) is not None
 
 
 def without_randomness() -> None:

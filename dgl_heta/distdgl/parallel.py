@@ -174,9 +174,9 @@ def _for_any_graph(module: nn.Module) -> Parallel | None:
 
 
 def _reference(session: Session, module: nn.Module) -> Parallel:
-    """Plain averages in reference mode."""
+    """Plain averages in reference mode: of a module whose own backward pass has ended."""
     session.connect()
-    return Parallel(module, session.wrapper, session.world, session.group, session.backward)
+    return Parallel(module, session.wrapper, session.world, session.group, BackwardEnd())
 
 
 def _copy_from_first(world: Comm, state: Tensor) -> None:

@@ -43,6 +43,7 @@ from dgl_heta.distdgl.alignment import (
 from dgl_heta.distdgl.comparable import (
     fill_embeddings,
     fill_parameters,
+    in_double,
     is_norm,
     ranks_of_the_launch,
     seed_all,
@@ -66,8 +67,9 @@ def recorder() -> Recorder | None:
     return _recorder
 
 
-def start_recording(directory: Path, reference: bool) -> None:
-    """Record what this process computes, if it is a trainer; the first call counts."""
+def start_recording(directory: Path, reference: bool, double: bool = False) -> None:
+    """Record what this process computes, in double precision if wanted, if it is a trainer; the
+    first call counts."""
     global _recorder
     if _recorder is not None:
         return
@@ -76,6 +78,8 @@ def start_recording(directory: Path, reference: bool) -> None:
         return
     without_randomness()
     ranks_of_the_launch()
+    if double:
+        in_double()
     _recorder = Recorder(directory, reference)
     _recorder.listen()
     atexit.register(_recorder.save)
@@ -107,7 +111,7 @@ class Recorder:
     def listen(self) -> None:
         """Hear of modules, backward passes, optimizers and embeddings from now on."""
         nn.Module._call_impl = _around(nn.Module._call_impl, self._call)  # type: ignore[method-assign]
-        torch.autograd.backward = _around_plain(torch.autograd.backward, self._backward_pass)
+        torch.autograd.backward = _around(torch.autograd.backward, self._backward_pass)
         register_optimizer_step_post_hook(self._stepped)
         DistSparseGradOptimizer.step = _around(DistSparseGradOptimizer.step, self._sparse_step)
         DistEmbedding.__call__ = _around(DistEmbedding.__call__, self._look_up)
@@ -275,6 +279,8 @@ class Recorder:
         self._kept.append(module)
         for path, child in module.named_modules():
             self._names.setdefault(id(child), f"{name}.{path}" if path else name)
+        self.record.tables += [f"{self._named(m)}.weight" for m in module.modules()
+                               if isinstance(m, nn.Embedding)]
         named = [(f"{name}.{p}", parameter) for p, parameter in module.named_parameters()]
         for path, parameter in named:
             if not is_lazy(parameter):
@@ -385,15 +391,7 @@ def _note(names: list[str], name: str) -> None:
 
 
 def _around(original: Callable[..., Any], listener: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that goes through a listener, which is given the original one."""
-    def heard(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return listener(original, self, *args, **kwargs)
-    return heard
-
-
-def _around_plain(original: Callable[..., Any], listener: Callable[..., Any]
-                  ) -> Callable[..., Any]:
-    """The same of a function."""
+    """A function or method that goes through a listener, which is given the original one."""
     def heard(*args: Any, **kwargs: Any) -> Any:
         return listener(original, *args, **kwargs)
     return heard

@@ -20,9 +20,21 @@ import numpy as np
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 """Relative, by the name of the dtype that a script computes in; 0 for all others."""
 PAGE = "docs/switching.md#the-proof"
-CAUSES = ("code that works on a block itself (its edges, adjacency, degrees, or all rows of a "
-          "layer together), inputs that depend on the trainer's own seeds, a merge that depends on "
-          "the order of relations, state that a module keeps from call to call")
+_COMPUTING = ("code that works on a block itself (its edges, adjacency, degrees, or all rows of a "
+              "layer together), a merge that depends on the order of relations, inputs that depend "
+              "on the trainer's own seeds, state that a module keeps from call to call")
+_UPDATING = ("gradients that are changed before they are averaged (hooks, clipping within the "
+             "backward pass), a second backward pass, a loss that is divided by what depends on "
+             "the trainer")
+CAUSES = {
+    "input": "inputs that depend on the trainer's own seeds (labels that are masked, positions in "
+             "the batch), or on what a script keeps from batch to batch",
+    "layer": _COMPUTING, "output": _COMPUTING, "loss": _COMPUTING, "gradient": _UPDATING,
+    "parameter": _UPDATING,
+    "row": "an embedding that is read after another batch was drawn, or more than once",
+}
+CAUSES["state"] = CAUSES["row"]
+"""By the kind of what differs first."""
 KINDS = ("input", "layer", "output", "loss", "gradient", "parameter", "row", "state")
 """What is compared, in the order in which a step computes it. `layer` is what modules within a
 model return, `row` an embedding's row after the step, `state` a sparse optimizer's of that row."""
@@ -201,7 +213,8 @@ def verdict(measures: Iterable[Measure], notes: Sequence[str] = (), *,
             return Verdict("not proved", f"not proved: {_names(random)} draws random numbers, "
                            f"which the two runs cannot draw alike, and {_difference(wrong)}",
                            found, tuple(notes))
-        return Verdict("differs", f"{_difference(wrong)} Usual causes: {CAUSES}; see {PAGE}", found,
+        causes = CAUSES[_first(wrong).place.kind]
+        return Verdict("differs", f"{_difference(wrong)} Usual causes: {causes}; see {PAGE}", found,
                        tuple(notes))
     if not results:
         return Verdict("not proved", "not proved: nothing was compared, because no output, loss or "
@@ -222,12 +235,16 @@ def _difference(wrong: Sequence[Measure]) -> str:
     order = [*dict.fromkeys((*RESULTS, *KINDS))]
     worst = min(wrong, key=lambda m: (order.index(m.place.kind), m.place.step != "training",
                                       -m.largest))
-    first = min(wrong, key=lambda m: (m.place.step != "training", m.place.order))
+    first = _first(wrong)
     text = f"{worst.place} {worst.amount()}{_on(worst)}"
     if first.place == worst.place:
         return f"{text}; nothing before it differs."
     return (f"{text}; the first difference in the order of execution is at {first.place}, which "
             f"{first.amount()}{_on(first)}.")
+
+
+def _first(wrong: Sequence[Measure]) -> Measure:
+    return min(wrong, key=lambda m: (m.place.step != "training", m.place.order))
 
 
 def _on(measure: Measure) -> str:

@@ -59,6 +59,7 @@ class Record:
     learnable : `train.learnable`, of which "replica" lets embeddings part after the first step.
     precision : the coarsest dtype that numbers were computed in.
     random : modules that drew random numbers.
+    tables : parameters that are rows of nodes (nn.Embedding).
     norms : modules that ran with running statistics, where a run would use a batch's.
     steps, evaluations : how many optimizer steps and evaluated batches were recorded.
     """
@@ -70,6 +71,7 @@ class Record:
     precision: str = "float64"
     random: list[str] = field(default_factory=list)
     norms: list[str] = field(default_factory=list)
+    tables: list[str] = field(default_factory=list)
     steps: int = 0
     evaluations: int = 0
     entries: dict[Key, Entry] = field(default_factory=dict)

@@ -93,8 +93,8 @@ def _notes(got: Sequence[Record], replica: bool, random: Sequence[str]) -> list[
         notes.append(f"{', '.join(norms)}: compared with running statistics; in training a batch's "
                      "statistics differ by design, because they are over the rows of a machine")
     if replica:
-        notes.append("train.learnable = replica: embeddings and their optimizer's state differ by "
-                     "design after a step, and are not compared")
+        notes.append("train.learnable = replica: gradients of embeddings differ by design, and all "
+                     "that follows from a step of theirs; evaluation after it is not compared")
     if random:
         notes.append(f"{', '.join(random)}: draws random numbers, which differ by design")
     if got and not all(r.steps for r in got):
@@ -109,6 +109,7 @@ def _trainer(got: Record, want: Record, replica: bool) -> Iterator[Measure]:
     coarsest = max((r.precision for r in (got, want)), key=lambda name: TOLERANCES[name])
     tolerance = TOLERANCES[coarsest]
     gradients = _gradients(want)
+    tables = any(key.kind == "row" for key in want.entries)  # DGL keeps them in single precision
     largest: dict[str, float] = {}
     for key, entry in want.entries.items():
         if key.kind == "gradient" and entry.values is not None and entry.values.size:
@@ -117,11 +118,12 @@ def _trainer(got: Record, want: Record, replica: bool) -> Iterator[Measure]:
                                       float(finite.max()) if finite.size else 0.0)
     for order, (key, entry) in enumerate(got.entries.items()):
         other = want.entries.get(key)
-        if other is None or key.kind not in KINDS or (
-                replica and key.kind in ("row", "state")):
+        if other is None or key.kind not in KINDS or (replica and (
+                key.kind in ("row", "state") or key.step == "evaluation"
+                or key.name in got.tables)):
             continue
         place = Place(key.kind, key.name, key.detail, key.step, got.rank, order)
-        of_table = key.kind in ("row", "state")
+        of_table = key.kind in ("row", "state") or (tables and key.step == "evaluation")
         allowed = max(tolerance, TOLERANCES["float32"]) if of_table else tolerance
         measure = compare(
             place, entry.values, other.values, entry.ids, other.ids, tolerance=allowed,

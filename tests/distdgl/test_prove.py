@@ -66,12 +66,14 @@ def test_a_right_script_is_proved(part_config, tmp_path):
     assert {f.name for f in kept.iterdir()} == {"raf", "reference"}
 
 
-def test_the_script_of_the_benchmarks_is_proved_with_two_trainers_per_host(part_config):
+def test_a_script_is_proved_in_double_with_two_trainers_per_host(part_config):
     result = prove(part_config, BENCH, "--graph-name", "academic", "--target", "paper",
                    "--classes", "4", "--fanouts", "3,3", "--batch-size", "8", "--evaluate",
                    "--hidden", "8", "--model", "hgt", "--heads", "2",
-                   options=("--num-trainers", "2"))
+                   options=("--num-trainers", "2", "--double"))
     assert result.status == 0, result.text
+    assert {each["tolerance"] for each in result.found["arrays"] if each["kind"] in (
+        "output", "gradient", "loss") and each["step"] == "training"} == {1e-9}
     assert {each["trainer"] for each in result.found["arrays"]} == {0, 1, 2, 3}
     assert result.kinds("evaluation") >= {"output"}
 

@@ -216,3 +216,25 @@ def test_files_are_json_and_arrays(tmp_path):
     record().save(tmp_path)
     assert {f.name for f in tmp_path.iterdir()} == {"trainer-0.json", "trainer-0.npz"}
     assert json.loads((tmp_path / "trainer-0.json").read_text())["rank"] == 0
+
+
+def test_doubles_are_compared_as_doubles_but_for_what_embeddings_make():
+    got, want = runs()
+    for run in (got, want):
+        for one in run:
+            one.precision = "float64"
+    assert compare_runs(got, want).proved
+    late = got[0].entries[Key("output", "Net", "node type 'paper'", "evaluation")]
+    late.values = late.values * np.float32(1 + 1e-6)
+    assert compare_runs(got, want).proved
+    early = got[0].entries[Key("output", "Net", "node type 'paper'")]
+    early.values = early.values * np.float32(1 + 1e-6)
+    assert compare_runs(got, want).status == "differs"
+
+
+def test_causes_are_those_of_what_differs_first():
+    got, want = runs()
+    got[0].entries[Key("row", "table")].values = np.ones((6, 3), np.float32)
+    assert "another batch was drawn" in compare_runs(got, want).message
+    got[0].entries[HEAD].values = got[0].entries[HEAD].values * 2
+    assert "before they are averaged" in compare_runs(got, want).message
