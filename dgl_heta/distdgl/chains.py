@@ -15,12 +15,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.errors import HetaError
-from dgl_heta.raf.chain import Chain, Place, Watch, links_of
+from dgl_heta.raf.chain import Chain, Place, Watch, links_of, walk
 from dgl_heta.sampling.blocks import Block
 
 
@@ -36,7 +36,10 @@ class Chains(Watch):
     ----------
     group : as given; there may be another one until the first exchange.
     passed : the chains that the last backward pass ran through.
+    parameters : whose gradients are to be None where no trainer's loss depends on them.
     """
+
+    flags = True
 
     def __init__(self, group: Comm, backward: BackwardEnd) -> None:
         self.group, self._backward = group, backward
@@ -48,6 +51,10 @@ class Chains(Watch):
         self._ran: set[int] = set()
         self._running = self._retain = False
         self.passed: set[int] = set()
+        self.parameters: list[nn.Parameter] = []
+        self._unused: set[Place] = set()
+        self._roots: list[Tensor] = []
+        self._empty: list[nn.Parameter] = []
         backward.actions.append(self._passed)
 
     @contextmanager
@@ -100,7 +107,7 @@ class Chains(Watch):
             original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             return
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        grads = ([None] * len(roots) if grad_tensors is None else [grad_tensors]
+        grads: list[Any] = ([None] * len(roots) if grad_tensors is None else [grad_tensors]
                  if isinstance(grad_tensors, Tensor) else list(grad_tensors))
         self._running = True
         self._retain = create_graph if retain_graph is None else retain_graph
@@ -108,12 +115,15 @@ class Chains(Watch):
             if len(self._open) > 1:
                 added = self._missing(roots)
                 roots, grads = [*roots, *added], [*grads, *map(torch.zeros_like, added)]
+            self._roots = roots
+            self._empty = [p for p in self.parameters if p.grad is None]
             if inputs is not None:  # what is not on the way to them would not run
                 inputs = [*([inputs] if isinstance(inputs, Tensor) else inputs),
                           *(chain.tokens[0] for chain, _ in self._open.values() if chain.tokens)]
             original(roots, grads, retain_graph, create_graph, None, inputs)
         finally:
             self._running = self._retain = False
+            self._roots, self._empty = [], []
 
     def _missing(self, roots: Sequence[Tensor]) -> list[Tensor]:
         """Tokens of the exchanges that other trainers' losses come to, and this one's does not."""
@@ -139,8 +149,26 @@ class Chains(Watch):
         self._ran.add(place[0])
         self._backward.under_way()
 
+    def unused(self, place: Place) -> None:
+        self._unused.add(place)
+
+    def _forget_zeros(self) -> None:
+        """Parameters that no trainer's loss depends on have no gradient.
+
+        Functions below an exchange whose result nobody used were run nevertheless, for the chain's
+        sake, and some of them give zeros for a gradient that is missing.
+        """
+        if self._unused and self._empty:
+            used = {id(node.variable) for node in walk(self._roots, self._unused)
+                    if hasattr(node, "variable")}
+            for parameter in self._empty:
+                if id(parameter) not in used:
+                    parameter.grad = None
+        self._unused.clear()
+
     def _passed(self) -> None:
         """At the end of a backward pass: what it went through cannot be gone through again."""
+        self._forget_zeros()
         if not self._retain:
             for number in self._ran & set(self._open):
                 self._close(number)

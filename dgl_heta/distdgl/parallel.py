@@ -110,6 +110,7 @@ class RafParallel(Parallel):
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._fire)
+                session.chains.parameters.append(parameter)
         session.parallels.append(self)
 
     def _fire(self, _: Tensor) -> None:

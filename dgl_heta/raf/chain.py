@@ -28,7 +28,7 @@ forward passes: of what is ready, autograd takes what was made last.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from typing import Any
 
 import torch
@@ -234,8 +234,9 @@ def links_of(roots: Sequence[Tensor]) -> dict[int, int]:
     return found
 
 
-def walk(roots: Sequence[Tensor], stop: Callable[[Any], bool] = lambda node: False) -> list[Any]:
-    """The nodes of autograd's graph below tensors; not those below nodes that `stop` names."""
+def walk(roots: Sequence[Tensor], unused: Set[Place] = frozenset()) -> list[Any]:
+    """The nodes of autograd's graph below tensors; below links that are `unused` those alone that
+    their tokens come from."""
     pending = [t.grad_fn for t in roots if t.grad_fn is not None]
     seen: set[Any] = set()
     nodes = []
@@ -245,8 +246,10 @@ def walk(roots: Sequence[Tensor], stop: Callable[[Any], bool] = lambda node: Fal
             continue
         seen.add(node)
         nodes.append(node)
-        if not stop(node):
-            pending.extend(below for below, _ in node.next_functions if below is not None)
+        below = node.next_functions
+        if unused and getattr(node, "place", None) in unused and type(node).__name__ == _NODE:
+            below = below[1:2]
+        pending.extend(next_node for next_node, _ in below if next_node is not None)
     return nodes
 
 

@@ -33,3 +33,16 @@ def test_a_second_backward_pass_that_nobody_averages_is_refused(tmp_path) -> Non
     found = run([f"{HERE}.loops:retained"], 2, 1, tmp_path, raf=True)
     for each in found[f"{HERE}.loops:retained"]:
         assert str(each.error).startswith("HetaError: a second backward pass through one forward")
+
+
+GRADIENTS = [f'{HERE}.gradients:partly "{way}"' for way in (
+    "layer", "branch", "type", "wide", "detached")]
+
+
+@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
+def test_which_parameters_have_gradients(machines: int, trainers: int, tmp_path) -> None:
+    assert differences(GRADIENTS, machines, trainers, tmp_path) == {}
+
+
+def test_zeros_in_place_of_no_gradient_are_seen(tmp_path) -> None:
+    assert differences(GRADIENTS[:2], 2, 1, tmp_path, sabotage=["s9"]).keys() == {*GRADIENTS[:2]}

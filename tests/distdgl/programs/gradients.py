@@ -1,0 +1,66 @@
+"""Which parameters have a gradient, and which have none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from dgl.nn.pytorch import GATConv, GraphConv, HeteroGraphConv
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from tests.distdgl.programs.usual import HIDDEN, Inputs
+from tests.support.programs_worker import Trainer
+
+
+class Partly(nn.Module):
+    """Two layers of which not all is used.
+
+    Parameters
+    ----------
+    way : "layer" (the second layer reads the inputs), "branch" (a layer beside it is thrown away),
+        "type" (a node type is left out of the dictionary), "wide" (rows are exchanged before
+        weights, and a type is left out), "detached" (the first layer's states lose their graph).
+    """
+
+    def __init__(self, t: Trainer, way: str, conv: Any) -> None:
+        super().__init__()
+        self.way, self.inputs = way, Inputs(t.facts)
+        out = 16 if way == "wide" else 4
+        sizes = [(HIDDEN, HIDDEN), (HIDDEN, out), (HIDDEN, out)]
+        self.layers = nn.ModuleList(
+            HeteroGraphConv({e: conv(a, b) for _, e, _ in t.facts.etypes}, "sum")
+            for a, b in sizes)
+
+    def forward(self, blocks: list[Any], ids: dict[str, Tensor], features: dict[str, Tensor]
+                ) -> Tensor:
+        inputs = self.inputs(ids, features)
+        if self.way in ("type", "wide"):
+            inputs = {t: x for t, x in inputs.items() if t != "author"}
+        states = {t: x.flatten(1).tanh() for t, x in self.layers[0](blocks[0], inputs).items()}
+        if self.way in ("type", "wide"):
+            states.pop("author", None)
+        if self.way == "detached":
+            states = {t: x.detach() for t, x in states.items()}
+        if self.way == "branch":
+            self.layers[2](blocks[1], states)
+        if self.way == "layer":
+            states = {t: x[:blocks[1].num_src_nodes(t)] for t, x in inputs.items()}
+        return self.layers[1](blocks[1], states)["paper"].flatten(1)
+
+
+def partly(t: Trainer, way: str) -> None:
+    """AdamW moves a parameter whose gradient is zero, and leaves one that has none."""
+    attention = way in ("branch", "detached")
+    net = t.parallel(Partly(t, way, (lambda a, b: GATConv((a, a), b // 2, 2)) if attention else (
+        lambda a, b: GraphConv(a, b, norm="right", bias=way != "wide"))))
+    optimizer = torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0.1)
+    for _, (ids, seeds, blocks) in zip(range(2), t.loader()):
+        out = net(blocks, ids, t.features(ids))
+        loss = cross_entropy(out, t.labels(seeds))
+        optimizer.zero_grad()
+        loss.backward()
+        t.record("out", out, seeds["paper"])
+        t.gradients(net)
+        optimizer.step()
+    t.parameters(net)
