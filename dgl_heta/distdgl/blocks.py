@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dgl
 import torch
 from dgl.frame import Frame
 from dgl.heterograph import DGLBlock
+from torch import Tensor
 
 from dgl_heta.distdgl import hetero, multi_update
 from dgl_heta.distdgl.block_index import BlockIndex, itself, kinds
@@ -129,8 +131,11 @@ for _name, _instead in REFUSED.items():
     setattr(RafBlock, _name, _refusing(_name, _instead))
 
 
-def make_blocks(session: Session, batch: MiniBatch) -> list[RafBlock | PlainBlock]:
+def make_blocks(session: Session, batch: MiniBatch,
+                levels: Sequence[Mapping[str, Tensor]] = ()) -> list[RafBlock | PlainBlock]:
     """The blocks of a batch as a script sees them, with node ids (dgl.NID) on both sides.
+
+    `levels` has the ids of each block's sources and, last, of the last one's destinations.
 
     In reference mode they are DGL's own.
     """
@@ -140,10 +145,11 @@ def make_blocks(session: Session, batch: MiniBatch) -> list[RafBlock | PlainBloc
     etypes = [relation.etype for relation in every.relations]
     ids = {t: torch.from_numpy(nodes) for t, nodes in batch.input_nodes.items()}
     blocks: list[RafBlock | PlainBlock] = []
-    for block in batch.blocks:
+    for number, block in enumerate(batch.blocks):
         layer = Layer(session, block, ids)
         index = BlockIndex(layer, every)
-        frames = [Frame({dgl.NID: ids.get(t, _NO_IDS)[:index.num_nodes(i)]})
+        sides = levels[number:number + 2] or (ids, ids)
+        frames = [Frame({dgl.NID: sides[i >= len(types)].get(t, _NO_IDS)[:index.num_nodes(i)]})
                   for i, t in enumerate((*types, *types))]
         both: Any = ([*types], [*types])
         if session.reference:

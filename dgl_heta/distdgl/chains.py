@@ -68,6 +68,11 @@ class Chains(Watch):
         finally:
             self._call = before
 
+    @property
+    def under_way(self) -> bool:
+        """Whether a wrapped module runs."""
+        return self._call is not None
+
     def merging(self, block: Block) -> None:
         """Relations of a block are merged.
 

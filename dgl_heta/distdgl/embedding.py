@@ -91,15 +91,12 @@ class Table:
             self.read(index))
 
     def bits(self, index: Tensor) -> np.ndarray:
-        """For each id the trainers whose seeds reach it in the current batch (0: unknown)."""
-        batch = self.session.batch
-        reached, bits = batch.masks.get(self.ntype, _NOTHING) if batch else _NOTHING
-        ids = index.to("cpu").numpy()
-        if len(ids) == len(reached) and np.array_equal(ids, reached):
-            return bits
-        table = np.zeros(self._count, np.int64)
-        table[reached] = bits
-        return table[ids]
+        """For each id the trainers that read it in DistDGL for what this one does."""
+        if self.alone and not self.used and len(index):
+            raise HetaError(f"rows of the DistEmbedding of '{self.ntype}' are trained where its "
+                            "relations are, but another trainer reads them with gradients; read "
+                            "them by the input nodes that the data loader hands out")
+        return self.session.handed.bits(self.ntype, index, self.session.world.rank)
 
     def copies(self, name: str, like: np.ndarray) -> np.ndarray:
         """This trainer's copies of rows that others own; only touched ones cost memory."""
@@ -113,9 +110,6 @@ class Table:
         if self._slots is None:
             self._slots = np.full(self._count, -1, np.int32)
         return sum_rows_with_bits(ids, grads, bits, self._slots)
-
-
-_NOTHING = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:

@@ -26,7 +26,7 @@ from dgl_heta.distdgl.merging import canonical
 from dgl_heta.distdgl.reach import Reached, reached_by
 from dgl_heta.distdgl.recording import recorder
 from dgl_heta.distdgl.reference import PlainBlock
-from dgl_heta.distdgl.session import Batch, Session
+from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
@@ -151,7 +151,7 @@ class RafLoader:
         session = self._session
         recording = recorder()
         if self._step >= len(self) or (recording is not None and recording.ends_pass(self._step)):
-            session.check_last()
+            session.check_batches()
             self._close()
             raise StopIteration
         self._step += 1
@@ -159,9 +159,9 @@ class RafLoader:
         if batch is None or reached is None:
             raise HetaError(f"batch source '{session.source.name}' gave {self._step - 1} batches "
                             f"for {len(self)} steps; it must give one for each")
-        session.begin(Batch({(block.layer, t) for block in batch.blocks
-                             for t, s in block.seeds.items() if s.total}, reached))
-        sample = _sample(session, batch)
+        session.begin({(block.layer, t) for block in batch.blocks
+                       for t, s in block.seeds.items() if s.total}, batch.blocks[0].done)
+        sample = _sample(session, batch, reached)
         if recording is not None:
             recording.begin_batch(*sample[:2])
         step = self._step - 1
@@ -197,12 +197,12 @@ class RafLoader:
         self._batches = iter(())
 
 
-def _sample(session: Session, batch: MiniBatch) -> Sample:
-    none = np.empty(0, np.int64)
-    inputs = {t: torch.from_numpy(batch.input_nodes.get(t, none))
+def _sample(session: Session, batch: MiniBatch, reached: Reached) -> Sample:
+    levels = session.handed.hand_out(batch, reached, session.world.rank)
+    inputs = {t: levels[0].get(t, torch.empty(0, dtype=torch.int64))
               for t in session.store.schema.node_types}
-    seeds = {t: torch.from_numpy(ids) for t, ids in batch.own_seeds.items() if len(ids)}
-    return inputs, seeds, make_blocks(session, batch)
+    seeds = {t: ids for t, ids in levels[-1].items() if len(ids)}
+    return inputs, seeds, make_blocks(session, batch, levels)
 
 
 def _step_sizes(counts: Sequence[int], batch_size: int, drop_last: bool) -> list[list[int]]:

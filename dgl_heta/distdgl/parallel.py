@@ -147,16 +147,21 @@ class RafParallel(Parallel):
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """Run the module, and check that it reduced what its blocks need."""
-        done = len(self.session.exchange.done)
+        blocks = [b.layer.block for b in _blocks((inputs, kwargs)) if b.layer is not None]
+        before = [(block.done, set(block.done)) for block in blocks]
+        for done, _ in before:
+            done.clear()
         with self.session.chains.call() as chains:
             output = super().forward(*inputs, **kwargs)
         self._chains |= chains
-        blocks = [b for b in _blocks((inputs, kwargs)) if b.layer is not None]
         # A module that only looks at blocks (an input layer) is no model over them; one that
         # should have reduced and did not is found when the next batch is asked for.
-        if blocks and (self._merges or len(self.session.exchange.done) > done):
-            self.session.check({(b.layer.block.layer, t) for b in blocks if b.layer
-                                for t, shares in b.layer.block.seeds.items() if shares.total})
+        if blocks and (self._merges or any(done for done, _ in before)):
+            self.session.check({(block.layer, t) for block in blocks
+                                for t, shares in block.seeds.items() if shares.total},
+                               set().union(*(done for done, _ in before)))
+        for done, earlier in before:
+            done |= earlier
         return output
 
 

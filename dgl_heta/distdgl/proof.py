@@ -242,8 +242,6 @@ class DglSetting:
             session.exchange = GroupExchange(self.group)
             session.chains = Chains(self.group, BackwardEnd())
             session.shapes = {}
-            if session.batch is not None:
-                session.batch = replace(session.batch)
             with torch.inference_mode(False), torch.enable_grad():
                 session.exchange.begin()
             yield

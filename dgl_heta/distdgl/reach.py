@@ -7,32 +7,38 @@ whose.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
-from dgl_heta.distdgl.session import Session
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.system.jit import kernel
 
-Reached = dict[str, tuple[np.ndarray, np.ndarray]]
-"""Per node type input nodes and for each the bits of the trainers whose seeds reach it."""
+if TYPE_CHECKING:
+    from dgl_heta.distdgl.session import Session
+
+Reached = list[dict[str, np.ndarray]]
+"""For each layer, from the input on, and node type: for each source row of its block the bits of
+the trainers whose seeds reach it."""
 
 
 def reached_by(session: Session, batch: MiniBatch) -> Reached:
-    """Per node type the input nodes and for each the trainers' bits, by rank (at most 64).
+    """The trainers' bits, by rank (at most 62); nothing if there is no embedding.
 
     A node that is a seed of one trainer and a neighbour of another's is reached by both, which
     only the machine with that relation sees: the bits of seeds are exchanged at each layer.
     """
     group = session.sampling
     if not session.embeddings:
-        return {}
+        return []
     ranks = group.ranks if session.world.size > 1 else (0,)
     shares = batch.blocks[-1].seeds
     rows: dict[str, np.ndarray] = {}
     for t, share in shares.items():
         bits = np.repeat(np.asarray([1 << r for r in ranks], np.int64), share.sizes)
         rows[t] = share.local(torch.from_numpy(bits)).numpy()
+    levels: Reached = []
     for block in reversed(batch.blocks):
         reached = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
         for t, bits in rows.items():
@@ -48,7 +54,8 @@ def reached_by(session: Session, batch: MiniBatch) -> Reached:
                 united = share.local(group.all_reduce(seeds, "or", "seeds"))
                 reached[t][:share.total] = united.numpy()
         rows = reached
-    return {t: (batch.input_nodes[t], bits) for t, bits in rows.items()}
+        levels.insert(0, reached)
+    return levels
 
 
 @kernel

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import torch.distributed as dist
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.chains import Chains
+from dgl_heta.distdgl.handed import Handed
 from dgl_heta.distdgl.reference import Reference
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.hooks.manager import Plugins
@@ -27,11 +28,15 @@ from dgl_heta.settings import Settings
 
 @dataclass
 class Batch:
-    """The batch that a loader handed out last, and which reductions it needs."""
+    """A batch that a loader handed out, and which reductions it needs."""
 
     expected: set[tuple[int, str]]
-    masks: dict[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
-    """Node type → (node ids, bits of the trainers whose seeds reach each of them)."""
+    done: set[tuple[int, str]]
+    """Those that were done, as its blocks note them."""
+
+
+_WAITING = 64
+"""So many batches that were not used yet are remembered, to be checked when they are."""
 
 
 class Session:
@@ -86,9 +91,10 @@ class Session:
         self.members: tuple[int, ...] = (part,)
         """Partitions of this trainer's group, in the order of its ranks."""
         self._connected = False
-        self.batch: Batch | None = None
+        self.batches: list[Batch] = []
         self.loaders = 0
         self.embeddings: list[Any] = []
+        self.handed = Handed()
         self.parallels: list[Any] = []
         """The modules that the script wrapped."""
         self.backward = BackwardEnd()
@@ -172,22 +178,27 @@ class Session:
                                 f"0, {row} on trainer {rank}; all trainers must create and "
                                 "iterate their data loaders alike")
 
-    def begin(self, batch: Batch) -> None:
-        """A loader hands out a batch."""
-        self.check_last()
-        self.batch = batch
+    def begin(self, expected: set[tuple[int, str]], done: set[tuple[int, str]]) -> None:
+        """A loader hands out a batch that needs these reductions; `done` is what its blocks note.
+        """
+        self.check_batches()
+        self.batches = [*self.batches[-_WAITING:], Batch(expected, done)]
         self.exchange.begin()
         self.chains.begin()
 
-    def check_last(self) -> None:
-        """Fail if a reduction of the last batch is missing, unless the batch was not used."""
-        batch, self.batch = self.batch, None
-        if batch is not None and self.exchange.done:
-            self.check(batch.expected)
+    def check_batches(self) -> None:
+        """Fail if a reduction of a batch is missing, unless the batch was not used yet."""
+        waiting = []
+        for batch in self.batches:
+            if not batch.done or self.chains.under_way:
+                waiting.append(batch)
+            else:
+                self.check(batch.expected, batch.done)
+        self.batches = waiting
 
-    def check(self, expected: set[tuple[int, str]]) -> None:
-        """Fail unless all these reductions were done since the batch began."""
-        missing = expected - self.exchange.done
+    def check(self, expected: set[tuple[int, str]], done: set[tuple[int, str]]) -> None:
+        """Fail unless all these reductions were done."""
+        missing = expected - done
         if missing and self.group.size > 1:
             layer, ntype = min(missing)
             raise HetaError(

@@ -23,10 +23,10 @@ from tests.support.waiting import PATIENCE, PROMPT
 
 pytestmark = pytest.mark.needs("hosts")
 SCRIPT = Path(__file__).parents[1] / "support/dist_script.py"
-OTHERS = ["SparseAdam", "SparseAdagrad", "uneven", "drop last", "evaluate"]
+OTHERS = ["SparseAdam", "SparseAdagrad", "SparseAdagrad ahead", "uneven", "drop last", "evaluate"]
 ALL = [*cases(), *OTHERS]
 SOME = ["graph-sum", "sage-max", "gat-mean", "multi-stack", "rgcn", "wide", "sparse table",
-        "one layer", "SparseAdam", "uneven", "drop last", "evaluate"]
+        "one layer", "SparseAdam", "SparseAdagrad ahead", "uneven", "drop last", "evaluate"]
 
 
 @dataclass

@@ -105,7 +105,7 @@ class Rows:
     """A learnable feature with the arithmetic of DGL 2.1's sparse optimizers, in float32."""
 
     def __init__(self, name: str, count: int, lr: float = 0.05) -> None:
-        self.kind, self.lr, self.value = name, np.float32(lr), first_rows(count)
+        self.kind, self.lr, self.value = name.partition(" ")[0], np.float32(lr), first_rows(count)
         self.steps = np.zeros(count, np.float32)
         self.first, self.second = np.zeros_like(self.value), np.zeros_like(self.value)
 

@@ -315,10 +315,17 @@ class Trainer:
                 table.weight[torch.arange(len(table.weight))] = torch.from_numpy(
                     first_rows(len(table.weight)))
         g.barrier()
-        kind = getattr(dgl.distributed.optim, name)
+        kind = getattr(dgl.distributed.optim, name.partition(" ")[0])
         optimizer = kind(list(tables.values()), lr=0.05)
         loader = self.loader(2, 12)
-        for step, (ids, seeds, blocks) in enumerate(repeated(loader, 5)):
+        batches = repeated(loader, 5)
+        if name.endswith("ahead"):  # the next batch is drawn before rows are read for this one
+            drawn = [*repeated(loader, 6)]
+            batches = iter(drawn[:5])
+        for step, (ids, seeds, blocks) in enumerate(batches):
+            if name.endswith("ahead"):
+                ids = {t: i.clone() if step % 2 else blocks[0].srcnodes[t].data[dgl.NID]
+                       for t, i in ids.items()}
             states = self.features(ids) | {t: table(ids[t]) for t, table in tables.items()}
             logits = net(blocks, ids, states)
             loss = cross_entropy(logits, self.labels(seeds["paper"]))
@@ -395,7 +402,7 @@ class Trainer:
     def run(self, name: str) -> None:
         if name in cases():
             self.compare(name, cases()[name])
-        elif name in ("SparseAdam", "SparseAdagrad"):
+        elif name.startswith("Sparse"):
             self.learnable(name)
         elif name == "uneven":
             self.uneven(name, shuffle=True)

@@ -18,3 +18,19 @@ def s9() -> None:
     from dgl_heta.distdgl.chains import Chains
 
     Chains.flags = False
+
+
+def s2() -> None:
+    """Rows of a DistEmbedding are taken for those of the batch that was drawn last."""
+    import numpy as np
+
+    from dgl_heta.distdgl.handed import Handed
+
+    def bits(self, ntype, index, rank):  # type: ignore[no-untyped-def]
+        arrays = [a for ref in list(self._living.values()) if (a := ref()) is not None]
+        last = [a for a in arrays if a.ntype == ntype and a.base is not None][-1]
+        found = np.zeros(1 + max(int(max(index, default=0)), int(last.max(initial=0))), np.int64)
+        found[last] = last.bits
+        return found[index.numpy()]
+
+    Handed.bits = bits  # type: ignore[method-assign]
