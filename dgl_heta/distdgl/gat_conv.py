@@ -15,6 +15,7 @@ from dgl.nn.pytorch import GATConv
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dgl_heta.distdgl.plain import is_plain_module
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import RelationBlock
 
@@ -28,15 +29,12 @@ def known(module: Any, rows: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
     It reads weights and calls nothing of the module, so there must be no hooks, and no other
     layers in place of the linear ones.
     """
-    return (type(module) is GATConv and not args and not kwargs
+    return (is_plain_module(module, GATConv) and not args and not kwargs
             and isinstance(rows, Tensor) and rows.dim() == 2
             and rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
             and module._allow_zero_in_degree and module.res_fc is None
             and not any(drop.p and drop.training for drop in (module.feat_drop, module.attn_drop))
-            and all(type(layer) is nn.Linear for layer in _linears(module))
-            and not any(hooks for part in module.modules() for hooks in (
-                part._forward_hooks, part._forward_pre_hooks, part._backward_hooks,
-                part._backward_pre_hooks))
+            and all(is_plain_module(layer, nn.Linear) for layer in _linears(module))
             and not torch.is_autocast_cpu_enabled())
 
 

@@ -8,14 +8,14 @@ of the bytes, and every trainer multiplies its own seeds' rows alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 from dgl.nn.pytorch import GraphConv
 from torch import Tensor
 
+from dgl_heta.distdgl.plain import is_plain_module
 from dgl_heta.distdgl.session import Session
-from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.aggregate import reduce_each, segment_reduce
 from dgl_heta.sampling.blocks import InEdges, RelationBlock
@@ -26,23 +26,16 @@ def is_graph_conv(module: Any) -> bool:
     return type(module) is GraphConv
 
 
-def known(module: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+def known(module: Any, rows: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Whether a relation's module and its call are such that :func:`run` gives its result.
 
-    Raises
-    ------
-    InputError
-        A GraphConv that normalises by out-degrees: those inside a batch, which has the seeds of
-        all trainers under RAF, so the result would depend on the other trainers.
+    With another norm than 'right' and 'none' it is called itself, and its graph says whether the
+    out-degrees that it asks for can be had (:class:`dgl_heta.distdgl.layers.RelationGraph`).
     """
-    if not is_graph_conv(module):
-        return False
-    if module._norm not in ("right", "none"):
-        raise InputError(
-            f"GraphConv with norm='{module._norm}' divides by out-degrees inside a batch, which "
-            "depend on the other trainers' seeds on a meta-partitioned graph; use norm='right' "
-            "or 'none'")
-    return not args and set(kwargs) <= {"weight"}
+    return (is_plain_module(module, GraphConv) and isinstance(rows, Tensor)
+            and rows.is_floating_point() and module._norm in ("right", "none")
+            and module._allow_zero_in_degree and not args and set(kwargs) <= {"weight"}
+            and (kwargs.get("weight") is None or module.weight is None))
 
 
 def weight_of(module: Any, kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -61,7 +54,7 @@ def _weights_first(module: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def aggregate(module: Any, edges: RelationBlock, rows: Tensor) -> Tensor:
     """The rows' sum or mean over in-edges, before or after weights."""
-    flat = rows.reshape(len(rows), -1)
+    flat = rows.flatten(1)
     indptr, indices = edges.indptr.to(rows.device), edges.indices.to(rows.device)
     return segment_reduce(indptr, indices, flat, _operation(module)).view(-1, *rows.shape[1:])
 
@@ -103,23 +96,23 @@ def run(module: Any, edges: RelationBlock, rows: Tensor, kwargs: Mapping[str, An
     return out if module._activation is None else module._activation(out)
 
 
-def narrow_first(session: Session, ntype: str, call: Callable[[Relation], Any]
-                 ) -> list[list[Relation]] | None:
+def narrow_first(session: Session, ntype: str, modules: Container[Relation],
+                 call: Callable[[Relation], Any]) -> list[list[Relation]] | None:
     """Per trainer of the group its relations into a target, if exchanging before weights pays.
 
-    `call` gives a relation's module and keyword arguments. All trainers find the same: it
-    follows from the plan and the model.
+    `modules` are the relations of the model. `call` gives a relation's module and keyword
+    arguments. All trainers find the same: it follows from the plan and the model.
     """
     group = session.group
     if group.size == 1:
         return None
-    members = [[r for r in session.plan.roots(part) if r.dst == ntype]
+    members = [[r for r in session.plan.roots(part) if r.dst == ntype and r in modules]
                for part in session.members]
     before = after = 0
     for relations in members:
         for relation in relations:
             module, args, kwargs = call(relation)
-            weight = weight_of(module, kwargs) if known(module, args, kwargs) else None
+            weight = weight_of(module, kwargs) if not args and set(kwargs) <= {"weight"} else None
             if weight is None or module.bias is not None or module._activation is not None:
                 return None
             before += weight.shape[0]

@@ -7,16 +7,28 @@ the merge over relations, whatever the aggregation, goes over the group (Heta §
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dgl.nn.pytorch import hetero
+from dgl.nn.pytorch import GraphConv, hetero
 from torch import Tensor
 
 from dgl_heta.distdgl import gat_conv, graph_conv
+from dgl_heta.distdgl.children import call_module, share_state
 from dgl_heta.distdgl.layers import Layer
-from dgl_heta.distdgl.merging import Part, destination_rows, layer_of, merge_relations
+from dgl_heta.distdgl.merging import (
+    Part,
+    complete_types,
+    destination_rows,
+    layer_of,
+    mapped,
+    merge_relations,
+    tensors_in,
+    wide,
+)
+from dgl_heta.distdgl.plain import is_plain_module
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.deferred import LazyRows
 from dgl_heta.graph.schema import Relation
 
@@ -34,11 +46,12 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     block, session = layer.block, layer.session
     session.chains.merging(block)
     pair = isinstance(inputs, tuple)
-    sources: Mapping[str, Tensor] = inputs[0] if pair else inputs
-    destinations: Mapping[str, Tensor] = inputs[1] if pair else {
+    sources: Mapping[str, Any] = inputs[0] if pair else inputs
+    destinations: Mapping[str, Any] = inputs[1] if pair else {
         t: sources[t] for t in block.num_dst if t in sources}
     aggregate = _BY_FUNCTION.get(getattr(conv.agg_fn, "keywords", {}).get("fn"), conv.agg_fn)
-    like = _first(next(iter(sources.values())))
+    like = next((x for rows in sources.values() for x in tensors_in(rows)),
+                torch.empty(0, device=g.device))
     merged = {}
 
     def call(relation: Relation) -> tuple[Any, Any, Any]:
@@ -46,21 +59,24 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
                 (mod_kwargs or {}).get(relation.etype, {}))
 
     into = session.store.schema.into
+    modules = _modules(conv, session.store.schema.relations, sources, destinations)
+    alone = _read_sources_alone(conv, layer, modules)
     rows = {t: destination_rows(layer, t, x, pair or (
-        block.own_states and any(_reads_destinations(conv, r) for r in into[t])))
+        block.own_states and any(r in modules and r not in alone for r in into[t])))
             for t, x in destinations.items() if t in block.num_dst}
     if block.last and aggregate == "sum":
         for ntype in block.num_dst:
-            members = graph_conv.narrow_first(session, ntype, call)
-            if members is not None:
-                merged[ntype] = _narrow_first(layer, ntype, members, sources, call)
+            if all(r in alone or r not in modules for r in into[ntype]):
+                members = graph_conv.narrow_first(session, ntype, modules, call)
+                if members is not None:
+                    merged[ntype] = _narrow_first(layer, ntype, members, sources, call)
     parts: dict[str, list[Part]] = {t: [] for t in block.num_dst if t not in merged}
     chosen = {place: (edges, *call(edges.relation)) for place, edges in enumerate(block.edges)
               if edges.relation.src in sources and edges.relation.dst in rows
               and edges.relation.dst not in merged}
     convolutions = {place: (module, edges, kwargs)
                     for place, (edges, module, args, kwargs) in chosen.items()
-                    if graph_conv.known(module, args, kwargs)}
+                    if graph_conv.known(module, sources[edges.relation.src], args, kwargs)}
     for ntype, states in sources.items():
         if isinstance(states, LazyRows):
             states.own_rows = block.wanted(ntype) if ntype in block.num_dst else 0
@@ -71,6 +87,7 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
                   if gat_conv.known(module, sources[edges.relation.src], args, kwargs)}
     attended = dict(zip(attentions, gat_conv.run_together([*attentions.values()])
                         if attentions else ()))
+    called: set[Relation] = set()
     for place, (edges, module, args, kwargs) in chosen.items():
         relation = edges.relation
         source = sources[relation.src]
@@ -78,41 +95,86 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
             value = graph_conv.run(module, edges, source, kwargs, aggregated.get(place))
         elif place in attended:
             value = attended[place]
+        elif relation in called:  # with all its rows
+            continue
         else:
-            own = rows[relation.dst][edges.start:edges.stop]
-            value = module(layer.graph(place, like.device), (source, own), *args, **kwargs)
+            called.add(relation)
+            edges, graph = layer.relation(relation, g)
+            value = call_module(module, edges, graph, (source, mapped(
+                edges.of, rows[relation.dst])), args, kwargs)
         parts[relation.dst].append((edges, value))
+    share_state(conv, layer, called)
     for ntype, values in parts.items():
         if values or ntype in block.seeds:
             out = merge_relations(layer, ntype, values, aggregate, (conv, ntype), like,
-                                  into[ntype])
+                                  in_order(into[ntype]))
             if out is not None:
                 merged[ntype] = out
-    return merged
+    reached = {r.dst for r in modules if r.src in sources and r.dst in destinations}
+    return complete_types(layer, merged, reached, (conv,), like)
 
 
-def _reads_destinations(conv: Any, relation: Relation) -> bool:
-    """Whether a relation's module may look at its destinations' states; on all machines alike."""
-    try:
-        return not graph_conv.is_graph_conv(conv._get_module(tuple(relation)))
-    except KeyError:  # this relation is not of the model
-        return False
+def in_order(relations: Iterable[Relation]) -> list[Relation]:
+    """The order in which DGL's blocks have relations, and HeteroGraphConv gives their outputs to
+    'stack' and to callables: by name, whatever the order of the schema."""
+    return sorted(relations)
 
 
-def _first(rows: Any) -> Tensor:
-    """The rows of a node type, or the first of several tensors that a module takes."""
-    first: Tensor = rows if isinstance(rows, Tensor) else rows[0]
-    return first
+def _read_sources_alone(conv: Any, layer: Layer, modules: Mapping[Relation, Any]
+                        ) -> set[Relation]:
+    """Relations whose module looks at no destinations and may be computed together with others:
+    GraphConv, with nothing hung on it. All trainers of the group find the same.
+
+    Raises
+    ------
+    InputError
+        A GraphConv normalises by out-degrees, which inside a batch depend on the other trainers.
+    HetaError
+        A hook was registered since the other trainers have been asked.
+    """
+    session = layer.session
+    found, plain = set(), True
+    for relation, module in modules.items():
+        if not graph_conv.is_graph_conv(module):
+            continue
+        found.add(relation)
+        if session.group.size > 1 and module._norm not in ("right", "none"):
+            raise InputError(
+                f"GraphConv with norm='{module._norm}' divides by out-degrees inside a batch, "
+                "which depend on the other trainers' seeds on a meta-partitioned graph; use "
+                "norm='right' or 'none'")
+        plain = plain and is_plain_module(module, GraphConv)
+    if not found or not layer.block.last:
+        return found if plain else set()
+    agreed = session.agreed((conv, layer.block.layer), plain)
+    if agreed and not plain:
+        raise HetaError("a hook was registered on a GraphConv inside an epoch; register it on all "
+                        "trainers before the epoch's first batch")
+    return found if agreed else set()
+
+
+def _modules(conv: Any, relations: Iterable[Relation], sources: Mapping[str, Any],
+             destinations: Mapping[str, Any]) -> dict[Relation, Any]:
+    """The modules of those relations that are of the model. A KeyError, as in DGL, if one is not
+    and there are rows for it."""
+    found = {}
+    for relation in relations:
+        try:
+            found[relation] = conv._get_module(tuple(relation))
+        except KeyError:
+            if relation.src in sources and relation.dst in destinations:
+                raise
+    return found
 
 
 def _narrow_first(layer: Layer, ntype: str, members: list[list[Relation]],
-                  sources: Mapping[str, Tensor], call: Callable[[Relation], Any]) -> Tensor:
+                  sources: Mapping[str, Any], call: Callable[[Relation], Any]) -> Tensor:
     """The sum over relations of aggregated rows times weights, exchanged before the weights."""
     block, session = layer.block, layer.session
     shares, own = block.seeds[ntype], members[session.group.rank]
     weights = [[graph_conv.weight_of(module, kwargs) for module, _, kwargs in map(call, relations)]
                for relations in members]
-    like = next(iter(sources.values()))
+    like = next(x for rows in sources.values() for x in tensors_in(rows))
     columns = []
     for relation, weight in zip(own, weights[session.group.rank]):
         assert weight is not None
@@ -129,5 +191,7 @@ def _narrow_first(layer: Layer, ntype: str, members: list[list[Relation]],
     widths = [sum(w.shape[0] for w in of if w is not None) for of in weights]
     bounds = [0, *itertools.accumulate(widths)]
     out = session.exchange.gather_columns(
-        rows.unsqueeze(2), [range(a, b) for a, b in itertools.pairwise(bounds)], block, ntype)
-    return out.squeeze(2) @ torch.cat([w for of in weights for w in of if w is not None])
+        rows.to(wide(rows.dtype)).unsqueeze(2),
+        [range(a, b) for a, b in itertools.pairwise(bounds)], block, ntype)
+    return out.squeeze(2).to(rows.dtype) @ torch.cat(
+        [w for of in weights for w in of if w is not None])

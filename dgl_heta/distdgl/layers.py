@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dgl
 import torch
+from dgl.frame import Frame
 from dgl.heterograph import DGLBlock
 from torch import Tensor
 
 from dgl_heta.distdgl import message_passing
+from dgl_heta.distdgl.absent import Absent
+from dgl_heta.distdgl.refusals import SOURCES
 from dgl_heta.distdgl.session import Session
-from dgl_heta.sampling.blocks import Block
+from dgl_heta.errors import HetaError
+from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.blocks import Block, RelationBlock
+
+if TYPE_CHECKING:
+    from dgl_heta.distdgl.blocks import RafBlock
 
 
 class Layer:
@@ -25,34 +35,129 @@ class Layer:
 
     def __init__(self, session: Session, block: Block, ids: Mapping[str, Tensor]) -> None:
         self.session, self.block, self.ids = session, block, ids
-        self._graphs: dict[int, DGLBlock] = {}
+        self._graphs: dict[int, RelationGraph] = {}
+        self._joined: dict[Relation, tuple[RelationBlock, RelationGraph]] = {}
         self.origin: Any = None
         """Where the block came from, at a step to prove (:mod:`dgl_heta.distdgl.proof`)."""
 
-    def graph(self, place: int, device: torch.device) -> DGLBlock:
+    def graph(self, place: int, device: torch.device) -> RelationGraph:
         """A relation by its place in `block.edges`: all source rows, its own range of rows."""
         if place not in self._graphs:
-            edges = self.block.edges[place]
-            relation = edges.relation
-            made = dgl.create_block(
-                {tuple(relation): ("csc", csc_with_ids(edges.indptr, edges.indices))},
-                {relation.src: self.block.num_src[relation.src]}, {relation.dst: edges.num_rows})
-            made._graph.heta_edges = message_passing.Edges(
-                edges.indptr, edges.indices, self.block.num_src[relation.src])
-            self._graphs[place] = RelationGraph(made._graph, (made.srctypes, made.dsttypes),
-                                                made.etypes)
+            self._graphs[place] = self._made(self.block.edges[place])
         graph = self._graphs[place]
         return graph if graph.device == device else graph.to(device)
+
+    def relation(self, relation: Relation, g: RafBlock) -> tuple[RelationBlock, RelationGraph]:
+        """All edges of a relation, and their graph with the data that `g` has of its ends.
+
+        Data that a script has put where other trainers' rows would be needed too is refused when
+        it is read.
+        """
+        if relation not in self._joined:
+            edges = _joined([e for e in self.block.into(relation.dst) if e.relation == relation])
+            self._joined[relation] = edges, self._made(edges)
+        edges, made = self._joined[relation]
+        graph = made if made.device == g.device else made.to(g.device)
+        sources = g._node_frames[g.get_ntype_id_from_src(relation.src)]
+        graph._node_frames = [sources, self._destinations(edges, g)]
+        graph._edge_frames = [Frame(num_rows=graph.num_edges()) if g.partial else
+                              g._edge_frames[g.get_etype_id(tuple(relation))]]
+        return edges, graph
+
+    def _made(self, edges: RelationBlock) -> RelationGraph:
+        relation = edges.relation
+        made = dgl.create_block(
+            {tuple(relation): ("csc", csc_with_ids(edges.indptr, edges.indices))},
+            {relation.src: self.block.num_src[relation.src]}, {relation.dst: edges.num_rows})
+        whole = (self.session.group.size == 1
+                 and edges.num_rows == self.block.num_dst[relation.dst])
+        made._graph.heta_edges = message_passing.Edges(
+            edges.indptr, edges.indices, self.block.num_src[relation.src], whole)
+        return RelationGraph(made._graph, (made.srctypes, made.dsttypes), made.etypes)
+
+    def _destinations(self, edges: RelationBlock, g: RafBlock) -> Frame:
+        """The data of a relation's destinations, with the ids of other trainers' seeds."""
+        relation = edges.relation
+        known = g._node_frames[g.get_ntype_id_from_dst(relation.dst)]
+        if self._same_rows(edges):
+            return known
+        rows = torch.arange(edges.start, edges.stop) if edges.rows is None else edges.rows
+        if not self.block.last:
+            return known.subframe(rows)
+        ids = self.ids[relation.dst]
+        return Frame({name: ids[rows].to(g.device) if name == dgl.NID else Absent(
+            len(rows), f"'{name}' of destinations of {tuple(relation)} cannot be read by its "
+            "module at the last layer of a meta-partitioned graph, because the script has put it "
+            "on this trainer's own seeds and the module runs for those of all trainers; give it "
+            "to the module as input rows of HeteroGraphConv") for name in known}, len(rows))
+
+    def _same_rows(self, edges: RelationBlock) -> bool:
+        """Whether a relation's rows are the destination rows that the script sees."""
+        return (edges.rows is None and edges.start == 0
+                and edges.num_rows == self.block.wanted(edges.relation.dst))
 
 
 class RelationGraph(DGLBlock):
     """The block of one relation. It is its own slice, so that DGL's message passing, which slices
-    first, finds the CSC that it carries."""
+    first, finds the CSC that it carries.
+
+    The in-edges of each destination are those that plain DGL's graph has. But there are
+    destinations of other trainers, too, unless the group has one worker.
+    """
 
     def __getitem__(self, key: Any) -> Any:
         if key in (self.canonical_etypes[0], self.etypes[0]):
             return self
         return super().__getitem__(key)
+
+    def clone(self) -> Any:
+        return self._carrying(super().clone())
+
+    def to(self, device: Any, **kwargs: Any) -> Any:
+        return self._carrying(super().to(device, **kwargs))
+
+    def _carrying(self, other: Any) -> Any:
+        other._graph.heta_edges = self._graph.heta_edges
+        return other
+
+    def _refuse(self, operation: str) -> None:
+        edges = getattr(self._graph, "heta_edges", None)
+        if edges is None or not edges.whole:
+            raise HetaError(
+                f"{operation} of the graph of {self.canonical_etypes[0]} cannot be used on a "
+                "meta-partitioned graph: a relation's module runs for the seeds of all trainers, "
+                "so what is counted or reduced by source would depend on theirs; use in-degrees "
+                "and what is reduced by destination (GraphConv: norm='right' or 'none')")
+
+
+def _refusing(name: str) -> Any:
+    original = getattr(DGLBlock, name)
+
+    @functools.wraps(original)
+    def call(self: RelationGraph, *args: Any, **kwargs: Any) -> Any:
+        self._refuse(name)
+        return original(self, *args, **kwargs)
+    return call
+
+
+for _name in SOURCES:
+    setattr(RelationGraph, _name, _refusing(_name))
+
+
+def _joined(pieces: list[RelationBlock]) -> RelationBlock:
+    """The pieces of one relation as one."""
+    if len(pieces) == 1:
+        return pieces[0]
+    lengths = [0, *(len(p.indices) for p in pieces[:-1])]
+    shifts = torch.tensor(lengths).cumsum(0).tolist()
+    indptr = torch.cat([*(p.indptr[:-1] + shift for p, shift in zip(pieces, shifts)),
+                        pieces[-1].indptr[-1:] + shifts[-1]])
+    indices = torch.cat([p.indices for p in pieces])
+    first = pieces[0]
+    follow = all(a.stop == b.start for a, b in itertools.pairwise(pieces))
+    rows = None if follow else torch.cat([torch.arange(p.start, p.stop) for p in pieces])
+    return RelationBlock(first.relation, first.start if follow else 0, indptr, indices,
+                         first.place, rows)
 
 
 def csc_with_ids(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

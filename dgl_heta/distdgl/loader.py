@@ -129,6 +129,7 @@ class RafLoader:
         session = self._session
         session.agree("the epoch of a data loader, and whether all states are complete",
                       [self._number, self._epoch, int(session.all_complete)])
+        session.forget_agreements()
         if (recording := recorder()) is not None:
             recording.start_pass(session)
         if self._shuffle:

@@ -6,19 +6,21 @@ here it becomes complete (Heta §4).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from dgl.nn.pytorch import hetero
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_map
 
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.cross import merge
-from dgl_heta.sampling.blocks import RelationBlock
+from dgl_heta.sampling.blocks import Block, RelationBlock
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.blocks import RafBlock
@@ -27,22 +29,55 @@ Part = tuple[RelationBlock, Tensor]
 
 
 def layer_of(g: RafBlock) -> Layer:
+    """What is behind a script's block.
+
+    Raises
+    ------
+    HetaError
+        It is a slice of a block; or it is aggregated inside a backward pass, in which trainers come
+        to their exchanges in an order of their own.
+    """
+    if torch._C._current_graph_task_id() != -1 and g.layer is not None and (
+            g.layer.session.group.size > 1):
+        raise HetaError("a block of a meta-partitioned graph cannot be aggregated again inside a "
+                        "backward pass: use torch.utils.checkpoint for what is inside a relation's "
+                        "module, or between layers, but not for a HeteroGraphConv")
     if g.layer is None:
         raise HetaError("a slice of a block of a meta-partitioned graph cannot be aggregated: "
                         "pass the whole block to HeteroGraphConv or multi_update_all")
     return g.layer
 
 
-def destination_rows(layer: Layer, ntype: str, rows: Tensor, gather: bool) -> Tensor:
+def destination_rows(layer: Layer, ntype: str, rows: Any, gather: bool) -> Any:
     """The states of all destination rows of a type, the other trainers' seeds included.
 
     At the last layer they are gathered where the script gives its own seeds' alone, or these alone
-    are complete.
+    are complete. `rows` can be several tensors, in tuples, lists and dictionaries.
     """
     block, group = layer.block, layer.session.group
     if not gather or not block.last or group.size == 1 or not block.num_seeds(ntype):
-        return rows[:block.num_dst[ntype]]
-    return layer.session.exchange.gather_rows(rows[:block.seeds[ntype].own], block, ntype)
+        return mapped(lambda x: x[:block.num_dst[ntype]], rows)
+
+    def gathered(x: Tensor) -> Tensor:
+        own = x[:block.seeds[ntype].own].to(wide(x.dtype))
+        return layer.session.exchange.gather_rows(own, block, ntype).to(x.dtype)
+    return mapped(gathered, rows)
+
+
+def mapped(function: Callable[[Tensor], Tensor], rows: Any) -> Any:
+    """A function of the rows of a node type, or of each of several tensors that a module takes."""
+    return rows if rows is None else tree_map(function, rows)
+
+
+def tensors_in(rows: Any) -> list[Tensor]:
+    """The rows of a node type, or all tensors of several that a module takes."""
+    return [rows] if isinstance(rows, Tensor) else [
+        x for x in tree_flatten(rows)[0] if isinstance(x, Tensor)]
+
+
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """What rows are merged and sent in: single precision for what has less."""
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
 
 
 def merge_relations(layer: Layer, ntype: str, parts: list[Part],
@@ -52,14 +87,25 @@ def merge_relations(layer: Layer, ntype: str, parts: list[Part],
 
     `relations` are all that may be merged, in the order for 'stack' and callables.
     """
-    block, session = layer.block, layer.session
+    block = layer.block
     if callable(aggregate) and aggregate is not hetero._stack_agg_func:
         block = replace(block, reads={})  # it may look at all rows together
-    shape = _shape(layer, ntype, parts, owner)
-    if shape is None:
+    agreed = _agreed(layer, ntype, parts, owner)
+    if agreed is None:
         return None
-    width = shape.numel()
-    flat = [(edges, value.reshape(edges.num_rows, width)) for edges, value in parts]
+    shape, dtype = agreed
+    width, precise = shape.numel(), wide(dtype)
+    like = like.new_empty(0, dtype=precise)
+    flat = [(edges, value.reshape(edges.num_rows, width).to(precise)) for edges, value in parts]
+    out = _merged(layer, block, ntype, flat, aggregate, like, shape, relations)
+    return out if out is None or out.dtype != precise else out.to(dtype)
+
+
+def _merged(layer: Layer, block: Block, ntype: str, flat: list[Part],
+            aggregate: str | Callable[..., Tensor], like: Tensor, shape: torch.Size,
+            relations: Sequence[Relation]) -> Tensor | None:
+    """Merge rows of one shape and dtype; see :func:`merge_relations`."""
+    session, width = layer.session, shape.numel()
 
     def reduce(op: str, values: Sequence[Part], columns: int) -> Tensor:
         return merge(session.exchange, op, block, ntype, values, columns, like)
@@ -109,30 +155,85 @@ def _each(layer: Layer, ntype: str, parts: list[Part], aggregate: str | Callable
     return (torch.cat(results) if len(results) > 1 else results[0]) if results else None
 
 
-def _shape(layer: Layer, ntype: str, parts: list[Part], owner: tuple[Any, str]
-           ) -> torch.Size | None:
-    """The shape of a row of the result, the same on all trainers of the group.
+def _agreed(layer: Layer, ntype: str, parts: list[Part], owner: tuple[Any, str]
+            ) -> tuple[torch.Size, torch.dtype] | None:
+    """The shape of a row of the result and its dtype, the same on all trainers of the group.
 
-    A trainer that holds no relation into the type learns it from the others, once.
+    A trainer that holds no relation into the type learns them from the others, once an epoch.
     """
-    own = parts[0][1].shape[1:] if parts else None
     session = layer.session
+    own = {value.shape[1:] for _, value in parts}
+    dtypes = {value.dtype for _, value in parts}
+    if len(own) > 1:
+        shapes = " and ".join(sorted(str(tuple(shape)) for shape in own))
+        raise HetaError(f"relations into '{ntype}' give rows of different shapes, {shapes}; they "
+                        "cannot be merged")
     if ntype not in layer.block.seeds or session.group.size == 1:
-        return own
-    key = (*owner, layer.block.layer)
+        return (own.pop(), functools.reduce(torch.promote_types, dtypes)) if own else None
+    key = (*owner, *_conditions(layer, owner[0]))
     if key not in session.shapes:
-        sizes = torch.full((9,), -1, dtype=torch.int64)
-        if own is not None:
-            sizes[0] = len(own)
-            sizes[1:1 + len(own)] = torch.tensor(own)
-        sizes = session.group.all_reduce(sizes, "max", "control")
-        session.shapes[key] = torch.Size(sizes[1:1 + int(sizes[0])].tolist()) if (
-            sizes[0] >= 0) else None
+        told = session.group.all_reduce(_told(own, dtypes), "max", "control")
+        session.shapes[key] = _understood(told)
     agreed = session.shapes[key]
-    if own is not None and own != agreed:
-        raise HetaError(f"relations into '{ntype}' give rows of shape {tuple(own)} here and of "
-                        f"{tuple(agreed or ())} on another trainer")
+    for shape in own:
+        if agreed is None or shape != agreed[0]:
+            raise HetaError(f"relations into '{ntype}' give rows of shape {tuple(shape)} here and "
+                            f"of {tuple(agreed[0] if agreed else ())} on another trainer")
     return agreed
+
+
+def complete_types(layer: Layer, merged: dict[str, Tensor], ntypes: Iterable[str],
+                   owner: tuple[Any], like: Tensor) -> dict[str, Tensor]:
+    """Results of all these node types, in DGL's order; those of other machines without a row.
+
+    Their shapes are told by who has rows of them, once an epoch.
+    """
+    session = layer.session
+    every = sorted({r.dst for r in session.store.schema.relations})
+    key = (*owner, "types", *_conditions(layer, owner[0]))
+    if session.group.size > 1 and key not in session.types:
+        told = torch.stack([_told([merged[t].shape[1:]], [merged[t].dtype]) if t in merged
+                            else _told((), ()) for t in every])
+        told = session.group.all_reduce(told, "max", "control")
+        session.types[key] = {t: _understood(row) for t, row in zip(every, told)}
+    known = session.types.get(key, {})
+    of_any = next(((x.shape[1:], x.dtype) for x in merged.values()), None)
+    wanted = set(ntypes)
+    out = {}
+    for ntype in every:
+        shape = known.get(ntype) or of_any  # or nobody has rows of it
+        if ntype in merged:
+            out[ntype] = merged[ntype]
+        elif ntype in wanted and shape is not None and not layer.block.num_dst.get(ntype):
+            out[ntype] = like.new_zeros((0, *shape[0]), dtype=shape[1])
+    return out
+
+
+def _conditions(layer: Layer, owner: Any) -> tuple[Any, ...]:
+    """On what, besides the epoch, shapes and dtypes may depend; alike on all trainers."""
+    parameter = next(getattr(owner, "parameters", lambda: iter(()))(), None)
+    return (layer.block.layer, torch.is_autocast_enabled(), torch.is_autocast_cpu_enabled(),
+            None if parameter is None else parameter.dtype)
+
+
+def _told(shapes: Iterable[torch.Size], dtypes: Iterable[torch.dtype]) -> Tensor:
+    """A shape and dtypes in numbers, for a maximum over workers: -1 and 0 for what is not known."""
+    told, there = torch.full((9,), -1, dtype=torch.int64), set(dtypes)
+    for shape in shapes:
+        told[0] = len(shape)
+        told[1:1 + len(shape)] = torch.tensor(shape)
+    return torch.cat([told, torch.tensor([int(d in there) for d in _DTYPES])])
+
+
+def _understood(told: Tensor) -> tuple[torch.Size, torch.dtype] | None:
+    if told[0] < 0:
+        return None
+    return torch.Size(told[1:1 + int(told[0])].tolist()), functools.reduce(
+        torch.promote_types, (d for d, there in zip(_DTYPES, told[9:]) if there))
+
+
+_DTYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+           torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 
 def canonical(etype: Any, relations: Sequence[Relation]) -> Relation:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dgl_heta.distdgl.refusals import refuse_partial
 from dgl_heta.distdgl.versions import homes
+from dgl_heta.errors import HetaError
 from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import InEdges
@@ -24,11 +25,15 @@ from dgl_heta.system.patching import patch_all
 
 
 class Edges(NamedTuple):
-    """CSC of a relation's graph, its attribute `heta_edges`; edge ids are in its order."""
+    """CSC of a relation's graph, its attribute `heta_edges`; edge ids are in its order.
+
+    `whole` says whether the edges out of each source are there, too, as in plain DGL.
+    """
 
     indptr: Tensor
     indices: Tensor
     sources: int
+    whole: bool
 
     @property
     def in_edges(self) -> InEdges:
@@ -87,6 +92,10 @@ def softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                      ) -> Tensor:
         refuse_partial(gidx, "edge_softmax")
         edges = getattr(gidx, "heta_edges", None)
+        if edges is not None and norm_by == "src" and not edges.whole:
+            raise HetaError("edge_softmax with norm_by='src' cannot be used on a meta-partitioned "
+                            "graph: a relation's module runs for the seeds of all trainers, so it "
+                            "would depend on theirs; use norm_by='dst'")
         if edges is not None and norm_by == "dst" and is_all(eids) and _ours(logits) and (
                 len(logits) == len(edges.indices)):
             (values,) = kernel_in_use().edge_softmax([edges.in_edges], [logits.flatten(1)])

@@ -11,7 +11,7 @@ from __future__ import annotations
 import atexit
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -20,8 +20,10 @@ from dgl.nn.pytorch import HeteroGraphConv
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.distdgl import ddp_options
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock
+from dgl_heta.distdgl.ddp_options import on_device, take_options, unsynchronized
 from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.selection import names, selected
 from dgl_heta.distdgl.session import Session, current
@@ -41,48 +43,43 @@ class Parallel:
     wrapper : keeps its parameters equal on all trainers.
     world, group : all trainers, and those of this trainer's model-parallel group.
     backward : tells when a backward pass has ended.
+    buffers : whether all have the buffers of trainer 0 when a pass after a training one begins.
     """
 
     def __init__(self, module: nn.Module, wrapper: ModuleWrapper, world: Comm, group: Comm,
-                 backward: BackwardEnd) -> None:
+                 backward: BackwardEnd, buffers: bool = True) -> None:
         self.module, self._world = module, world
-        self.synchronize = True
         self._ran = False
+        self._trained = True
         tables = {id(m.weight): m.weight for m in module.modules()
                   if isinstance(m, nn.Embedding) and m.weight.requires_grad}
         epochs = current_epochs()
-        for state in [*module.parameters(), *module.buffers()]:
+        for state in [*module.parameters(), *(module.buffers() if buffers else ())]:
             _copy_from_first(world, state.data)
         self.wrapped = wrapper.wrap(module, WrapContext(
             world, group, lambda: epochs.seeds, tuple(tables.values()),  # type: ignore[arg-type]
             selected().train.learnable == "replica"))
         # Those of workers that step apart would be of different steps.
-        self._buffers = [] if wrapper.uneven_steps else list(module.buffers())
+        self._buffers = list(module.buffers()) if buffers and not wrapper.uneven_steps else []
         backward.watch(p for p in module.parameters() if p.requires_grad)
         backward.actions.append(self.end_backward)
         epochs.add(module, self.wrapped.epoch_ended)
         atexit.register(self.wrapped.finish)
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
-        """Run the module."""
-        self._ran = self._ran or torch.is_grad_enabled()
-        if self._buffers and self.module.training and torch.is_grad_enabled():
+    def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
+                ) -> Any:
+        """Run the module; gradients are averaged if this was to `synchronize`."""
+        trains = torch.is_grad_enabled() and synchronize
+        self._ran = self._ran or trains
+        if self._trained:
             for buffer in self._buffers:
                 _copy_from_first(self._world, buffer.data)
+        self._trained = trains
         return self.wrapped(*inputs, **kwargs)
-
-    @contextmanager
-    def no_sync(self) -> Iterator[None]:
-        """Gradients accumulate without being averaged."""
-        before, self.synchronize = self.synchronize, False
-        try:
-            yield
-        finally:
-            self.synchronize = before
 
     def end_backward(self) -> None:
         """Tell the wrapper of the backward pass of a module that took part in it."""
-        if not self._ran or not self.synchronize or not self.took_part():
+        if not self._ran or not self.took_part():
             return
         self._ran = False
         self.wrapped.after_backward()
@@ -97,7 +94,7 @@ class Parallel:
 class RafParallel(Parallel):
     """The same on a meta-partitioned graph, whose blocks a module must reduce."""
 
-    def __init__(self, session: Session, module: nn.Module) -> None:
+    def __init__(self, session: Session, module: nn.Module, buffers: bool = True) -> None:
         session.connect()
         self.session = session
         session.all_complete = session.all_complete or any(
@@ -106,7 +103,8 @@ class RafParallel(Parallel):
         self._chains: set[int] = set()
         self._averaged: set[int] = set()
         self._fired = False
-        super().__init__(module, session.wrapper, session.world, session.group, session.backward)
+        super().__init__(module, session.wrapper, session.world, session.group, session.backward,
+                         buffers)
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._fire)
@@ -134,26 +132,28 @@ class RafParallel(Parallel):
             A second backward pass runs through a forward pass whose gradients were averaged.
         """
         passed = self.session.chains.passed
-        if passed & self._averaged and self.synchronize and self.session.world.size > 1:
+        if passed & self._averaged and self.session.world.size > 1:
             raise HetaError(
                 "a second backward pass through one forward pass of a DistributedDataParallel "
                 "module is not averaged over the trainers; add the losses up and call backward "
-                "once, or use no_sync for all but the last")
+                "once, or run both inside no_sync and average yourself")
         super().end_backward()
         if not self._ran:
             self._averaged = self._chains & passed
             self._chains -= passed
             self._ran = bool(self._chains)
 
-    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+    def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
+                ) -> Any:
         """Run the module, and check that it reduced what its blocks need."""
         blocks = [b.layer.block for b in _blocks((inputs, kwargs)) if b.layer is not None]
         before = [(block.done, set(block.done)) for block in blocks]
         for done, _ in before:
             done.clear()
         with self.session.chains.call() as chains:
-            output = super().forward(*inputs, **kwargs)
-        self._chains |= chains
+            output = super().forward(inputs, kwargs, synchronize)
+        if synchronize:
+            self._chains |= chains
         # A module that only looks at blocks (an input layer) is no model over them; one that
         # should have reduced and did not is found when the next batch is asked for.
         if blocks and (self._merges or any(done for done, _ in before)):
@@ -165,24 +165,26 @@ class RafParallel(Parallel):
         return output
 
 
-def _for_any_graph(module: nn.Module) -> Parallel | None:
-    """The selected wrapper around a module on parts that DGL made; None for DGL's own way."""
+def _wrapper_for_any_graph() -> ModuleWrapper | None:
+    """The selected wrapper for parts that DGL made; None for DGL's own way."""
     if not names("train", "wrapper"):
         return None
     wrapper: ModuleWrapper = plugins().get("module wrapper", selected().train.wrapper)
-    if not wrapper.any_graph:
-        return None
+    return wrapper if wrapper.any_graph else None
+
+
+def _on_any_graph(module: nn.Module, wrapper: ModuleWrapper, buffers: bool) -> Parallel:
     world = Comm(Traffic())
     if dist.is_initialized() and dist.get_world_size() > 1:
         everyone = range(dist.get_world_size())
         world = Comm(Traffic(), everyone, dist.new_group(list(everyone), backend="gloo"))
-    return Parallel(module, wrapper, world, Comm(Traffic()), BackwardEnd())
+    return Parallel(module, wrapper, world, Comm(Traffic()), BackwardEnd(), buffers)
 
 
-def _reference(session: Session, module: nn.Module) -> Parallel:
+def _reference(session: Session, module: nn.Module, buffers: bool) -> Parallel:
     """Plain averages in reference mode: of a module whose own backward pass has ended."""
     session.connect()
-    return Parallel(module, session.wrapper, session.world, session.group, BackwardEnd())
+    return Parallel(module, session.wrapper, session.world, session.group, BackwardEnd(), buffers)
 
 
 def _copy_from_first(world: Comm, state: Tensor) -> None:
@@ -223,16 +225,19 @@ def check_no_plain_module() -> None:
 def _init(original: Any) -> Any:
     def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         session = current()
-        parallel = (_for_any_graph(module) if session is None else
-                    _reference(session, module) if session.reference else
-                    RafParallel(session, module))
-        if parallel is None:
+        wrapper = _wrapper_for_any_graph() if session is None else session.wrapper
+        if wrapper is None:
             original(self, module, *args, **kwargs)
             _plain.add(self)
             return
         nn.Module.__init__(self)
+        take_options(self, module, original, args, kwargs)
         self.module = module
-        object.__setattr__(self, "heta", parallel)
+        buffers = self.broadcast_buffers
+        object.__setattr__(self, "heta", (
+            _on_any_graph(module, wrapper, buffers) if session is None else
+            _reference(session, module, buffers) if session.reference else
+            RafParallel(session, module, buffers)))
     return __init__
 
 
@@ -241,7 +246,8 @@ def _forward(original: Any) -> Any:
         parallel = self.__dict__.get("heta")
         if parallel is None:
             return original(self, *inputs, **kwargs)
-        return parallel.forward(*inputs, **kwargs)
+        inputs, kwargs = on_device(self, (inputs, kwargs))
+        return parallel.forward(inputs, kwargs, self.require_backward_grad_sync)
     return forward
 
 
@@ -255,8 +261,7 @@ def _train(original: Any) -> Any:
 
 def _no_sync(original: Any) -> Any:
     def no_sync(self: Any) -> Any:
-        parallel = self.__dict__.get("heta")
-        return original(self) if parallel is None else parallel.no_sync()
+        return original(self) if self.__dict__.get("heta") is None else unsynchronized(self)
     return no_sync
 
 
@@ -276,4 +281,5 @@ PATCHES = (
     *patch_all(homes("DistributedDataParallel", "train"), _train, "there is no reducer"),
     *patch_all(homes("DistributedDataParallel", "no_sync"), _no_sync, "there is no reducer"),
     *patch_all(homes("DistributedDataParallel", "join"), _join, "there is no reducer"),
+    *ddp_options.PATCHES,
 )

@@ -27,6 +27,7 @@ from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.chains import Chains
 from dgl_heta.distdgl.layers import csc_with_ids
+from dgl_heta.distdgl.plain import own_hook
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
 from dgl_heta.proof.copies import NotProvedError, unwrap
@@ -143,7 +144,7 @@ class Watch:
                     return original(module, *args, **kwargs)
                 return self._called(original, module, args, kwargs)
 
-            nn.Module.__call__ = call  # type: ignore[method-assign,assignment]
+            nn.Module.__call__ = own_hook(call)  # type: ignore[method-assign,assignment]
 
     def settle(self) -> None:
         """Stop looking where no blocks are left, and tell if nothing was proved."""

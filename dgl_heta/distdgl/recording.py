@@ -49,6 +49,7 @@ from dgl_heta.distdgl.comparable import (
     seed_all,
     without_randomness,
 )
+from dgl_heta.distdgl.plain import own_hook
 from dgl_heta.distdgl.session import Session
 from dgl_heta.proof.comparison import TOLERANCES
 from dgl_heta.proof.records import ROWS, Key, Record, fewest
@@ -394,4 +395,4 @@ def _around(original: Callable[..., Any], listener: Callable[..., Any]) -> Calla
     """A function or method that goes through a listener, which is given the original one."""
     def heard(*args: Any, **kwargs: Any) -> Any:
         return listener(original, *args, **kwargs)
-    return heard
+    return own_hook(heard)

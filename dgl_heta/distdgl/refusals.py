@@ -34,6 +34,14 @@ REFUSED = {
 """Public names of DGLBlock that would see this machine's relations alone, and what to use instead.
 They are refused where a group has several workers."""
 
+SOURCES = (
+    "out_degrees", "out_edges", "successors", "adj", "adjacency_matrix", "adj_external",
+    "adj_tensors", "inc", "push", "prop_nodes", "prop_edges", "out_subgraph",
+    "khop_out_subgraph", "line_graph", "to_networkx", "to_cugraph")
+"""Public names of DGLBlock that look at edges from their sources. They are refused on the graph
+that a relation's own module gets: the in-edges of each destination are whole there, but there are
+destinations of all trainers."""
+
 ALLOWED = frozenset((
     "apply_nodes", "astype", "batch_num_nodes", "batch_size", "canonical_etypes", "clone", "cpu",
     "create_formats_", "device", "dstdata", "dstnodes", "dsttypes", "etypes", "filter_nodes",

@@ -100,11 +100,13 @@ class Session:
         self.backward = BackwardEnd()
         self.chains = Chains(self.group, self.backward)
         self.exchange = GroupExchange(self.group, self.chains.of)
-        self.shapes: dict[Any, torch.Size | None] = {}
         self.watch: Any = None
         self.reading: Any = None
         """What looks at calls at steps to prove, and what is given rows of tables meanwhile (see
         :mod:`dgl_heta.distdgl.proof`)."""
+        self.shapes: dict[Any, tuple[torch.Size, torch.dtype] | None] = {}
+        self.types: dict[Any, dict[str, tuple[torch.Size, torch.dtype] | None]] = {}
+        self._answers: dict[Any, bool] = {}
         self.all_complete = settings.train.complete_states
         """Whether the states of all seeds are wanted on all machines, read or not."""
 
@@ -177,6 +179,24 @@ class Session:
                 raise HetaError(f"trainers do not agree on {what}: {every[0].tolist()} on trainer "
                                 f"0, {row} on trainer {rank}; all trainers must create and "
                                 "iterate their data loaders alike")
+
+    def agreed(self, what: Any, holds: bool) -> bool:
+        """Whether something holds on all trainers of the group, asked once an epoch.
+
+        All call it at the same point.
+        """
+        if self.group.size == 1:
+            return holds
+        if what not in self._answers:
+            answer = self.group.all_reduce(torch.tensor([int(holds)]), "min", "control")
+            self._answers[what] = bool(answer)
+        return self._answers[what]
+
+    def forget_agreements(self) -> None:
+        """An epoch begins on all trainers: what they agreed on is asked again."""
+        self._answers.clear()
+        self.shapes.clear()
+        self.types.clear()
 
     def begin(self, expected: set[tuple[int, str]], done: set[tuple[int, str]]) -> None:
         """A loader hands out a batch that needs these reductions; `done` is what its blocks note.

@@ -34,3 +34,26 @@ def s2() -> None:
         return found[index.numpy()]
 
     Handed.bits = bits  # type: ignore[method-assign]
+
+
+def s4() -> None:
+    """GraphConv and GATConv are computed from their weights whatever hangs on them: no hook runs,
+    and norms of weights are those of the first step."""
+    from dgl_heta.distdgl import gat_conv, graph_conv, hetero
+
+    for module in (gat_conv, graph_conv, hetero):
+        module.is_plain_module = lambda module, kind: type(module) is kind  # type: ignore[attr-defined]
+
+
+def s5() -> None:
+    """Out-degrees in a relation's own module, with the edges of other trainers' seeds."""
+    from dgl_heta.distdgl.layers import RelationGraph
+
+    RelationGraph._refuse = lambda self, operation: None  # type: ignore[method-assign]
+
+
+def s6() -> None:
+    """A callable and 'stack' get the relations' outputs in another order than DGL's."""
+    from dgl_heta.distdgl import hetero
+
+    hetero.in_order = lambda relations: sorted(relations, reverse=True)  # type: ignore[assignment]

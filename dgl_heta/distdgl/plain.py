@@ -1,0 +1,69 @@
+"""Whether a module is so plain that its result can be computed without calling it.
+
+GraphConv and GATConv inside HeteroGraphConv are computed together, in our kernels, from their
+weights. What a script has hung on a module (hooks, a norm of its weights, another `forward`) would
+never run then; such a module is called, as in plain DGL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from dgl.nn.pytorch import GATConv, GraphConv
+from torch import nn
+from torch.nn.modules import module as modules
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_METHODS = ("forward", "__call__", "_call_impl", "_wrapped_call_impl")
+
+
+def own_hook(hook: Function) -> Function:
+    """Mark what dgl-heta itself hangs on modules, or puts in the place of their methods, to look
+    on: no result depends on it."""
+    hook.heta_own = True  # type: ignore[attr-defined]
+    return hook
+
+
+def is_plain_module(module: Any, kind: type[nn.Module]) -> bool:
+    """Whether a module is exactly of a class, and calling it would run that class's code alone.
+
+    Parametrized modules are of a class of their own (`torch.nn.utils.parametrize`); the older
+    weight_norm and spectral_norm are hooks; compiled modules are wrapped, or have another call.
+
+    Parameters
+    ----------
+    kind : GraphConv, GATConv or Linear.
+    """
+    return (type(module) is kind and _as_defined(kind) and not any(_global_hooks())
+            and all(_unhooked(part) for part in module.modules()))
+
+
+def _unhooked(module: nn.Module) -> bool:
+    own = module.__dict__
+    return (not any(own.get(hooks) for hooks in _HOOKS) and "forward" not in own
+            and own.get("_compiled_call_impl") is None)
+
+
+def _global_hooks() -> Iterator[bool]:
+    """True for each hook that a script has registered for all modules."""
+    for name in _HOOKS:
+        for hook in getattr(modules, f"_global{name}").values():
+            yield not getattr(hook, "heta_own", False)
+
+
+def _as_defined(kind: type[nn.Module]) -> bool:
+    """Whether nobody but dgl-heta itself has put another method into the class."""
+    return all(found is before or getattr(found, "heta_own", False)
+               for found, before in zip(_methods(kind), _DEFINED[kind]))
+
+
+def _methods(kind: type[nn.Module]) -> tuple[Any, ...]:
+    return tuple(getattr(kind, name, None) for name in _METHODS)
+
+
+_DEFINED: dict[type[nn.Module], tuple[Any, ...]] = {
+    kind: _methods(kind) for kind in (GraphConv, GATConv, nn.Linear)}
+"""Their methods as defined."""
