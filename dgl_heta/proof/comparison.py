@@ -19,6 +19,8 @@ import numpy as np
 
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 """Relative, by the name of the dtype that a script computes in; 0 for all others."""
+SMALL = 1e-2
+"""What a single number on the other side of a step can make in single precision."""
 PAGE = "docs/switching.md#the-proof"
 _COMPUTING = ("code that works on a block itself (its edges, adjacency, degrees, or all rows of a "
               "layer together), a merge that depends on the order of relations, inputs that depend "
@@ -214,8 +216,11 @@ def verdict(measures: Iterable[Measure], notes: Sequence[str] = (), *,
                            f"which the two runs cannot draw alike, and {_difference(wrong)}",
                            found, tuple(notes))
         causes = CAUSES[_first(wrong).place.kind]
-        return Verdict("differs", f"{_difference(wrong)} Usual causes: {causes}; see {PAGE}", found,
-                       tuple(notes))
+        small = (" Differences this small can be rounding where a function has a step (relu, max); "
+                 "--double tells." if max(m.largest for m in wrong) < SMALL and all(
+                     m.tolerance >= TOLERANCES["float32"] for m in wrong) else "")
+        return Verdict("differs", f"{_difference(wrong)}{small} Usual causes: {causes}; see {PAGE}",
+                       found, tuple(notes))
     if not results:
         return Verdict("not proved", "not proved: nothing was compared, because no output, loss or "
                        f"gradient was seen in both runs; see {PAGE}", found, tuple(notes))

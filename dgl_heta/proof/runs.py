@@ -130,7 +130,7 @@ def _trainer(got: Record, want: Record, replica: bool) -> Iterator[Measure]:
             floor=FLOOR * largest.get(key.detail, 0.0) if key.kind == "gradient" else 0.0,
             counts=_counted(key.name, gradients, _gradients(got), tolerance)
             if key.kind == "parameter" else None,
-            outliers=OUTLIERS if key.kind == "row" else 0.0)
+            outliers=OUTLIERS if key.kind == "row" or (of_table and key.kind == "input") else 0.0)
         if measure is not None:
             yield measure
 

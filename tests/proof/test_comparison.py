@@ -145,3 +145,11 @@ def test_what_cannot_be_compared_counts_as_infinite():
     assert Measure(OUTPUT, np.nan, 1e-4, 5).differs
     assert verdict([Measure(OUTPUT, np.inf, 1e-4, 5, reason="has the shape (2,)")]).message.count(
         "has the shape (2,)") == 1
+
+
+def test_small_differences_of_single_precision_are_said_to_be_maybe_rounding():
+    small, large = made("gradient", "w", 1e-3, 0), made("gradient", "w", 0.5, 0)
+    double = Measure(Place("gradient", "w"), 1e-3, 1e-9, 5)
+    assert "--double" in verdict([small]).message
+    for other in (large, double):
+        assert "--double" not in verdict([small, other]).message
