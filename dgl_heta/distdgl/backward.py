@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 
 class BackwardEnd:
@@ -25,8 +25,12 @@ class BackwardEnd:
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
         """Hear of backward passes from the gradients of parameters."""
+        def hear(_: Tensor) -> None:
+            self.under_way()
+
+        hear.dgl_heta = True  # type: ignore[attr-defined]
         for parameter in parameters:
-            parameter.register_post_accumulate_grad_hook(lambda _: self.under_way())
+            parameter.register_post_accumulate_grad_hook(hear)
 
     def under_way(self) -> None:
         """Called in a backward pass, any number of times."""

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.backward import BackwardEnd
+from dgl_heta.distdgl.partial import check_grad, check_inputs
 from dgl_heta.errors import HetaError
 from dgl_heta.raf.chain import Chain, Place, Watch, links_of, walk
 from dgl_heta.sampling.blocks import Block
@@ -37,6 +38,7 @@ class Chains(Watch):
     group : as given; there may be another one until the first exchange.
     passed : the chains that the last backward pass ran through.
     parameters : whose gradients are to be None where no trainer's loss depends on them.
+    checking : whether to refuse what would see parts of a gradient.
     """
 
     flags = True
@@ -52,6 +54,7 @@ class Chains(Watch):
         self._running = self._retain = False
         self.passed: set[int] = set()
         self.parameters: list[nn.Parameter] = []
+        self.checking = True
         self._unused: set[Place] = set()
         self._roots: list[Tensor] = []
         self._empty: list[nn.Parameter] = []
@@ -73,13 +76,15 @@ class Chains(Watch):
         """Whether a wrapped module runs."""
         return self._call is not None
 
-    def merging(self, block: Block) -> None:
-        """Relations of a block are merged.
+    def merging(self, block: Block, inputs: Any = ()) -> None:
+        """Relations of a block are merged; `inputs` are what its source rows are in.
 
         A forward pass is one call of a wrapped module; outside of such a call every merge is one.
         """
         if not torch.is_grad_enabled():
             return
+        if block.layer == 1 and self.checking and self.group.size > 1:
+            check_inputs(inputs)
         chain = self._chain
         if chain is None or self._call is None or self._at is not self._call or (
                 self._open[chain.number][1]() is not block.done):
@@ -129,6 +134,18 @@ class Chains(Watch):
         finally:
             self._running = self._retain = False
             self._roots, self._empty = [], []
+
+    def grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """`torch.autograd.grad`, of what lies above all exchanges.
+
+        Raises
+        ------
+        HetaError
+            It lies below one: its gradient is in parts on several trainers.
+        """
+        if self.checking and self.group.size > 1 and not self._running:
+            check_grad(outputs, inputs)
+        return original(outputs, inputs, *args, **kwargs)
 
     def _missing(self, roots: Sequence[Tensor]) -> list[Tensor]:
         """Tokens of the exchanges that other trainers' losses come to, and this one's does not."""

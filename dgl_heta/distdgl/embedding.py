@@ -122,6 +122,7 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
     rows = table.read(index).to(device, non_blocking=True)
     if torch.is_grad_enabled():
         rows.requires_grad_()
+        rows.heta_rows = True  # type: ignore[attr-defined]
         embedding._trace.append((index.to("cpu"), rows, table.bits(index)))
     return rows
 

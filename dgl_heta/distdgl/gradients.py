@@ -6,6 +6,8 @@ from typing import Any
 
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
+from dgl_heta.distdgl.whereabouts import at
+from dgl_heta.errors import HetaError
 from dgl_heta.system.patching import patch_all
 
 
@@ -19,7 +21,43 @@ def _backward(original: Any) -> Any:
     return backward
 
 
+def _grad(original: Any) -> Any:
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        if session is None:
+            return original(outputs, inputs, *args, **kwargs)
+        return session.chains.grad(original, outputs, inputs, *args, **kwargs)
+    return grad
+
+
+def _looked_at(original: Any) -> Any:
+    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        if session is not None and not self.is_leaf and session.group.size > 1 and (
+                session.chains.under_way and session.chains.checking):
+            raise HetaError(f"{original.__name__} on a tensor inside a model would see this "
+                            "machine's part of its gradient alone; use it on what the model "
+                            "returns")
+        return original(self, *args, **kwargs)
+    return look
+
+
+def _torch_barrier(original: Any) -> Any:
+    def barrier(*args: Any, **kwargs: Any) -> Any:
+        if current() is None or args or kwargs.get("group") is not None:
+            return original(*args, **kwargs)
+        with at("torch.distributed.barrier()"):
+            return original(*args, **kwargs)
+    return barrier
+
+
 PATCHES = (
     *patch_all(homes("backward"), _backward,
                "one order of exchanges where a loss depends on several forward passes"),
+    *patch_all(homes("grad"), _grad, "refuse gradients that are in parts on several trainers"),
+    *patch_all(homes("Tensor", "register_hook"), _looked_at,
+               "refuse gradients that are in parts on several trainers"),
+    *patch_all(homes("Tensor", "retain_grad"), _looked_at,
+               "refuse gradients that are in parts on several trainers"),
+    *patch_all(homes("barrier of torch"), _torch_barrier, "say where a trainer waits"),
 )

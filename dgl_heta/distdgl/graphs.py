@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from dgl.distributed import rpc
+from dgl.distributed.kvstore import GetPartShapeRequest, KVClient
+
 from dgl_heta.distdgl import tensors
 from dgl_heta.distdgl.parallel import check_no_plain_module
 from dgl_heta.distdgl.partitions import is_ours, load_graph
 from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.session import open_session
 from dgl_heta.distdgl.versions import homes
+from dgl_heta.distdgl.whereabouts import at
 from dgl_heta.errors import HetaError
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.system.patching import patch_all
@@ -55,10 +59,37 @@ def _refused_access(original: Any) -> Any:
     return access
 
 
+def drain(client: Any) -> None:
+    """Return when every server has done what this trainer asked of it before.
+
+    A write to a DistTensor has no answer, but a server works through a connection in order: one
+    that has answered a later request has done what came before it.
+    """
+    name = next(iter(client.data_name_list()), None)
+    if name is None:
+        return
+    servers = rpc.get_num_server()
+    for server in range(servers):
+        rpc.send_request(server, GetPartShapeRequest(name))
+    for _ in range(servers):
+        rpc.recv_response()
+
+
+def _barrier(original: Any) -> Any:
+    def barrier(self: Any) -> None:
+        if isinstance(self._client, KVClient):  # a process by itself has none
+            drain(self._client)
+        with at("g.barrier()"):
+            original(self)
+    return barrier
+
+
 PATCHES = (
     *patch_all(homes("DistGraph", "__init__"), _init, "open the store and the plan"),
     *patch_all(homes("DistGraph", "local_partition"), _local_partition,
                "this machine's relations"),
+    *patch_all(homes("DistGraph", "barrier"), _barrier,
+               "servers have done all writes before it, not server 0 alone"),
     *patch_all(homes("queries of trainers"), _refused_access,
                "refuse sampling and queries by servers, which hold no edges"),
 )

@@ -44,7 +44,7 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     """`HeteroGraphConv.forward` on a RAF block."""
     layer = layer_of(g)
     block, session = layer.block, layer.session
-    session.chains.merging(block)
+    session.chains.merging(block, inputs)
     pair = isinstance(inputs, tuple)
     sources: Mapping[str, Any] = inputs[0] if pair else inputs
     destinations: Mapping[str, Any] = inputs[1] if pair else {

@@ -35,7 +35,7 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
 
     layer = layer_of(g)
     block, schema = layer.block, layer.session.store.schema
-    layer.session.chains.merging(block)
+    layer.session.chains.merging(block, [dict(g.srcnodes[t].data) for t in g.srctypes])
     functions: dict[Relation, tuple[Any, ...]] = {}
     for etype, given in etype_dict.items():
         functions[canonical(etype, schema.relations)] = tuple(given) if isinstance(

@@ -25,6 +25,7 @@ from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock
 from dgl_heta.distdgl.ddp_options import on_device, take_options, unsynchronized
 from dgl_heta.distdgl.epochs import current_epochs
+from dgl_heta.distdgl.partial import check_hooks
 from dgl_heta.distdgl.selection import names, selected
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.versions import homes
@@ -114,6 +115,8 @@ class RafParallel(Parallel):
     def _fire(self, _: Tensor) -> None:
         self._fired = True
 
+    _fire.dgl_heta = True  # type: ignore[attr-defined]
+
     def took_part(self) -> bool:
         """By its forward passes; that of a module without exchanges is agreed upon, if there are
         others."""
@@ -146,6 +149,8 @@ class RafParallel(Parallel):
     def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
                 ) -> Any:
         """Run the module, and check that it reduced what its blocks need."""
+        if torch.is_grad_enabled() and self.session.world.size > 1:
+            check_hooks(self.module)
         blocks = [b.layer.block for b in _blocks((inputs, kwargs)) if b.layer is not None]
         before = [(block.done, set(block.done)) for block in blocks]
         for done, _ in before:

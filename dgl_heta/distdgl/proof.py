@@ -242,6 +242,7 @@ class DglSetting:
             session.world, session.group = self.world, self.group
             session.exchange = GroupExchange(self.group)
             session.chains = Chains(self.group, BackwardEnd())
+            session.chains.checking = False
             session.shapes = {}
             with torch.inference_mode(False), torch.enable_grad():
                 session.exchange.begin()

@@ -17,6 +17,7 @@ from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.chains import Chains
 from dgl_heta.distdgl.handed import Handed
 from dgl_heta.distdgl.reference import Reference
+from dgl_heta.distdgl.whereabouts import meet
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.nn import use_kernel
@@ -95,6 +96,7 @@ class Session:
         self.loaders = 0
         self.embeddings: list[Any] = []
         self.handed = Handed()
+        self._meetings = 0
         self.parallels: list[Any] = []
         """The modules that the script wrapped."""
         self.backward = BackwardEnd()
@@ -172,6 +174,8 @@ class Session:
         """
         if self.world.size == 1:
             return
+        self._meetings += 1
+        meet(self._meetings, self.settings.run.timeout_s)
         mine = torch.tensor([list(values)], dtype=torch.int64)
         every = self.world.all_gather_rows(mine, [1] * self.world.size, "control")
         for rank, row in enumerate(every.tolist()):

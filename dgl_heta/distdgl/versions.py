@@ -42,6 +42,9 @@ RELEASES: dict[str, dict[str, tuple[str, ...]]] = {
             f"{_DIST}.optim.pytorch.sparse_optim:DistSparseGradOptimizer",),
         "BasicFeatureStore": ("dgl.graphbolt.impl.basic_feature_store:BasicFeatureStore",),
         "backward": ("torch.autograd:backward",),
+        "grad": ("torch.autograd:grad",),
+        "Tensor": ("torch:Tensor",),
+        "barrier of torch": ("torch.distributed:barrier",),
         "DistributedDataParallel": ("torch.nn.parallel.distributed:DistributedDataParallel",),
     },
 }

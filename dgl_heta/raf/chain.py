@@ -234,6 +234,11 @@ def links_of(roots: Sequence[Tensor]) -> dict[int, int]:
     return found
 
 
+def is_link(node: Any) -> bool:
+    """Whether a node of autograd's graph is an exchange."""
+    return type(node).__name__ == _NODE and hasattr(node, "place")
+
+
 def walk(roots: Sequence[Tensor], unused: Set[Place] = frozenset()) -> list[Any]:
     """The nodes of autograd's graph below tensors; below links that are `unused` those alone that
     their tokens come from."""

@@ -46,3 +46,22 @@ def test_which_parameters_have_gradients(machines: int, trainers: int, tmp_path)
 
 def test_zeros_in_place_of_no_gradient_are_seen(tmp_path) -> None:
     assert differences(GRADIENTS[:2], 2, 1, tmp_path, sabotage=["s9"]).keys() == {*GRADIENTS[:2]}
+
+
+WATCHED = {"parameter": "has a hook on its gradient", "after": "has a hook on its gradient",
+           "module": "has a backward hook", "inside": "retain_grad on a tensor inside a model",
+           "inputs": "requires a gradient and is no nn.Parameter",
+           "grad": "torch.autograd.grad with respect to"}
+
+
+def test_what_would_see_a_part_of_a_gradient_is_refused(tmp_path) -> None:
+    names = {way: f'{HERE}.gradients:watched "{way}"' for way in WATCHED}
+    found = run([*names.values(), f"{HERE}.gradients:alone"], 2, 1, tmp_path, raf=True)
+    for way, text in WATCHED.items():
+        assert [e.error for e in found[names[way]] if text not in str(e.error)] == []
+    first = found[f"{HERE}.gradients:alone"][0]
+    assert "trainer 1 waits at torch.distributed.barrier()" in str(first.error)
+
+
+def test_gradients_above_all_exchanges_are_as_in_plain_dgl(tmp_path) -> None:
+    assert differences([f'{HERE}.gradients:watched "logits"'], 2, 1, tmp_path) == {}

@@ -64,3 +64,46 @@ def partly(t: Trainer, way: str) -> None:
         t.gradients(net)
         optimizer.step()
     t.parameters(net)
+
+
+def watched(t: Trainer, way: str) -> None:
+    """What would see a part of a gradient."""
+    model = Partly(t, "all", lambda a, b: GraphConv(a, b, norm="right"))
+    parameter = next(model.layers[0].parameters())
+    if way == "parameter":
+        parameter.register_hook(lambda grad: grad)
+    if way == "after":
+        parameter.register_post_accumulate_grad_hook(lambda p: None)
+    if way == "module":
+        model.layers[0].register_full_backward_hook(lambda *_: None)
+    if way == "inside":
+        model.layers[0].register_forward_hook(lambda m, _, out: out["paper"].retain_grad())
+    net = t.parallel(model)
+    ids, seeds, blocks = next(iter(t.loader()))
+    features = t.features(ids)
+    if way == "inputs":
+        features = {k: x.clone().requires_grad_() for k, x in features.items()}
+    out = net(blocks, ids, features)
+    loss = cross_entropy(out, t.labels(seeds))
+    if way == "logits":  # above all exchanges
+        (grad,) = torch.autograd.grad(loss, out, retain_graph=True)
+        t.record("gradient", grad, seeds["paper"])
+    if way == "grad":
+        torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
+    loss.backward()
+    t.gradients(net)
+
+
+def alone(t: Trainer) -> None:
+    """Evaluation on trainer 0; the others wait at a barrier."""
+    next(iter(t.loader()))
+    found = None
+    if t.rank == 0:
+        try:
+            t.loader()
+        except Exception as error:
+            found = error
+    torch.distributed.barrier()
+    t.record("nothing", torch.zeros(1))
+    if found is not None:
+        raise found

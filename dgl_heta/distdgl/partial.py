@@ -1,0 +1,101 @@
+"""What would see a part of a gradient, and is refused by name.
+
+Under RAF a trainer's gradients are, until they are averaged, those of all trainers' losses by its
+own machine's relations. Their sums are right; what one trainer sees of them is not what plain DGL
+would show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor, nn
+
+from dgl_heta.errors import HetaError
+from dgl_heta.raf.chain import is_link, walk
+
+
+def check_hooks(module: nn.Module) -> None:
+    """
+    Raises
+    ------
+    HetaError
+        A hook of the script's would be given a part of a gradient.
+    """
+    for name, parameter in module.named_parameters():
+        after = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        if parameter._backward_hooks or any(
+                not getattr(hook, "dgl_heta", False) for hook in after.values()):
+            raise HetaError(f"parameter {name} has a hook on its gradient, which would see this "
+                            "machine's part of it alone; work on gradients after backward(), when "
+                            "they are averaged")
+    for name, part in module.named_modules():
+        if part._backward_hooks or part._backward_pre_hooks:
+            raise HetaError(f"module {name or type(part).__name__} has a backward hook, which "
+                            "would see this machine's part of a gradient alone; work on gradients "
+                            "after backward(), when they are averaged")
+
+
+def check_inputs(inputs: Any) -> None:
+    """
+    Raises
+    ------
+    HetaError
+        A tensor that is no parameter, and no rows of a DistEmbedding, would get a gradient.
+    """
+    tensors = [x for x in _tensors(inputs) if x.requires_grad]
+    leaves = [x for x in tensors if x.is_leaf] + [
+        node.variable for node in walk(tensors) if hasattr(node, "variable")]
+    for leaf in leaves:
+        if not isinstance(leaf, nn.Parameter) and not getattr(leaf, "heta_rows", False):
+            raise HetaError(
+                f"a tensor of shape {tuple(leaf.shape)} below the first layer requires a gradient "
+                "and is no nn.Parameter: its gradient would be this machine's part, for the seeds "
+                "of all trainers; gradients of inputs (saliency) need the whole graph in one "
+                "process (dgl.distributed.load_partition)")
+
+
+def check_grad(outputs: Any, inputs: Any) -> None:
+    """
+    Raises
+    ------
+    HetaError
+        An input of `autograd.grad` is not above all exchanges that the outputs depend on.
+    """
+    roots = list(_tensors(outputs))
+    nodes = walk(roots)
+    links = [node for node in nodes if is_link(node)]
+    if not links:
+        return
+    below = set(walk_below(links))
+    above = set(nodes) - below
+    leaves = {id(node.variable) for node in above if hasattr(node, "variable")}
+    for x in _tensors(inputs):
+        if not (id(x) in leaves if x.is_leaf else x.grad_fn in above):
+            raise HetaError(
+                f"torch.autograd.grad with respect to a tensor of shape {tuple(x.shape)} below a "
+                "merge of relations would give this machine's part of the gradient, for the seeds "
+                "of all trainers; use backward() and the averaged gradients of parameters")
+
+
+def walk_below(links: list[Any]) -> list[Any]:
+    """Autograd's nodes that links get gradients to, and the links themselves."""
+    pending, seen = list(links), set()
+    while pending:
+        node = pending.pop()
+        if node not in seen:
+            seen.add(node)
+            pending.extend(below for below, _ in node.next_functions if below is not None)
+    return list(seen)
+
+
+def _tensors(value: Any, depth: int = 5) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item, depth - 1)
