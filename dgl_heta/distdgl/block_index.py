@@ -104,6 +104,7 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
         Not under DGL's name: its operators do nothing where there are no edges.
         """
         relation = self._kinds.relations[place]
+        self._layer.asked.add(relation)
         return sum(len(edges.indices) for edges in self._layer.block.into(relation.dst)
                    if edges.relation == relation)
 

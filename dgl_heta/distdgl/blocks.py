@@ -146,7 +146,7 @@ def make_blocks(session: Session, batch: MiniBatch,
     ids = {t: torch.from_numpy(nodes) for t, nodes in batch.input_nodes.items()}
     blocks: list[RafBlock | PlainBlock] = []
     for number, block in enumerate(batch.blocks):
-        layer = Layer(session, block, ids)
+        layer = Layer(session, block, ids, batch.blocks)
         index = BlockIndex(layer, every)
         sides = levels[number:number + 2] or (ids, ids)
         frames = [Frame({dgl.NID: sides[i >= len(types)].get(t, _NO_IDS)[:index.num_nodes(i)]})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import dgl
@@ -31,10 +31,15 @@ class Layer:
     Attributes
     ----------
     ids : node ids of the batch's input rows per type; a block's rows on either side lead them.
+    blocks : all of the batch, input side first.
+    asked : relations of whose edges the script has asked the number.
     """
 
-    def __init__(self, session: Session, block: Block, ids: Mapping[str, Tensor]) -> None:
-        self.session, self.block, self.ids = session, block, ids
+    def __init__(self, session: Session, block: Block, ids: Mapping[str, Tensor],
+                 blocks: Sequence[Block]) -> None:
+        self.session, self.block, self.ids, self.blocks = session, block, ids, blocks
+        self.asked: set[Relation] = set()
+        self.presence: Any = None  # a Presence, once it is asked for
         self._graphs: dict[int, RelationGraph] = {}
         self._joined: dict[Relation, tuple[RelationBlock, RelationGraph]] = {}
         self.origin: Any = None
@@ -95,6 +100,14 @@ class Layer:
         """Whether a relation's rows are the destination rows that the script sees."""
         return (edges.rows is None and edges.start == 0
                 and edges.num_rows == self.block.wanted(edges.relation.dst))
+
+    def empty_graph(self, relation: Relation, device: torch.device) -> DGLBlock:
+        """A relation that is not here: its source rows, no destinations, no edges."""
+        none = torch.empty(0, dtype=torch.int64)
+        made = dgl.create_block({tuple(relation): (none, none)},
+                                {relation.src: self.block.num_src.get(relation.src, 0)},
+                                {relation.dst: 0})
+        return made if made.device == device else made.to(device)
 
 
 class RelationGraph(DGLBlock):

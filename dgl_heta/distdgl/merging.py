@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from dgl_heta.distdgl.blocks import RafBlock
 
 Part = tuple[RelationBlock, Tensor]
+DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+          torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64,
+          torch.complex128)
+"""The dtypes of rows, in the order in which trainers name them to each other."""
 
 
 def layer_of(g: RafBlock) -> Layer:
@@ -81,19 +85,28 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def merge_relations(layer: Layer, ntype: str, parts: list[Part],
-                    aggregate: str | Callable[..., Tensor], owner: tuple[Any, str], like: Tensor,
+                    aggregate: str | Callable[..., Tensor], owner: tuple[Any, ...], like: Tensor,
                     relations: Sequence[Relation]) -> Tensor | None:
     """Merge the relations of one destination type over the group; None if there are none.
 
     `relations` are all that may be merged, in the order for 'stack' and callables.
     """
-    block = layer.block
-    if callable(aggregate) and aggregate is not hetero._stack_agg_func:
-        block = replace(block, reads={})  # it may look at all rows together
     agreed = _agreed(layer, ntype, parts, owner)
     if agreed is None:
         return None
     shape, dtype = agreed
+    return merge_agreed(layer, ntype, parts, aggregate, like.new_empty(0, dtype=dtype), relations,
+                        shape)
+
+
+def merge_agreed(layer: Layer, ntype: str, parts: list[Part],
+                 aggregate: str | Callable[..., Tensor], like: Tensor,
+                 relations: Sequence[Relation], shape: torch.Size) -> Tensor | None:
+    """The same where all trainers know the shape of a row, and the dtype, that of `like`."""
+    block = layer.block
+    if callable(aggregate) and aggregate is not hetero._stack_agg_func:
+        block = replace(block, reads={})  # it may look at all rows together
+    dtype = like.dtype
     width, precise = shape.numel(), wide(dtype)
     like = like.new_empty(0, dtype=precise)
     flat = [(edges, value.reshape(edges.num_rows, width).to(precise)) for edges, value in parts]
@@ -141,18 +154,22 @@ def _each(layer: Layer, ntype: str, parts: list[Part], aggregate: str | Callable
             value.new_zeros(len(value), before), value, value.new_ones(len(value), 1),
             value.new_zeros(len(value), after)], 1)))
     out = reduce("sum", spread, len(relations) * columns).view(-1, len(relations), columns)
-    block = layer.block
-    seeds = min(block.num_seeds(ntype), len(out))
-    pieces = []
-    for rows in (out[:seeds], out[seeds:]):
-        if len(rows):
-            there = [i for i in range(len(relations)) if rows[0, i, -1] > 0]
-            pieces.append((there, rows))
-    if len(pieces) == 2 and pieces[0][0] == pieces[1][0]:
-        pieces = [(pieces[0][0], out)]
-    results = [aggregate([rows[:, i, :-1].reshape(-1, *shape) for i in there], ntype)
-               for there, rows in pieces if there]
-    return (torch.cat(results) if len(results) > 1 else results[0]) if results else None
+    # Rows of like relations together: the seeds are, and so are the others.
+    flags = out[:, :, -1].detach() > 0
+    patterns, of_row = flags[:1], torch.zeros(len(out), dtype=torch.int64, device=out.device)
+    if not torch.equal(flags, patterns.expand_as(flags)):
+        patterns, of_row = torch.unique(flags, dim=0, return_inverse=True)
+    results, rows = [], []
+    for number, there in enumerate(patterns.tolist()):
+        chosen = out if len(patterns) == 1 else out[of_row == number]
+        columns_of = [chosen[:, i, :-1].reshape(-1, *shape) for i, is_there in enumerate(there)
+                      if is_there]
+        if columns_of:
+            results.append(aggregate(columns_of, ntype))
+            rows.append(torch.nonzero(of_row == number).flatten())
+    if len(results) < 2:
+        return results[0] if results else None
+    return torch.cat(results)[torch.argsort(torch.cat(rows))]
 
 
 def _agreed(layer: Layer, ntype: str, parts: list[Part], owner: tuple[Any, str]
@@ -222,18 +239,14 @@ def _told(shapes: Iterable[torch.Size], dtypes: Iterable[torch.dtype]) -> Tensor
     for shape in shapes:
         told[0] = len(shape)
         told[1:1 + len(shape)] = torch.tensor(shape)
-    return torch.cat([told, torch.tensor([int(d in there) for d in _DTYPES])])
+    return torch.cat([told, torch.tensor([int(d in there) for d in DTYPES])])
 
 
 def _understood(told: Tensor) -> tuple[torch.Size, torch.dtype] | None:
     if told[0] < 0:
         return None
     return torch.Size(told[1:1 + int(told[0])].tolist()), functools.reduce(
-        torch.promote_types, (d for d, there in zip(_DTYPES, told[9:]) if there))
-
-
-_DTYPES = (torch.bool, torch.uint8, torch.int32, torch.int64, torch.float16, torch.bfloat16,
-           torch.float32, torch.float64, torch.complex64, torch.complex128)
+        torch.promote_types, (d for d, there in zip(DTYPES, told[9:]) if there))
 
 
 def canonical(etype: Any, relations: Sequence[Relation]) -> Relation:

@@ -1,27 +1,30 @@
 """multi_update_all on blocks of a meta-partitioned graph.
 
 Message and reduce functions run on this machine's relations, for the rows that the plan names; the
-cross reducer goes over the group.
+cross reducer goes over the group, by what the trainers have agreed on
+(:mod:`dgl_heta.distdgl.agreement`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from dgl import NID, core
+from dgl.base import ALL
 from torch import Tensor
 
+from dgl_heta.distdgl import agreement
+from dgl_heta.distdgl.agreement import EXTREMES, Field, Found, Functions, Plan, builtin
 from dgl_heta.distdgl.layers import Layer
-from dgl_heta.distdgl.merging import (
-    Part,
-    canonical,
-    destination_rows,
-    layer_of,
-    merge_relations,
-)
+from dgl_heta.distdgl.merging import Part, destination_rows, layer_of, merge_agreed
+from dgl_heta.distdgl.presence import Presence, presence
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.blocks import RelationBlock
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.blocks import RafBlock
@@ -29,108 +32,202 @@ if TYPE_CHECKING:
 
 def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: Any,
                      apply_node_func: Any = None) -> None:
-    """`DGLGraph.multi_update_all` on a RAF block."""
-    from dgl import core
-    from dgl.base import ALL, DGLError
+    """`DGLGraph.multi_update_all` on a RAF block of a group of several workers.
 
-    layer = layer_of(g)
-    block, schema = layer.block, layer.session.store.schema
-    layer.session.chains.merging(block, [dict(g.srcnodes[t].data) for t in g.srctypes])
-    functions: dict[Relation, tuple[Any, ...]] = {}
-    for etype, given in etype_dict.items():
-        functions[canonical(etype, schema.relations)] = tuple(given) if isinstance(
-            given, tuple | list) else (given,)
-    for relation, given in functions.items():
-        if len(given) not in (2, 3):
-            raise DGLError(f"Invalid arguments for edge type \"{relation}\". Should be "
-                           "(msg_func, reduce_func, [apply_node_func])")
-    fields: dict[str, dict[str, list[Part]]] = {t: {} for t in block.num_dst}
-    gathered: dict[tuple[str, str], Tensor] = {}
-    for ntype in block.num_dst:
-        for field in _destination_fields(layer, functions, ntype, g):
-            gathered[ntype, field] = destination_rows(
-                layer, ntype, g.dstnodes[ntype].data[field], True)
-    like = torch.zeros(1)
-    for place, edges in enumerate(block.edges):
-        relation = edges.relation
-        if relation not in functions:
-            continue
-        message, reduce, *rest = functions[relation]
-        graph = layer.graph(place, g.device).local_var()
-        for name, column in g.srcnodes[relation.src].data.items():
-            graph.srcdata[name] = column
-        for (t, name), column in gathered.items():
-            if t == relation.dst:
-                graph.dstdata[name] = column[edges.start:edges.stop]
-        if not block.last and graph.num_edges() == g.num_edges(tuple(relation)):
-            for name, column in g.edges[tuple(relation)].data.items():
-                graph.edata[name] = column
-        try:
-            columns = core.message_passing(graph, message, reduce, rest[0] if rest else None)
-        except KeyError as error:
-            raise HetaError(
-                f"multi_update_all over {relation}: no data {error} on this block of a "
-                "meta-partitioned graph; data that a script puts on the edges of the last layer "
-                "cannot be used, because other trainers' seeds have edges there too") from error
-        for name, value in columns.items():
-            fields[relation.dst].setdefault(name, []).append((edges, value))
-            like = value
-    reducer = cross_reducer if not callable(cross_reducer) else (
-        lambda values, _: cross_reducer(values) if len(values) > 1 else values[0])
-    last: Any = list(functions.values())[-1][1] if functions else None
-    expected = _names(functions)
-    for ntype in block.num_dst:
-        out = {}
-        into = [r for r in functions if r.dst == ntype]
-        names = list(fields[ntype]) or ([expected] if into and ntype in block.seeds else [])
-        for name in names:
-            merged = merge_relations(layer, ntype, fields[ntype].get(name, []), reducer,
-                                     (name, ntype), like, schema.into[ntype])
-            if merged is not None:
-                unreached = torch.isinf(merged) if _builtin(last) and last.name in (
-                    "min", "max") else None  # as in DGL, by the last reduce function
-                out[name] = merged if unreached is None else merged.masked_fill(unreached, 0)
-        if out:
-            g._node_frames[g.get_ntype_id_from_dst(ntype)].update(out)
-            if apply_node_func is not None:
-                g.apply_nodes(apply_node_func, ALL, "DST/" + ntype)
-
-
-def _destination_fields(layer: Layer, functions: Mapping[Relation, tuple[Any, ...]], ntype: str,
-                        g: RafBlock) -> list[str]:
-    """Destination fields that message functions into a type may read, on any trainer.
-
-    Where rows must be gathered for them, all trainers of the group gather the same.
+    Raises
+    ------
+    HetaError
+        Trainers call it with what does not go together, or a function fails on one of them: on
+        all of them.
     """
-    from dgl import NID
-
-    needed = any(_reads_destination(*given) for r, given in functions.items() if r.dst == ntype)
-    if layer.block.last and layer.session.group.size > 1:
-        flag = torch.tensor([int(needed)])
-        needed = bool(layer.session.group.all_reduce(flag, "max", "control"))
-    return sorted(name for name in g.dstnodes[ntype].data if name != NID) if needed else []
-
-
-def _reads_destination(message: Any, reduce: Any, *apply: Any) -> bool:
-    """Whether functions of a relation may read its destinations' data."""
-    from dgl.function import BinaryMessageFunction, CopyMessageFunction, TargetCode
-
-    if apply or not _builtin(reduce):
-        return True
-    if isinstance(message, BinaryMessageFunction):
-        return TargetCode.DST in (message.lhs, message.rhs)
-    return not isinstance(message, CopyMessageFunction)
-
-
-def _builtin(function: Any) -> bool:
-    from dgl import core
-
-    return bool(core.is_builtin(function))
+    layer = layer_of(g)
+    layer.session.chains.merging(layer.block, [dict(g.srcnodes[t].data) for t in g.srctypes])
+    functions = agreement.functions_of(layer, etype_dict)
+    plan, key = agreement.agree(g, layer, functions, cross_reducer)
+    found = _run(g, layer, functions, plan)
+    if plan.fields is None:
+        plan.fields = agreement.fields_of(layer, found, plan)
+        if not plan.by_batch and not any(f.own for f in functions.values()) and all(
+                relation in plan.fields for relation in plan.order):
+            layer.session.shapes[key] = plan
+    _fill(layer, functions, plan.fields, found)
+    for ntype, outputs in agreement.fields_in_order(layer, plan).items():
+        into = [r for r in plan.order if r.dst == ntype]
+        columns = {}
+        for name in outputs:
+            columns[name] = _merged(layer, ntype, name, into, found, plan, cross_reducer,
+                                    g.device)
+        g._node_frames[g.get_ntype_id_from_dst(ntype)].update(columns)
+        if apply_node_func is not None:
+            g.apply_nodes(apply_node_func, ALL, ntype)  # as DGL does: it names the type alone
 
 
-def _names(functions: Mapping[Relation, tuple[Any, ...]]) -> str:
-    """The output field of reduce functions that say it, for a trainer without a relation."""
-    for _, reduce, *_rest in functions.values():
-        if _builtin(reduce):
-            return str(reduce.out_field)
-    return "h"
+def _run(g: RafBlock, layer: Layer, functions: Mapping[Relation, Functions], plan: Plan) -> Found:
+    """Run the functions on this machine's relations."""
+    block = layer.block
+    there = presence(layer) if plan.by_batch else None
+    gathered = {(t, name): destination_rows(layer, t, g.dstnodes[t].data[name], True)
+                for t in block.num_dst for name in plan.gathered.get(t, ())
+                if name in g.dstnodes[t].data}
+    found = Found([], {}, {})
+    for place, edges in enumerate(block.edges):
+        if edges.relation not in functions:
+            continue
+        own = functions[edges.relation]
+        graph = layer.graph(place, g.device).local_var()
+        data = {name: column[edges.start:edges.stop] for (t, name), column in gathered.items()
+                if t == edges.relation.dst}
+        data[NID] = layer.ids[edges.relation.dst][edges.start:edges.stop].to(g.device)
+        columns: dict[str, Tensor] = {}
+        try:
+            if there is not None:
+                _leave_out(layer, there, edges, own, found, plan)
+            if own.apply is not None or not own.own or _called(edges, plan):
+                columns = _columns(g, graph, edges, own, data, there)
+        except Exception as error:
+            if len(edges.indices) or own.apply is not None or isinstance(error, HetaError):
+                found.error, found.cause = _text(edges.relation, error), error
+        found.parts.append((edges, columns))
+    if plan.fields is None:
+        for relation in functions.keys() - {edges.relation for edges, _ in found.parts}:
+            if relation not in plan.with_edges:
+                found.empty[relation] = _of_nothing(g, layer, relation, functions[relation])
+    return found
+
+
+def _called(edges: RelationBlock, plan: Plan) -> bool:
+    """Whether a script's own functions are called for a part: not without edges, unless no machine
+    has any of this relation, as in DGL."""
+    return len(edges.indices) > 0 or edges.relation not in plan.with_edges
+
+
+def _of_nothing(g: RafBlock, layer: Layer, relation: Relation, own: Functions
+                ) -> dict[str, Tensor]:
+    """The output fields of a relation that has no edge anywhere."""
+    data = {name: column[:0] for name, column in g.dstnodes[relation.dst].data.items()}
+    try:
+        return _columns(g, layer.empty_graph(relation, g.device), None, own, data, None)
+    except Exception:  # a script's functions may not be made for this
+        return {}
+
+
+def _text(relation: Relation, error: Exception) -> str:
+    """What went wrong in a relation's functions."""
+    if isinstance(error, HetaError):
+        return str(error)
+    text = f"multi_update_all over {relation} failed: {type(error).__name__}: {error}"
+    if isinstance(error, KeyError):
+        text = (f"multi_update_all over {relation}: there is no data {error} on the nodes or edges "
+                "that its functions read; put it on this block's source or destination nodes first "
+                "(edges of these blocks carry no data)")
+    return text
+
+
+def _columns(g: RafBlock, graph: Any, edges: RelationBlock | None, own: Functions,
+             destinations: Mapping[str, Tensor], there: Presence | None) -> dict[str, Tensor]:
+    """A relation's output fields, as DGL's message passing gives them on a whole batch."""
+    (src, _, _), = graph.canonical_etypes
+    for name, column in g.srcnodes[src].data.items():
+        graph.srcdata[name] = column
+    for name, column in destinations.items():
+        graph.dstdata[name] = column
+    columns: dict[str, Tensor] = dict(core.message_passing(graph, own.message, own.reduce, None))
+    if edges is not None and builtin(own.reduce) and own.reduce.name in EXTREMES:
+        columns = {name: _extreme(value, own.reduce.name, edges, there)
+                   for name, value in columns.items()}
+    if own.apply is None:
+        return columns
+    if not columns and graph.num_dst_nodes():
+        raise HetaError("multi_update_all with a reduce function and an apply function of the "
+                        "script's own: some rows have no edge here, so the apply function cannot "
+                        "run for them; apply it to the merged rows instead")
+    columns = {**dict(graph.dstdata.items()), **columns}
+    return dict(core.invoke_node_udf(graph, ALL, graph.dsttypes[0], own.apply, ndata=columns,
+                                     orig_nid=graph.dstdata.get(NID)))
+
+
+def _extreme(value: Tensor, op: str, edges: RelationBlock, there: Presence | None) -> Tensor:
+    """Rows without an edge: infinite, or 0 where DGL sees a relation without any edge."""
+    empty = (edges.indptr.diff() == 0).to(value.device)
+    if not bool(empty.any()):
+        return value
+    filler = value.new_full((len(value),), EXTREMES[op])
+    if there is not None:
+        filler[there.of(edges)[0].to(value.device)] = 0
+    if not len(edges.indices):
+        value = value.detach()  # DGL's own backward pass would look for a source row
+    wide = (-1, *[1] * (value.dim() - 1))
+    return torch.where(empty.view(wide), filler.view(wide).expand_as(value), value)
+
+
+def _leave_out(layer: Layer, there: Presence, edges: RelationBlock, own: Functions, found: Found,
+               plan: Plan) -> None:
+    """Note which rows of the next part plain DGL leaves out; refuse what differs between batches.
+    """
+    extreme = builtin(own.reduce) and own.reduce.name in EXTREMES
+    by_function = not builtin(own.reduce) and plan.reducer != "sum"
+    if not extreme and not by_function and edges.relation not in layer.asked:
+        return
+    absent, torn = there.of(edges)
+    if bool(torn.any()) or (not extreme and not by_function and bool(absent.any())):
+        raise HetaError(
+            f"multi_update_all over {edges.relation} at layer {layer.block.layer}: a row is in the "
+            "batches of several trainers, of which some have edges of this relation and some have "
+            "none, so plain DGL would give it several results; use fn.sum or fn.mean to reduce, or "
+            "'sum' as the cross reducer, and the same relations in every batch")
+    if by_function and bool(absent.any()):
+        found.absent[len(found.parts)] = absent
+
+
+def _fill(layer: Layer, functions: Mapping[Relation, Functions],
+          fields: Mapping[Relation, Sequence[Field]], found: Found) -> None:
+    """What DGL gives rows without edges where a script's own functions were not called."""
+    for edges, columns in found.parts:
+        reduce = functions[edges.relation].reduce
+        if columns or len(edges.indices):
+            continue
+        for name, shape, dtype in fields.get(edges.relation, ()):
+            value = torch.zeros(edges.num_rows, *shape, dtype=dtype)
+            columns[name] = _extreme(value, reduce.name, edges, presence(layer)) if (
+                builtin(reduce) and reduce.name in EXTREMES) else value
+
+
+def _merged(layer: Layer, ntype: str, name: str, into: Sequence[Relation], found: Found, plan: Plan,
+            cross_reducer: Any, device: torch.device) -> Tensor:
+    """An output field of a node type, merged over relations and the group."""
+    assert plan.fields is not None
+    given = {r: one for r in into for one in plan.fields.get(r, ()) if one.name == name}
+    dtype = functools.reduce(torch.promote_types, (one.dtype for one in given.values()))
+    shape = torch.Size(next(iter(given.values())).shape)
+    like = torch.empty(0, dtype=dtype, device=device)
+    reducer: Any = plan.reducer
+    if len(into) == 1 and reducer != "stack":
+        reducer = "sum"  # of one
+    elif reducer == "callable":
+        def reducer(values: list[Tensor], _: str) -> Any:
+            return cross_reducer(values)
+    order = [r for r in into if r in given]
+    if plan.reducer == "stack":
+        order = sorted(given)  # as DGL's blocks have relations
+    if not layer.block.num_dst.get(ntype):
+        rows = like.new_empty(0, *shape)
+        return (torch.stack([rows] * len(order), 1) if reducer == "stack" else
+                rows if isinstance(reducer, str) else reducer([rows] * len(order), ntype))
+    parts: list[Part] = []
+    for number, (edges, columns) in enumerate(found.parts):
+        if edges.relation.dst != ntype or name not in columns:
+            continue
+        edges = replace(edges, place=order.index(edges.relation))
+        value = columns[name].to(like.dtype)
+        if number in found.absent:
+            kept = torch.nonzero(~found.absent[number]).flatten()
+            value = value[kept.to(device)]
+            edges = replace(edges, start=0, rows=kept + edges.start,
+                            indptr=torch.zeros(len(kept) + 1, dtype=torch.int64))
+        parts.append((edges, value))
+    out = merge_agreed(layer, ntype, parts, reducer, like, order, shape)
+    if out is None:
+        return like.new_zeros(layer.block.wanted(ntype), *shape)
+    if plan.zeroed:
+        out = out.masked_fill(torch.isinf(out), 0)  # as DGL, by the last reduce function
+    return out

@@ -44,7 +44,7 @@ def reached_by(session: Session, batch: MiniBatch) -> Reached:
         for t, bits in rows.items():
             reached[t][:len(bits)] = bits
         for edges in block.edges:
-            _spread(edges.indptr.numpy(), edges.indices.numpy(),
+            spread(edges.indptr.numpy(), edges.indices.numpy(),
                     rows[edges.relation.dst][edges.start:edges.stop], reached[edges.relation.src])
         if group.size > 1:
             for t, share in shares.items():
@@ -59,7 +59,7 @@ def reached_by(session: Session, batch: MiniBatch) -> Reached:
 
 
 @kernel
-def _spread(indptr, indices, bits, out):  # type: ignore[no-untyped-def]
+def spread(indptr, indices, bits, out):  # type: ignore[no-untyped-def]
     for row in range(len(indptr) - 1):
         word = bits[row]
         for edge in range(indptr[row], indptr[row + 1]):

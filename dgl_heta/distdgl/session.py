@@ -106,7 +106,7 @@ class Session:
         self.reading: Any = None
         """What looks at calls at steps to prove, and what is given rows of tables meanwhile (see
         :mod:`dgl_heta.distdgl.proof`)."""
-        self.shapes: dict[Any, tuple[torch.Size, torch.dtype] | None] = {}
+        self.shapes: dict[Any, Any] = {}
         self.types: dict[Any, dict[str, tuple[torch.Size, torch.dtype] | None]] = {}
         self._answers: dict[Any, bool] = {}
         self.all_complete = settings.train.complete_states

@@ -210,7 +210,10 @@ class HGNNLayer(nn.Module):
         return [self.attend(edges, e) for edges, e in zip(relations, weights)]
 
     def combine(self, ntype: str, stacked: Tensor, relations: tuple[Relation, ...]) -> Tensor:
-        """AGG_all for `stack`: (rows, relations, width) to (rows, …)."""
+        """AGG_all for `stack`: (rows, relations, width) to (rows, …).
+
+        `relations` is empty, and `stacked` (rows, 0, width), for a type that no relation reaches.
+        """
         raise HetaError(f"{type(self).__name__} defines no combine(ntype, stacked, relations), "
                         "which reduce = 'stack' needs")
 

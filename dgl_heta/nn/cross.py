@@ -234,7 +234,8 @@ class CrossStack(CrossRelation):
         Parameters
         ----------
         combine : `combine(stacked, relations)` turns (rows, relations, width) into (rows, …);
-            the relations, those that reach these rows, are in the schema's order.
+            the relations, those that reach these rows, are in the schema's order. There are none
+            for a type that no relation reaches.
         columns : the parts are no relations but stand at their `place` among so many.
 
         Returns

@@ -5,6 +5,11 @@ Each function changes dgl_heta in the process that calls it, and says which wron
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
+from torch import Tensor
+
 
 def s3() -> None:
     """Own operations over a block see this machine's relations, without a word."""
@@ -67,3 +72,32 @@ def s10() -> None:
         pass
 
     chains.check_inputs = chains.check_grad = parallel.check_hooks = nothing
+
+
+def s1() -> None:
+    """multi_update_all exchanges fields in the order of a machine's own relations."""
+    from dgl_heta.distdgl import agreement
+
+    right = agreement.fields_in_order
+
+    def by_own_relations(layer: Any, plan: Any) -> dict[str, list[str]]:
+        order: dict[str, list[str]] = {}
+        for edges in layer.block.edges:
+            for one in plan.fields.get(edges.relation, ()):
+                names = order.setdefault(edges.relation.dst, [])
+                names.extend([one.name] * (one.name not in names))
+        return {t: sorted(names, key=lambda n: (n not in order.get(t, ()),
+                                                order.get(t, []).index(n)
+                                                if n in order.get(t, ()) else 0))
+                for t, names in right(layer, plan).items()}
+    agreement.fields_in_order = by_own_relations
+
+
+def s8() -> None:
+    """A relation counts for a trainer's rows where only another trainer's batch has edges of it."""
+    from dgl_heta.distdgl.presence import Presence
+
+    def everywhere(self: Any, edges: Any) -> tuple[Tensor, Tensor]:
+        none = torch.zeros(edges.num_rows, dtype=torch.bool)
+        return none, none
+    Presence.of = everywhere  # type: ignore[method-assign]
