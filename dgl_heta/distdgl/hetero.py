@@ -60,7 +60,7 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
 
     into = session.store.schema.into
     modules = _modules(conv, session.store.schema.relations, sources, destinations)
-    alone = _read_sources_alone(conv, layer, modules)
+    alone = _read_sources_alone(conv, layer, modules, sources)
     rows = {t: destination_rows(layer, t, x, pair or (
         block.own_states and any(r in modules and r not in alone for r in into[t])))
             for t, x in destinations.items() if t in block.num_dst}
@@ -120,20 +120,23 @@ def in_order(relations: Iterable[Relation]) -> list[Relation]:
     return sorted(relations)
 
 
-def _read_sources_alone(conv: Any, layer: Layer, modules: Mapping[Relation, Any]
-                        ) -> set[Relation]:
+def _read_sources_alone(conv: Any, layer: Layer, modules: Mapping[Relation, Any],
+                        sources: Mapping[str, Any]) -> set[Relation]:
     """Relations whose module looks at no destinations and may be computed together with others:
-    GraphConv, with nothing hung on it. All trainers of the group find the same.
+    GraphConv, with nothing hung on it and rows for it. All trainers of the group find the same.
 
     Raises
     ------
     InputError
         A GraphConv normalises by out-degrees, which inside a batch depend on the other trainers.
     HetaError
-        A hook was registered since the other trainers have been asked.
+        A hook was registered, or a node type left out, since the other trainers have been asked.
     """
     session = layer.session
+    block = layer.block
     found, plain = set(), True
+    absent = sorted({e.relation.src for e in block.edges if e.relation in modules}
+                    - set(sources))
     for relation, module in modules.items():
         if not graph_conv.is_graph_conv(module):
             continue
@@ -146,7 +149,10 @@ def _read_sources_alone(conv: Any, layer: Layer, modules: Mapping[Relation, Any]
         plain = plain and is_plain_module(module, GraphConv)
     if not found or not layer.block.last:
         return found if plain else set()
-    agreed = session.agreed((conv, layer.block.layer), plain)
+    agreed = session.agreed((conv, layer.block.layer), plain and not absent)
+    if left := [t for t in absent if agreed and block.num_src[t]]:
+        raise HetaError(f"the rows of '{left[0]}' are left out of HeteroGraphConv's inputs inside "
+                        "an epoch; leave a node type out of all batches of an epoch, or of none")
     if agreed and not plain:
         raise HetaError("a hook was registered on a GraphConv inside an epoch; register it on all "
                         "trainers before the epoch's first batch")

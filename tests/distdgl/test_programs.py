@@ -36,7 +36,7 @@ def test_a_second_backward_pass_that_nobody_averages_is_refused(tmp_path) -> Non
 
 
 GRADIENTS = [f'{HERE}.gradients:partly "{way}"' for way in (
-    "layer", "branch", "type", "detached")]
+    "layer", "branch", "type", "wide", "detached")]
 
 
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
