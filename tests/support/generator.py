@@ -9,7 +9,7 @@ one start of the trainers. Each has a verdict:
 - refused: an error of dgl-heta's that names a thing, on all trainers; refused by some: on the
   others a collective failed, which ends a script as well;
 - caught: the same by the proof inside runs;
-- no case: plain DGL refuses it, or gives NaN;
+- no case: plain DGL refuses it, gives NaN, or trainers drift apart;
 - silent: it differs, and nothing was said;
 - crash: another error, or no end.
 
@@ -42,6 +42,8 @@ AT_ONCE = 40
 """Programs in one start of the trainers."""
 SLOW = 15.0
 """Seconds after which an error has not come promptly: the group's time-out is longer."""
+PATIENCE_S = 75.0
+"""For one program; more than the time-outs of its process groups."""
 FAILURES = ("silent", "crash")
 _OURS = ("HetaError", "InputError", "PeerLostError", "ProofError")
 
@@ -69,6 +71,8 @@ def judge(plain: Sequence[Found], ours: Sequence[Found] | None) -> Verdict:
         return Verdict("no case", refused[0])
     if any(not np.isfinite(array).all() for f in plain for array in f.arrays.values()):
         return Verdict("no case", "plain DGL gives NaN")
+    if _drifted(plain):
+        return Verdict("no case", "by plain DGL, too, trainers have different parameters")
     if ours is None:
         return Verdict("crash", "a trainer ended, or none ended in time")
     errors = [f for f in ours if f.error]
@@ -77,6 +81,13 @@ def judge(plain: Sequence[Found], ours: Sequence[Found] | None) -> Verdict:
     texts = [f"trainer {rank}: {text}" for rank, pair in enumerate(zip(ours, plain))
              for text in compare(*pair, LIMIT)]
     return Verdict("silent", "; ".join(texts)) if texts else Verdict("exact")
+
+
+def _drifted(plain: Sequence[Found]) -> bool:
+    """Whether parameters are not the same on all trainers: gradients were not averaged."""
+    return any(name.startswith("parameter ") and name in found.arrays and not np.allclose(
+        array, found.arrays[name], rtol=1e-9, atol=1e-9)
+        for found in plain[1:] for name, array in plain[0].arrays.items())
 
 
 def _of_errors(ours: Sequence[Found], errors: Sequence[Found]) -> Verdict:
@@ -96,28 +107,30 @@ def _of_errors(ours: Sequence[Found], errors: Sequence[Found]) -> Verdict:
 
 
 def survey(programs: Sequence[Program], machines: int, trainers: int, directory: Path,
-           settings: Sequence[str] = (), trace: bool = False) -> list[Verdict]:
+           settings: Sequence[str] = (), sabotage: Sequence[str] = (), trace: bool = False
+           ) -> list[Verdict]:
     """The verdicts of programs, which run by plain DGL first; those that it refuses run no more."""
     names = [f"tests.support.drawn.loop:run {json.dumps(to_json(p))}" for p in programs]
-    plain = _run_all(names, machines, trainers, directory, raf=False, settings=(), trace=trace)
+    plain = _run_all(names, machines, trainers, directory, raf=False, trace=trace)
     assert all(plain), "a program by plain DGL has no end"
     verdicts = {n: judge(found, None) for n, found in enumerate(plain) if found is not None}
     cases = [n for n, verdict in verdicts.items() if verdict.name != "no case"]
     ours = _run_all([names[n] for n in cases], machines, trainers, directory, raf=True,
-                    settings=settings, trace=trace)
+                    settings=settings, sabotage=sabotage, trace=trace)
     for n, found in zip(cases, ours):
         verdicts[n] = judge(plain[n] or (), found)
     return [verdicts[n] for n in range(len(programs))]
 
 
 def _run_all(names: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
-             settings: Sequence[str], trace: bool) -> list[list[Found] | None]:
+             settings: Sequence[str] = (), sabotage: Sequence[str] = (), trace: bool = False
+             ) -> list[list[Found] | None]:
     """What was found in each; None for one that ended a trainer, or did not end."""
     found: list[list[Found] | None] = []
     while len(found) < len(names):
         part = names[len(found):][:AT_ONCE]
         some, text = run_some(part, machines, trainers, directory, raf=raf, settings=settings,
-                              patience=100, timeout_s=25, trace=trace)
+                              sabotage=sabotage, patience=PATIENCE_S, timeout_s=25, trace=trace)
         if trace:
             print(text)
         found += some
@@ -196,7 +209,7 @@ def main() -> int:
         while len(verdicts) < len(programs):
             began, part = time.monotonic(), programs[len(verdicts):][:AT_ONCE]
             verdicts += survey(part, chosen.machines, chosen.trainers, directory, settings,
-                               chosen.trace)
+                               trace=chosen.trace)
             counts = Counter(v.name for v in verdicts)
             print(f"{len(verdicts)} of {len(programs)}: {dict(counts)} "
                   f"({time.monotonic() - began:.0f} s)", flush=True)

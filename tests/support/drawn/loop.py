@@ -292,13 +292,16 @@ def penalty(run: Run, loader: Any) -> None:
 
 
 def asked_gradients(run: Run, loader: Any) -> None:
-    """Gradients by autograd.grad, put in their place by hand; no wrapper averages them."""
+    """Gradients by autograd.grad, averaged and put in their place by hand."""
     for batch in run.few(loader):
         out = run.logits(batch)
-        parameters = [p for p in run.net.parameters() if p.requires_grad]
+        parameters = [p for m in run.modules for p in m.parameters() if p.requires_grad]
         slopes = torch.autograd.grad(run.loss(out, batch), parameters, allow_unused=True)
         for parameter, slope in zip(parameters, slopes):
-            parameter.grad = slope
+            total = torch.zeros_like(parameter) if slope is None else slope.to_dense()
+            if run.t.world > 1:
+                torch.distributed.all_reduce(total)
+            parameter.grad = total / run.t.world
         run.note(out, batch)
         run.step()
 

@@ -13,7 +13,7 @@ from tests.support.drawn.description import Child, Layer, Loop, Messages, Progra
 VALUES: dict[str, dict[str, list[Any]]] = {
     "GraphConv": {"norm": ["right", "none", "both", "left"], "bias": [True, False],
                   "activation_": [None, "tanh", "relu", "elu"]},
-    "SAGEConv": {"kind": ["mean", "gcn", "pool", "lstm"], "bias": [True, False],
+    "SAGEConv": {"kind": ["mean", "gcn", "pool"], "bias": [True, False],
                  "activation_": [None, "tanh", "relu"]},
     "GATConv": {"pair": [False, True], "residual": [False, True], "bias": [True, False],
                 "activation_": [None, "tanh", "elu"]},
@@ -21,7 +21,8 @@ VALUES: dict[str, dict[str, list[Any]]] = {
                   "share_weights": [False, True]},
     "GINConv": {"kind": ["sum", "max", "mean"], "learn_eps": [False, True]},
 }
-"""Options of DGL's modules."""
+"""Options of DGL's modules. SAGEConv's "lstm" is not among them: it depends on the order of a row's
+neighbours, which DGL does not define."""
 WIDTHS = st.sampled_from([2, 4, 6, 8])
 TYPES = ("author", "field", "institution", "paper")
 
@@ -29,7 +30,7 @@ TYPES = ("author", "field", "institution", "paper")
 def few(values: Any, most: int = 2) -> Any:
     """None of them mostly, seldom several."""
     some = st.lists(st.sampled_from(list(values)), min_size=1, max_size=most, unique=True)
-    return st.one_of(st.just([]), st.just([]), some)
+    return st.one_of(*[st.just([])] * 4, some)
 
 
 @st.composite
@@ -85,7 +86,7 @@ def layer(draw: Any) -> Layer:
         **vars(made), "width": draw(WIDTHS), "self_loop": draw(st.booleans()),
         "without": draw(st.one_of(st.just([]), st.just([]), st.just([]), st.lists(
             st.sampled_from(TYPES[:3]), max_size=1))),
-        "before": draw(st.one_of(st.just([]), few(operations.OPERATIONS, 1))),
+        "before": draw(st.one_of(*[st.just([])] * 2, few(operations.OPERATIONS, 1))),
         "after": draw(st.lists(st.sampled_from(list(operations.STEPS)), max_size=2))})
 
 
@@ -94,7 +95,7 @@ def programs(draw: Any) -> Program:
     """A program."""
     layers = draw(st.lists(layer(), min_size=1, max_size=2))
     training = Loop(
-        style=draw(st.sampled_from([*["usual"] * 6, *loop.STYLES])),
+        style=draw(st.sampled_from([*["usual"] * 12, *loop.STYLES])),
         extras=draw(few(loop.EXTRAS)), optimizer=draw(st.sampled_from(list(loop.OPTIMIZERS))),
         weight_decay=draw(st.sampled_from([0.0, 0.1])), batch=draw(st.integers(3, 16)),
         steps=draw(st.integers(1, 3)), epochs=draw(st.integers(1, 2)))
