@@ -36,6 +36,8 @@ from dgl_heta.proof.inputs import Call, complete
 from dgl_heta.proof.proving import Instead, Proof
 from dgl_heta.proof.replay import Reads
 from dgl_heta.proof.schedule import Schedule
+from dgl_heta.raf import chain as links
+from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.kernels import hash_key
@@ -197,11 +199,12 @@ class Watch:
         call = Call(
             unwrap(module), {"args": given[0], "kwargs": given[1], "frames": frames},
             ids, complete(origin.batch, ids), min(frames) - 1,
+            max(frames) == len(ids) - 1,
             torch.is_grad_enabled(), not torch.equal(origin.random_state, torch.get_rng_state()),
             hash_key(origin.number, origin.calls) >> 2,
             session.settings.train.learnable == "replica")
         try:
-            with setting.aside():
+            with setting.aside(), torch.inference_mode(False), torch.enable_grad():
                 text = Proof(setting, call).verdict()
         except NotProvedError as reason:
             self._tell(str(reason))
@@ -217,6 +220,17 @@ class Watch:
         self.told = self.told or reason
 
 
+class _Alike(links.Watch):
+    """Links of a replay carry what those of the run do."""
+
+    def __init__(self, flags: bool) -> None:
+        self.flags = flags
+        self.places: set[links.Place] = set()
+
+    def unused(self, place: links.Place) -> None:
+        self.places.add(place)
+
+
 class DglSetting:
     """What a proof needs of a script's run; see :class:`dgl_heta.proof.proving.Setting`."""
 
@@ -226,6 +240,7 @@ class DglSetting:
         self.world, self.group = self._apart(session.world), self._apart(session.group)
         schema = session.store.schema
         self.relations, self.types = schema.relations, schema.node_types
+        self.nones, self._links = True, _Alike(session.chains.flags)
 
     def _apart(self, comm: Comm) -> Comm:
         return Comm(self._traffic, comm.ranks, comm.group)
@@ -245,7 +260,7 @@ class DglSetting:
             session.chains.checking = False
             session.shapes = {}
             with torch.inference_mode(False), torch.enable_grad():
-                session.exchange.begin()
+                session.exchange.chain = Chain(0, self._links)
             yield
         finally:
             session.backward._pending = pending
@@ -308,8 +323,11 @@ class DglSetting:
         finally:
             self._session.reading = before
 
-    def ends(self) -> list[Tensor]:
-        return self._session.exchange.chain.tokens[-1:]
+    def chain(self) -> list[Tensor]:
+        return self._session.exchange.chain.tokens
+
+    def unused(self) -> set[links.Place]:
+        return self._links.places
 
 
 def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:

@@ -12,6 +12,7 @@ from torch import Tensor
 from dgl_heta.proof.gather import Ids, Places
 from dgl_heta.proof.replay import Path
 
+
 @dataclass(frozen=True)
 class Limits:
     """How much may differ, relative to the largest value, because sums have another order."""

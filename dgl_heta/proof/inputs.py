@@ -34,6 +34,7 @@ class Call:
     ids : ids of each level of the real batch.
     whole : level → node type → which of them have complete rows; all for a level that is not there.
     first : the level that its first block starts from.
+    complete : whether it returns rows of the own seeds, below which nothing is left out.
     trained : whether gradients were on.
     drawn : whether random numbers were drawn since the batch was handed out.
     """
@@ -43,6 +44,7 @@ class Call:
     ids: list[Ids]
     whole: Mapping[int, Mapping[str, np.ndarray]]
     first: int
+    complete: bool
     trained: bool
     drawn: bool
     seed: int
@@ -148,6 +150,8 @@ class Inputs:
         if not argument.given:
             return argument, here[:0], argument.tensor[:0]
         mask = _chosen(self._levels.whole, *argument.level)
+        if isinstance(mask, slice) or mask.all():
+            return argument, here, by_id(own, here)
         value = self._given(argument, here)
         value[torch.arange(len(here))[mask]] = by_id(own, here[mask])
         return argument, here, value

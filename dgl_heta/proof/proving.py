@@ -35,9 +35,10 @@ from dgl_heta.proof.gather import (
 )
 from dgl_heta.proof.inputs import Call, Given, Inputs, complete
 from dgl_heta.proof.replay import Outcome, Path, Reads, apart, gradients, run
+from dgl_heta.raf.chain import Place, walk
 from dgl_heta.sampling.blocks import MiniBatch
 
-SEEDS = 128
+SEEDS = 32
 """Seeds per trainer of the batch that is replayed."""
 ROWS = 100_000
 """Input rows per trainer of that batch."""
@@ -53,10 +54,12 @@ class Setting(Protocol):
     Attributes
     ----------
     group, world : the trainers of a model-parallel group, and all; bytes count apart.
+    nones : whether a gradient that no trainer has must be None with RAF, too, and not zeros.
     """
 
     group: Comm
     world: Comm
+    nones: bool
 
     @property
     def relations(self) -> Sequence[Relation]: ...
@@ -82,8 +85,11 @@ class Setting(Protocol):
     def reading(self, reads: Reads) -> AbstractContextManager[None]:
         """For the body reads of tables in the key-value store go to `reads`."""
 
-    def ends(self) -> list[Tensor]:
-        """Ends of the chains of exchanges that were made by now."""
+    def chain(self) -> list[Tensor]:
+        """The tokens of the chain of exchanges (:mod:`dgl_heta.raf.chain`)."""
+
+    def unused(self) -> set[Place]:
+        """Links of it that no trainer had a gradient for."""
 
 
 class Proof:
@@ -113,25 +119,25 @@ class Proof:
             arguments = alignment.agree(setting.group, found)
             inputs = Inputs(setting.group, self._call, self._levels, arguments)
             texts += inputs.texts
-        if text := self._agreed(texts):
+        if text := self._agreed(texts, "input"):
             return text
         dtype = self._plain_way(inputs.plain)
         with self._together():
             ready = self._prepared(setting.ours(batch), inputs.ours, dtype)
         with self._together():  # the trainers of a group wait for each other inside
             ours = self._replay(ready, dtype)
-            ends = setting.ends()
+            tokens = setting.chain()
         pairs: list[tuple[str, Tensor, Tensor]] = []
         with self._together():
             self._compare_outputs(ours, dtype, pairs, texts)
-        if text := self._agreed(texts):
+        if text := self._agreed(texts, "output"):
             return text
         with self._together():
             plain_grads = self._gradients(self._plain, [p for _, _, p in pairs])
         with self._together():
-            our_grads = self._gradients(ours, [o for _, o, _ in pairs], ends)
+            our_grads = self._gradients(ours, [o for _, o, _ in pairs], tokens)
             self._compare_gradients(our_grads, plain_grads, dtype, texts)
-        return self._agreed(texts)
+        return self._agreed(texts, "gradient")
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -150,7 +156,7 @@ class Proof:
         if int(world.all_reduce(flag, "max", CAUSE)):
             raise NotProvedError(next(r for r in all_texts(world, reason) if r is not None))
 
-    def _agreed(self, texts: Sequence[str]) -> str | None:
+    def _agreed(self, texts: Sequence[str], kind: str) -> str | None:
         """The first trainer's text, with its rank."""
         world = self._setting.world
         flag = torch.tensor([int(bool(texts))])
@@ -159,8 +165,8 @@ class Proof:
         rank, text = next((rank, text[0]) for rank, text in enumerate(
             all_texts(world, list(texts))) if text)
         return (f"{type(self._call.module).__name__} does not compute with RAF what it computes "
-                f"the plain way: on trainer {rank} {text}. Usual causes: {CAUSES}. See {PAGE}; "
-                "run.prove=off trains without the proof")
+                f"the plain way: on trainer {rank} {text}. Usual causes: {CAUSES[kind]}. See "
+                f"{PAGE}; run.prove=off trains without the proof")
 
     # --- the two batches ------------------------------------------------------------------------
 
@@ -245,7 +251,8 @@ class Proof:
                 texts.append(f"{name} has the shape {tuple(got.shape)} with RAF, and "
                              f"{tuple(want.shape)} the plain way")
                 continue
-            pairs.append((name, *pair))
+            if pair[1].numel():
+                pairs.append((name, *pair))
             size = relative(*pair)
             if size > limit:
                 where = self._levels.first_difference(ours.trace, self._plain.trace, limit)
@@ -255,19 +262,26 @@ class Proof:
             raise NotProvedError("the module returned no rows of numbers")
 
     def _gradients(self, outcome: Outcome, outputs: Sequence[Tensor],
-                   ends: Sequence[Tensor] = ()) -> Gradients:
+                   tokens: Sequence[Tensor] = ()) -> Gradients:
         assert outcome.module is not None
         leaves = outcome.leaves
         parameters = dict(outcome.module.named_parameters())
         inputs = [*parameters.values(), *(leaf for _, leaf in leaves.values()),
                   *(leaf for _, _, leaf in outcome.reads.leaves)]
+        known = len(inputs)
+        inputs += tokens[:1]  # so that all links run, on whatever this trainer's rows depend
         seed = self._call.seed + 7919 * (1 + self._setting.group.rank)
         with apart(outputs[0].dtype if outputs else torch.float64), self._setting.reading(
                 Reads(torch.float64)):
-            found = gradients([(x, seed + place) for place, x in enumerate(outputs)], inputs, ends)
+            found = gradients([(x, seed + place) for place, x in enumerate(outputs)], inputs,
+                              tokens[-1:])
+        if tokens and (unused := self._setting.unused()):
+            reached = {id(node.variable) for node in walk([*outputs, *tokens[-1:]], unused)
+                       if hasattr(node, "variable")}
+            found = [g if id(x) in reached else None for x, g in zip(inputs, found)]
         dense = [None if g is None else g.to_dense() for g in found]
         tables: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
-        of_inputs = dense[len(parameters):]
+        of_inputs = dense[len(parameters):known]
         named = [(self._call.name(path), ids) for path, (ids, _) in leaves.items()]
         named += [(name, ids.cpu().numpy()) for name, ids, _ in outcome.reads.leaves]
         for (name, ids), grad in zip(named, of_inputs):
@@ -287,6 +301,12 @@ class Proof:
         most = float(both[1, :, 2].max()) if both.shape[1] else 0.0
         for name, got, want in zip(ours.parameters, *both):
             size = float((got - want)[:2].abs().max())
+            if self._setting.nones and self._call.complete and bool(got[3]) != bool(want[3]):
+                there, lacks = ("with RAF", "the plain way") if got[3] else (
+                    "the plain way", "with RAF")
+                texts.append(f"the outputs agree, and parameter '{name}' has a gradient {there} "
+                             f"and none (None) {lacks}")
+                return
             scale = float(want[2]) + 1e-3 * most
             if not size <= limit * scale:
                 texts.append(f"the outputs agree, and the gradient of parameter '{name}' differs "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def test_own_seeds_have_the_blocks_of_a_worker_by_itself(tmp_path: Path, parts: 
                 heads = np.repeat(ids[place + 1][relation.dst], np.diff(indptr))
                 tails = ids[place][relation.src][indices]
                 assert Counter(zip(heads, tails)) == Counter(zip(dst, src))
-        for below, above in zip(ids, ids[1:]):
+        for below, above in itertools.pairwise(ids):
             assert all((below[t][:len(above[t])] == above[t]).all() for t in above)
 
 
