@@ -47,3 +47,17 @@ def test_wrong_programs_are_named_on_all_trainers(machines: int, trainers: int, 
         assert len(texts) == 1, texts
         with pytest.raises(AssertionError, match=pattern):
             raise AssertionError(texts.pop())
+
+
+PROGRAMS = HERE.rpartition(".")[0]
+OFF = {"s1": f'{PROGRAMS}.multi_update:kind "two fields"',
+       "s5": f"{PROGRAMS}.children:norm_both_subclass",
+       "s9": f'{PROGRAMS}.gradients:partly "layer"'}
+
+
+@pytest.mark.parametrize("repair", OFF)
+def test_a_repair_that_is_switched_off_is_caught(repair: str, tmp_path: Path) -> None:
+    found = run([OFF[repair]], 2, 1, tmp_path, raf=True, settings=["run.prove=auto"],
+                sabotage=[repair])[OFF[repair]]
+    assert all("does not compute with RAF what it computes the plain way" in str(each.error)
+               for each in found)
