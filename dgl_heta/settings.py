@@ -222,7 +222,7 @@ class RunSettings(_Section):
     double: bool = Field(False, description="DistDGL scripts that are recorded: compute in double "
                          "precision, as `dgl-heta prove --double` does")
     prove: str = Field(
-        "auto", description="steps at which a run is compared with the plain way on copies in fp64: "
+        "auto", description="steps at which it is compared with the plain way on copies in fp64: "
         "auto (the first, the last of the first epoch, a random one per epoch), off, N (the first "
         "N), every N")
 
