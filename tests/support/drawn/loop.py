@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,10 +18,10 @@ from tests.support.drawn.model import Model
 from tests.support.programs_worker import Batch, Trainer
 
 OPTIMIZERS: dict[str, Any] = {
-    "Adam": torch.optim.Adam, "AdamW": torch.optim.AdamW, "SGD": torch.optim.SGD,
-    "momentum": lambda p, lr, weight_decay: torch.optim.SGD(
-        p, lr, momentum=0.9, weight_decay=weight_decay),
-    "Adagrad": torch.optim.Adagrad}
+    "Adam": partial(torch.optim.Adam, eps=1e-3), "AdamW": partial(torch.optim.AdamW, eps=1e-3),
+    "SGD": torch.optim.SGD, "momentum": partial(torch.optim.SGD, momentum=0.9),
+    "Adagrad": partial(torch.optim.Adagrad, eps=1e-3)}
+"""With more in the denominator than usual: a gradient that is rounding stays small."""
 EXTRAS = ("clip", "clip value", "zeros", "scheduler", "eval before", "eval between", "module eval",
           "inference", "unequal nodes", "part of the seeds", "scaled by rank", "skip a batch",
           "unused batch", "hook", "squared hook", "freeze inputs", "freeze later", "norms",
