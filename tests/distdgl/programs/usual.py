@@ -48,11 +48,11 @@ class Net(nn.Module):
         return states["paper"]
 
 
-def train(t: Trainer, net: nn.Module, steps: int = 2) -> None:
+def train(t: Trainer, net: nn.Module, steps: int = 2, layers: int = 2) -> None:
     """Steps of Adam on a net that is called with (blocks, ids, features)."""
     net = t.parallel(net)
     optimizer = torch.optim.Adam(net.parameters(), 0.01)
-    for _, (ids, seeds, blocks) in zip(range(steps), t.loader()):
+    for _, (ids, seeds, blocks) in zip(range(steps), t.loader(layers=layers)):
         out = net(blocks, ids, t.features(ids))
         loss = cross_entropy(out, t.labels(seeds))
         optimizer.zero_grad()
