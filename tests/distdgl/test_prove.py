@@ -91,6 +91,16 @@ def test_a_script_that_looks_at_all_rows_together_is_caught_where_it_does(part_c
     assert not any(each["differs"] for each in good)
 
 
+def test_rows_that_are_taken_for_another_batch_are_caught(part_config):
+    """S2 switched off: the next batch is drawn before the rows of a DistEmbedding are read. Caught
+    here alone, where rows after the step are compared; a proof inside a run has no step."""
+    result = prove(part_config, SCRIPT, "--case", "ahead", "--off", "s2")
+    assert result.status == 1, result.text
+    first = [each for each in result.found["arrays"] if each["differs"]]
+    assert {"row", "state"} & {each["kind"] for each in first}, result.error
+    assert "table-" in result.error
+
+
 def test_random_numbers_are_named_and_prove_nothing(part_config):
     result = prove(part_config, SCRIPT, "--case", "noise")
     assert result.status == 3, result.text

@@ -1,12 +1,17 @@
 """A small DistDGL script for `dgl-heta prove`: it trains and evaluates the model that is asked for.
 
-It knows nothing of dgl-heta.
+It knows nothing of dgl-heta, unless it is told to switch off a repair.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
@@ -67,12 +72,27 @@ class Net(nn.Module):
         return self.head(states[TARGET])
 
 
+def ahead(loader: Iterable[Any]) -> Iterator[Any]:
+    """Batches, each when the next one has been drawn."""
+    waiting = None
+    for batch in loader:
+        if waiting is not None:
+            yield waiting
+        waiting = batch
+    if waiting is not None:
+        yield waiting
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--ip-config", required=True)
     parser.add_argument("--part-config", required=True)
     parser.add_argument("--case", default="right")
+    parser.add_argument("--off", help="a function of tests.support.sabotage to call first")
     options = parser.parse_args()
+    if options.off:
+        sys.path.insert(0, str(Path(__file__).parents[2]))
+        getattr(importlib.import_module("tests.support.sabotage"), options.off)()
     torch.set_num_threads(1)
     dgl.distributed.initialize(options.ip_config)
     torch.distributed.init_process_group("gloo")
@@ -98,7 +118,8 @@ def main() -> None:
 
     for _ in range(3):
         net.train()
-        for ids, seeds, blocks in loaders["train_mask"]:
+        batches = loaders["train_mask"]
+        for ids, seeds, blocks in ahead(batches) if options.case == "ahead" else batches:
             labels = g.nodes[TARGET].data["labels"][seeds[TARGET]].long()
             loss = cross_entropy(run(ids, blocks), labels)
             dense.zero_grad()

@@ -31,14 +31,21 @@ def s2() -> None:
 
     from dgl_heta.distdgl.handed import Handed
 
-    def bits(self, ntype, index, rank):  # type: ignore[no-untyped-def]
-        arrays = [a for ref in list(self._living.values()) if (a := ref()) is not None]
-        last = [a for a in arrays if a.ntype == ntype and a.base is not None][-1]
-        found = np.zeros(1 + max(int(max(index, default=0)), int(last.max(initial=0))), np.int64)
-        found[last] = last.bits
-        return found[index.numpy()]
+    right, last = Handed.hand_out, {}
 
-    Handed.bits = bits  # type: ignore[method-assign]
+    def hand_out(self: Any, batch: Any, reached: Any, rank: int) -> Any:
+        if reached:
+            last.update({t: (ids, reached[0][t]) for t, ids in batch.input_nodes.items()})
+        return right(self, batch, reached, rank)
+
+    def bits(self: Any, ntype: str, index: Tensor, rank: int) -> Any:
+        none = np.empty(0, np.int64)
+        ids, found = last.get(ntype, (none, none))
+        of_id = np.zeros(1 + max([0, *index.tolist(), *ids.tolist()]), np.int64)
+        of_id[ids] = found
+        return of_id[index.numpy()]
+
+    Handed.hand_out, Handed.bits = hand_out, bits  # type: ignore[method-assign]
 
 
 def s4() -> None:
