@@ -39,6 +39,7 @@ _LAZY = {
     "PartitionResult": "dgl_heta.partition.request",
     "as_source": "dgl_heta.store.reader",
     "SavedObject": "dgl_heta.graph.readers.torch_file",
+    "open_edges": "dgl_heta.graph.readers.files",
     "read_saved": "dgl_heta.graph.readers.torch_file",
     "partition_graph": "dgl_heta.partition.dgl",
     "BlockModel": "dgl_heta.models",
@@ -92,6 +93,7 @@ __all__ = [
     "hookimpl",
     "load_model",
     "make_plan",
+    "open_edges",
     "partition_graph",
     "read_saved",
     "slot",
@@ -101,6 +103,7 @@ __all__ = [
 if TYPE_CHECKING:
     from dgl_heta.distdgl.activate import disable, enable
     from dgl_heta.errors import HetaError, InputError
+    from dgl_heta.graph.readers.files import open_edges
     from dgl_heta.graph.readers.torch_file import SavedObject, read_saved
     from dgl_heta.graph.schema import Relation, Schema
     from dgl_heta.graph.source import EdgeArrays, GraphSource, Task

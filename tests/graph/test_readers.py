@@ -230,7 +230,7 @@ def test_damaged_gzip_is_one_error(tmp_path):
     ({"edges": cites()}, "'files' must be a list with at least one file"),
     ({"edges": cites("edges/cites.txt")}, "names .*cites.txt, which is not a file"),
     ({"edges": cites("edges")}, "is not a file"),
-    ({"edges": cites("metadata.json")}, "edge files end in .npy, .csv or .csv.gz"),
+    ({"edges": cites("metadata.json")}, "edge files end in .npy, .csv, .csv.gz or"),
     ({"edges": cites(7)}, "is 7; it must be the path of a file"),
     ({"edges": cites("a\0b.npy")}, "it must be the path of a file"),
     ({"edges": cites("../cites.npy")}, "'../cites.npy', which leaves"),

@@ -15,8 +15,9 @@
 Optional are `arrays`, `task`, and in it `kind` (classification, multilabel or regression),
 `num_classes` (then: largest label plus one) and
 `label`. Paths are relative to the directory. An edge file is a `.npy` integer array of shape
-(2, E), a `.csv` or `.csv.gz` with two columns and an optional header line, or a pair of
-one-dimensional `.npy` files; the files of a relation are read one after the other.
+(2, E), a `.csv` or `.csv.gz` with two columns and an optional header line, a `.parquet` with
+columns `src` and `dst`, or a pair of one-dimensional `.npy` files; the files of a relation are
+read one after the other.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.arrays import node_array, node_task
 from dgl_heta.graph.readers.files import (
-    CsvEdges,
     JoinedEdges,
     NpyEdges,
     inside,
+    open_edges,
     open_npy,
     read_text,
 )
@@ -122,12 +123,10 @@ def _edges(directory: Path, files: Any, where: str) -> EdgeSource:
                                     for key in ("src_file", "dst_file"))))
             continue
         path = inside(directory, item, entry)
-        if path.name.endswith((".csv", ".csv.gz")):
-            parts.append(CsvEdges(path))
-        elif path.suffix == ".npy":
-            parts.append(NpyEdges(path))
-        else:
-            raise InputError(f"{entry} is '{item}'; edge files end in .npy, .csv or .csv.gz")
+        if not path.name.endswith((".csv", ".csv.gz", ".npy", ".parquet")):
+            raise InputError(f"{entry} is '{item}'; edge files end in .npy, .csv, .csv.gz or "
+                             ".parquet")
+        parts.append(open_edges(path))
     return parts[0] if len(parts) == 1 else JoinedEdges(parts)
 
 

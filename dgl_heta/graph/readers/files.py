@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.source import EdgeSource
 from dgl_heta.system.optional import optional
 
@@ -205,6 +205,72 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+class ParquetEdges:
+    """Edges in a Parquet file: its columns `src` and `dst`, or its only two, of integers."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._open() as file:
+            names = file.schema_arrow.names
+            self._columns = ["src", "dst"] if {"src", "dst"} <= set(names) else list(names)
+            if len(self._columns) != 2:
+                raise InputError(f"{path} has columns {listing(names)}; edges are the columns src "
+                                 "and dst, or the only two")
+            for name in self._columns:
+                kind = str(file.schema_arrow.field(name).type)
+                if not kind.removeprefix("u").startswith("int"):
+                    raise InputError(f"column '{name}' of {path} holds {kind} values; node ids "
+                                     "must be integers")
+            self._count = int(file.metadata.num_rows)
+
+    @property
+    def num_edges(self) -> int:
+        return self._count
+
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        with self._open() as file:
+            try:
+                for batch in file.iter_batches(batch_size=size, columns=self._columns):
+                    if any(batch[name].null_count for name in self._columns):
+                        raise InputError(f"{self._path} has an edge without an end; every row must "
+                                         "have two ids")
+                    src, dst = (batch[name].to_numpy() for name in self._columns)
+                    yield src, dst
+            except OSError as error:
+                raise InputError(f"cannot read {self._path}: {_one_line(error)}") from None
+
+    def _open(self) -> Any:
+        parquet = optional("pyarrow.parquet", "a Parquet file", "parquet")
+        try:
+            return parquet.ParquetFile(self._path)
+        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+            raise InputError(f"cannot read {self._path} as Parquet: {_one_line(error)}") from None
+
+
+def open_edges(path: str | Path) -> EdgeSource:
+    """The edges in a file: `.npy` (2, E), `.csv`, `.csv.gz` or `.parquet`, as its name says.
+
+    They are read in chunks, anew at each call of `chunks`, and never all at once.
+
+    Raises
+    ------
+    InputError
+        Another ending, no such file, or what the file holds is not edges.
+    """
+    path = Path(path)
+    for endings, kind in EDGE_FILES.items():
+        if path.name.endswith(endings):
+            if not path.is_file():
+                raise InputError(f"{path} is not a file")
+            return kind(path)
+    raise InputError(f"'{path}' is not a file of edges by its name; they end in "
+                     f"{listing(e for endings in EDGE_FILES for e in endings)}")
+
+
+EDGE_FILES: dict[tuple[str, ...], Callable[[Path], EdgeSource]] = {
+    (".npy",): NpyEdges, (".csv", ".csv.gz"): CsvEdges, (".parquet",): ParquetEdges}
 
 
 class JoinedEdges:
