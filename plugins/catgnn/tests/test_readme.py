@@ -1,0 +1,42 @@
+"""The README's examples run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+from dgl_heta_catgnn import EdgeStream
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+
+
+def run(word: str, directory: Path) -> dict:
+    """What the example with a word leaves; run from a file, as the compiler wants one."""
+    (code,) = [code for code in EXAMPLES if word in code]
+    file = directory / "example.py"
+    file.write_text(code, encoding="utf-8")
+    names: dict = {"__name__": "example", "__file__": str(file)}
+    exec(compile(code, str(file), "exec"), names)  # noqa: S102
+    return names
+
+
+def test_the_short_example(tmp_path):
+    names = run("ring = ", tmp_path)
+    assert names["made"].owned().tolist() == [3, 3]
+    assert names["complete"].factor() > 1
+
+
+def test_a_partitioner_of_ones_own(tmp_path):
+    greedy = run("class Greedy", tmp_path)["Greedy"]()
+    inside = [(c * 6 + i, c * 6 + j) for c in range(4) for i in range(6) for j in range(i)]
+    src, dst = np.array(inside).T
+    made = greedy.assign(EdgeStream.of_chunks([(src, dst)], 26), 4)
+    assert [set(part.tolist()) for part in made.owner[:24].reshape(4, 6)] == [{0}, {1}, {2}, {3}]
+    assert made.owned().max() <= 7
+
+
+def test_lines_are_short():
+    long = [line for line in TEXT.splitlines() if len(line) > 110 and not line.startswith("|")]
+    assert not long
