@@ -27,9 +27,9 @@ def dgl_heta_partition_backends() -> list[protocols.PartitionBackend]:
 
 @hookimpl
 def dgl_heta_datasets() -> list[protocols.Dataset]:
-    from dgl_heta.graph.datasets import Debian, Synthetic
+    from dgl_heta.graph.datasets import Debian, Git, Synthetic
 
-    return [Debian(), *Synthetic.all()]
+    return [Debian(), Git(), *Synthetic.all()]
 
 
 @hookimpl
