@@ -6,6 +6,7 @@ are read in a stream, several times, and never held.
 
 from __future__ import annotations
 
+from dgl_heta import hookimpl
 from dgl_heta_catgnn.dbh import Dbh
 from dgl_heta_catgnn.hdrf import Hdrf
 from dgl_heta_catgnn.partitioner import (
@@ -24,6 +25,11 @@ from dgl_heta_catgnn.two_phase import TwoPhase
 __all__ = ["Assignment", "Chunk", "Dbh", "EdgePartitioner", "EdgeStream", "Hdrf",
            "NodePartitioner", "PowerGraph", "Replicas", "Spring", "StreamPartitioner",
            "StreamSettings", "TwoPhase", "built_in"]
+
+
+@hookimpl
+def dgl_heta_partition_backends() -> list[StreamPartitioner]:
+    return built_in()
 
 
 def built_in() -> list[StreamPartitioner]:

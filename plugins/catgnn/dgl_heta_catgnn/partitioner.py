@@ -1,4 +1,4 @@
-"""What a stream partitioner is: it sees its graph as an edge stream, and says who has what.
+"""What a stream partitioner is: a partition backend that sees its graph as an edge stream.
 
 One's own derives from :class:`NodePartitioner` and says the part of each node, or from
 :class:`EdgePartitioner` and says the part of each edge. The rest follows from it: who owns a
@@ -8,14 +8,23 @@ training node, its full neighbour list, figures, files.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, Field
 
-from dgl_heta import InputError
+from dgl_heta import (
+    GraphSource,
+    InputError,
+    PartitionBackend,
+    PartitionRequest,
+    PartitionResult,
+    Store,
+    as_source,
+)
 from dgl_heta_catgnn.replicas import Replicas
 from dgl_heta_catgnn.streams import CHUNK, Chunk, EdgeStream
 
@@ -28,6 +37,8 @@ class StreamSettings(BaseModel):
     balance: float = Field(1.05, ge=1, description="balance factor β: nodes (of partitioners of "
                            "edges: edges) of a partition, in shares of an even one")
     chunk: int = Field(CHUNK, ge=1, description="edges in memory at a time")
+    hops: int = Field(1, ge=1, description="hops of neighbours that a part has around its own "
+                      "nodes; a script's num_hops, if larger")
 
 
 @dataclass(frozen=True)
@@ -72,9 +83,11 @@ class Assignment:
         return self.replicas.union(near)
 
 
-class StreamPartitioner(ABC):
-    """A partitioner over an edge stream; see the two classes below."""
+class StreamPartitioner(PartitionBackend):
+    """A partition backend over an edge stream; see the two classes below."""
 
+    needs_target = False
+    honours = frozenset({"num_hops", "graph_formats"})
     settings: StreamSettings = StreamSettings()
     name = ""
     description = ""
@@ -88,6 +101,28 @@ class StreamPartitioner(ABC):
         InputError
             Too few or too many parts, or what the stream finds wrong.
         """
+
+    def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
+                  overwrite: bool = False, progress: Callable[[str, float], None] | None = None
+                  ) -> PartitionResult:
+        """Write parts in DistDGL's format: who owns a node has all its in-edges.
+
+        Raises
+        ------
+        InputError
+            The graph or the request is wrong, or asks for what only meta-partitioning has.
+        """
+        from dgl_heta_catgnn.parts import write_parts
+
+        for what, given in (("replication", request.replication), ("metapaths", request.metapaths),
+                            ("memory limit", request.memory_limit)):
+            if given:
+                raise InputError(f"method '{self.name}' knows no {what}, which goes with "
+                                 "meta-partitioning; leave it out, or use method meta")
+        check(request.parts, self.settings)
+        hops = max(self.settings.hops, request.script.num_hops)
+        return write_parts(self, as_source(source), request, out, hops=hops, overwrite=overwrite,
+                           progress=progress or (lambda what, done: None))
 
 
 class NodePartitioner(StreamPartitioner):

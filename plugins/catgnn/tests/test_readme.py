@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 from pathlib import Path
 
 import numpy as np
 from dgl_heta_catgnn import EdgeStream
+
+from tests.support.needs import lacking
+from tests.support.plugins import ROOT, distribution, heta
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
@@ -35,6 +40,22 @@ def test_a_partitioner_of_ones_own(tmp_path):
     made = greedy.assign(EdgeStream.of_chunks([(src, dst)], 26), 4)
     assert [set(part.tolist()) for part in made.owner[:24].reshape(4, 6)] == [{0}, {1}, {2}, {3}]
     assert made.owned().max() <= 7
+
+
+def test_as_a_plugin_it_is_a_method(tmp_path):
+    (code,) = [code for code in EXAMPLES if "class Greedy" in code]
+    site = distribution(tmp_path / "site", "greedy", code)
+    run = heta("partition", "debian", "--method", "greedy", "--parts", 3, "--out", tmp_path / "out",
+               "--json", path=site, PYTHONPATH=os.pathsep.join(
+                   [str(site), str(ROOT), str(ROOT / "plugins/catgnn")]))
+    if lacking("dgl"):
+        assert "writing parts for DistDGL needs dgl" in run.stderr
+        assert not (tmp_path / "out").exists()
+        return
+    assert run.returncode == 0, run.stderr
+    figures = json.loads(run.stdout)["statistics"]
+    assert sum(figures["nodes"]) == 108_428
+    assert figures["replication_factor"] > 1
 
 
 def test_lines_are_short():

@@ -1,0 +1,81 @@
+"""From a graph to parts on disk: assign, number, read the edges once more, write part by part."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from dgl_heta import GraphSource, PartitionRequest, PartitionResult
+from dgl_heta.partition.part_config import config_name
+from dgl_heta.store.writer import check_source
+from dgl_heta.system.files import new_directory
+from dgl_heta_catgnn.distdgl import ORIG_IDS, Parts
+from dgl_heta_catgnn.numbering import number_nodes
+from dgl_heta_catgnn.spool import spool
+from dgl_heta_catgnn.streams import EdgeStream
+
+if TYPE_CHECKING:
+    from dgl_heta_catgnn.partitioner import Assignment, StreamPartitioner
+
+
+def write_parts(partitioner: StreamPartitioner, source: GraphSource, request: PartitionRequest,
+                out: Path, *, hops: int, overwrite: bool,
+                progress: Callable[[str, float], None]) -> PartitionResult:
+    """Partition a graph and write it in DistDGL's format, whole or not at all.
+
+    The original ids are beside the parts, in the directory `orig_ids`: a memory map for each node
+    type and relation, by new ids, which the result has, too.
+    """
+    check_source(source)
+    size, parts = partitioner.settings.chunk, request.parts
+    stream = EdgeStream.of_graph(source)
+    file = config_name(source.name)
+    with new_directory(out, overwrite=overwrite, kind="*.json") as directory:
+        progress("assigning", 0.0)
+        made = partitioner.assign(stream, parts, request.seed)
+        owner, statistics = made.owner, _statistics(made, stream)
+        del made
+        numbers = number_nodes(owner, source.node_counts, parts)
+        edges, done = max(stream.num_edges, 1), 0
+
+        def advance(count: int) -> None:
+            nonlocal done
+            done += count
+            progress("reading edges", 0.3 + 0.4 * done / edges)
+
+        (directory / "spool").mkdir()
+        spooled = spool(stream, owner, numbers, parts, hops, directory / "spool", size, advance)
+        writer = Parts(source, numbers, spooled, directory, request.script.graph_formats)
+        nodes = []
+        for part in range(parts):
+            progress(f"writing part {part}", 0.7 + 0.3 * part / parts)
+            nodes.append(writer.write(part, lambda new: owner[numbers.old[new]]))
+        shutil.rmtree(directory / "spool")
+        writer.save_config(directory / file, partitioner.name, hops)
+    statistics |= {
+        "nodes": np.bincount(owner, minlength=parts).tolist(), "nodes_with_halo": nodes,
+        "edges": (spooled.ranges[:, :, 1] - spooled.ranges[:, :, 0]).sum(axis=0).tolist(),
+        "replication_factor": sum(nodes) / max(len(owner), 1)}
+    return PartitionResult(
+        out / file, parts,
+        {t: _orig_ids(out, "nodes", i) for i, t in enumerate(source.node_counts)},
+        {r: _orig_ids(out, "edges", i) for i, r in enumerate(stream.relations)}, statistics)
+
+
+def _statistics(made: Assignment, stream: EdgeStream) -> dict[str, Any]:
+    """What the assignment itself tells; balance is the largest part in shares of an even one."""
+    loads = {"balance_of_nodes": made.owned()}
+    if made.edges is not None:
+        loads["balance_of_assigned_edges"] = made.edges
+    return {**made.figures, **{name: float(load.max() * made.parts / max(load.sum(), 1))
+                               for name, load in loads.items()}}
+
+
+def _orig_ids(out: Path, kind: str, index: int) -> np.ndarray:
+    """A map of original ids, which stays on the disk; what is written to it does not get there."""
+    ids: np.ndarray = np.load(out / ORIG_IDS / f"{kind}-{index}.npy", mmap_mode="c")
+    return ids
