@@ -52,15 +52,24 @@ def find_clusters(stream: EdgeStream, degree: np.ndarray, limit: float, size: in
     limit : τ_vol; no node moves from or to a cluster of a larger volume.
     passes : passes over the edges. In further ones all nodes have a cluster already.
     """
-    ids = np.int32 if len(degree) < 2**31 else np.int64
-    of, richest = np.full(len(degree), NONE, ids), np.full(len(degree), NONE, ids)
-    count, volume = np.zeros(len(degree), ids), np.zeros(len(degree), np.int64)
-    used = np.zeros(1, np.int64)
+    most = max(len(degree), int(degree.max(initial=0)))
+    ids = np.int32 if most < 2**31 else np.int64
+    # What an edge asks of a node lies together, as these reads are where the time goes: degree,
+    # cluster, richest neighbour and its degree.
+    nodes = np.full((len(degree), 4), NONE, ids)
+    nodes[:, _DEGREE] = degree
+    volume, used = np.zeros(len(degree), np.int64), 0
     for _ in range(passes):
         for chunk in stream.chunks(size):
-            _move(chunk.src, chunk.dst, degree, of, richest, count, volume, used, limit)
-    kept = _renumber(of, count, volume, used[0])
-    return Clusters(of, count[:kept].copy(), volume[:kept].copy(), richest)
+            used = _move(chunk.src, chunk.dst, nodes, volume, used, limit)
+    of, richest = nodes[:, _CLUSTER].copy(), nodes[:, _RICHEST].copy()
+    del nodes
+    count = np.zeros(used, ids)
+    kept = _renumber(of, count, volume)
+    return Clusters(of, count[:kept], volume[:kept].copy(), richest)
+
+
+_DEGREE, _CLUSTER, _RICHEST, _RICHES = range(4)
 
 
 @kernel
@@ -72,45 +81,43 @@ def _count(degree, src, dst):
 
 
 @kernel
-def _move(src, dst, degree, of, richest, count, volume, used, limit):
-    new = used[0]
+def _move(src, dst, nodes, volume, used, limit):
     for i in range(len(src)):
         u, v = src[i], dst[i]
         for node in (u, v):  # lines 3 to 8: a node that is new is a cluster
-            if of[node] == NONE:
-                of[node] = new
-                count[new] = 1
-                volume[new] = degree[node]
-                new += 1
+            if nodes[node, _CLUSTER] == NONE:
+                nodes[node, _CLUSTER] = used
+                volume[used] = nodes[node, _DEGREE]
+                used += 1
         if u == v:  # a self-loop joins nothing, and nobody is their own richest neighbour
             continue
-        a, b = of[u], of[v]
+        a, b = nodes[u, _CLUSTER], nodes[v, _CLUSTER]
         if a != b and volume[a] <= limit and volume[b] <= limit:  # lines 9 to 17
             if volume[a] <= volume[b]:
                 mover, giving, taking = u, a, b
             else:
                 mover, giving, taking = v, b, a
-            moved = np.int64(degree[mover])
-            volume[giving] -= moved
-            volume[taking] += moved
-            count[giving] -= 1
-            count[taking] += 1
-            of[mover] = taking
+            volume[giving] -= nodes[mover, _DEGREE]
+            volume[taking] += nodes[mover, _DEGREE]
+            nodes[mover, _CLUSTER] = taking
         # Lines 18 to 21 are printed inside the `if`, but the text (§4.2) has them for every edge
         # that streams in: also what cannot move has a richest neighbour.
-        if richest[u] == NONE or degree[richest[u]] < degree[v]:
-            richest[u] = v
-        if richest[v] == NONE or degree[richest[v]] < degree[u]:
-            richest[v] = u
-    used[0] = new
+        for node, other in ((u, v), (v, u)):
+            if nodes[node, _RICHES] < nodes[other, _DEGREE]:
+                nodes[node, _RICHEST] = other
+                nodes[node, _RICHES] = nodes[other, _DEGREE]
+    return used
 
 
 @kernel
-def _renumber(of, count, volume, used):
-    """Numbers without the clusters that all nodes have left; returns how many there are."""
+def _renumber(of, count, volume):
+    """Count nodes, and number clusters without those that all have left; returns how many."""
+    for node in range(len(of)):
+        if of[node] != NONE:
+            count[of[node]] += 1
+    number = np.empty(len(count), of.dtype)
     kept = 0
-    number = np.empty(used, of.dtype)
-    for cluster in range(used):
+    for cluster in range(len(count)):
         number[cluster] = kept
         if count[cluster] > 0:
             count[kept] = count[cluster]

@@ -1,0 +1,169 @@
+"""Replication factors of the stream partitioners of plugins/catgnn, and of METIS where DGL is.
+
+Σ|V_i| / |V| after the second stream, in which every node's neighbours come to its owner (CATGNN,
+§3.2 and Fig. 6). Owners of the four partitioners of edges are drawn at random. METIS has one hop of
+halo nodes.
+
+    python scripts/bench/replication.py --graphs communities,debian --parts 4,8,16
+    python scripts/bench/replication.py --graphs communities --parts 8 --volumes 0.1,0.3,1,3
+
+`--graphs` are communities, rmat, grid, the data sets of `dgl-heta datasets`, with options
+(`git:PATH`, `synthetic-mag:scale=0.01`), and whatever else `dgl-heta partition` reads. `--volumes`
+compares SPRING with several limits on the volume of clusters instead.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+from typing import Any
+
+import numpy as np
+from dgl_heta_catgnn import EdgeStream, Replicas, Spring, built_in
+from rich.console import Console
+from rich.table import Table
+
+from dgl_heta import as_source
+from dgl_heta.hooks.manager import plugins
+from dgl_heta.partition.inputs import open_input
+
+
+def both_ways(src: np.ndarray, dst: np.ndarray, nodes: int, seed: int = 0) -> EdgeStream:
+    """An undirected graph in random order, each edge once in both directions."""
+    low, high = np.minimum(src, dst), np.maximum(src, dst)
+    pairs = np.unique(low[low != high] * nodes + high[low != high])
+    np.random.default_rng(seed).shuffle(pairs)
+    one, two = pairs // nodes, pairs % nodes
+    return EdgeStream.of_chunks([(one, two), (two, one)], nodes)
+
+
+def communities(size: int, mixed: float) -> EdgeStream:
+    """Planted communities of about 100 nodes, power-law degrees; a share of edges goes anywhere."""
+    rng = np.random.default_rng(0)
+    weight = np.minimum(rng.pareto(1.5, size) + 1, 200)
+    own = np.sort(rng.integers(0, max(size // 100, 1), size))
+    ends = np.cumsum(weight)
+    src = np.searchsorted(ends, rng.random(size * 8) * ends[-1])
+    first, last = np.searchsorted(own, own[src]), np.searchsorted(own, own[src], "right")
+    inside = rng.random(len(src)) >= mixed
+    low = np.where(inside, np.concatenate([[0], ends])[first], 0)
+    high = np.where(inside, ends[last - 1], ends[-1])
+    dst = np.searchsorted(ends, low + rng.random(len(src)) * (high - low))
+    shuffled = rng.permutation(size)  # neighbours in id say nothing
+    return both_ways(shuffled[src], shuffled[dst], size)
+
+
+def rmat(size: int) -> EdgeStream:
+    """R-MAT (Chakrabarti et al., 2004) with a, b, c, d of 0.57, 0.19, 0.19, 0.05."""
+    rng, bits = np.random.default_rng(0), max(size - 1, 1).bit_length()
+    src, dst = np.zeros((2, size * 8), np.int64)
+    for _ in range(bits):
+        draw = rng.random(size * 8)
+        src, dst = 2 * src + (draw >= 0.76), 2 * dst + (((draw >= 0.57) & (draw < 0.76))
+                                                        | (draw >= 0.95))
+    return both_ways(src, dst, 2**bits)
+
+
+def grid(size: int) -> EdgeStream:
+    """A square grid."""
+    side = max(int(size**0.5), 2)
+    ids = np.arange(side * side).reshape(side, side)
+    return both_ways(np.concatenate([ids[:, :-1].ravel(), ids[:-1].ravel()]),
+                     np.concatenate([ids[:, 1:].ravel(), ids[1:].ravel()]), side * side)
+
+
+def opened(name: str, size: int) -> EdgeStream:
+    made = {"rmat": rmat, "grid": grid}.get(name)
+    if made is not None:
+        return made(size)
+    graph = open_input(name, plugins())
+    content = graph.store or graph.source
+    if content is None:
+        raise SystemExit(f"'{name}' is a schema without edges")
+    return EdgeStream.of_graph(as_source(content))
+
+
+def metis(stream: EdgeStream, parts: int) -> float | None:
+    """METIS's replication factor with one hop, both directions; None without DGL."""
+    try:
+        import dgl
+        import torch
+    except ImportError:
+        return None
+    ends = [np.concatenate(column) for column in zip(*((c.src, c.dst) for c in stream.chunks()))]
+    graph = dgl.to_bidirected(dgl.graph(tuple(map(torch.from_numpy, ends)),
+                                        num_nodes=stream.num_nodes))
+    with contextlib.redirect_stdout(io.StringIO()):  # DGL reports its stages there
+        owner = dgl.metis_partition_assignment(graph, parts).numpy().astype(np.int16)
+    near = Replicas.of_owners(owner, parts).with_neighbours(stream.chunks())
+    return near.factor()
+
+
+def compare(name: str, stream: EdgeStream, parts: list[int], console: Console) -> None:
+    methods = built_in()
+    table = Table("parts", *(m.name for m in methods), "metis", "RF-1: to mean", "to best",
+                  "balance of spring", "clusters", title=f"{name}: {stream.num_nodes:,} nodes, "
+                  f"{stream.num_edges:,} edges")
+    for count in parts:
+        factors, spring = {}, None
+        for method in methods:
+            made = method.assign(stream, count)
+            factors[method.name] = made.complete(stream).factor()
+            spring = spring or made
+        assert spring is not None
+        four = [factor - 1 for method, factor in factors.items() if method != "spring"]
+        own, other = factors["spring"] - 1, metis(stream, count)
+        table.add_row(
+            str(count), *(f"{factor:.3f}" for factor in factors.values()),
+            "" if other is None else f"{other:.3f}", ratio(own, float(np.mean(four))),
+            ratio(own, min(four)), f"{spring.owned().max() * count / stream.num_nodes:.3f}",
+            f"{spring.figures['clusters']:,} → {spring.figures['clusters_merged']:,}")
+    console.print(table)
+
+
+def ratio(one: float, other: float) -> str:
+    return f"{one / other:.2f}×" if other > 0 else "-"
+
+
+def sweep(name: str, stream: EdgeStream, parts: list[int], volumes: list[float],
+          console: Console) -> None:
+    table = Table("parts", *(f"volume {v:g}" for v in volumes), title=f"{name}: SPRING")
+    for count in parts:
+        row = []
+        for volume in volumes:
+            method = Spring()
+            method.settings = method.settings.model_copy(update={"volume": volume})
+            row.append(f"{method.assign(stream, count).complete(stream).factor():.3f}")
+        table.add_row(str(count), *row)
+    console.print(table)
+
+
+def numbers(kind: Any) -> Any:
+    return lambda text: [kind(word) for word in text.split(",")]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.
+                                     RawDescriptionHelpFormatter)
+    parser.add_argument("--graphs", default="communities,rmat,grid,debian", type=numbers(str))
+    parser.add_argument("--parts", default=[4, 8, 16], type=numbers(int))
+    parser.add_argument("--nodes", default=50_000, type=int, help="of graphs that are made up")
+    parser.add_argument("--mixed", default=[0.02, 0.1], type=numbers(float),
+                        help="shares of the edges of `communities` that go anywhere")
+    parser.add_argument("--volumes", type=numbers(float))
+    options = parser.parse_args()
+    console = Console(width=140)
+    named = [(f"communities, {mixed:.0%} mixed", communities(options.nodes, mixed))
+             for mixed in options.mixed if "communities" in options.graphs]
+    named += [(name, opened(name, options.nodes)) for name in options.graphs
+              if name != "communities"]
+    for name, stream in named:
+        if options.volumes:
+            sweep(name, stream, options.parts, options.volumes, console)
+        else:
+            compare(name, stream, options.parts, console)
+
+
+if __name__ == "__main__":
+    main()
