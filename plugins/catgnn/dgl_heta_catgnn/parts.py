@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +36,7 @@ def write_parts(partitioner: StreamPartitioner, source: GraphSource, request: Pa
     size, parts = partitioner.settings.chunk, request.parts
     stream = EdgeStream.of_graph(source)
     file = config_name(source.name)
-    with new_directory(out, overwrite=overwrite, kind="*.json") as directory:
+    with new_directory(out, overwrite=overwrite, kind="*.json", others=_others) as directory:
         progress("assigning", 0.0)
         made = partitioner.assign(stream, parts, request.seed)
         owner, statistics = made.owner, _statistics(made, stream)
@@ -73,6 +75,26 @@ def _statistics(made: Assignment, stream: EdgeStream) -> dict[str, Any]:
         loads["balance_of_assigned_edges"] = made.edges
     return {**made.figures, **{name: float(load.max() * made.parts / max(load.sum(), 1))
                                for name, load in loads.items()}}
+
+
+def _others(directory: Path) -> Iterator[Path]:
+    """What in a directory of parts :func:`write_parts` does not write."""
+    for path in directory.iterdir():
+        folder = path.is_dir() and not path.is_symlink()
+        if folder and (path.name == ORIG_IDS or re.fullmatch(r"part\d+", path.name)):
+            ending = ".npy" if path.name == ORIG_IDS else ".dgl"
+            yield from (inner for inner in path.iterdir()
+                        if inner.suffix != ending or not inner.is_file())
+        elif not (path.suffix == ".json" and path.is_file() and _is_config(path)):
+            yield path
+
+
+def _is_config(file: Path) -> bool:
+    """Whether a file is a part_config of DistDGL's."""
+    try:
+        return "part-0" in json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return False
 
 
 def _orig_ids(out: Path, kind: str, index: int) -> np.ndarray:

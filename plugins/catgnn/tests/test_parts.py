@@ -227,6 +227,22 @@ def test_a_stream_that_ends_early_leaves_no_output(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_earlier_parts_are_replaced_and_nothing_else(tmp_path):
+    source, partitioner, out = academic(papers=20), Spring(), tmp_path / "out"
+    written(source, out, 3)
+    request = make_request(partitioner, source.schema(), 2)
+    with pytest.raises(InputError, match="exists"):
+        partitioner.partition(source, request, out)
+    check_parts(source, partitioner.partition(source, request, out, overwrite=True))
+    assert not (out / "part2").exists()
+    for name in ("notes.txt", "notes.json", "part0/notes.txt", "orig_ids/notes.txt"):
+        mine = out / name
+        mine.write_text('{"of": "the user"}')
+        with pytest.raises(InputError, match=r"notes\.(txt|json), which dgl-heta did not write"):
+            partitioner.partition(source, request, out, overwrite=True)
+        mine.unlink()
+
+
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"replication": "none"}, "method 'spring' knows no replication"),
     ({"memory_mb": 5}, "knows no memory limit"),
