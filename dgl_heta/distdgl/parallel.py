@@ -103,7 +103,7 @@ class RafParallel(Parallel):
         self._merges = any(isinstance(m, HeteroGraphConv) for m in module.modules())
         self._chains: set[int] = set()
         self._averaged: set[int] = set()
-        self._fired = False
+        self._fired = self._reached = False
         super().__init__(module, session.wrapper, session.world, session.group, session.backward,
                          buffers)
         for parameter in module.parameters():
@@ -118,13 +118,13 @@ class RafParallel(Parallel):
     _fire.dgl_heta = True  # type: ignore[attr-defined]
 
     def took_part(self) -> bool:
-        """By its forward passes; that of a module without exchanges is agreed upon, if there are
-        others."""
-        if self._chains:
-            return bool(self._chains & self.session.chains.passed)
-        if sum(p._ran for p in self.session.parallels) < 2:
+        """By its forward passes; where the loss depends on no exchange of theirs, it is agreed
+        upon, unless no module but this can have had a part."""
+        if self._chains & self.session.chains.passed:
             return True
-        fired, self._fired = torch.tensor([int(self._fired)]), False
+        if not self._chains and sum(p._ran for p in self.session.parallels) < 2:
+            return True
+        fired = torch.tensor([int(self._reached)])
         return bool(self.session.world.all_reduce(fired, "max", "control"))
 
     def end_backward(self) -> None:
@@ -134,6 +134,7 @@ class RafParallel(Parallel):
         HetaError
             A second backward pass runs through a forward pass whose gradients were averaged.
         """
+        self._reached, self._fired = self._fired, False
         passed = self.session.chains.passed
         if passed & self._averaged and self.session.world.size > 1:
             raise HetaError(
@@ -142,8 +143,8 @@ class RafParallel(Parallel):
                 "once, or run both inside no_sync and average yourself")
         super().end_backward()
         if not self._ran:
-            self._averaged = self._chains & passed
-            self._chains -= passed
+            self._averaged = self._chains & passed or set(self._chains)
+            self._chains -= self._averaged
             self._ran = bool(self._chains)
 
     def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True

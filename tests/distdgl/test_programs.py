@@ -65,3 +65,9 @@ def test_what_would_see_a_part_of_a_gradient_is_refused(tmp_path) -> None:
 
 def test_gradients_above_all_exchanges_are_as_in_plain_dgl(tmp_path) -> None:
     assert differences([f'{HERE}.gradients:watched "logits"'], 2, 1, tmp_path) == {}
+
+
+@pytest.mark.parametrize(("machines", "trainers"), [(2, 1), (2, 2)])
+def test_gradients_are_averaged_where_the_loss_depends_on_no_merge(machines: int, trainers: int,
+                                                                   tmp_path) -> None:
+    assert differences([f"{HERE}.gradients:unused"], machines, trainers, tmp_path) == {}

@@ -107,3 +107,30 @@ def alone(t: Trainer) -> None:
     t.record("nothing", torch.zeros(1))
     if found is not None:
         raise found
+
+
+class Own(nn.Module):
+    """The last block is merged, and what comes out is not used: logits are of own rows alone."""
+
+    def __init__(self, t: Trainer) -> None:
+        super().__init__()
+        self.inputs, self.linear = Inputs(t.facts), nn.Linear(HIDDEN, t.facts.classes)
+        self.conv = HeteroGraphConv(
+            {e: GraphConv(HIDDEN, HIDDEN, norm="right") for _, e, _ in t.facts.etypes})
+
+    def forward(self, blocks: list[Any], ids: dict[str, Tensor], features: dict[str, Tensor]
+                ) -> Tensor:
+        states = self.inputs(ids, features)
+        self.conv(blocks[0], states)
+        return self.linear(states["paper"][:blocks[0].num_dst_nodes("paper")])
+
+
+def unused(t: Trainer) -> None:
+    """A loss that depends on no exchange; then with a second model that takes no part in it."""
+    nets = [t.parallel(Own(t)), t.parallel(Own(t))]
+    for step, (ids, seeds, blocks) in enumerate(t.loader(layers=1)):
+        outs = [net(blocks, ids, t.features(ids)) for net in nets[:1 + step % 2]]
+        for net, out in zip(nets, outs):
+            cross_entropy(out, t.labels(seeds)).backward()
+            t.record("out", out, seeds["paper"])
+            t.gradients(net)
