@@ -71,6 +71,7 @@ def prove(
     loss, gradients, parameters and embeddings are compared by node id. Exit status 0 means that
     they agree, 1 that they differ, 3 that too little was seen.
     """
+    from dgl_heta.proof.comparison import Verdict
     from dgl_heta.proof.records import load
     from dgl_heta.proof.runs import compare_runs
 
@@ -83,6 +84,10 @@ def prove(
         for name, reference in (("raf", False), ("reference", True)):
             _run(_recording(job, directory / name, reference, double), reference)
         verdict = compare_runs(load(directory / "raf"), load(directory / "reference"))
+    except NotProvedError as error:
+        if as_json:
+            print_json(to_json(Verdict("not proved", str(error))))
+        raise
     finally:
         if keep is None:
             shutil.rmtree(directory, ignore_errors=True)

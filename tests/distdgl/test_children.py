@@ -14,25 +14,28 @@ EXACT = [f"{HERE}.children:{name}" for name in (
     "some_relations", "checkpointed_child", "checkpointed_between")]
 HOOKED = [f"{HERE}.wrappers:{name}" for name in (
     *(f'hooked "{kind}"' for kind in (
-        "forward_hook", "pre_hook", "backward_hook", "backward_pre_hook", "overridden",
-        "parametrized", "weight_norm", "spectral_norm", "old_weight", "old_spectral")),
+        "forward_hook", "pre_hook", "overridden", "parametrized", "weight_norm", "spectral_norm",
+        "old_weight", "old_spectral")),
     'hooked_gat "overridden"', 'hooked_gat "old_weight"', "hooked_once", "hooked_everywhere",
     "patched_class", "hooked_between_epochs")]
-REFUSED = {f"{HERE}.children:{name}": text for name, text in {
-    "reads_destinations_of_seeds": "'own' of destinations of",
-    "reads_edge_ids": "reads edge ids",
-    'by_sources "out_degrees"': "out_degrees of the graph of",
-    'by_sources "adj"': "adj_external of the graph of",
-    'by_sources "successors"': "successors of the graph of",
-    'by_sources "out_edges"': "out_edges of the graph of",
-    'by_sources "softmax"': "norm_by='src'",
-    'by_sources "clone"': "out_degrees of the graph of",
-    "norm_both": "norm='both' divides by out-degrees",
-    "norm_both_subclass": "out_degrees of the graph of",
-    "norm_left_wrapped": "out_degrees of the graph of",
-    'returns "tuple"': "returned tuple",
-    'returns "dict"': "returned dict",
-    'returns "rows"': "returned a tensor of shape"}.items()}
+REFUSED = {f"{HERE}.{name}": text for name, text in {
+    'wrappers:hooked "backward_hook"': "has a backward hook",
+    'wrappers:hooked "backward_pre_hook"': "has a backward hook",
+    **{f"children:{name}": text for name, text in {
+        "reads_destinations_of_seeds": "'own' of destinations of",
+        "reads_edge_ids": "reads edge ids",
+        'by_sources "out_degrees"': "out_degrees of the graph of",
+        'by_sources "adj"': "adj_external of the graph of",
+        'by_sources "successors"': "successors of the graph of",
+        'by_sources "out_edges"': "out_edges of the graph of",
+        'by_sources "softmax"': "norm_by='src'",
+        'by_sources "clone"': "out_degrees of the graph of",
+        "norm_both": "norm='both' divides by out-degrees",
+        "norm_both_subclass": "out_degrees of the graph of",
+        "norm_left_wrapped": "out_degrees of the graph of",
+        'returns "tuple"': "returned tuple",
+        'returns "dict"': "returned dict",
+        'returns "rows"': "returned a tensor of shape"}.items()}}.items()}
 
 
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
