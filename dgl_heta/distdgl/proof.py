@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dgl
-import numpy as np
 import torch
 from dgl.distributed import DistEmbedding, DistGraph, DistTensor
 from dgl.heterograph import DGLBlock
@@ -31,7 +30,7 @@ from dgl_heta.distdgl.plain import own_hook
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
 from dgl_heta.proof.copies import NotProvedError, unwrap
-from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, levels
+from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds, levels
 from dgl_heta.proof.inputs import Call, complete
 from dgl_heta.proof.proving import Instead, Proof
 from dgl_heta.proof.replay import Reads
@@ -276,14 +275,9 @@ class DglSetting:
 
     def sample(self, most: int) -> MiniBatch:
         batch, session = self._origin.batch, self._session
-        shares = batch.blocks[-1].seeds
-        if all(size <= most for share in shares.values() for size in share.sizes):
+        pieces = fewer_seeds(batch, most)
+        if pieces is None:
             return batch
-        pieces: list[dict[str, np.ndarray]] = [{} for _ in session.group.ranks]
-        for ntype, share in shares.items():
-            canonical = share.canonical(torch.from_numpy(batch.seeds[ntype]))
-            for piece, ids in zip(pieces, canonical.split(list(share.sizes))):
-                piece[ntype] = ids[:most].numpy()
         small = self._origin.loader.sampler.sample(
             *join_seeds(pieces, session.group.rank), self._origin.number)
         if len(small.blocks) > 1 and not session.all_complete:

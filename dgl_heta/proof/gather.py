@@ -59,6 +59,17 @@ def levels(batch: MiniBatch, types: Sequence[str]) -> list[Ids]:
                      for t in types}]
 
 
+def fewer_seeds(batch: MiniBatch, most: int) -> list[Ids] | None:
+    """Per worker of the group the first `most` of its seeds; None if none has more."""
+    shares = batch.blocks[-1].seeds
+    if all(size <= most for share in shares.values() for size in share.sizes):
+        return None
+    every = {t: share.canonical(torch.from_numpy(batch.seeds[t])).split(list(share.sizes))
+             for t, share in shares.items()}
+    return [{t: ids[:most].numpy() for t, ids in zip(every, of_worker)}
+            for of_worker in zip(*every.values())]
+
+
 def edges_of(block: Block, ids: Ids, relations: Sequence[Relation]) -> list[Pairs]:
     """Per relation the edges of a block; `ids` are those of its source side."""
     found: list[list[Pairs]] = [[] for _ in relations]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,9 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.training.average_inputs import AverageInputs
 from dgl_heta.training.tasks import Step, TrainingTask
+
+if TYPE_CHECKING:
+    from dgl_heta.training.proof import StepProof
 
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
 
@@ -111,6 +114,7 @@ class Engine:
     """
 
     caches: Caches | None = None
+    proof: StepProof | None = None
 
     def __init__(self, store: Store, plan: Plan, settings: Settings, task: TrainingTask,
                  spec: ModelSpec, workers: Workers, samplers: tuple[Sampler, Sampler],
@@ -182,16 +186,22 @@ class Engine:
         """Take optimizer steps, with numbers from `first` on; yields the statistics of each."""
         batches = self.batches(steps, first)
         with _closed(batches):
-            for step in steps:
-                yield self.train_step(step, self._next(batches))
+            for number, step in enumerate(steps, first):
+                due = self.proof is not None and self.proof.due(number, len(steps))
+                yield self.train_step(step, self._next(batches), number if due else None)
 
-    def train_step(self, step: Step, batch: MiniBatch) -> Tensor:
-        """One optimizer step; returns this worker's statistics of it."""
+    def train_step(self, step: Step, batch: MiniBatch, prove: int | None = None) -> Tensor:
+        """One optimizer step; returns this worker's statistics of it.
+
+        `prove` is the step's number if it is to be compared with the plain way.
+        """
         self.model.train()
         with self.timed("fetch"):
             inputs = self.inputs(batch, train=True)
         with self.timed("forward"):
             loss, statistics = self.loss(self.wrapped(batch, inputs), step)
+        if prove is not None and self.proof is not None:
+            self.proof.prove(step, prove, batch, inputs)
         with self.timed("backward"):
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -204,6 +214,12 @@ class Engine:
     def sample(self, step: Step, number: int) -> MiniBatch:
         """This worker's blocks for a step; `number` differs from step to step."""
         return self._batch(self._sampler, step, number)
+
+    def sample_again(self, parts: Sequence[Mapping[str, np.ndarray]], step: Step, number: int
+                     ) -> MiniBatch:
+        """The blocks of a step for other seeds, those of each worker of the group."""
+        return self._sampler.sample(*join_seeds(parts, self.group.rank), number,
+                                    self.task.without(step)).to(self.device)
 
     def loss(self, outputs: dict[str, Tensor], step: Step) -> tuple[Tensor, Tensor]:
         """`(loss, statistics)` of this worker's share of a step.

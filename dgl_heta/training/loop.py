@@ -137,7 +137,7 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, own: list[OwnEpoch], 
            ) -> EpochRecord:
     """Train an epoch and validate it; adds to `own`."""
     engine.start_epoch(epoch)
-    started = time.perf_counter()
+    started, proving = time.perf_counter(), engine.proof.seconds if engine.proof else 0.0
     steps = engine.steps("train", epoch)
     totals = None
     for index, statistics in enumerate(engine.train(steps, epoch << 20), 1):
@@ -146,7 +146,10 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, own: list[OwnEpoch], 
                 "loss": engine.task.score(statistics)[1]})
     engine.wrapped.epoch_ended(epoch)
     seconds = time.perf_counter() - started
+    if engine.proof:
+        seconds -= engine.proof.seconds - proving
     sent, waiting, stages = engine.sent, engine.waited, dict(engine.seconds)
+    del sent["proof"]  # of single steps
     own.append(OwnEpoch(seconds, waiting, float(sum(sent.values()))))
     cached = None if engine.caches is None else engine.caches.counted()
     train_acc, loss = engine.score(totals)
@@ -191,6 +194,8 @@ def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
                      "bytes_sent": int(sent)}
                     for rank, (rss, seconds, waiting, sent) in enumerate(workers)],
         **_cache(engine, steady),
+        "proof": engine.proof and {"steps": engine.proof.proved, "seconds": engine.proof.seconds,
+                                   "not_proved": engine.proof.told},
         "metric": engine.task.metric,
         "dataset": engine.store.manifest.name, "model": settings.model.name,
         "wrapper": settings.train.wrapper, "parts": engine.plan.num_parts,

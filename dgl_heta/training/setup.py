@@ -28,6 +28,7 @@ from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
 from dgl_heta.training.average_inputs import AverageInputs, paths_of
 from dgl_heta.training.engine import Engine, Inputs, Sampler, Workers
+from dgl_heta.training.proof import StepProof
 from dgl_heta.training.tasks import TrainingTask, make_task
 
 
@@ -63,8 +64,11 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
     samplers = _samplers(store, plan, settings, workers, task, inputs.averages)
     torch.manual_seed(train.seed % 2**63)
     model = provider.build(spec).to(workers.device, _dtype(settings))
-    return Engine(store, plan, settings, task, spec, workers, samplers, source, inputs, model,
-                  wrapper)
+    engine = Engine(store, plan, settings, task, spec, workers, samplers, source, inputs, model,
+                    wrapper)
+    if any(len(ranks) > 1 for ranks in plan.groups):
+        engine.proof = StepProof(engine, wrapper, workers.traffic[0])
+    return engine
 
 
 def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
