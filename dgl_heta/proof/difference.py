@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -96,9 +97,10 @@ class Levels:
         for name, outputs in ours:
             of.setdefault(name, []).append(outputs)
         seen: dict[str, int] = {}
+        calls = Counter(name for name, _ in plain)
         for name, outputs in plain:
             number = seen[name] = seen.get(name, -1) + 1
-            if number >= len(of.get(name, ())):
+            if calls[name] != len(of.get(name, ())):  # one a relation, of which there are fewer
                 continue
             for path, want in outputs.items():
                 got = of[name][number].get(path)

@@ -92,7 +92,7 @@ class StepProof:
         handle = engine.model.register_forward_pre_hook(_exchange_of_batch)
         try:
             text = Proof(setting, call).verdict()
-            self.proved += 1
+            self.proved += text is None
         except NotProvedError as reason:
             if self.told is None and engine.rank == 0:
                 log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
@@ -143,8 +143,8 @@ class _TrainingSetting:
         self.traffic = Traffic()
         self.world, self.group = (Comm(self.traffic, comm.ranks, comm.group)
                                   for comm in (engine.world, engine.group))
-        schema = engine.store.schema
-        self.relations, self.types = schema.relations, schema.node_types
+        self.relations = engine.store.schema.relations
+        self.types: Sequence[str] = engine.store.schema.node_types
         self.nones = False
         self._exchange = GroupExchange(self.group)
         self._scope = SamplingScope.of(data_parallel(engine.plan), 0)

@@ -10,7 +10,7 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -141,7 +141,7 @@ def work(job: dict) -> None:
         np.savez(Path(job["out"]) / f"{name}-{job['parts']}-{os.environ['RANK']}.npz", **results)
 
 
-def fork(job: dict, rank: int) -> int:
+def fork(job: dict, rank: int, work: Callable[[dict], None]) -> int:
     """Start a worker; returns its process id."""
     if pid := os.fork():
         return pid
@@ -157,10 +157,10 @@ def fork(job: dict, rank: int) -> int:
     os._exit(status)
 
 
-def main() -> int:
+def fork_all(work: Callable[[dict], None]) -> int:
     """Run all workers; the exit status is 1 as soon as one fails."""
     job = json.loads(Path(sys.argv[1]).read_text())
-    running = {fork(job, rank) for rank in range(job["parts"])}
+    running = {fork(job, rank, work) for rank in range(job["parts"])}
     while running:
         pid, status = os.wait()
         running.remove(pid)
@@ -170,4 +170,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(fork_all(work))

@@ -27,6 +27,7 @@ from dgl_heta.store import write_store
 from tests.support.graphs import academic, with_tasks
 from tests.support.waiting import PATIENCE
 
+ROOT = Path(__file__).resolve().parents[2]
 BATCH = 24  # seeds of a step over all workers; divides by 1, 2, 3, 4 and 8
 LIMIT = 1e-9
 KINDS = ("logits", "loss", "gradients", "parameters", "features")
@@ -99,7 +100,8 @@ def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
     return {"store": str(store), "out": str(out), "parts": parts, "cases": chosen}
 
 
-def run(description: dict[str, Any], out: Path) -> dict[str, list[dict[str, np.ndarray]]]:
+def run(description: dict[str, Any], out: Path, worker: str = "exact_worker"
+        ) -> dict[str, list[dict[str, np.ndarray]]]:
     """Run a job on its workers; returns for each case what every worker computed."""
     parts = description["parts"]
     file = out / f"job-{parts}.json"
@@ -107,9 +109,8 @@ def run(description: dict[str, Any], out: Path) -> dict[str, list[dict[str, np.n
     meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     environment = {**os.environ, "WORLD_SIZE": str(parts), "GLOO_SOCKET_IFNAME": "lo",
                    "DGL_HETA_RENDEZVOUS": f"127.0.0.1:{meeting.port}"}
-    worker = str(Path(__file__).with_name("exact_worker.py"))
-    workers = subprocess.Popen([sys.executable, worker, str(file)], env=environment,
-                               start_new_session=True)
+    workers = subprocess.Popen([sys.executable, "-m", f"tests.support.{worker}", str(file)],
+                               env=environment, cwd=ROOT, start_new_session=True)
     try:
         assert workers.wait(PATIENCE) == 0, "a worker failed; its words are above"
     finally:
