@@ -56,7 +56,7 @@ def relation_graph(indptr: Tensor, indices: Tensor, sources: int, marked: bool
                                                        torch.arange(len(indices))))},
                             {"a": sources}, {"b": len(indptr) - 1})
     if marked:
-        made._graph.heta_edges = message_passing.Edges(indptr, indices, sources)
+        made._graph.heta_edges = message_passing.Edges(indptr, indices, sources, True)
     return RelationGraph(made._graph, (made.srctypes, made.dsttypes), made.etypes)
 
 

@@ -324,7 +324,7 @@ class Trainer:
             batches = iter(drawn[:5])
         for step, (ids, seeds, blocks) in enumerate(batches):
             if name.endswith("ahead"):
-                ids = {t: i.clone() if step % 2 else blocks[0].srcnodes[t].data[dgl.NID]
+                ids = {t: i[:] if step % 2 else blocks[0].srcnodes[t].data[dgl.NID]
                        for t, i in ids.items()}
             states = self.features(ids) | {t: table(ids[t]) for t, table in tables.items()}
             logits = net(blocks, ids, states)
