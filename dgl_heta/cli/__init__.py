@@ -57,13 +57,15 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):  # a picture in ASCII beats a lost exit status
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    # An error is kept with its frames: DistDGL's DistTensors wait for all trainers to be freed.
+    kept: BaseException | None = None
     try:
         status = app(prog_name="dgl-heta", standalone_mode=False) or 0
     except UsageError as error:
         path = error.ctx.command_path if error.ctx else "dgl-heta"
         status = _fail(2, f"{error.format_message().rstrip('.')}; see `{path} --help`")
     except HetaError as error:
-        status = _fail(error.exit_status, str(error), error.details)
+        kept, status = error, _fail(error.exit_status, str(error), error.details)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
@@ -75,6 +77,7 @@ def main() -> None:
     except (KeyboardInterrupt, typer.Abort):
         status = _fail(130, "interrupted")
     _leave_process_group(status)
+    del kept
     sys.exit(status)
 
 
