@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
+from dgl_heta.graph.source import EdgeArrays, EdgeSource, GraphSource, Task
 
 RELATIONS = (
     Relation("author", "writes", "paper"),
@@ -25,7 +25,7 @@ def academic(seed: int = 0, papers: int = 60, dense: int = 3) -> GraphSource:
     rng = np.random.default_rng(seed)
     counts = {"author": papers * 2 // 3, "field": papers // 5, "institution": papers // 8,
               "paper": papers}
-    edges = {}
+    edges: dict[Relation, EdgeSource] = {}
     for relation in RELATIONS:
         size = dense * papers
         # Squared uniforms: a skewed in-degree, with destinations that have no edge.
