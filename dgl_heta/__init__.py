@@ -24,6 +24,7 @@ _LAZY = {
     "write_store": "dgl_heta.store",
     "BatchSource": "dgl_heta.hooks.protocols",
     "CachePolicy": "dgl_heta.hooks.protocols",
+    "Command": "dgl_heta.hooks.protocols",
     "Dataset": "dgl_heta.hooks.protocols",
     "Kernel": "dgl_heta.hooks.protocols",
     "ModelProvider": "dgl_heta.hooks.protocols",
@@ -61,6 +62,7 @@ __all__ = [
     "BatchSource",
     "BlockModel",
     "CachePolicy",
+    "Command",
     "Dataset",
     "EdgeArrays",
     "Edges",
@@ -110,6 +112,7 @@ if TYPE_CHECKING:
     from dgl_heta.hooks.protocols import (
         BatchSource,
         CachePolicy,
+        Command,
         Dataset,
         Kernel,
         ModelProvider,

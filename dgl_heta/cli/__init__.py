@@ -15,6 +15,7 @@ import typer
 from dgl_heta._version import __version__
 from dgl_heta.cli import (
     datasets,
+    guests,
     inspect,
     launch,
     partition,
@@ -30,9 +31,10 @@ from dgl_heta.cli import (
 from dgl_heta.errors import HetaError
 from dgl_heta.report.console import err
 
-app = typer.Typer(name="dgl-heta", pretty_exceptions_enable=False, rich_markup_mode="rich",
-                  add_completion=False,
-                  help="Meta-partitioning and RAF training of heterogeneous GNNs.")
+app = typer.Typer(name="dgl-heta", cls=guests.Commands, pretty_exceptions_enable=False,
+                  rich_markup_mode="rich", add_completion=False,
+                  help="Meta-partitioning and RAF training of heterogeneous GNNs.",
+                  epilog="Plugins bring further commands; `dgl-heta plugins` lists them.")
 for command in (plan, partition, train, predict, profile, run, inspect, plugins, datasets,
                 settings, launch, prove):
     app.add_typer(command.app)

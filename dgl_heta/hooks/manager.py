@@ -30,6 +30,7 @@ KINDS = {
     "dataset": "dgl_heta_datasets",
     "reader": "dgl_heta_readers",
     "model": "dgl_heta_models",
+    "command": "dgl_heta_commands",
     "settings": "dgl_heta_settings",
 }
 PROTOCOLS: dict[str, type] = {
@@ -41,6 +42,7 @@ PROTOCOLS: dict[str, type] = {
     "dataset": protocols.Dataset,
     "reader": protocols.Reader,
     "model": protocols.ModelProvider,
+    "command": protocols.Command,
     "settings": protocols.Provider,
 }
 LISTENERS = ("dgl_heta_run_started", "dgl_heta_epoch_ended", "dgl_heta_run_ended")

@@ -118,6 +118,21 @@ class Dataset(Provider, Protocol):
         """Make or read the graph; every declared option is given."""
 
 
+class Command(Provider, Protocol):
+    """A command `dgl-heta NAME …`; hook `dgl_heta_commands`."""
+
+    description: str
+
+    @abstractmethod
+    def command(self) -> Any:
+        """The command, a `typer.Typer` or a `click.Command`; what it does is its own.
+
+        It is called when the user names the command, so that nothing is imported before. What
+        it raises is told as for the built-in ones: an :class:`InputError` in a line, with exit
+        status 2, any other `HetaError` with 1.
+        """
+
+
 class ModelProvider(Provider, Protocol):
     """A model, written for one process; hook `dgl_heta_models`."""
 

@@ -61,6 +61,11 @@ def dgl_heta_models() -> list[protocols.ModelProvider]:  # type: ignore[empty-bo
 
 
 @hookspec
+def dgl_heta_commands() -> list[protocols.Command]:  # type: ignore[empty-body]
+    """Commands `dgl-heta NAME …` of a plugin."""
+
+
+@hookspec
 def dgl_heta_settings() -> list[protocols.Provider]:  # type: ignore[empty-body]
     """Sections `[plugins.NAME]` of a plugin that has settings without such a provider."""
 

@@ -22,11 +22,12 @@ DRAIN_S = 1.0  # for the last events of a worker that has ended
 Report = Callable[[dict[str, Any]], None]
 
 
-def run_workers(job: dict[str, Any], workers: int, run_dir: Path, report: Report
-                ) -> dict[str, Any]:
+def run_workers(job: dict[str, Any], workers: int, run_dir: Path, report: Report,
+                program: str = "dgl_heta.launch.worker") -> dict[str, Any]:
     """Run a job on workers of this machine; returns worker 0's summary.
 
-    What they write is in `run_dir/worker-RANK.log`; `report` gets all other events.
+    What they write is in `run_dir/worker-RANK.log`; `report` gets all other events. `program` is
+    the module that a worker runs, which calls :func:`dgl_heta.launch.worker.main`.
 
     Raises
     ------
@@ -35,7 +36,7 @@ def run_workers(job: dict[str, Any], workers: int, run_dir: Path, report: Report
     HetaError
         A worker raised or died; all others are ended, within seconds.
     """
-    return LocalWorkers(job, workers, run_dir, report).run()
+    return LocalWorkers(job, workers, run_dir, report, program).run()
 
 
 class LocalWorkers(Supervisor):
@@ -43,8 +44,10 @@ class LocalWorkers(Supervisor):
 
     all_of_them = "all workers"
 
-    def __init__(self, job: dict[str, Any], workers: int, run_dir: Path, report: Report) -> None:
+    def __init__(self, job: dict[str, Any], workers: int, run_dir: Path, report: Report,
+                 program: str) -> None:
         super().__init__()
+        self.program = program
         self.job, self.workers, self.run_dir, self.report = job, workers, run_dir, report
         self.children: list[subprocess.Popen[bytes]] = []
         self.rendezvous: Any = None
@@ -130,7 +133,7 @@ class LocalWorkers(Supervisor):
         log.unlink(missing_ok=True)
         with log.open("ab") as output:  # to append: the reader of its standard output does, too
             child = subprocess.Popen(
-                [sys.executable, "-m", "dgl_heta.launch.worker", str(job_file)],
+                [sys.executable, "-m", self.program, str(job_file)],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output)
         self.children.append(child)

@@ -81,7 +81,11 @@ def emit(event: dict[str, Any]) -> None:
     print(json.dumps(event), flush=True)
 
 
-def main() -> None:
+def main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
+    """Do the job of the file that the command names; a plugin's program gives its own `run`.
+
+    What `run` reports is an event; the last one is `summary`, from the worker of rank 0.
+    """
     _die_with_parent()
     from dgl_heta.comm.collectives import PeerLostError
 

@@ -29,6 +29,30 @@ def test_a_plugin_cannot_take_the_name_of_a_built_in(install):
         Plugins().get("partition backend", "metis")
 
 
+@pytest.mark.parametrize(("name", "gives", "message"), [
+    ("plan", "None", "provides command 'plan', which dgl-heta has itself; rename it"),
+    ("mine", "7", "command 'mine' gave 7; it must give a typer.Typer or a click.Command")])
+def test_a_command_that_is_none_or_has_a_taken_name_is_one_error(tmp_path, name, gives, message):
+    code = f"""
+        from dgl_heta import Command, hookimpl
+
+        class Mine(Command):
+            name, description = "{name}", ""
+
+            def command(self):
+                return {gives}
+
+        @hookimpl
+        def dgl_heta_commands():
+            return [Mine()]
+    """
+    run = heta("mine", path=distribution(tmp_path, "with-command", code))
+    assert (run.returncode, run.stdout) == (2, "")
+    (line,) = run.stderr.splitlines()
+    assert line.startswith("error: plugin with-command")
+    assert line.endswith(message)
+
+
 HOOK = "from dgl_heta import hookimpl\n@hookimpl\ndef dgl_heta_models():\n    return "
 
 

@@ -13,6 +13,7 @@ from dgl_heta import EdgeArrays, GraphSource, Relation
 from dgl_heta.hooks.manager import KINDS, LISTENERS, Plugins
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.partition.request import make_request
+from tests.support.command_line import MAG
 from tests.support.plugins import ROOT, distribution, heta
 
 TEXT = (ROOT / "docs/hooks.md").read_text(encoding="utf-8")
@@ -64,6 +65,15 @@ def test_a_reader_and_a_stream_partitioner_meet(site, tmp_path):
     assert json.loads(run.stdout)["statistics"] == {"edges": [2, 2]}
     assert (tmp_path / "out/part0-0.csv").read_text() == "0,1\n"
     assert (tmp_path / "out/part1-0.csv").read_text() == "1,2\n3,0\n"
+
+
+def test_a_command_of_a_plugin_is_there_and_says_what_is_wrong(site, tmp_path):
+    run = heta("isolated", "ring:nodes=9", path=site)
+    assert (run.returncode, run.stdout) == (0, "{'person': 0}\n")
+    (tmp_path / "mag.json").write_text(json.dumps(MAG))
+    run = heta("isolated", tmp_path / "mag.json", path=site)
+    assert run.returncode == 2
+    assert run.stderr.endswith("is no data set or directory of edge files\n")
 
 
 def test_the_cutter_makes_pieces_of_equally_many_edges(install, tmp_path):

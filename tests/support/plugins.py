@@ -136,6 +136,26 @@ EVERY_KIND = BACKEND.format(name="mine") + """
     def dgl_heta_readers():
         return [Saved()]
 
+    class Command(dgl_heta.Command):
+        name, description = "mine", "says so"
+
+        def command(self):
+            import typer
+
+            app = typer.Typer()
+
+            @app.command()
+            def say(number: int):
+                if number > 9:
+                    raise dgl_heta.InputError(f"number is {number}; it must be 9 or less")
+                print("mine", number)
+
+            return app
+
+    @hookimpl
+    def dgl_heta_commands():
+        return [Command()]
+
     class Own:
         name, settings = "mine", None
 
