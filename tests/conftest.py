@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from tests.support import needs
@@ -13,6 +14,10 @@ from tests.support import needs
 # A shell without job control starts background jobs with SIGINT ignored, and children inherit that;
 # some tests interrupt their children.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Seconds on a machine that others use say nothing.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 NEED_DGL = ("distdgl", "graphbolt")  # folders whose modules import DGL
 

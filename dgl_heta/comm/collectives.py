@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -84,6 +87,13 @@ class Comm:
             return rows
         copies = rows.repeat(self.size, *([1] * (rows.dim() - 1)))
         return self.all_to_all_rows(copies, [len(rows)] * self.size, sizes, cause)
+
+    def all_gather_json(self, value: Any, cause: str) -> list[Any]:
+        """What every worker gives, by rank; anything that JSON knows."""
+        text = torch.from_numpy(np.frombuffer(json.dumps(value).encode(), np.uint8).copy())
+        sizes = self.all_gather_rows(torch.tensor([len(text)]), [1] * self.size, cause).tolist()
+        every = self.all_gather_rows(text, sizes, cause)
+        return [json.loads(part.numpy().tobytes()) for part in every.split(sizes)]
 
     def all_to_all_rows(self, rows: Tensor, send: Sequence[int], receive: Sequence[int],
                         cause: str) -> Tensor:

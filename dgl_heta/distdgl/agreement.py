@@ -14,14 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
 import torch
 from dgl import NID, core
 from dgl.base import DGLError
 from dgl.function import BinaryMessageFunction, CopyMessageFunction, TargetCode
 from torch import Tensor
 
-from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.merging import DTYPES, canonical
 from dgl_heta.errors import HetaError
@@ -143,7 +141,8 @@ def agree(g: RafBlock, layer: Layer, functions: Mapping[Relation, Functions], cr
             "machine has its edges; give all trainers the same relations")
     key = ("multi_update_all", layer.block.layer, tuple(every[:, -1].tolist()), asked)
     if key not in layer.session.shapes:
-        layer.session.shapes[key] = _plan(layer, tell(group, json.loads(text)), relations, asked)
+        told = group.all_gather_json(json.loads(text), "control")
+        layer.session.shapes[key] = _plan(layer, told, relations, asked)
     has_edges = (every[:, :-1] & _HELD > 0).any(0).tolist()
     return replace(layer.session.shapes[key], with_edges={
         r for r, there in zip(relations, has_edges) if there}), key
@@ -235,7 +234,7 @@ def fields_of(layer: Layer, found: Found, plan: Plan) -> dict[Relation, list[Fie
         note(relation, columns, False)
     for edges, columns in found.parts:
         note(edges.relation, columns, bool(len(edges.indices)))
-    told = tell(layer.session.group, {"error": found.error, "fields": own})
+    told = layer.session.group.all_gather_json({"error": found.error, "fields": own}, "control")
     for rank, one in zip(layer.session.group.ranks, told):
         if one["error"] is not None:
             raise HetaError(f"{one['error']} (trainer {rank})") from found.cause
@@ -276,14 +275,6 @@ def fields_in_order(layer: Layer, plan: Plan) -> dict[str, list[str]]:
             if one.name not in order[relation.dst]:
                 order[relation.dst].append(one.name)
     return {t: names for t, names in order.items() if names}
-
-
-def tell(group: Comm, own: Any) -> list[Any]:
-    """What every trainer of the group tells (what JSON knows), by rank; all must call it alike."""
-    data = torch.from_numpy(np.frombuffer(json.dumps(own).encode(), np.uint8).copy())
-    sizes = group.all_gather_rows(torch.tensor([len(data)]), [1] * group.size, "control").tolist()
-    every = group.all_gather_rows(data, sizes, "control")
-    return [json.loads(bytes(piece.tolist())) for piece in every.split(sizes)]
 
 
 def builtin(function: Any) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import atexit
 import weakref
-from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
@@ -32,6 +31,7 @@ from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
+from dgl_heta.system.nested import of_type
 from dgl_heta.system.patching import patch_all
 
 
@@ -152,7 +152,7 @@ class RafParallel(Parallel):
         """Run the module, and check that it reduced what its blocks need."""
         if torch.is_grad_enabled() and self.session.world.size > 1:
             check_hooks(self.module)
-        blocks = [b.layer.block for b in _blocks((inputs, kwargs)) if b.layer is not None]
+        blocks = [b.layer.block for b in of_type(RafBlock, (inputs, kwargs)) if b.layer is not None]
         before = [(block.done, set(block.done)) for block in blocks]
         for done, _ in before:
             done.clear()
@@ -197,18 +197,6 @@ def _copy_from_first(world: Comm, state: Tensor) -> None:
     """Equal initial values everywhere, those of trainer 0, as DistributedDataParallel does."""
     if world.size > 1 and state.numel():
         world.broadcast(state, "control")
-
-
-def _blocks(value: Any, depth: int = 4) -> Iterator[RafBlock]:
-    """RAF blocks among the arguments of a forward pass."""
-    if isinstance(value, RafBlock):
-        yield value
-    elif depth and isinstance(value, dict):
-        for item in value.values():
-            yield from _blocks(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from _blocks(item, depth - 1)
 
 
 _plain: weakref.WeakSet[Any] = weakref.WeakSet()

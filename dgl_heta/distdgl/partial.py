@@ -7,13 +7,13 @@ would show it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor, nn
 
 from dgl_heta.errors import HetaError
-from dgl_heta.raf.chain import is_link, walk
+from dgl_heta.raf.chain import is_link, walk, walk_below
+from dgl_heta.system.nested import of_type
 
 
 def check_hooks(module: nn.Module) -> None:
@@ -44,7 +44,7 @@ def check_inputs(inputs: Any) -> None:
     HetaError
         A tensor that is no parameter, and no rows of a DistEmbedding, would get a gradient.
     """
-    tensors = [x for x in _tensors(inputs) if x.requires_grad]
+    tensors = [x for x in of_type(Tensor, inputs) if x.requires_grad]
     leaves = [x for x in tensors if x.is_leaf] + [
         node.variable for node in walk(tensors) if hasattr(node, "variable")]
     for leaf in leaves:
@@ -63,7 +63,7 @@ def check_grad(outputs: Any, inputs: Any) -> None:
     HetaError
         An input of `autograd.grad` is not above all exchanges that the outputs depend on.
     """
-    roots = list(_tensors(outputs))
+    roots = list(of_type(Tensor, outputs))
     nodes = walk(roots)
     links = [node for node in nodes if is_link(node)]
     if not links:
@@ -71,31 +71,9 @@ def check_grad(outputs: Any, inputs: Any) -> None:
     below = set(walk_below(links))
     above = set(nodes) - below
     leaves = {id(node.variable) for node in above if hasattr(node, "variable")}
-    for x in _tensors(inputs):
+    for x in of_type(Tensor, inputs):
         if not (id(x) in leaves if x.is_leaf else x.grad_fn in above):
             raise HetaError(
                 f"torch.autograd.grad with respect to a tensor of shape {tuple(x.shape)} below a "
                 "merge of relations would give this machine's part of the gradient, for the seeds "
                 "of all trainers; use backward() and the averaged gradients of parameters")
-
-
-def walk_below(links: list[Any]) -> list[Any]:
-    """Autograd's nodes that links get gradients to, and the links themselves."""
-    pending, seen = list(links), set()
-    while pending:
-        node = pending.pop()
-        if node not in seen:
-            seen.add(node)
-            pending.extend(below for below, _ in node.next_functions if below is not None)
-    return list(seen)
-
-
-def _tensors(value: Any, depth: int = 5) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif depth and isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item, depth - 1)

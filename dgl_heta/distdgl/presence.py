@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.layers import Layer
-from dgl_heta.distdgl.reach import spread
+from dgl_heta.distdgl.reach import below, of_seeds
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, RelationBlock
@@ -72,20 +72,7 @@ def presence(layer: Layer) -> Presence:
 
 def _rows(group: Comm, last: Block, above: Sequence[Block]) -> dict[str, np.ndarray]:
     """The trainers of the destination rows of a block, from the blocks above it, the last first."""
-    shares = last.seeds
-    rows = {}
-    for t, share in shares.items():
-        bits = np.repeat(np.asarray([1 << i for i in range(group.size)], np.int64), share.sizes)
-        rows[t] = share.local(torch.from_numpy(bits)).numpy()
+    rows = of_seeds(last.seeds, range(group.size))
     for block in above:
-        reached = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
-        for t, bits in rows.items():
-            reached[t][:len(bits)] = bits
-        for edges in block.edges:
-            spread(edges.indptr.numpy(), edges.indices.numpy(),
-                   rows[edges.relation.dst][edges.start:edges.stop], reached[edges.relation.src])
-        for t, share in shares.items():
-            seeds = share.canonical(torch.from_numpy(reached[t][:share.total]))
-            reached[t][:share.total] = share.local(group.all_reduce(seeds, "or", "control")).numpy()
-        rows = reached
+        rows = below(block, rows, last.seeds, group, "control")
     return rows

@@ -41,6 +41,7 @@ from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.kernels import hash_key
 from dgl_heta.sampling.seeds import join_seeds
+from dgl_heta.system.nested import of_type
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.loader import RafLoader
@@ -164,7 +165,7 @@ class Watch:
 
     def _called(self, original: Any, module: nn.Module, args: tuple[Any, ...],
                 kwargs: dict[str, Any]) -> Any:
-        blocks = [b for b in found_blocks((args, kwargs)) if b.layer is not None]
+        blocks = [b for b in of_type(RafBlock, (args, kwargs)) if b.layer is not None]
         origins = {id(o): o for b in blocks if b.layer and (o := b.layer.origin) is not None}
         if not origins:
             return original(module, *args, **kwargs)
@@ -360,15 +361,3 @@ def _containers(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(_containers, value))
     return value
-
-
-def found_blocks(value: Any, depth: int = 4) -> Iterator[RafBlock]:
-    """RAF blocks in nested dicts, lists and tuples."""
-    if isinstance(value, RafBlock):
-        yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from found_blocks(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from found_blocks(item, depth - 1)

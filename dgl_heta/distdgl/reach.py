@@ -7,12 +7,15 @@ whose.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.comm.collectives import Comm
+from dgl_heta.sampling.blocks import Block, MiniBatch
+from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.system.jit import kernel
 
 if TYPE_CHECKING:
@@ -34,28 +37,39 @@ def reached_by(session: Session, batch: MiniBatch) -> Reached:
         return []
     ranks = group.ranks if session.world.size > 1 else (0,)
     shares = batch.blocks[-1].seeds
-    rows: dict[str, np.ndarray] = {}
-    for t, share in shares.items():
-        bits = np.repeat(np.asarray([1 << r for r in ranks], np.int64), share.sizes)
-        rows[t] = share.local(torch.from_numpy(bits)).numpy()
+    rows = of_seeds(shares, ranks)
     levels: Reached = []
     for block in reversed(batch.blocks):
-        reached = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
-        for t, bits in rows.items():
-            reached[t][:len(bits)] = bits
-        for edges in block.edges:
-            spread(edges.indptr.numpy(), edges.indices.numpy(),
-                    rows[edges.relation.dst][edges.start:edges.stop], reached[edges.relation.src])
-        if group.size > 1:
-            for t, share in shares.items():
-                if block is batch.blocks[0] and all(e.ntype != t for e in session.embeddings):
-                    continue  # nobody asks for the bits of these input nodes
-                seeds = share.canonical(torch.from_numpy(reached[t][:share.total]))
-                united = share.local(group.all_reduce(seeds, "or", "seeds"))
-                reached[t][:share.total] = united.numpy()
-        rows = reached
-        levels.insert(0, reached)
+        asked = shares if block is not batch.blocks[0] else {
+            t: share for t, share in shares.items()
+            if any(e.ntype == t for e in session.embeddings)}  # of input nodes
+        rows = below(block, rows, asked, group, "seeds")
+        levels.insert(0, rows)
     return levels
+
+
+def of_seeds(shares: Mapping[str, SeedShares], trainers: Sequence[int]) -> dict[str, np.ndarray]:
+    """The bits of a batch's seeds: each one's trainer's."""
+    words = np.asarray([1 << bit for bit in trainers], np.int64)
+    return {t: share.local(torch.from_numpy(np.repeat(words, share.sizes))).numpy()
+            for t, share in shares.items()}
+
+
+def below(block: Block, rows: Mapping[str, np.ndarray], shares: Mapping[str, SeedShares],
+          group: Comm, cause: str) -> dict[str, np.ndarray]:
+    """The bits of a block's source rows, from those of its destinations; those of seeds in `shares`
+    are united over the group."""
+    reached = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
+    for t, bits in rows.items():
+        reached[t][:len(bits)] = bits
+    for edges in block.edges:
+        spread(edges.indptr.numpy(), edges.indices.numpy(),
+               rows[edges.relation.dst][edges.start:edges.stop], reached[edges.relation.src])
+    if group.size > 1:
+        for t, share in shares.items():
+            seeds = share.canonical(torch.from_numpy(reached[t][:share.total]))
+            reached[t][:share.total] = share.local(group.all_reduce(seeds, "or", cause)).numpy()
+    return reached
 
 
 @kernel

@@ -22,24 +22,13 @@ import numpy as np
 import torch
 from dgl.distributed import DistEmbedding
 from dgl.distributed.optim.pytorch.sparse_optim import DistSparseGradOptimizer
+from dgl.heterograph import DGLBlock
 from dgl.nn.pytorch import HeteroGraphConv
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from dgl_heta.distdgl.alignment import (
-    Side,
-    blocks_in,
-    destinations,
-    dtype_name,
-    layer_of,
-    node_data,
-    numbers,
-    side_of,
-    sources,
-    tensors_in,
-)
 from dgl_heta.distdgl.comparable import (
     fill_embeddings,
     fill_parameters,
@@ -51,8 +40,19 @@ from dgl_heta.distdgl.comparable import (
 )
 from dgl_heta.distdgl.plain import own_hook
 from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.sides import (
+    Side,
+    destinations,
+    dtype_name,
+    layer_of,
+    node_data,
+    numbers,
+    side_of,
+    sources,
+)
 from dgl_heta.proof.comparison import TOLERANCES
 from dgl_heta.proof.records import ROWS, Key, Record, fewest
+from dgl_heta.system.nested import items_of, of_type
 
 BATCHES = 8
 """Batches of a pass in which neither an optimizer steps nor anything is evaluated."""
@@ -153,7 +153,7 @@ class Recorder:
         if isinstance(module, DistributedDataParallel) or not self._batches:
             return original(module, *args, **kwargs)
         outermost = not self._within
-        blocks = [*blocks_in((args, kwargs))]
+        blocks = [b for b in of_type(DGLBlock, (args, kwargs)) if layer_of(b)]
         if outermost:
             self._enter(module, blocks, args, kwargs)
         if self._step is None:
@@ -199,7 +199,7 @@ class Recorder:
         if not blocks:
             return
         sides = sources(blocks[0])
-        for path, tensor in (*tensors_in((*args, kwargs)), *node_data(blocks[0])):
+        for path, tensor in (*items_of(Tensor, (*args, kwargs)), *node_data(blocks[0])):
             side = side_of(path, len(tensor) if tensor.dim() else -1, sides)
             if side is not None:
                 self._add("input", self._named(module), path, tensor, side)
@@ -221,7 +221,7 @@ class Recorder:
 
     def _outputs(self, module: nn.Module, blocks: list[Any], output: Any) -> None:
         """An outermost module returns."""
-        for path, tensor in tensors_in(output):
+        for path, tensor in items_of(Tensor, output):
             if tensor.is_floating_point():
                 self._coarsen(dtype_name(tensor))
             if tensor.numel() == 1:
@@ -234,7 +234,7 @@ class Recorder:
     def _layer(self, module: nn.Module, block: Any, output: Any) -> None:
         """A module within the outermost one, that was given a block, returns."""
         sides = destinations(block)
-        for path, tensor in tensors_in(output):
+        for path, tensor in items_of(Tensor, output):
             side = side_of(path, len(tensor) if tensor.dim() else -1, sides)
             if side is not None:
                 self._add("layer", self._named(module), path, tensor, side, layer_of(block))

@@ -7,7 +7,7 @@ as a level has nodes of a type holds a row for each of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.proof.copies import NotProvedError
-from dgl_heta.proof.gather import Ids, all_texts, projections
-from dgl_heta.proof.replay import Path
+from dgl_heta.proof.gather import CAUSE, Ids, projections
+from dgl_heta.system.nested import Path
 
 Level = tuple[int, str]
 _SMALL = 1 << 16
@@ -45,18 +45,6 @@ class Argument:
     everywhere: bool
     exact: bool
     learned: bool
-
-
-def tensors(value: Any, path: Path = ()) -> Iterator[tuple[Path, Tensor]]:
-    """All tensors in nested dicts, lists and tuples."""
-    if isinstance(value, Tensor):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from tensors(item, (*path, key))
-    elif isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from tensors(item, (*path, place))
 
 
 def replaced(value: Any, at: Callable[[Path, Any], Any], path: Path = ()) -> Any:
@@ -116,13 +104,13 @@ def agree(comm: Comm, found: Iterable[tuple[Path, Tensor, list[Level]]]) -> list
         It is not clear of which nodes a tensor has rows; on all workers alike.
     """
     own = {_text(path): (path, tensor, levels) for path, tensor, levels in found}
-    every = all_texts(comm, [
+    every = comm.all_gather_json([
         [name, list(path), [list(level) for level in levels], list(tensor.shape),
          str(tensor.dtype).removeprefix("torch."), bool(tensor.requires_grad),
          bool(tensor.grad_fn is not None),
          projections(tensor.detach().reshape(1, -1))[0].tolist()
          if not levels and tensor.numel() <= _SMALL else None]
-        for name, (path, tensor, levels) in own.items()])
+        for name, (path, tensor, levels) in own.items()], CAUSE)
     of: dict[str, list[Any]] = {}
     for worker in every:
         for entry in worker:

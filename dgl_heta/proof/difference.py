@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.proof.gather import Ids, Places
-from dgl_heta.proof.replay import Path
+from dgl_heta.system.nested import Path
 
 
 @dataclass(frozen=True)

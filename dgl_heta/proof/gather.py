@@ -6,11 +6,8 @@ the plain way follows from the edges of all workers: from its own seeds down, by
 
 from __future__ import annotations
 
-import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +22,6 @@ Pairs = tuple[np.ndarray, np.ndarray]
 """Ids of destinations and sources of edges, (E,) int64 each; in-edges of a node in their order."""
 Ids = dict[str, np.ndarray]
 _NONE = np.empty(0, np.int64)
-
-
-def all_texts(comm: Comm, value: Any) -> list[Any]:
-    """What every worker gives, as JSON."""
-    data = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
-    sizes = comm.all_gather_rows(torch.tensor([len(data)]), [1] * comm.size, CAUSE).tolist()
-    every = comm.all_gather_rows(data, sizes, CAUSE).numpy().tobytes()
-    bounds = [0, *itertools.accumulate(sizes)]
-    return [json.loads(every[a:b]) for a, b in itertools.pairwise(bounds)]
 
 
 def gather_arrays(comm: Comm, arrays: Sequence[Tensor]) -> list[list[Tensor]]:
@@ -309,7 +297,7 @@ def sums_by_id(comm: Comm, tables: Mapping[str, tuple[np.ndarray, Tensor]]
     ----------
     tables : name → ids and rows; workers need not have the same names.
     """
-    names = sorted({name for names in all_texts(comm, sorted(tables)) for name in names})
+    names = sorted(set().union(*comm.all_gather_json(sorted(tables), CAUSE)))
     if not names:
         return {}
     none = (_NONE, torch.empty(0, 1))

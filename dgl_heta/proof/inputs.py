@@ -17,8 +17,8 @@ from dgl_heta.proof.alignment import Argument, show
 from dgl_heta.proof.copies import NotProvedError
 from dgl_heta.proof.difference import Levels
 from dgl_heta.proof.gather import Ids, Places, RowExchange, Rows, gather_arrays
-from dgl_heta.proof.replay import Path
 from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.system.nested import Path
 
 Given = dict[Path, tuple[Argument, np.ndarray, Tensor]]
 """Path → an argument, and the nodes and rows that a copy is given of it."""

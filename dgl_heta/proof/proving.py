@@ -26,7 +26,6 @@ from dgl_heta.proof.gather import (
     CAUSE,
     Ids,
     PlainLayer,
-    all_texts,
     edges_of,
     gather_edges,
     levels,
@@ -34,9 +33,10 @@ from dgl_heta.proof.gather import (
     sums_by_id,
 )
 from dgl_heta.proof.inputs import Call, Given, Inputs, complete
-from dgl_heta.proof.replay import Outcome, Path, Reads, apart, gradients, run
+from dgl_heta.proof.replay import Outcome, Reads, apart, gradients, run
 from dgl_heta.raf.chain import Place, walk
 from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.system.nested import Path, items_of
 
 SEEDS = 32
 """Seeds per trainer of the batch that is replayed."""
@@ -111,7 +111,7 @@ class Proof:
             alignment.check_items(self._call.arguments, setting.known)
             found = [(path, tensor, alignment.candidates(path, tensor, self._call.ids,
                                                          self._call.first))
-                     for path, tensor in alignment.tensors(self._call.arguments)]
+                     for path, tensor in items_of(Tensor, self._call.arguments)]
         texts: list[str] = []
         with self._together():
             batch = self._batch()
@@ -154,7 +154,8 @@ class Proof:
         world = self._setting.world
         flag = torch.tensor([int(reason is not None)])
         if int(world.all_reduce(flag, "max", CAUSE)):
-            raise NotProvedError(next(r for r in all_texts(world, reason) if r is not None))
+            reasons = world.all_gather_json(reason, CAUSE)
+            raise NotProvedError(next(r for r in reasons if r is not None))
 
     def _agreed(self, texts: Sequence[str], kind: str) -> str | None:
         """The first trainer's text, with its rank."""
@@ -163,7 +164,7 @@ class Proof:
         if not int(world.all_reduce(flag, "max", CAUSE)):
             return None
         rank, text = next((rank, text[0]) for rank, text in enumerate(
-            all_texts(world, list(texts))) if text)
+            world.all_gather_json(list(texts), CAUSE)) if text)
         return (f"{type(self._call.module).__name__} does not compute with RAF what it computes "
                 f"the plain way: on trainer {rank} {text}. Usual causes: {CAUSES[kind]}. See "
                 f"{PAGE}; run.prove=off trains without the proof")

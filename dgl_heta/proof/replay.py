@@ -15,8 +15,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from dgl_heta.proof.copies import NotProvedError, noise, perturbed
+from dgl_heta.system.nested import Path, items_of
 
-Path = tuple[Any, ...]
 _DROPOUT = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
             functional.alpha_dropout, functional.feature_alpha_dropout, torch.dropout,
             torch.dropout_, torch.alpha_dropout, torch.feature_dropout}
@@ -78,17 +78,9 @@ class Outcome:
     leaves: dict[Path, tuple[np.ndarray, Tensor]] = field(default_factory=dict)
 
 
-def tensors_in(value: Any, path: Path = (), depth: int = 5) -> Iterator[tuple[Path, Tensor]]:
-    """Tensors of numbers with a fraction in nested dicts, lists and tuples, by path."""
-    if isinstance(value, Tensor):
-        if value.is_floating_point():
-            yield path, value
-    elif depth and isinstance(value, dict):
-        for key, item in value.items():
-            yield from tensors_in(item, (*path, key), depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from tensors_in(item, (*path, place), depth - 1)
+def _rows_in(value: Any) -> dict[Path, Tensor]:
+    """Tensors of numbers with a fraction in what a module returned, by path."""
+    return {path: x for path, x in items_of(Tensor, value) if x.is_floating_point()}
 
 
 @contextmanager
@@ -140,14 +132,14 @@ def run(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reads: R
     finally:
         for handle in handles:
             handle.remove()
-    outputs = dict(tensors_in(returned))
+    outputs = _rows_in(returned)
     trace.append(("", outputs))
     return Outcome(outputs, trace, reads)
 
 
 def _note(name: str, trace: list[tuple[str, dict[Path, Tensor]]]) -> Callable[..., None]:
     def note(module: Any, args: Any, output: Any) -> None:
-        trace.append((name, dict(tensors_in(output))))
+        trace.append((name, _rows_in(output)))
     return note
 
 

@@ -242,20 +242,25 @@ def is_link(node: Any) -> bool:
 def walk(roots: Sequence[Tensor], unused: Set[Place] = frozenset()) -> list[Any]:
     """The nodes of autograd's graph below tensors; below links that are `unused` those alone that
     their tokens come from."""
-    pending = [t.grad_fn for t in roots if t.grad_fn is not None]
+    return walk_below([t.grad_fn for t in roots if t.grad_fn is not None], unused)
+
+
+def walk_below(nodes: Sequence[Any], unused: Set[Place] = frozenset()) -> list[Any]:
+    """The same from nodes of the graph, which are among them."""
+    pending = list(nodes)
     seen: set[Any] = set()
-    nodes = []
+    found = []
     while pending:
         node = pending.pop()
         if node in seen:
             continue
         seen.add(node)
-        nodes.append(node)
+        found.append(node)
         below = node.next_functions
         if unused and getattr(node, "place", None) in unused and type(node).__name__ == _NODE:
             below = below[1:2]
         pending.extend(next_node for next_node, _ in below if next_node is not None)
-    return nodes
+    return found
 
 
 _NODE = "_LinkBackward"

@@ -14,8 +14,6 @@ from torch import Tensor
 
 from dgl_heta.features.deferred import LazyRows
 
-DEPTH = 5
-
 
 @dataclass(frozen=True)
 class Side:
@@ -38,38 +36,12 @@ class Side:
             values[self.whole], self.ids[self.whole])
 
 
-def blocks_in(value: Any, depth: int = DEPTH) -> Iterator[DGLBlock]:
-    """Blocks that a loader made, among arguments."""
-    if isinstance(value, DGLBlock):
-        if layer_of(value):
-            yield value
-    elif depth and isinstance(value, dict):
-        for item in value.values():
-            yield from blocks_in(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from blocks_in(item, depth - 1)
-
-
 def layer_of(block: Any) -> int:
     """The layer of a block that a loader made, 1 … number of layers; 0 for any other block."""
     layer = getattr(block, "layer", None)
     if layer is not None:
         return int(layer.block.layer)
     return int(getattr(block, "heta_layer", 0))
-
-
-def tensors_in(value: Any, path: tuple[Any, ...] = (), depth: int = DEPTH
-               ) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """Tensors among arguments or results, each with the keys and positions that lead to it."""
-    if isinstance(value, Tensor):
-        yield path, value
-    elif depth and isinstance(value, dict):
-        for key, item in value.items():
-            yield from tensors_in(item, (*path, key), depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from tensors_in(item, (*path, place), depth - 1)
 
 
 def sources(block: DGLBlock) -> list[Side]:
@@ -93,7 +65,7 @@ def destinations(block: DGLBlock) -> list[Side]:
 
 
 def node_data(block: DGLBlock) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """What a script has put on the source nodes of a block, as :func:`tensors_in` gives it."""
+    """What a script has put on the source nodes of a block, by type and name."""
     for t in block.srctypes:
         for name, column in block.srcnodes[t].data.items():
             if name not in (dgl.NID, "_N"):
