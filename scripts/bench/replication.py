@@ -5,11 +5,13 @@
 halo nodes.
 
     python scripts/bench/replication.py --graphs communities,debian --parts 4,8,16
-    python scripts/bench/replication.py --graphs communities --parts 8 --volumes 0.1,0.3,1,3
+    python scripts/bench/replication.py --graphs communities --volumes 0.1,0.3,1,3 --refine 0,1
 
 `--graphs` are communities, rmat, grid, the data sets of `dgl-heta datasets`, with options
-(`git:PATH`, `synthetic-mag:scale=0.01`), and whatever else `dgl-heta partition` reads. `--volumes`
-compares SPRING with several limits on the volume of clusters instead.
+(`git:PATH`, `synthetic-mag:scale=0.01`), and whatever else `dgl-heta partition` reads. "Printed"
+is SPRING as its Algorithm 1 is printed: the volume limit of 2PS-L, and no pass after it. `--volumes`
+compares SPRING with several limits on the volume of clusters, and `--refine` with several numbers
+of passes after them, instead.
 """
 
 from __future__ import annotations
@@ -102,7 +104,8 @@ def metis(stream: EdgeStream, parts: int) -> float | None:
 
 def compare(name: str, stream: EdgeStream, parts: list[int], console: Console) -> None:
     methods = built_in()
-    table = Table("parts", *(m.name for m in methods), "metis", "RF-1: to mean", "to best",
+    names = [method.name for method in methods]
+    table = Table("parts", "spring", "printed", *names[1:], "metis", "RF-1: to mean", "to best",
                   "balance of spring", "clusters", title=f"{name}: {stream.num_nodes:,} nodes, "
                   f"{stream.num_edges:,} edges")
     for count in parts:
@@ -113,9 +116,11 @@ def compare(name: str, stream: EdgeStream, parts: list[int], console: Console) -
             spring = spring or made
         assert spring is not None
         four = [factor - 1 for method, factor in factors.items() if method != "spring"]
-        own, other = factors["spring"] - 1, metis(stream, count)
+        printed = varied(volume=1.0, refine=0).assign(stream, count).complete(stream).factor()
+        shown = [factors.pop("spring"), printed, *factors.values()]
+        own, other = shown[0] - 1, metis(stream, count)
         table.add_row(
-            str(count), *(f"{factor:.3f}" for factor in factors.values()),
+            str(count), *(f"{factor:.3f}" for factor in shown),
             "" if other is None else f"{other:.3f}", ratio(own, float(np.mean(four))),
             ratio(own, min(four)), f"{spring.owned().max() * count / stream.num_nodes:.3f}",
             f"{spring.figures['clusters']:,} → {spring.figures['clusters_merged']:,}")
@@ -126,16 +131,21 @@ def ratio(one: float, other: float) -> str:
     return f"{one / other:.2f}×" if other > 0 else "-"
 
 
+def varied(**values: float) -> Spring:
+    method = Spring()
+    method.settings = method.settings.model_copy(update=values)
+    return method
+
+
 def sweep(name: str, stream: EdgeStream, parts: list[int], volumes: list[float],
-          console: Console) -> None:
-    table = Table("parts", *(f"volume {v:g}" for v in volumes), title=f"{name}: SPRING")
+          passes: list[int], console: Console) -> None:
+    table = Table("parts", "refine", *(f"volume {v:g}" for v in volumes), title=f"{name}: SPRING")
     for count in parts:
-        row = []
-        for volume in volumes:
-            method = Spring()
-            method.settings = method.settings.model_copy(update={"volume": volume})
-            row.append(f"{method.assign(stream, count).complete(stream).factor():.3f}")
-        table.add_row(str(count), *row)
+        for refine in passes:
+            made = [varied(volume=volume, refine=refine).assign(stream, count)
+                    for volume in volumes]
+            table.add_row(str(count), str(refine),
+                          *(f"{one.complete(stream).factor():.3f}" for one in made))
     console.print(table)
 
 
@@ -152,6 +162,7 @@ def main() -> None:
     parser.add_argument("--mixed", default=[0.02, 0.1], type=numbers(float),
                         help="shares of the edges of `communities` that go anywhere")
     parser.add_argument("--volumes", type=numbers(float))
+    parser.add_argument("--refine", type=numbers(int))
     options = parser.parse_args()
     console = Console(width=140)
     named = [(f"communities, {mixed:.0%} mixed", communities(options.nodes, mixed))
@@ -159,8 +170,9 @@ def main() -> None:
     named += [(name, opened(name, options.nodes)) for name in options.graphs
               if name != "communities"]
     for name, stream in named:
-        if options.volumes:
-            sweep(name, stream, options.parts, options.volumes, console)
+        if options.volumes or options.refine:
+            sweep(name, stream, options.parts, options.volumes or [Spring.settings.volume],
+                  options.refine or [Spring.settings.refine], console)
         else:
             compare(name, stream, options.parts, console)
 

@@ -11,6 +11,8 @@ from dgl_heta_catgnn.streams import EdgeStream
 
 NONE = -1
 """No cluster (of an isolated node), no neighbour (of a node with self-loops alone)."""
+BLOCK = 64
+"""Edges of which kernels read ahead what they need."""
 
 
 def degrees(stream: EdgeStream, size: int) -> np.ndarray:
@@ -61,7 +63,7 @@ def find_clusters(stream: EdgeStream, degree: np.ndarray, limit: float, size: in
     volume, used = np.zeros(len(degree), np.int64), 0
     for _ in range(passes):
         for chunk in stream.chunks(size):
-            used = _move(chunk.src, chunk.dst, nodes, volume, used, limit)
+            used, _ = _move(chunk.src, chunk.dst, nodes, volume, used, limit)
     of, richest = nodes[:, _CLUSTER].copy(), nodes[:, _RICHEST].copy()
     del nodes
     count = np.zeros(used, ids)
@@ -82,30 +84,44 @@ def _count(degree, src, dst):
 
 @kernel
 def _move(src, dst, nodes, volume, used, limit):
-    for i in range(len(src)):
-        u, v = src[i], dst[i]
-        for node in (u, v):  # lines 3 to 8: a node that is new is a cluster
-            if nodes[node, _CLUSTER] == NONE:
-                nodes[node, _CLUSTER] = used
-                volume[used] = nodes[node, _DEGREE]
-                used += 1
-        if u == v:  # a self-loop joins nothing, and nobody is their own richest neighbour
-            continue
-        a, b = nodes[u, _CLUSTER], nodes[v, _CLUSTER]
-        if a != b and volume[a] <= limit and volume[b] <= limit:  # lines 9 to 17
-            if volume[a] <= volume[b]:
-                mover, giving, taking = u, a, b
-            else:
-                mover, giving, taking = v, b, a
-            volume[giving] -= nodes[mover, _DEGREE]
-            volume[taking] += nodes[mover, _DEGREE]
-            nodes[mover, _CLUSTER] = taking
-        # Lines 18 to 21 are printed inside the `if`, but the text (§4.2) has them for every edge
-        # that streams in: also what cannot move has a richest neighbour.
-        for node, other in ((u, v), (v, u)):
-            if nodes[node, _RICHES] < nodes[other, _DEGREE]:
-                nodes[node, _RICHEST] = other
-                nodes[node, _RICHES] = nodes[other, _DEGREE]
+    """Returns the clusters that there have been, and a number that says nothing."""
+    ahead = 0
+    for first in range(0, len(src), BLOCK):
+        last = min(first + BLOCK, len(src))
+        for i in range(first, last):  # reads that wait side by side, for what comes next
+            ahead ^= nodes[src[i], _CLUSTER] ^ nodes[dst[i], _CLUSTER]
+        for i in range(first, last):
+            ahead ^= (volume[max(nodes[src[i], _CLUSTER], 0)]
+                      ^ volume[max(nodes[dst[i], _CLUSTER], 0)])
+        for i in range(first, last):
+            used = _join(src[i], dst[i], nodes, volume, used, limit)
+    return used, ahead  # or the compiler leaves out what nobody uses
+
+
+@kernel
+def _join(u, v, nodes, volume, used, limit):
+    for node in (u, v):  # lines 3 to 8: a node that is new is a cluster
+        if nodes[node, _CLUSTER] == NONE:
+            nodes[node, _CLUSTER] = used
+            volume[used] = nodes[node, _DEGREE]
+            used += 1
+    if u == v:  # a self-loop joins nothing, and nobody is their own richest neighbour
+        return used
+    a, b = nodes[u, _CLUSTER], nodes[v, _CLUSTER]
+    if a != b and volume[a] <= limit and volume[b] <= limit:  # lines 9 to 17
+        if volume[a] <= volume[b]:
+            mover, giving, taking = u, a, b
+        else:
+            mover, giving, taking = v, b, a
+        volume[giving] -= nodes[mover, _DEGREE]
+        volume[taking] += nodes[mover, _DEGREE]
+        nodes[mover, _CLUSTER] = taking
+    # Lines 18 to 21 are printed inside the `if`, but the text (§4.2) has them for every edge
+    # that streams in: also what cannot move has a richest neighbour.
+    for node, other in ((u, v), (v, u)):
+        if nodes[node, _RICHES] < nodes[other, _DEGREE]:
+            nodes[node, _RICHEST] = other
+            nodes[node, _RICHES] = nodes[other, _DEGREE]
     return used
 
 

@@ -1,8 +1,9 @@
 """SPRING: streaming partitioning by richest neighbours (CATGNN, §4, Algorithm 1).
 
 What the paper leaves open is decided here, each where it is coded. The volume limit τ_vol, for
-which it gives no value, is that of 2PS-L (Mayer et al., 2022): a partition's share of the volume of
-the graph, Σd / p, times the setting `volume`.
+which it gives no value, is the setting `volume` times a partition's share of the volume of the
+graph, Σd / p; 1 is the limit of 2PS-L (Mayer et al., 2022). The algorithm as printed ends with
+`deal`; what follows is in `refining.py`, and `refine` 0 leaves it out.
 """
 
 from __future__ import annotations
@@ -13,15 +14,18 @@ from pydantic import Field
 from dgl_heta.system.jit import kernel
 from dgl_heta_catgnn.clustering import NONE, Clusters, degrees, find_clusters
 from dgl_heta_catgnn.partitioner import NodePartitioner, StreamSettings, capacity
+from dgl_heta_catgnn.refining import refine
 from dgl_heta_catgnn.streams import EdgeStream
 
 
 class SpringSettings(StreamSettings):
     """Settings of SPRING."""
 
-    volume: float = Field(1.0, gt=0, description="limit τ_vol on the volume of a cluster from and "
+    volume: float = Field(0.1, gt=0, description="limit τ_vol on the volume of a cluster from and "
                           "to which nodes move, in shares of a partition, Σd / p")
     passes: int = Field(1, ge=1, description="passes of clustering")
+    refine: int = Field(1, ge=0, description="passes in which nodes move to where their neighbours "
+                        "are; 0 is the paper")
 
 
 class Spring(NodePartitioner):
@@ -35,7 +39,7 @@ class Spring(NodePartitioner):
         self._figures: dict[str, float] = {}
 
     def nodes(self, stream: EdgeStream, parts: int, seed: int) -> np.ndarray:
-        """Two passes: degrees, clusters. Nothing is drawn, so `seed` changes nothing."""
+        """Passes for degrees, clusters and refining. Nothing is drawn: `seed` changes nothing."""
         settings = self.settings
         degree = degrees(stream, settings.chunk)
         limit = settings.volume * int(degree.sum(dtype=np.int64)) / parts
@@ -44,7 +48,10 @@ class Spring(NodePartitioner):
         root, merged = merge(clusters, degree, most)
         self._figures = {"clusters": len(clusters.size),
                          "clusters_merged": int(np.count_nonzero(merged))}
-        return deal(clusters, root, merged, parts, most)
+        del degree
+        owner = deal(clusters, root, merged, parts, most)
+        del clusters, root, merged
+        return refine(stream, owner, parts, most, settings.refine, settings.chunk)
 
     def figures(self) -> dict[str, float]:
         return self._figures
