@@ -26,6 +26,8 @@ from dgl_heta.features.row_kernels import check_ids
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.system.memory import capacity_bytes
 
+__all__ = ["CachedFeature", "CachedFeatureStore"]
+
 log = logging.getLogger("dgl_heta")
 
 Key = tuple[str, str | None, str]

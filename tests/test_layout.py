@@ -43,6 +43,7 @@ training
 prediction
 launch
 cli builtin
+tools
 __init__ __main__
 """
 LEVELS = {name: level for level, line in enumerate(ORDER.split("\n")) for name in line.split()}

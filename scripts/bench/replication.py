@@ -9,7 +9,7 @@ halo nodes.
 
 `--graphs` are communities, rmat, grid, the data sets of `dgl-heta datasets`, with options
 (`git:PATH`, `synthetic-mag:scale=0.01`), and whatever else `dgl-heta partition` reads. "Printed"
-is SPRING as its Algorithm 1 is printed: the volume limit of 2PS-L, and no pass after it. `--volumes`
+is SPRING as its Algorithm 1 is printed: the volume limit of 2PS-L, no pass after it. `--volumes`
 compares SPRING with several limits on the volume of clusters, and `--refine` with several numbers
 of passes after them, instead.
 """

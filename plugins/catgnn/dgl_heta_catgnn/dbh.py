@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dgl_heta.system.jit import kernel
+from dgl_heta.tools import kernel
 from dgl_heta_catgnn.clustering import degrees
 from dgl_heta_catgnn.partitioner import EdgePartitioner
 from dgl_heta_catgnn.replicas import mixed

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta import GraphSource, InputError
-from dgl_heta.system.optional import optional
+from dgl_heta.tools import optional
 from dgl_heta_catgnn.numbering import NodeNumbers
 from dgl_heta_catgnn.spool import PartEdges, Spooled
 

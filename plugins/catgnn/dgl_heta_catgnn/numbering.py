@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dgl_heta.system.jit import kernel
+from dgl_heta.tools import kernel
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dgl_heta import GraphSource, PartitionRequest, PartitionResult
-from dgl_heta.partition.part_config import config_name
-from dgl_heta.store.writer import check_source
-from dgl_heta.system.files import new_directory
+from dgl_heta.tools import check_source, config_name, new_directory
 from dgl_heta_catgnn.distdgl import ORIG_IDS, Parts
 from dgl_heta_catgnn.numbering import number_nodes
 from dgl_heta_catgnn.spool import spool

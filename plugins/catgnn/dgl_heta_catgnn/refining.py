@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from dgl_heta.system.jit import kernel
+from dgl_heta.tools import kernel
 from dgl_heta_catgnn.clustering import BLOCK
 from dgl_heta_catgnn.replicas import Replicas
 from dgl_heta_catgnn.streams import EdgeStream

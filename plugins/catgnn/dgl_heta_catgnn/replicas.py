@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from dgl_heta.system.jit import kernel
+from dgl_heta.tools import kernel
 from dgl_heta_catgnn.streams import Chunk
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dgl_heta.system.jit import kernel
+from dgl_heta.tools import kernel
 from dgl_heta_catgnn.numbering import NodeNumbers, as_ranges
 from dgl_heta_catgnn.replicas import Replicas
 from dgl_heta_catgnn.streams import EdgeStream

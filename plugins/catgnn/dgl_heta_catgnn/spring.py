@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import Field
 
-from dgl_heta.system.jit import kernel
+from dgl_heta.tools import kernel
 from dgl_heta_catgnn.clustering import NONE, Clusters, degrees, find_clusters
 from dgl_heta_catgnn.partitioner import NodePartitioner, StreamSettings, capacity
 from dgl_heta_catgnn.refining import refine

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dgl_heta import GraphSource, InputError, Relation, Store, as_source, open_edges
-from dgl_heta.system.jit import kernel
+from dgl_heta.tools import kernel
 
 CHUNK = 2**18  # edges
 ONLY = Relation("node", "edge", "node")

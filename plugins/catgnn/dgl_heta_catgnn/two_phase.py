@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from pydantic import Field
 
-from dgl_heta.system.jit import kernel
+from dgl_heta.tools import kernel
 from dgl_heta_catgnn.clustering import NONE, degrees, find_clusters
 from dgl_heta_catgnn.partitioner import EdgePartitioner, StreamSettings, capacity
 from dgl_heta_catgnn.replicas import Replicas, mixed

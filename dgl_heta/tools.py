@@ -1,0 +1,91 @@
+"""What plugins may use beside the protocols and classes of `dgl_heta`; docs/hooks.md has a table.
+
+These names and those of `dgl_heta`, `dgl_heta.nn`, `dgl_heta.cache`, `dgl_heta.graphbolt` and
+`dgl_heta.store` are public: :data:`PUBLIC`. What lies in other modules may change at any time. A
+name is loaded when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+PUBLIC = ("dgl_heta", "dgl_heta.tools", "dgl_heta.nn", "dgl_heta.cache", "dgl_heta.graphbolt",
+          "dgl_heta.store")
+"""Modules whose `__all__` is public."""
+
+_LAZY = {
+    # compiled code, files, packages
+    "kernel": "dgl_heta.system.jit",
+    "new_directory": "dgl_heta.system.files",
+    "replacing": "dgl_heta.system.files",
+    "write_atomic": "dgl_heta.system.files",
+    "optional": "dgl_heta.system.optional",
+    "peak_rss_mb": "dgl_heta.system.memory",
+    # graphs and partitions
+    "MASKS": "dgl_heta.graph.source",
+    "check_source": "dgl_heta.store.writer",
+    "config_name": "dgl_heta.partition.part_config",
+    "make_request": "dgl_heta.partition.request",
+    "open_input": "dgl_heta.partition.inputs",
+    # providers, settings, messages
+    "Plugins": "dgl_heta.hooks.manager",
+    "plugins": "dgl_heta.hooks.manager",
+    "load_settings": "dgl_heta.settings",
+    "section_name": "dgl_heta.settings",
+    "listing": "dgl_heta.errors",
+    "nearest": "dgl_heta.errors",
+    # workers, and what they exchange
+    "Comm": "dgl_heta.comm.collectives",
+    "Traffic": "dgl_heta.comm.collectives",
+    "init_workers": "dgl_heta.comm.collectives",
+    "data_parallel": "dgl_heta.raf.wrapper",
+    "run_workers": "dgl_heta.launch.local",
+    "worker_main": "dgl_heta.launch.worker:main",
+    "InEdges": "dgl_heta.sampling.blocks",
+    # the terminal
+    "AsJson": "dgl_heta.cli.options",
+    "SettingsOptions": "dgl_heta.cli.options",
+    "grouped": "dgl_heta.cli.options",
+    "Advance": "dgl_heta.report.console",
+    "out": "dgl_heta.report.console",
+    "print_json": "dgl_heta.report.console",
+    "progress": "dgl_heta.report.console",
+    "table": "dgl_heta.report.console",
+}
+
+__all__ = [
+    "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "Plugins", "SettingsOptions",
+    "Traffic", "check_source", "config_name", "data_parallel", "grouped", "init_workers", "kernel",
+    "listing", "load_settings", "make_request", "nearest", "new_directory", "open_input",
+    "optional", "out", "peak_rss_mb", "plugins", "print_json", "progress", "replacing",
+    "run_workers", "section_name", "table", "worker_main", "write_atomic",
+]
+
+if TYPE_CHECKING:
+    from dgl_heta.cli.options import AsJson, SettingsOptions, grouped
+    from dgl_heta.comm.collectives import Comm, Traffic, init_workers
+    from dgl_heta.errors import listing, nearest
+    from dgl_heta.graph.source import MASKS
+    from dgl_heta.hooks.manager import Plugins, plugins
+    from dgl_heta.launch.local import run_workers
+    from dgl_heta.launch.worker import main as worker_main
+    from dgl_heta.partition.inputs import open_input
+    from dgl_heta.partition.part_config import config_name
+    from dgl_heta.partition.request import make_request
+    from dgl_heta.raf.wrapper import data_parallel
+    from dgl_heta.report.console import Advance, out, print_json, progress, table
+    from dgl_heta.sampling.blocks import InEdges
+    from dgl_heta.settings import load_settings, section_name
+    from dgl_heta.store.writer import check_source
+    from dgl_heta.system.files import new_directory, replacing, write_atomic
+    from dgl_heta.system.jit import kernel
+    from dgl_heta.system.memory import peak_rss_mb
+    from dgl_heta.system.optional import optional
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        module, _, attribute = _LAZY[name].partition(":")
+        return getattr(importlib.import_module(module), attribute or name)
+    raise AttributeError(f"module 'dgl_heta.tools' has no attribute '{name}'")
