@@ -4,7 +4,9 @@ run it."""
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dgl
@@ -15,9 +17,6 @@ from dgl_heta.distdgl.layers import Layer, RelationGraph
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock
-
-_stateful: weakref.WeakKeyDictionary[Any, list[tuple[Relation, nn.Module]]] = (
-    weakref.WeakKeyDictionary())
 
 
 def call_module(module: Any, edges: RelationBlock, graph: RelationGraph, rows: Any,
@@ -49,28 +48,76 @@ def call_module(module: Any, edges: RelationBlock, graph: RelationGraph, rows: A
     return value
 
 
-def share_state(conv: Any, layer: Layer, ran: set[Relation]) -> None:
-    """Bring what modules keep in buffers (running statistics, the vectors of spectral_norm) from a
-    trainer that ran them to the others of its group, in training."""
-    group = layer.session.group
-    if group.size == 1 or not conv.training:
-        return
+@dataclass
+class State:
+    """What the relations' modules of a HeteroGraphConv keep in buffers.
+
+    Attributes
+    ----------
+    modules : relations whose modules have buffers.
+    common : (module, buffer's name) that several relations' modules have, but for running
+        statistics of batch norms.
+    """
+
+    modules: list[tuple[Relation, nn.Module]]
+    common: list[tuple[nn.Module, str]]
+
+    def marks(self) -> list[tuple[int, int]]:
+        """Other ones where a common buffer has been written to."""
+        found = (module._buffers.get(name) for module, name in self.common)
+        return [(id(b), 0 if b is None or b.is_inference() else b._version) for b in found]
+
+
+_stateful: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
+
+
+def state_of(conv: Any, layer: Layer) -> State | None:
+    """The buffers of a HeteroGraphConv's modules, if they may change and there are any."""
+    if layer.session.group.size == 1 or not conv.training:
+        return None
     if conv not in _stateful:
-        found = {}
+        modules, users = [], Counter[tuple[nn.Module, str]]()
         for relation in layer.session.store.schema.relations:
             try:
                 module = conv._get_module(tuple(relation))
             except KeyError:
                 continue
             if any(True for _ in module.buffers()):
-                found[relation] = module
-        _stateful[conv] = [*found.items()]
-    stateful = _stateful[conv]
-    if not stateful:
-        return
-    mine = torch.tensor([group.rank if r in ran else group.size for r, _ in stateful])
-    runners = group.all_reduce(mine, "min", "control").tolist()
-    buffers = [(runner, b) for (_, module), runner in zip(stateful, runners)
+                modules.append((relation, module))
+            users.update((part, name) for part in module.modules() for name, _ in
+                         part.named_buffers(recurse=False)
+                         if not isinstance(part, nn.modules.batchnorm._NormBase))
+        _stateful[conv] = State(modules, [place for place, n in users.items() if n > 1])
+    return _stateful[conv] if _stateful[conv].modules else None
+
+
+def share_state(state: State, before: list[tuple[int, int]], layer: Layer, ran: set[Relation]
+                ) -> None:
+    """Bring what modules keep in buffers (running statistics, the vectors of spectral_norm) from a
+    trainer that ran them to the others of its group.
+
+    Parameters
+    ----------
+    before : the state's marks before modules ran.
+
+    Raises
+    ------
+    HetaError
+        What several relations have in common has changed, on any trainer.
+    """
+    group = layer.session.group
+    changed = [place for place, (old, new) in enumerate(zip(before, state.marks())) if old != new]
+    mine = torch.tensor([min(changed, default=len(before)),
+                         *(group.rank if r in ran else group.size for r, _ in state.modules)])
+    first, *runners = group.all_reduce(mine, "min", "control").tolist()
+    if first < len(before):
+        module, name = state.common[first]
+        raise HetaError(f"buffer '{name}' of {type(module).__name__}, in a module that several "
+                        "relations have in common, changes with every call, and its calls are in "
+                        "another order on a meta-partitioned graph; give each relation a module of "
+                        "its own (spectral_norm: or norm the common weight once, outside of "
+                        "HeteroGraphConv)")
+    buffers = [(runner, b) for (_, module), runner in zip(state.modules, runners)
                if runner < group.size for b in module.buffers() if b.numel()]
     for runner, buffer in buffers:
         sizes = [int(rank == runner) for rank in range(group.size)]

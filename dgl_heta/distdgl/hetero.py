@@ -15,7 +15,7 @@ from dgl.nn.pytorch import GraphConv, hetero
 from torch import Tensor
 
 from dgl_heta.distdgl import gat_conv, graph_conv
-from dgl_heta.distdgl.children import call_module, share_state
+from dgl_heta.distdgl.children import call_module, share_state, state_of
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.merging import (
     Part,
@@ -88,6 +88,8 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     attended = dict(zip(attentions, gat_conv.run_together([*attentions.values()])
                         if attentions else ()))
     called: set[Relation] = set()
+    state = state_of(conv, layer)
+    before = state.marks() if state else []
     for place, (edges, module, args, kwargs) in chosen.items():
         relation = edges.relation
         source = sources[relation.src]
@@ -103,7 +105,8 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
             value = call_module(module, edges, graph, (source, mapped(
                 edges.of, rows[relation.dst])), args, kwargs)
         parts[relation.dst].append((edges, value))
-    share_state(conv, layer, called)
+    if state:
+        share_state(state, before, layer, called)
     for ntype, values in parts.items():
         if values or ntype in block.seeds:
             out = merge_relations(layer, ntype, values, aggregate, (conv, ntype), like,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +12,11 @@ from torch import Tensor
 
 from dgl_heta.proof.gather import Ids, Places
 from dgl_heta.system.nested import Path
+
+Trace = Sequence[tuple[str, Mapping[Path, Tensor]]]
+"""What modules returned, by path, in order of execution, with their names."""
+_ROUNDING = 1e-3
+"""Rows smaller than this, relative to the largest, may be what rounding left of larger ones."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +70,21 @@ class Levels:
     def pair(self, path: Path, ours: Tensor, plain: Tensor) -> tuple[Tensor, Tensor] | None:
         """The same nodes' rows of both ways; None where it is not known of which nodes they are."""
         types = [p for p in path if p in self.ours[0]][-1:] or list(self.ours[0])
-        last = len(self.ours) - 1
         if not (ours.dim() and plain.dim()):
             return (ours, plain) if ours.shape == plain.shape else None
-        for level in range(last, -1, -1):
-            for t in types:
-                here, there = self.ours[level][t], self.plain[level][t]
-                if len(here) == len(ours) and len(there) == len(plain) and (
-                        ours.shape[1:] == plain.shape[1:]):
-                    return self._rows(level, t, ours, plain)
+        for level, t in self._levels_of(types, ours, plain):
+            return self._rows(level, t, ours, plain)
         return (ours, plain) if ours.shape == plain.shape else None
+
+    def _levels_of(self, types: Sequence[str], ours: Tensor, plain: Tensor
+                   ) -> list[tuple[int, str]]:
+        """Levels and types with as many nodes as there are rows, both ways; the last level first.
+        """
+        if not (ours.dim() and plain.dim()) or ours.shape[1:] != plain.shape[1:]:
+            return []
+        return [(level, t) for level in range(len(self.ours) - 1, -1, -1) for t in types
+                if len(self.ours[level][t]) == len(ours)
+                and len(self.plain[level][t]) == len(plain)]
 
     def _rows(self, level: int, ntype: str, ours: Tensor, plain: Tensor) -> tuple[Tensor, Tensor]:
         here, there = self.ours[level][ntype], self.plain[level][ntype]
@@ -89,26 +99,53 @@ class Levels:
         own = torch.from_numpy(np.flatnonzero(mask)).to(ours.device)
         return ours[own], plain[torch.from_numpy(places[mask]).to(plain.device)]
 
-    def first_difference(self, ours: Sequence[tuple[str, Mapping[Path, Tensor]]],
-                         plain: Sequence[tuple[str, Mapping[Path, Tensor]]], limit: float
-                         ) -> str | None:
+    def first_difference(self, ours: Trace, plain: Trace, limit: float) -> str | None:
         """Where, in order of execution, rows of a module differ first."""
-        of: dict[str, list[Mapping[Path, Tensor]]] = {}
-        for name, outputs in ours:
-            of.setdefault(name, []).append(outputs)
-        seen: dict[str, int] = {}
-        calls = Counter(name for name, _ in plain)
-        for name, outputs in plain:
-            number = seen[name] = seen.get(name, -1) + 1
-            if calls[name] != len(of.get(name, ())):  # one a relation, of which there are fewer
-                continue
-            for path, want in outputs.items():
-                got = of[name][number].get(path)
-                pair = None if got is None else self.pair(path, got, want)
-                if pair is not None and (size := relative(*pair)) > limit:
-                    ntype = next((f" of '{p}'" for p in path if p in self.ours[0]), "")
-                    return f"rows{ntype} from module '{name or 'itself'}' (by {size:.1e})"
+        for name, path, got, want in _alike(ours, plain):
+            pair = self.pair(path, got, want)
+            if pair is not None and (size := relative(*pair)) > limit:
+                ntype = next((f" of '{p}'" for p in path if p in self.ours[0]), "")
+                return f"rows{ntype} from module '{name or 'itself'}' (by {size:.1e})"
         return None
+
+    def hidden_difference(self, ours: Trace, plain: Trace, limit: float) -> str | None:
+        """The same of rows by node type alone, of which it is sure whose they are.
+
+        For outputs that agree because nothing comes through to them: an activation in saturation
+        gives the same for all nodes.
+        """
+        pairs = []
+        for name, path, got, want in _alike(ours, plain):
+            types = [p for p in path if p in self.ours[0]]
+            if types and name and len(self._levels_of(types[-1:], got, want)) == 1:
+                pair = self.pair(path, got, want)
+                if pair is not None and pair[1].numel():
+                    pairs.append((name, types[-1], *pair))
+        largest = max((float(want.detach().abs().max()) for *_, want in pairs), default=0.0)
+        for name, ntype, got, want in pairs:
+            # What is left of a cancellation, far below all others, is rounding.
+            size = float((got - want).detach().abs().max())
+            scale = max(float(want.detach().abs().max()), _ROUNDING * largest)
+            if not size <= limit * scale:
+                return f"rows of '{ntype}' from module '{name}' differ by {size / scale:.1e}"
+        return None
+
+
+def _alike(ours: Trace, plain: Trace) -> Iterator[tuple[str, Path, Tensor, Tensor]]:
+    """Module's name, path, and both ways' rows, of modules that were called alike."""
+    of: dict[str, list[Mapping[Path, Tensor]]] = {}
+    for name, outputs in ours:
+        of.setdefault(name, []).append(outputs)
+    seen: dict[str, int] = {}
+    calls = Counter(name for name, _ in plain)
+    for name, outputs in plain:
+        number = seen[name] = seen.get(name, -1) + 1
+        if calls[name] != len(of.get(name, ())):  # one a relation, of which there are fewer
+            continue
+        for path, want in outputs.items():
+            got = of[name][number].get(path)
+            if got is not None:
+                yield name, path, got, want
 
 
 def worst_by_id(ours: tuple[np.ndarray, np.ndarray], plain: tuple[np.ndarray, np.ndarray]) -> float:

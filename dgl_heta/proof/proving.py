@@ -261,6 +261,10 @@ class Proof:
                     f"; the first that differ are {where}" if where else ""))
         if not pairs and not texts:
             raise NotProvedError("the module returned no rows of numbers")
+        if not texts and dtype == torch.float64:
+            hidden = self._levels.hidden_difference(ours.trace, self._plain.trace, limit)
+            if hidden is not None:
+                texts.append(f"{hidden}, which the outputs of this batch do not show")
 
     def _gradients(self, outcome: Outcome, outputs: Sequence[Tensor],
                    tokens: Sequence[Tensor] = ()) -> Gradients:

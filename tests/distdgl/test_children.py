@@ -17,10 +17,12 @@ HOOKED = [f"{HERE}.wrappers:{name}" for name in (
         "forward_hook", "pre_hook", "overridden", "parametrized", "weight_norm", "spectral_norm",
         "old_weight", "old_spectral")),
     'hooked_gat "overridden"', 'hooked_gat "old_weight"', "hooked_once", "hooked_everywhere",
+    "kept_in_common",
     "patched_class", "hooked_between_epochs")]
 REFUSED = {f"{HERE}.{name}": text for name, text in {
     'wrappers:hooked "backward_hook"': "has a backward hook",
     'wrappers:hooked "backward_pre_hook"': "has a backward hook",
+    "wrappers:normed_in_common": "several relations have in common, changes with every call",
     **{f"children:{name}": text for name, text in {
         "reads_destinations_of_seeds": "'own' of destinations of",
         "reads_edge_ids": "reads edge ids",

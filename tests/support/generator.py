@@ -1,6 +1,7 @@
 """Programs that nobody wrote, run by plain DGL and under RAF: none may differ without an error.
 
     python -m tests.support.generator --draws 300 --seed 1 --machines 2 --trainers 2 [--prove]
+    python -m tests.support.generator --draws 300 --seed 1 --only 24 --trace
 
 Programs are drawn (:mod:`tests.support.drawn`) and run by :mod:`tests.support.programs`, many in
 one start of the trainers. Each has a verdict:
@@ -191,18 +192,21 @@ def main() -> int:
     parser.add_argument("--shrink", type=int, default=3, help="of so many kinds of failures")
     parser.add_argument("--singles", action="store_true",
                         help="every part alone instead of drawn programs")
-    parser.add_argument("--only", type=Path, help="programs in this file of JSON lines instead")
+    parser.add_argument("--only", help="the draw of this number alone, from 0 on; or the programs "
+                        "in this file of JSON lines")
     parser.add_argument("--out", type=Path, help="verdicts as JSON lines")
     parser.add_argument("--trace", action="store_true", help="tracebacks of the trainers")
     chosen = parser.parse_args()
     settings = [*chosen.set, *proof(chosen.prove)]
-    if chosen.only:
+    if chosen.only and not chosen.only.isdecimal():
         programs = [from_json(json.loads(line)["program"])
-                    for line in chosen.only.read_text().splitlines()]
+                    for line in Path(chosen.only).read_text().splitlines()]
     elif chosen.singles:
         programs = singles()
     else:
         programs = draw(chosen.draws, chosen.seed)
+        if chosen.only:
+            programs = programs[int(chosen.only):][:1]
     verdicts: list[Verdict] = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from dgl.nn.pytorch import GATConv, GraphConv
+from dgl.nn.pytorch import GATConv, GraphConv, HeteroGraphConv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import parametrizations
@@ -16,7 +16,7 @@ from torch.nn.utils import spectral_norm as old_spectral_norm
 from torch.nn.utils import weight_norm as old_weight_norm
 
 from tests.distdgl.programs.children import net
-from tests.distdgl.programs.usual import Net, train
+from tests.distdgl.programs.usual import HIDDEN, Net, train
 from tests.support.programs_worker import Trainer
 
 Change = Callable[[nn.Module], None]
@@ -96,6 +96,24 @@ def hooked_once(t: Trainer) -> None:
     if t.rank == 0:
         model.layers[1].mods["writes"].register_forward_hook(lambda _m, _x, out: None)
     train(t, model)
+
+
+def normed_in_common(t: Trainer) -> None:
+    """One spectral norm for all relations, whose vectors take a step with each call."""
+    one = parametrizations.spectral_norm(GraphConv(HIDDEN, HIDDEN, norm="right", bias=False))
+    model = _graph(t)
+    model.layers[0] = HeteroGraphConv({e: one for _, e, _ in t.facts.etypes}, "sum")
+    train(t, model, 3)
+
+
+def kept_in_common(t: Trainer) -> None:
+    """One module for all relations, with a buffer that stays as it is."""
+    one = GraphConv(HIDDEN, HIDDEN, norm="right", bias=False)
+    one.register_buffer("scale", torch.tensor(1.5).double())
+    one.register_forward_hook(lambda module, _, out: out * module.scale)
+    model = _graph(t)
+    model.layers[0] = HeteroGraphConv({e: one for _, e, _ in t.facts.etypes}, "sum")
+    train(t, model, 3)
 
 
 def hooked_everywhere(t: Trainer) -> None:
