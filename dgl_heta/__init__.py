@@ -51,6 +51,7 @@ _LAZY = {
     "slot": "dgl_heta.models",
     "enable": "dgl_heta.distdgl.activate",
     "disable": "dgl_heta.distdgl.activate",
+    "all_seeds": "dgl_heta.distdgl.group_seeds",
     "load_model": "dgl_heta.training.checkpoint",
     "HetaError": "dgl_heta.errors",
     "InputError": "dgl_heta.errors",
@@ -89,6 +90,7 @@ __all__ = [
     "WrapContext",
     "WrappedModule",
     "__version__",
+    "all_seeds",
     "as_source",
     "disable",
     "enable",
@@ -104,6 +106,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.activate import disable, enable
+    from dgl_heta.distdgl.group_seeds import all_seeds
     from dgl_heta.errors import HetaError, InputError
     from dgl_heta.graph.readers.files import open_edges
     from dgl_heta.graph.readers.torch_file import SavedObject, read_saved

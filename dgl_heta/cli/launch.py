@@ -178,7 +178,8 @@ def launch(
         metavar="COMMAND", show_default=False,
         help="What every server and trainer runs, such as python train_dist.py …; {ip_config} "
         "and {part_config} in it become the paths of these files. With settings (-c, --set) a "
-        "Python script, which runs under `dgl-heta run`.")],
+        "Python script, which runs under `dgl-heta run`. On this machine 'python' is the one that "
+        "runs dgl-heta; give a path for another.")],
     part_config: Annotated[Path, typer.Option(
         metavar="FILE", help="What partition_graph wrote, such as data/mag.json.")],
     hosts: HostOptions, emulation: EmulationOptions, source: SettingsOptions,
@@ -231,8 +232,11 @@ def make_job(command: Command, part_config: Path, hosts: HostOptions, emulation:
     direct = [h.index for h in listed if link is None and hosts.local
               and is_this_machine(h.address)]
     ours = check_part_config(part_config, len(listed))
+    roles = processes.roles()
+    if (link is not None or len(direct) == len(listed)) and "PATH" not in roles.variables:
+        command = command.run_by(sys.executable)
     job = ScriptJob(
-        hosts=listed, command=command, roles=processes.roles(),
+        hosts=listed, command=command, roles=roles,
         part_config=part_config.absolute(), workdir=(processes.workdir or Path()).absolute(),
         emulated=link, direct=frozenset(direct), cores=emulation.cores_of(len(listed)),
         ssh=Ssh(hosts.ssh_port, hosts.ssh_user, limits.timeout), carried=carried_variables(),

@@ -22,12 +22,14 @@ from torch import Tensor
 from dgl_heta.distdgl import proof
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.epochs import current_epochs
+from dgl_heta.distdgl.group_seeds import tell
 from dgl_heta.distdgl.merging import canonical
 from dgl_heta.distdgl.reach import Reached, reached_by
 from dgl_heta.distdgl.recording import recorder
 from dgl_heta.distdgl.reference import PlainBlock
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
+from dgl_heta.distdgl.whereabouts import took
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.sampler import NeighborSampler
@@ -154,7 +156,11 @@ class RafLoader:
         if self._step >= len(self) or (recording is not None and recording.ends_pass(self._step)):
             session.check_batches()
             self._close()
+            session.at_batch = None
             raise StopIteration
+        if session.world.size > 1:
+            session.at_batch = (self._number, self._epoch, self._step)
+            took(session.at_batch)
         self._step += 1
         batch, reached = next(self._batches, (None, None))
         if batch is None or reached is None:
@@ -163,12 +169,25 @@ class RafLoader:
         session.begin({(block.layer, t) for block in batch.blocks
                        for t, s in block.seeds.items() if s.total}, batch.blocks[0].done)
         sample = _sample(session, batch, reached)
+        if session.reference:
+            tell(sample[2], self._seeds_with_raf(sample[1]))
         if recording is not None:
             recording.begin_batch(*sample[:2])
         step = self._step - 1
         proof.handed_out(self, session, batch, sample[2], self._epoch, step,
                          self._draws(self._epoch, step))
         return sample
+
+    def _seeds_with_raf(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Reference mode: what `all_seeds` would give with RAF."""
+        session = self._session
+        mine = [torch.stack([torch.full_like(own[t], kind), own[t]], 1)
+                for kind, t in enumerate(session.plan.targets) if t in own]
+        sizes = [of_trainer[self._step - 1] for of_trainer in self.sizes]
+        every = session.world.all_gather_rows(torch.cat(mine), sizes, "control").split(sizes)
+        rows = torch.cat([*mine, *(every[rank] for rank in session.partners
+                                   if rank != session.world.rank)])
+        return {t: rows[rows[:, 0] == kind, 1] for kind, t in enumerate(session.plan.targets)}
 
     def _sampled(self, epoch: int, step: int) -> tuple[MiniBatch, Reached]:
         """The batch of a step, and which trainers' seeds reach its input nodes."""

@@ -25,6 +25,7 @@ from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.chains import Chains
+from dgl_heta.distdgl.group_seeds import note_seeds
 from dgl_heta.distdgl.layers import csc_with_ids
 from dgl_heta.distdgl.plain import own_hook
 from dgl_heta.distdgl.session import Session
@@ -236,6 +237,7 @@ class DglSetting:
 
     def __init__(self, session: Session, origin: Origin) -> None:
         self._session, self._origin = session, origin
+        self._batch = origin.batch
         self._traffic = Traffic()
         self.world, self.group = self._apart(session.world), self._apart(session.group)
         schema = session.store.schema
@@ -275,6 +277,10 @@ class DglSetting:
             session.traffic.bytes[CAUSE] += sum(self._traffic.bytes.values())
 
     def sample(self, most: int) -> MiniBatch:
+        self._batch = self._sampled(most)
+        return self._batch
+
+    def _sampled(self, most: int) -> MiniBatch:
         batch, session = self._origin.batch, self._session
         pieces = fewer_seeds(batch, most)
         if pieces is None:
@@ -296,8 +302,12 @@ class DglSetting:
         return lambda given: _instead(make_blocks(self._session, batch), given)
 
     def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
-        return lambda given: _instead([self._plain_block(layer, *ids[place:place + 2])
-                                       for place, layer in enumerate(layers)], given)
+        def instead(given: Any) -> Callable[[Any], Any]:
+            blocks = [self._plain_block(layer, *ids[place:place + 2])
+                      for place, layer in enumerate(layers)]
+            note_seeds(blocks, self._batch)
+            return _instead(blocks, given)
+        return instead
 
     def _plain_block(self, layer: PlainLayer, sources: Ids, destinations: Ids) -> DGLBlock:
         """DGL's own block with every relation of the graph."""

@@ -82,6 +82,7 @@ class Session:
         self.source = plugins.get("batch source", train.batches)
         plugins.get("cache policy", settings.cache.policy)
         use_kernel(plugins.get("aggregation kernel", train.kernel))
+        self._stored_groups = plan.groups
         self.plan: Plan = self.wrapper.plan(plan)
         self.traffic = Traffic()
         self.world = self.group = self.sampling = Comm(self.traffic)
@@ -97,6 +98,8 @@ class Session:
         self.embeddings: list[Any] = []
         self.handed = Handed()
         self._meetings = 0
+        self.at_batch: tuple[int, int, int] | None = None
+        """Data loader, epoch and step of the last batch, if it was not the last of a pass."""
         self.parallels: list[Any] = []
         """The modules that the script wrapped."""
         self.backward = BackwardEnd()
@@ -164,6 +167,14 @@ class Session:
                     self.group = Comm(self.traffic, ranks, made[0])
                     self.sampling = Comm(Traffic(), ranks, made[1])
 
+    @property
+    def partners(self) -> list[int]:
+        """Ranks of the trainers that the partition's plan has in a group with this one."""
+        rank = dist.get_rank() if self.world.size > 1 else 0
+        place = self.trainers[self.part].index(rank) if self.world.size > 1 else 0
+        members = next(group for group in self._stored_groups if self.part in group)
+        return [self.trainers[m][place] for m in members] if self.world.size > 1 else [rank]
+
     def agree(self, what: str, values: Sequence[int]) -> None:
         """Check that all trainers are at the same point with the same values.
 
@@ -175,7 +186,7 @@ class Session:
         if self.world.size == 1:
             return
         self._meetings += 1
-        meet(self._meetings, self.settings.run.timeout_s)
+        meet(self._meetings, self.settings.run.timeout_s, self.at_batch)
         mine = torch.tensor([list(values)], dtype=torch.int64)
         every = self.world.all_gather_rows(mine, [1] * self.world.size, "control")
         for rank, row in enumerate(every.tolist()):

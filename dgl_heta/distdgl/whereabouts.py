@@ -2,8 +2,8 @@
 
 All trainers must create and iterate data loaders alike. A script of plain DistDGL may do otherwise
 (evaluation on trainer 0 alone, the others at a barrier), and would wait until the time-out. Each
-trainer posts in the process group's store when it comes to such a point; who waits there looks
-after the others.
+trainer posts in the process group's store when it comes to such a point, and which batch it takes;
+who waits there looks after the others.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _PATIENCE_S = 3.0
 _SURE_S = 2.0
 """A trainer that was in a barrier all this time will not leave it by itself."""
 _posted: list[bool] = []
+Batch = tuple[int, int, int]
+"""Data loader, epoch and step, from 0 on."""
 
 
 def _store() -> Any:
@@ -50,13 +52,24 @@ def at(place: str) -> Iterator[None]:
         _post("")
 
 
-def meet(number: int, timeout_s: float) -> None:
+def took(batch: Batch) -> None:
+    """This trainer takes a batch."""
+    with suppress(Exception):
+        _store().set(_batch_key(dist.get_rank()), " ".join(map(str, batch)))
+
+
+def meet(number: int, timeout_s: float, left: Batch | None = None) -> None:
     """Wait until all trainers have come to the `number`-th point of meeting.
+
+    Parameters
+    ----------
+    left : the last batch that this trainer took of a pass over a data loader, if there are more.
 
     Raises
     ------
     HetaError
-        Another trainer has ended, or waits for all at a barrier, so it will not come.
+        Another trainer has ended, or waits for all at a barrier, or has gone on in the pass that
+        this one has left, so it will not come.
     """
     store, size = _store(), dist.get_world_size()
     if not _posted:
@@ -66,6 +79,7 @@ def meet(number: int, timeout_s: float) -> None:
     if store.add(key, 1) >= size:
         return
     looked: dict[int, str] = {}
+    at_batch: dict[int, str] = {}
     since = start
     while store.add(key, 0) < size:
         now = time.monotonic()
@@ -82,14 +96,44 @@ def meet(number: int, timeout_s: float) -> None:
                         "all trainers of a meta-partitioned graph must create and iterate their "
                         "data loaders alike, in evaluation, too; give each its share of the nodes "
                         "(dgl.distributed.node_split) and gather the results")
+            _look_after_batches(store, size, left, at_batch)
             looked, since = found, now
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
 
 
+def _look_after_batches(store: Any, size: int, left: Batch | None, seen: dict[int, str]) -> None:
+    """
+    Raises
+    ------
+    HetaError
+        A trainer has been at a later batch of the same pass for two looks.
+    """
+    if left is None:
+        return
+    for rank in range(size):
+        text = _value(store, _batch_key(rank))
+        loader, epoch, step = map(int, text.split()) if text else (-1, -1, -1)
+        if (loader, epoch) == left[:2] and step > left[2] and seen.get(rank) == text:
+            raise HetaError(
+                f"trainer {dist.get_rank()} has left a pass over a data loader after "
+                f"{left[2] + 1} batches and is at another, trainer {rank} goes on with batch "
+                f"{step + 1}: all trainers of a meta-partitioned graph must leave it at the same "
+                "batch; let them agree on it first (torch.distributed.all_reduce)")
+        seen[rank] = text
+
+
+def _batch_key(rank: int) -> str:
+    return f"dgl-heta batch {rank}"
+
+
 def _where(store: Any, rank: int) -> str:
+    return _value(store, _key(rank))
+
+
+def _value(store: Any, key: str) -> str:
     try:
-        store.wait([_key(rank)], timedelta(milliseconds=20))
-        return str(store.get(_key(rank)).decode())
+        store.wait([key], timedelta(milliseconds=20))
+        return str(store.get(key).decode())
     except RuntimeError:  # nothing was posted yet
         return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 
 from dgl_heta.errors import InputError
@@ -25,6 +25,18 @@ class Command:
     def active(self) -> bool:
         """Whether the script runs under `dgl-heta run`."""
         return self.config is not None or bool(self.overrides)
+
+    @property
+    def script(self) -> str | None:
+        """The Python script of the command, as it is written; None for any other command."""
+        at = _script(self.words)
+        return None if at is None else self.words[at]
+
+    def run_by(self, interpreter: str) -> Command:
+        """The same with this interpreter, where the command says no more than 'python'."""
+        if self.words[0] not in ("python", "python3"):
+            return self
+        return replace(self, words=(interpreter, *self.words[1:]))
 
     def on(self, ip_config: str, part_config: str, config: str | None) -> list[str]:
         """The words on a host where these are the paths of the files."""

@@ -42,7 +42,8 @@ class ScriptJob:
         Raises
         ------
         InputError
-            Two hosts are this machine, ports or formats that cannot be, no such command here.
+            Two hosts are this machine, ports or formats that cannot be, no such command or script
+            here.
         """
         roles = self.roles
         if len(self.direct) > 1:
@@ -68,6 +69,10 @@ class ScriptJob:
         if not shutil.which(word if os.sep not in word else self.workdir / word, path=path):
             raise InputError(f"no command '{word}'; write the command after --, for example: "
                              "-- python train_dist.py")
+        script = self.command.script
+        if script is not None and not (self.workdir / script).exists():
+            raise InputError(f"there is no script {self.workdir / script}; its path is relative to "
+                             "--workdir, by default the directory that the command is given in")
 
     def over_ssh(self, host: Host) -> bool:
         """Whether a host is another machine."""

@@ -124,7 +124,7 @@ class Proof:
         dtype = self._plain_way(inputs.plain)
         with self._together():
             ready = self._prepared(setting.ours(batch), inputs.ours, dtype)
-        with self._together():  # the trainers of a group wait for each other inside
+        with self._together("with RAF"):  # the trainers of a group wait for each other inside
             ours = self._replay(ready, dtype)
             tokens = setting.chain()
         pairs: list[tuple[str, Tensor, Tensor]] = []
@@ -140,8 +140,8 @@ class Proof:
         return self._agreed(texts, "gradient")
 
     @contextmanager
-    def _together(self) -> Iterator[None]:
-        """What fails on one trainer is given up on all."""
+    def _together(self, replay: str = "") -> Iterator[None]:
+        """What fails on one trainer is given up on all; `replay` says how a model is run."""
         reason = None
         try:
             yield
@@ -151,6 +151,10 @@ class Proof:
             reason = str(error)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
+            if replay:
+                reason = (f"the model fails in a replay {replay} of at most {SEEDS} seeds per "
+                          "trainer, where relations may have no edges and types no rows that they "
+                          f"have in the whole batch: {reason}")
         world = self._setting.world
         flag = torch.tensor([int(reason is not None)])
         if int(world.all_reduce(flag, "max", CAUSE)):
@@ -198,7 +202,7 @@ class Proof:
         """Run it the plain way, in fp64 if that works on all trainers; returns the dtype."""
         for dtype in (torch.float64, torch.float32):
             try:
-                with self._together():
+                with self._together("on DGL's own blocks"):
                     self._plain = self._replay(self._prepared(
                         self._plain_blocks, rows, dtype), dtype)
                 return dtype

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.programs import SHAPES, differences, run
+from tests.support.waiting import PROMPT
 
 HERE = "tests.distdgl.programs"
 USUAL = [f"{HERE}.usual:graph_conv"]
@@ -33,6 +34,24 @@ def test_a_second_backward_pass_that_nobody_averages_is_refused(tmp_path) -> Non
     found = run([f"{HERE}.loops:retained"], 2, 1, tmp_path, raf=True)
     for each in found[f"{HERE}.loops:retained"]:
         assert str(each.error).startswith("HetaError: a second backward pass through one forward")
+
+
+def test_a_pass_that_one_trainer_leaves_alone_is_named_within_seconds(tmp_path) -> None:
+    name = f"{HERE}.loops:left_alone"
+    first, second = run([name], 2, 1, tmp_path, raf=True, settings=["run.timeout_s=120"])[name]
+    assert "trainer 0 has left a pass over a data loader after 1 batches" in str(first.error)
+    assert "trainer 1 goes on with batch 2" in str(first.error)
+    assert first.seconds < PROMPT
+    assert second.error is None
+
+
+LABELS = [f'{HERE}.loops:labels_as_inputs "{where}"' for where in ("outside", "inside")]
+
+
+@pytest.mark.parametrize("machines", [2, 3])
+def test_labels_of_neighbours_without_those_of_any_seed(machines: int, tmp_path) -> None:
+    assert differences(LABELS, machines, 4 - machines, tmp_path,
+                       settings=["run.prove=auto"]) == {}
 
 
 GRADIENTS = [f'{HERE}.gradients:partly "{way}"' for way in (

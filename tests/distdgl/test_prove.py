@@ -109,11 +109,21 @@ def test_random_numbers_are_named_and_prove_nothing(part_config):
 
 
 def test_norms_and_a_missing_evaluation_are_said(part_config):
-    result = prove(part_config, SCRIPT, "--case", "norm, no evaluation")
+    """Labels are an input, too, but for those of all trainers' seeds."""
+    result = prove(part_config, SCRIPT, "--case", "norm, labels, no evaluation")
     assert result.status == 0, result.text
     notes = " ".join(result.found["notes"])
     assert "Net.layers.0.after" in notes
     assert "no evaluation seen" in notes
+
+
+def test_a_missing_script_is_named_at_once(part_config, tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-m", "dgl_heta", "prove", "--hosts", "2", "--part-config",
+         str(part_config), "--", "python", "trian.py"], capture_output=True, text=True,
+        timeout=PROMPT, check=False, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: there is no script {tmp_path / 'trian.py'}")
 
 
 def test_hosts_that_are_other_machines_are_refused(part_config, tmp_path):

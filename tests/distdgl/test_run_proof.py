@@ -13,7 +13,8 @@ from tests.support.programs import SHAPES, Found, compare, run
 
 HERE = proofs.__name__
 RIGHT = ["with_dropout", "with_autocast", "layer_by_layer", "on_block_data", "loss_inside",
-         "inference", "recording_hooks", "small_batches_of_large_ones", "not_proved"]
+         "inference", "recording_hooks", "small_batches_of_large_ones", "not_proved",
+         "few_edges"]
 FEW = ["case_gat_mean", "case_sage_max", "case_graph_callable", "case_multi_sum", "case_wide"]
 WRONG = {
     "seeds_masked": "the input labels of node .* of 'paper' differs by .* between trainers 0 and",

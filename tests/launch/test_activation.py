@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -33,6 +34,7 @@ def test_settings_need_a_python_script(command):
 @pytest.mark.parametrize("way", ["option", "set", "variable", "none"])
 def test_without_settings_the_command_is_plain(place, monkeypatch, way):
     config = place.script("[train]\nlr = 0.1\n", "heta.toml")
+    place.script("", "t.py")
     options: list[Any] = {"option": ["-c", "heta.toml"], "set": ["--set", "train.lr=0.1"]}.get(
         way, [])
     if way == "variable":
@@ -41,7 +43,18 @@ def test_without_settings_the_command_is_plain(place, monkeypatch, way):
                       "t.py", "-x").json
     given = {"set": ["--set", "train.lr=0.1"], "none": []}.get(way, ["-c", str(config)])
     expected = ["-m", *(["dgl_heta", "run", *given] if given else ["dgl_heta.launch.plain"])]
-    assert {tuple(p["command"]) for p in shown} == {("python", *expected, "t.py", "-x")}
+    assert {tuple(p["command"]) for p in shown} == {(sys.executable, *expected, "t.py", "-x")}
+
+
+@pytest.mark.parametrize(("kind", "options", "word", "expected"), [
+    ("emulated", [], "python3", sys.executable), ("emulated", [], "/usr/bin/env", "/usr/bin/env"),
+    ("emulated", ["--env", "PATH=/usr/bin"], "python3", "python3"),
+    ("emulated", [], sys.executable, sys.executable), ("ssh", [], "python", "python")])
+def test_python_is_the_one_that_runs_dgl_heta_unless_a_path_is_given(place, kind, options, word,
+                                                                     expected):
+    shown = place.run(*place.where(kind), *options, "--dry-run", "--json", "--", word,
+                      place.script("")).json
+    assert {p["command"][0] for p in shown} == {expected}
 
 
 def test_a_bad_setting_is_found_before_anything_starts(place):

@@ -77,6 +77,13 @@ def test_no_command_and_an_unknown_command(place):
     assert (result.status, result.error[:18]) == (2, "no command 'pythn'")
 
 
+@pytest.mark.parametrize("options", [[], ["--set", "train.lr=0.1"]])
+def test_a_missing_script_is_named_before_anything_starts(place, options):
+    result = place.run(*place.where("direct", 1), *options, "--", "python", "-u", "trian.py", "-x")
+    assert result.status == 2
+    assert result.error.startswith(f"there is no script {place.directory / 'trian.py'}; its path")
+
+
 def test_a_port_in_use_is_named(place):
     where = place.where("direct", 1)
     port = int((place.directory / "ip_config.txt").read_text().split()[1])

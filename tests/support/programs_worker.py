@@ -60,6 +60,7 @@ class Trainer:
     Attributes
     ----------
     rank, world : of this trainer.
+    partners : ranks of the trainers of its group under RAF, its own first.
     raf : whether dgl-heta runs it, for what must differ between the two ways.
     facts : of the graph.
     nodes : this trainer's nodes to train on, of type "paper".
@@ -68,6 +69,8 @@ class Trainer:
 
     def __init__(self, rank: int, job: dict[str, Any], graph: Any) -> None:
         self.rank, self.world, self.raf = rank, job["world"], job["raf"]
+        self.partners = [rank, *(r for r in range(rank % job["trainers"], self.world,
+                                                  job["trainers"]) if r != rank)]
         self.whole = graph
         widths = {t: self.whole.nodes[t].data["feat"].shape[1] for t in self.whole.ntypes
                   if "feat" in self.whole.nodes[t].data}

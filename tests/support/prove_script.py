@@ -1,6 +1,6 @@
 """A small DistDGL script for `dgl-heta prove`: it trains and evaluates the model that is asked for.
 
-It knows nothing of dgl-heta, unless it is told to switch off a repair.
+It knows nothing of dgl-heta, unless it is told to switch off a repair, or asks for all seeds.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import torch
 from dgl.nn.pytorch import HeteroGraphConv, SAGEConv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, relu
+
+import dgl_heta
 
 HIDDEN, CLASSES, TARGET = 8, 4, "paper"
 
@@ -59,7 +61,7 @@ class Net(nn.Module):
         widths = {t: g.nodes[t].data["feat"].shape[1] for t in g.ntypes
                   if "feat" in g.nodes[t].data}
         self.project = nn.ModuleDict({t: nn.Linear(w, HIDDEN) for t, w in widths.items()})
-        after = {"centred": Centred, "noise": Noise, "norm, no evaluation":
+        after = {"centred": Centred, "noise": Noise, "norm, labels, no evaluation":
                  lambda: nn.BatchNorm1d(HIDDEN)}.get(case, nn.Identity)
         self.layers = nn.ModuleList(Layer(g.etypes, after()) for _ in range(2))
         self.head = nn.Linear(HIDDEN, CLASSES)
@@ -70,6 +72,13 @@ class Net(nn.Module):
         for layer, block in zip(self.layers, blocks):
             states = layer(block, states)
         return self.head(states[TARGET])
+
+
+def with_labels(g, states: dict[str, Tensor], blocks: list, hidden: Tensor) -> None:
+    """Labels of neighbours as one more input, but for those of hidden nodes."""
+    ids = blocks[0].srcnodes[TARGET].data[dgl.NID]
+    labels = g.nodes[TARGET].data["labels"][ids].float() + 1
+    states[TARGET] = states[TARGET] + labels.masked_fill(torch.isin(ids, hidden), 0)[:, None]
 
 
 def ahead(loader: Iterable[Any]) -> Iterator[Any]:
@@ -114,6 +123,8 @@ def main() -> None:
     def run(ids: dict[str, Tensor], blocks: list) -> Tensor:
         states = {t: tables[t](i) if t in tables else g.nodes[t].data["feat"][i].float()
                   for t, i in ids.items()}
+        if "labels" in options.case:
+            with_labels(g, states, blocks, dgl_heta.all_seeds(blocks)[TARGET])
         return net(blocks, states)
 
     for _ in range(3):

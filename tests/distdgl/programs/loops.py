@@ -6,10 +6,11 @@ import functools
 from typing import Any
 
 import torch
-from dgl.nn.pytorch import GATConv, GraphConv, HeteroGraphConv
+from dgl.nn.pytorch import GATConv, GraphConv, HeteroGraphConv, SAGEConv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+import dgl_heta
 from tests.distdgl.programs.usual import Inputs, Net
 from tests.support.programs_worker import Trainer
 
@@ -168,3 +169,55 @@ def forgotten(t: Trainer) -> None:
         wrapped.zero_grad()
         loss.backward()
         t.gradients(wrapped)
+
+
+def left_alone(t: Trainer) -> None:
+    """Trainer 0 leaves a pass after a batch, for the next epoch; another takes one batch more."""
+    loader = t.loader(batch_size=3)
+    batches, store = iter(loader), torch.distributed.distributed_c10d._get_default_store()
+    t.record("batch", torch.ones(len(next(batches))))
+    if t.rank:
+        next(batches)
+        store.wait(["said"])
+        return
+    try:
+        iter(loader)
+    finally:
+        store.set("said", "")
+
+
+def labels_as_inputs(t: Trainer, where: str) -> None:
+    """Labels of neighbours are an input, those of all trainers' seeds are hidden; with whole blocks
+    from the start, or inside of the model."""
+    class Labelled(Net):
+        def forward(self, blocks: list[Any], ids: dict[str, Tensor], features: dict[str, Tensor],
+                    hidden: Tensor | None = None) -> Tensor:
+            states = self.inputs(ids, features)
+            hidden = torch.isin(ids["paper"], seeds_of(blocks)) if hidden is None else hidden
+            labels = t.labels({"paper": ids["paper"]}).double() + 1
+            states["paper"] = states["paper"] + labels.masked_fill(hidden, 0)[:, None]
+            for layer, block in zip(self.layers, blocks):
+                states = layer(block, states)
+            return states["paper"]
+
+    def seeds_of(blocks: list[Any]) -> Tensor:
+        found = dgl_heta.all_seeds(blocks)["paper"]
+        if t.raf:
+            return found
+        every: list[Any] = [None] * t.world
+        torch.distributed.all_gather_object(every, found)
+        return torch.cat([every[rank] for rank in t.partners])
+
+    net = t.parallel(Labelled(t.facts, lambda a, b: HeteroGraphConv(
+        {e: SAGEConv(a, b, "mean") for _, e, _ in t.facts.etypes}, "sum")))
+    for _, (ids, seeds, blocks) in zip(range(2), t.loader()):
+        own = dgl_heta.all_seeds(blocks)["paper"][:len(seeds["paper"])]
+        assert torch.equal(own, seeds["paper"])
+        hidden = torch.isin(ids["paper"], seeds_of(blocks)) if where == "outside" else None
+        out = net(blocks, ids, t.features(ids), hidden)
+        cross_entropy(out, t.labels(seeds)).backward()
+        t.record("out", out, seeds["paper"])
+        t.gradients(net)
+    if t.session is not None and t.session.settings.run.prove != "off":
+        assert t.session.watch.told is None, t.session.watch.told
+        assert t.session.watch.proved > 0

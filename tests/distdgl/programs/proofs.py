@@ -271,4 +271,29 @@ def not_proved(t: Trainer) -> None:
         assert "argument of type Options" in t.session.watch.told
 
 
+def few_edges(t: Trainer) -> None:
+    """Some relation has no edge for a few seeds, which the model takes for granted."""
+    from dgl_heta.proof import proving
+
+    class Granted(Net):
+        def forward(self, blocks: Any, ids: Any, features: Any) -> Tensor:
+            if blocks[-1].num_dst_nodes("paper") == 1:
+                raise KeyError("h")
+            return super().forward(blocks, ids, features)
+
+    net = t.parallel(Granted(t.facts, conv(t, sage)))
+    before, proving.SEEDS = proving.SEEDS, 1
+    try:
+        for _, (ids, seeds, blocks) in zip(range(2), t.loader()):
+            cross_entropy(net(blocks, ids, t.features(ids)), t.labels(seeds)).backward()
+    finally:
+        proving.SEEDS = before
+    assert t.session is not None
+    if t.session.settings.run.prove != "off":
+        assert t.session.watch.told.startswith(
+            "the model fails in a replay on DGL's own blocks of at most 1 seeds per trainer, where")
+        assert t.session.watch.told.endswith("they have in the whole batch: KeyError: 'h'")
+    t.parameters(net)
+
+
 assert HIDDEN
