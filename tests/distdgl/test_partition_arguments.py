@@ -20,7 +20,7 @@ from dgl_heta.partition import arguments
 from dgl_heta.partition.backends.distdgl import to_dgl_graph
 from dgl_heta.partition.directory import open_partition
 from tests.support.graphs import academic
-from tests.support.partition_doors import DOORS, MASK, direct, graph
+from tests.support.partition_doors import CITES, DOORS, MASK, direct, graph
 from tests.support.waiting import PATIENCE
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -42,6 +42,20 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
 
 
 # --- each argument ---------------------------------------------------------------------------
+
+
+@both
+def test_a_relation_without_edges_is_refused_and_can_be_left_out(door, tmp_path):
+    """As docs/switching.md says."""
+    g = graph()
+    g.remove_edges(torch.arange(g.num_edges(CITES)), etype=CITES)
+    with pytest.raises(InputError, match="relation 'paper cites paper' has 0 edges.*leave an emp"):
+        door(g, "academic", 2, str(tmp_path / "parts"), part_method="meta")
+    whole = dgl.edge_type_subgraph(g, [e for e in g.canonical_etypes if g.num_edges(e)])
+    assert whole.ntypes == g.ntypes
+    assert set(whole.nodes["paper"].data) == set(g.nodes["paper"].data)
+    door(whole, "academic", 2, str(tmp_path / "parts"), part_method="meta")
+    assert len(open_partition(tmp_path / "parts")[0].schema.relations) == len(g.etypes) - 1
 
 
 @both
