@@ -69,15 +69,20 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
 
 def disable() -> None:
     """Put DGL back as it was, and forget the graph that is open."""
-    from dgl_heta.distdgl import proof, tensors
+    from dgl_heta.distdgl import ending, proof, tensors
     from dgl_heta.distdgl.epochs import forget_epochs
+    from dgl_heta.distdgl.own_part import close_part
     from dgl_heta.distdgl.session import close_session
+    from dgl_heta.distdgl.sparse_steps import forget_steps
 
     remove()
+    close_part()
+    ending.forget()
     proof.stop()
     close_session()
     tensors.close()
     forget_epochs()
+    forget_steps()
     use(None)
     select(None)
 
@@ -108,6 +113,9 @@ def run_script(script: Path, arguments: Sequence[str], config: Path | None,
     except Exception:
         traceback.print_exc()
         raise HetaError(f"{script} failed") from None
+    from dgl_heta.distdgl.ending import end
+
+    end()
     # DistDGL leaves its servers when the interpreter ends; after that the threads of a process
     # group can hang or abort an ordinary exit.
     atexit._run_exitfuncs()

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dgl_heta.comm.row_routing import RowRoute
 from dgl_heta.distdgl.session import Session, current
+from dgl_heta.distdgl.sparse_steps import made, sparse_steps
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import check_ids, gather_rows, sum_rows_with_bits
@@ -310,7 +311,8 @@ def _step(original: Any) -> Any:
     def sparse_step(self: Any) -> None:
         ours = [e for e in self._params if getattr(e, "heta", None) is not None]
         if not ours:
-            original(self)
+            apart = sparse_steps()
+            original(self) if apart is None else apart.step(self)
             return
         clean, others = self._clean_grad, [e for e in self._params if e not in ours]
         step(self, ours)
@@ -323,8 +325,18 @@ def _step(original: Any) -> Any:
     return sparse_step
 
 
+def _made(original: Any) -> Any:
+    def __init__(self: Any, params: Any, lr: float) -> None:
+        original(self, params, lr)
+        made(self)
+    return __init__
+
+
 PATCHES = (
     *patch_all(homes("DistEmbedding", "__init__"), _init, "learnable features"),
     *patch_all(homes("DistEmbedding", "__call__"), _call, "learnable features"),
-    *patch_all(homes("DistSparseGradOptimizer", "step"), _step, "learnable features"),
+    *patch_all(homes("DistSparseGradOptimizer", "__init__"), _made,
+               "steps of trainers that have unequal numbers of them"),
+    *patch_all(homes("DistSparseGradOptimizer", "step"), _step,
+               "learnable features; steps of trainers that have unequal numbers of them"),
 )

@@ -20,10 +20,12 @@ class Epochs:
     Attributes
     ----------
     seeds : nodes of this trainer in the data loader that was started or ended last.
+    before : called at the end of each epoch, before the modules are told.
     """
 
     def __init__(self) -> None:
         self.seeds = 0
+        self.before: list[Callable[[], None]] = []
         self._modules: list[tuple[nn.Module, Callable[[int], None]]] = []
         self._open: dict[int, int] = {}  # loader → backward passes when it was started
         self._number = self._passes = 0
@@ -55,6 +57,8 @@ class Epochs:
         self.seeds = seeds
         if training and self._modules:
             self._number += 1
+            for action in self.before:
+                action()
             for _, ended in self._modules:
                 ended(self._number)
 

@@ -9,7 +9,8 @@ from dgl.distributed import rpc
 from dgl.distributed.kvstore import GetPartShapeRequest, KVClient
 
 from dgl_heta.distdgl import tensors
-from dgl_heta.distdgl.parallel import check_no_plain_module
+from dgl_heta.distdgl.own_part import open_part, own_part
+from dgl_heta.distdgl.parallel import check_no_plain_module, wrapper_for_any_graph
 from dgl_heta.distdgl.partitions import is_ours, load_graph
 from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.session import open_session
@@ -25,6 +26,8 @@ def open_graph(graph: Any, part_config: str | None) -> None:
     config = part_config or os.environ.get("DGL_CONF_PATH")
     if config is None or not is_ours(config):
         tensors.open_graph(graph)
+        wrapper = wrapper_for_any_graph()
+        open_part(graph, wrapper is not None and wrapper.own_part())
         return
     check_no_plain_module()
     graph.heta = open_session(config, graph.get_partition_book().partid, selected(), plugins())
@@ -55,6 +58,11 @@ def _refused_access(original: Any) -> Any:
                 f"{original.__name__.removeprefix('_distributed_')} by DistDGL's servers cannot "
                 "be used on a meta-partitioned graph, whose servers hold no edges: sample with "
                 "DistNodeDataLoader, or load the graph with dgl.distributed.load_partition")
+        part = own_part()
+        if part is not None and original.__name__ == "_distributed_access":
+            answer = part.access(g, *args, **kwargs)
+            if answer is not None:
+                return answer
         return original(g, *args, **kwargs)
     return access
 
@@ -91,5 +99,6 @@ PATCHES = (
     *patch_all(homes("DistGraph", "barrier"), _barrier,
                "servers have done all writes before it, not server 0 alone"),
     *patch_all(homes("queries of trainers"), _refused_access,
-               "refuse sampling and queries by servers, which hold no edges"),
+               "refuse sampling and queries by servers, which hold no edges; inside a part, sample "
+               "its edges alone"),
 )

@@ -24,6 +24,7 @@ from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.group_seeds import tell
 from dgl_heta.distdgl.merging import canonical
+from dgl_heta.distdgl.own_part import open_nodes, refuse_edges
 from dgl_heta.distdgl.reach import Reached, reached_by
 from dgl_heta.distdgl.recording import recorder
 from dgl_heta.distdgl.reference import PlainBlock
@@ -302,6 +303,7 @@ def _init(original: Any) -> Any:
         session = getattr(g, "heta", None)
         if session is None:
             original(self, g, nids, graph_sampler, device, **kwargs)
+            open_nodes(self)
             return
         self.heta = open_loader(session, nids, graph_sampler, device, kwargs)
         self.device = "cpu"
@@ -349,12 +351,14 @@ def _edge_init(original: Any) -> Any:
             raise InputError("DistEdgeDataLoader cannot be used on a meta-partitioned graph yet; "
                              "train on nodes (DistNodeDataLoader), or partition the graph by a "
                              "method of DGL")
+        refuse_edges()
         original(self, g, *args, **kwargs)
     return __init__
 
 
 PATCHES = (
-    *patch_all(homes("DistNodeDataLoader", "__init__"), _init, "sample by plan"),
+    *patch_all(homes("DistNodeDataLoader", "__init__"), _init,
+               "sample by plan, or inside a part"),
     *patch_all(homes("DistNodeDataLoader", "__iter__"), _iter,
                "sample by plan; module wrappers are told when an epoch ends"),
     *patch_all(homes("DistNodeDataLoader", "__next__"), _next,

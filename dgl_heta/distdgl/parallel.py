@@ -8,18 +8,19 @@ DistributedDataParallel stays as it is.
 
 from __future__ import annotations
 
-import atexit
 import weakref
 from contextlib import nullcontext
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from dgl.distributed.optim.pytorch.sparse_optim import DistSparseGradOptimizer
 from dgl.nn.pytorch import HeteroGraphConv
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.distdgl import ddp_options
+from dgl_heta.distdgl import ddp_options, ending
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock
 from dgl_heta.distdgl.ddp_options import on_device, take_options, unsynchronized
@@ -27,12 +28,13 @@ from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.partial import check_hooks
 from dgl_heta.distdgl.selection import names, selected
 from dgl_heta.distdgl.session import Session, current
+from dgl_heta.distdgl.sparse_steps import sparse_steps, step_apart
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
 from dgl_heta.system.nested import of_type
-from dgl_heta.system.patching import patch_all
+from dgl_heta.system.patching import patch_all, plain
 
 
 class Parallel:
@@ -65,7 +67,7 @@ class Parallel:
         backward.watch(p for p in module.parameters() if p.requires_grad)
         backward.actions.append(self.end_backward)
         epochs.add(module, self.wrapped.epoch_ended)
-        atexit.register(self.wrapped.finish)
+        ending.at_end(self.wrapped, world)
 
     def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
                 ) -> Any:
@@ -85,7 +87,6 @@ class Parallel:
         self._ran = False
         self.wrapped.after_backward()
         current_epochs().trained()
-
 
     def took_part(self) -> bool:
         """Whether the module, which ran, had a part in the backward pass that ends."""
@@ -171,7 +172,7 @@ class RafParallel(Parallel):
         return output
 
 
-def _wrapper_for_any_graph() -> ModuleWrapper | None:
+def wrapper_for_any_graph() -> ModuleWrapper | None:
     """The selected wrapper for parts that DGL made; None for DGL's own way."""
     if not names("train", "wrapper"):
         return None
@@ -183,7 +184,12 @@ def _on_any_graph(module: nn.Module, wrapper: ModuleWrapper, buffers: bool) -> P
     world = Comm(Traffic())
     if dist.is_initialized() and dist.get_world_size() > 1:
         everyone = range(dist.get_world_size())
-        world = Comm(Traffic(), everyone, dist.new_group(list(everyone), backend="gloo"))
+        limit = timedelta(seconds=selected().run.timeout_s)
+        world = Comm(Traffic(), everyone,
+                     dist.new_group(list(everyone), timeout=limit, backend="gloo"))
+        if wrapper.uneven_steps and sparse_steps() is None:
+            step = plain(DistSparseGradOptimizer.step)
+            current_epochs().before.append(step_apart(world, step).join)
     return Parallel(module, wrapper, world, Comm(Traffic()), BackwardEnd(), buffers)
 
 
@@ -219,7 +225,7 @@ def check_no_plain_module() -> None:
 def _init(original: Any) -> Any:
     def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
         session = current()
-        wrapper = _wrapper_for_any_graph() if session is None else session.wrapper
+        wrapper = wrapper_for_any_graph() if session is None else session.wrapper
         if wrapper is None:
             original(self, module, *args, **kwargs)
             _plain.add(self)

@@ -11,11 +11,13 @@ from __future__ import annotations
 from dgl_heta.distdgl import (
     blocks,
     embedding,
+    ending,
     feature_stores,
     gradients,
     graphs,
     loader,
     message_passing,
+    own_part,
     parallel,
     partitions,
     tensors,
@@ -33,4 +35,6 @@ PATCHES: tuple[Patch, ...] = (
     *feature_stores.PATCHES,
     *parallel.PATCHES,
     *gradients.PATCHES,
+    *own_part.PATCHES,
+    *ending.PATCHES,
 )

@@ -29,6 +29,7 @@ RELEASES: dict[str, dict[str, tuple[str, ...]]] = {
         "requests to servers": tuple(f"{_SERVICES}:{name}" for name in (
             "SamplingRequest", "SamplingRequestEtype", "EdgesRequest", "InDegreeRequest",
             "OutDegreeRequest", "InSubgraphRequest")),
+        "node_split": (f"{_DIST}:node_split", f"{_DIST}.dist_graph:node_split"),
         "DistGraph": (f"{_DIST}.dist_graph:DistGraph",),
         "DistTensor": (f"{_DIST}.dist_tensor:DistTensor",),
         "DistNodeDataLoader": (f"{_LOADERS}:DistNodeDataLoader",),
@@ -45,6 +46,9 @@ RELEASES: dict[str, dict[str, tuple[str, ...]]] = {
         "grad": ("torch.autograd:grad",),
         "Tensor": ("torch:Tensor",),
         "barrier of torch": ("torch.distributed:barrier",),
+        "destroy_process_group": (
+            "torch.distributed:destroy_process_group",
+            "torch.distributed.distributed_c10d:destroy_process_group"),
         "DistributedDataParallel": ("torch.nn.parallel.distributed:DistributedDataParallel",),
     },
 }

@@ -189,8 +189,9 @@ class WrappedModule:
         validated; they may wait for each other here."""
 
     def finish(self) -> None:
-        """Called when training is over: in own training on all workers, before the last test and
-        the saving; in a script when its process ends, where nobody may wait for another."""
+        """Called once when training is over, on all workers, which may wait for each other here: in
+        own training before the last test and the saving; in a script when it destroys the process
+        group, or else when it has ended. Not called in a script that fails."""
 
 
 class ModuleWrapper(Provider, Protocol):
@@ -210,6 +211,13 @@ class ModuleWrapper(Provider, Protocol):
     def plan(self, plan: Plan) -> Plan:
         """The plan that the workers follow, given the partition backend's."""
         return plan
+
+    def own_part(self) -> bool:
+        """With `any_graph`, whether trainers of a script stay within their machine's part of a
+        graph that DGL's format holds: `node_split` gives them its nodes, they sample its edges
+        alone, and node data of the halo nodes around it are copied once. Then no step asks another
+        machine for neighbours or features."""
+        return False
 
     @abstractmethod
     def wrap(self, module: nn.Module, context: WrapContext) -> WrappedModule:

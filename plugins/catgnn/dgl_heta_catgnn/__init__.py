@@ -6,6 +6,8 @@ are read in a stream, several times, and never held.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from dgl_heta import hookimpl
 from dgl_heta_catgnn.dbh import Dbh
 from dgl_heta_catgnn.hdrf import Hdrf
@@ -22,6 +24,9 @@ from dgl_heta_catgnn.spring import Spring
 from dgl_heta_catgnn.streams import Chunk, EdgeStream
 from dgl_heta_catgnn.two_phase import TwoPhase
 
+if TYPE_CHECKING:
+    from dgl_heta import ModuleWrapper
+
 __all__ = ["Assignment", "Chunk", "Dbh", "EdgePartitioner", "EdgeStream", "Hdrf",
            "NodePartitioner", "PowerGraph", "Replicas", "Spring", "StreamPartitioner",
            "StreamSettings", "TwoPhase", "built_in"]
@@ -30,6 +35,13 @@ __all__ = ["Assignment", "Chunk", "Dbh", "EdgePartitioner", "EdgeStream", "Hdrf"
 @hookimpl
 def dgl_heta_partition_backends() -> list[StreamPartitioner]:
     return built_in()
+
+
+@hookimpl
+def dgl_heta_module_wrappers() -> list[ModuleWrapper]:
+    from dgl_heta_catgnn.wrapper import ModelAveraging  # with torch, which partitioning needs not
+
+    return [ModelAveraging()]
 
 
 def built_in() -> list[StreamPartitioner]:

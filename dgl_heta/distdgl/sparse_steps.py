@@ -1,0 +1,85 @@
+"""Steps of DistEmbedding's optimizers where trainers take different numbers of steps.
+
+A step of DGL's sparse optimizers is an exchange among all trainers, so one that has no batch left
+would leave the others waiting. Under a module wrapper with `uneven_steps` it takes the others'
+steps with them, without gradients of its own, until all have ended the epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from dgl_heta.comm.collectives import Comm
+from dgl_heta.errors import HetaError
+
+Step = Callable[[Any], None]
+
+
+class SparseSteps:
+    """The sparse optimizers of this trainer; all trainers make them in the same order.
+
+    Parameters
+    ----------
+    world : all trainers, who agree on each step in a message of 8 bytes.
+    step : DGL's own.
+    """
+
+    def __init__(self, world: Comm, optimizers: list[Any], step: Step) -> None:
+        self._world, self._optimizers, self._step = world, optimizers, step
+
+    def step(self, optimizer: Any) -> None:
+        """A step of this trainer's.
+
+        Raises
+        ------
+        HetaError
+            Another trainer takes a step of another optimizer.
+        """
+        number = next(i for i, o in enumerate(self._optimizers, 1) if o is optimizer)
+        if (other := self._agree(number)) != number:
+            raise HetaError(f"trainers step the sparse optimizers {number} and {other} at the same "
+                            "time; step them in the same order on all trainers")
+        self._step(optimizer)
+
+    def join(self) -> None:
+        """Take the others' steps until all are here."""
+        while self._optimizers and (number := self._agree(0)):
+            optimizer = self._optimizers[number - 1]
+            for embedding in optimizer._params:
+                embedding.reset_trace()
+            self._step(optimizer)
+
+    def _agree(self, number: int) -> int:
+        """The optimizer that is stepped; 0 where all trainers have ended the epoch."""
+        return int(self._world.all_reduce(torch.tensor([number]), "max", "control"))
+
+
+_optimizers: list[Any] = []
+_current: SparseSteps | None = None
+
+
+def made(optimizer: Any) -> None:
+    """A sparse optimizer was made."""
+    _optimizers.append(optimizer)
+
+
+def step_apart(world: Comm, step: Step) -> SparseSteps:
+    """Trainers may take different numbers of steps from now on."""
+    global _current
+    _current = _current or SparseSteps(world, _optimizers, step)
+    return _current
+
+
+def sparse_steps() -> SparseSteps | None:
+    """Where trainers take different numbers of steps."""
+    return _current
+
+
+def forget_steps() -> None:
+    """Forget optimizers and trainers."""
+    global _current
+    _optimizers.clear()
+    _current = None
