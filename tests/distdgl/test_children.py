@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.programs import SHAPES, differences, run
+from tests.support.programs import SHAPES, dealt, differences, run
 
 HERE = "tests.distdgl.programs"
 EXACT = [f"{HERE}.children:{name}" for name in (
@@ -41,13 +41,10 @@ REFUSED = {f"{HERE}.{name}": text for name, text in {
 
 
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
-def test_modules_of_relations(machines: int, trainers: int, tmp_path) -> None:
-    assert differences(EXACT, machines, trainers, tmp_path) == {}
-
-
-@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
-def test_what_is_hung_on_modules(machines: int, trainers: int, tmp_path) -> None:
-    assert differences(HOOKED, machines, trainers, tmp_path) == {}
+def test_modules_of_relations_and_what_is_hung_on_them(machines: int, trainers: int, tmp_path
+                                                       ) -> None:
+    programs = dealt([*EXACT, *HOOKED], machines, trainers)
+    assert differences(programs, machines, trainers, tmp_path) == {}
 
 
 def test_rows_of_several_dtypes(tmp_path) -> None:

@@ -10,7 +10,7 @@ from tests.support.drawn.description import from_json, to_json
 from tests.support.drawn.shrinking import simpler
 from tests.support.drawn.strategies import draw, singles
 from tests.support.drawn.text import text_of
-from tests.support.generator import judge, proof, survey, table
+from tests.support.generator import judge, proof, rounding_grows, survey, table
 from tests.support.programs import Found
 
 DRAWS = [(2, 1, 8), (3, 1, 6), (2, 2, 6)]
@@ -72,3 +72,14 @@ def test_verdicts() -> None:
     assert judge(plain, None).name == "crash"
     assert judge([Found({}, "KeyError: 'x'"), plain[1]], plain).name == "no case"
     assert judge([Found({"out": np.array([np.nan])}, None)] * 2, plain).name == "no case"
+
+
+def test_rounding_that_grows_by_plain_dgl_too_is_no_failure() -> None:
+    """As far as it does: what differs much more than a nudged run does is one."""
+    import numpy as np
+
+    plain, near, far = (Found({"out": np.array([1.0, 2.0 + x])}, None) for x in (0, 1e-7, 1e-3))
+    assert rounding_grows([plain], [near], [near])
+    assert not rounding_grows([plain], [near], [far])
+    assert not rounding_grows([plain], [plain], [near])
+    assert not rounding_grows([plain], [near], [Found({}, None)])

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.programs import SHAPES, differences, run
+from tests.support.programs import SHAPES, dealt, differences, run
 from tests.support.waiting import PROMPT
 
 HERE = "tests.distdgl.programs"
 USUAL = [f"{HERE}.usual:graph_conv"]
-
-
-@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
-def test_usual_programs(machines: int, trainers: int, tmp_path) -> None:
-    assert differences(USUAL, machines, trainers, tmp_path) == {}
 
 
 LOOPS = [*(f'{HERE}.loops:two_models "{way}"' for way in (
@@ -25,9 +20,14 @@ LOOPS = [*(f'{HERE}.loops:two_models "{way}"' for way in (
          f"{HERE}.loops:teacher", f"{HERE}.loops:forgotten"]
 
 
+GRADIENTS = [f'{HERE}.gradients:partly "{way}"' for way in (
+    "layer", "branch", "type", "wide", "detached")]
+
+
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
-def test_loops(machines: int, trainers: int, tmp_path) -> None:
-    assert differences(LOOPS, machines, trainers, tmp_path) == {}
+def test_loops_and_which_parameters_have_gradients(machines: int, trainers: int, tmp_path) -> None:
+    programs = dealt([*USUAL, *LOOPS, *GRADIENTS], machines, trainers, 2)
+    assert differences(programs, machines, trainers, tmp_path) == {}
 
 
 def test_a_second_backward_pass_that_nobody_averages_is_refused(tmp_path) -> None:
@@ -52,15 +52,6 @@ LABELS = [f'{HERE}.loops:labels_as_inputs "{where}"' for where in ("outside", "i
 def test_labels_of_neighbours_without_those_of_any_seed(machines: int, tmp_path) -> None:
     assert differences(LABELS, machines, 4 - machines, tmp_path,
                        settings=["run.prove=auto"]) == {}
-
-
-GRADIENTS = [f'{HERE}.gradients:partly "{way}"' for way in (
-    "layer", "branch", "type", "wide", "detached")]
-
-
-@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
-def test_which_parameters_have_gradients(machines: int, trainers: int, tmp_path) -> None:
-    assert differences(GRADIENTS, machines, trainers, tmp_path) == {}
 
 
 def test_zeros_in_place_of_no_gradient_are_seen(tmp_path) -> None:

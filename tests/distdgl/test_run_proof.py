@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.distdgl.programs import proofs
-from tests.support.programs import SHAPES, Found, compare, run
+from tests.support.programs import SHAPES, Found, compare, dealt, run
 
 HERE = proofs.__name__
 RIGHT = ["with_dropout", "with_autocast", "layer_by_layer", "on_block_data", "loss_inside",
@@ -29,8 +29,9 @@ WRONG = {
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
 def test_right_programs_pass_and_compute_the_same_bits(machines: int, trainers: int,
                                                        tmp_path: Path) -> None:
-    cases = [*proofs.CASES] if (machines, trainers) == (2, 1) else FEW
-    names = [f"{HERE}:{name}" for name in (*cases, *RIGHT)]
+    first = (machines, trainers) == (2, 1)
+    cases = [*proofs.CASES, *RIGHT] if first else dealt([*FEW, *RIGHT], machines, trainers, 2)
+    names = [f"{HERE}:{name}" for name in cases]
     proved, plain = (run(names, machines, trainers, tmp_path / prove, raf=True,
                          settings=[f"run.prove={prove}"]) for prove in ("auto", "off"))
     for name in names:
@@ -43,9 +44,10 @@ def test_right_programs_pass_and_compute_the_same_bits(machines: int, trainers: 
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
 def test_wrong_programs_are_named_on_all_trainers(machines: int, trainers: int, tmp_path: Path
                                                   ) -> None:
-    found = run([f"{HERE}:{name}" for name in WRONG], machines, trainers, tmp_path, raf=True,
+    names = dealt([*WRONG], machines, trainers, 2)
+    found = run([f"{HERE}:{name}" for name in names], machines, trainers, tmp_path, raf=True,
                 settings=["run.prove=auto"])
-    for name, pattern in WRONG.items():
+    for name, pattern in ((name, WRONG[name]) for name in names):
         texts = {one.error for one in found[f"{HERE}:{name}"]}
         assert len(texts) == 1, texts
         with pytest.raises(AssertionError, match=pattern):

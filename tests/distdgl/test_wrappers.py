@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.programs import SHAPES, differences, run
+from tests.support.programs import SHAPES, dealt, differences, run
 
 HERE = "tests.distdgl.programs.wrappers"
 EXACT = [f"{HERE}:{name}" for name in (
@@ -24,7 +24,7 @@ REFUSED = {f"{HERE}:{name}": text for name, text in {
 
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
 def test_options_and_methods(machines: int, trainers: int, tmp_path) -> None:
-    assert differences(EXACT, machines, trainers, tmp_path) == {}
+    assert differences(dealt(EXACT, machines, trainers), machines, trainers, tmp_path) == {}
 
 
 def test_what_would_average_another_way_is_named(tmp_path) -> None:

@@ -43,6 +43,14 @@ SHAPES = [(2, 1), (3, 1), (2, 2)]
 """Machines and trainers per machine."""
 
 
+def dealt(programs: Sequence[str], machines: int, trainers: int, times: int = 1) -> list[str]:
+    """The programs for one of `SHAPES`: each has so many `times` a shape, in turn, so that every
+    kind of program meets every shape, and none is left out."""
+    place = SHAPES.index((machines, trainers))
+    return [program for number, program in enumerate(programs)
+            if (place - number) % len(SHAPES) < times]
+
+
 @dataclass(frozen=True)
 class Found:
     """What one trainer found in one program."""
@@ -73,12 +81,13 @@ def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, 
 
 def run_some(programs: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
              settings: Sequence[str] = (), sabotage: Sequence[str] = (),
-             patience: float = PATIENCE, timeout_s: int = 120, trace: bool = False
-             ) -> tuple[list[list[Found]], str]:
+             patience: float = PATIENCE, timeout_s: int = 120, trace: bool = False,
+             nudge: float = 0.0) -> tuple[list[list[Found]], str]:
     """The same, of the first programs up to one that ends a trainer or the patience; and what the
     trainers printed.
 
-    `patience` is for a program; `timeout_s` of the trainers' process groups.
+    `patience` is for a program; `timeout_s` of the trainers' process groups. With `nudge` first
+    values of parameters are other ones by about so much, relative.
     """
     out = directory / ("raf" if raf else "plain")
     out.mkdir(parents=True, exist_ok=True)
@@ -89,6 +98,7 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
     world = machines * trainers
     job = {"programs": list(programs), "trainers": trainers, "world": world, "raf": raf,
            "part_config": str(config), "out": str(out), "port": meeting.port, "trace": trace,
+           "nudge": nudge,
            "timeout_s": timeout_s,
            "settings": ["run.timeout_s=30", "run.prove=off", *settings], "sabotage": list(sabotage)}
     for old in out.glob("*-*.json"):
@@ -167,16 +177,22 @@ def compare(got: Found, want: Found, limit: float = LIMIT) -> list[str]:
     if not keys:
         texts.append("nothing was recorded")
     for key in sorted(keys & others):
-        a, b = got.arrays[key], want.arrays[key]
-        if f"{key}#ids" in want.arrays:
-            a, b = _by_id(a, got.arrays[f"{key}#ids"]), _by_id(b, want.arrays[f"{key}#ids"])
-        if a.shape != b.shape:
-            texts.append(f"{key} has the shape {a.shape} instead of {b.shape}")
-        elif b.size:
-            worst = float(np.abs(a - b).max()) / max(float(np.abs(b).max()), 1e-3)
-            if not worst <= limit:
-                texts.append(f"{key} differs by {worst:.1e}")
+        worst = size(key, got, want)
+        if worst is None:
+            texts.append(f"{key} has another shape, or is of other nodes")
+        elif not worst <= limit:
+            texts.append(f"{key} differs by {worst:.1e}")
     return texts
+
+
+def size(key: str, got: Found, want: Found) -> float | None:
+    """How much an array differs, relative to its largest value; None for one of another shape."""
+    a, b = got.arrays[key], want.arrays[key]
+    if f"{key}#ids" in want.arrays:
+        a, b = _by_id(a, got.arrays[f"{key}#ids"]), _by_id(b, want.arrays[f"{key}#ids"])
+    if a.shape != b.shape:
+        return None
+    return float(np.abs(a - b).max()) / max(float(np.abs(b).max()), 1e-3) if b.size else 0.0
 
 
 def _by_id(rows: np.ndarray, ids: np.ndarray) -> np.ndarray:

@@ -69,6 +69,7 @@ class Trainer:
 
     def __init__(self, rank: int, job: dict[str, Any], graph: Any) -> None:
         self.rank, self.world, self.raf = rank, job["world"], job["raf"]
+        self._nudge = job["nudge"]
         self.partners = [rank, *(r for r in range(rank % job["trainers"], self.world,
                                                   job["trainers"]) if r != rank)]
         self.whole = graph
@@ -111,6 +112,11 @@ class Trainer:
     def parallel(self, net: nn.Module, **options: Any) -> nn.Module:
         """DistributedDataParallel; the module's parameters become fp64."""
         net = net.double()
+        if self._nudge:
+            other = torch.Generator().manual_seed(len(self.found))
+            for parameter in net.parameters():
+                noise = torch.randn(parameter.shape, generator=other, dtype=torch.float64)
+                parameter.data.mul_(1 + self._nudge * noise)
         if self.world == 1:
             return net
         return nn.parallel.DistributedDataParallel(
