@@ -187,7 +187,7 @@ def _plan(layer: Layer, told: Sequence[dict[str, Any]], relations: Sequence[Rela
         raise HetaError(
             "trainers call multi_update_all with different relations, which plain sums alone can "
             f"do: the cross reducer is {reducer!r}; give all trainers the same relations, also "
-            "those without edges")
+            "those without edges (block.num_edges, and which types have rows, are this machine's)")
     if reducer == "callable" and any(order != orders[0] for order in orders):
         raise HetaError("trainers call multi_update_all with their relations in different orders, "
                         "which a callable cross reducer may depend on; give all trainers the same")

@@ -27,7 +27,7 @@ _COMPUTING = ("code that works on a block itself (its edges, adjacency, degrees,
               "on the trainer's own seeds, state that a module keeps from call to call")
 _UPDATING = ("gradients that are changed before they are averaged (hooks, clipping within the "
              "backward pass), a second backward pass, a loss that is divided by what depends on "
-             "the trainer")
+             "the trainer, a callable that merges relations and leaves some out")
 CAUSES = {
     "input": "inputs that depend on the trainer's own seeds (labels that are masked, positions in "
              "the batch), or on what a script keeps from batch to batch",

@@ -114,7 +114,7 @@ class Inputs:
                     f"the input {call.name(argument.path)} of node {worst.node} of '{ntype}' "
                     f"differs by {worst.size:.1e} between trainers {trainers}: a node has one "
                     "state for the seeds of all trainers, so its inputs must not depend on whose "
-                    "seeds it is reached from (mask labels by the seeds of all)")
+                    "seeds it is reached from (hide labels by dgl_heta.all_seeds)")
             if worst.size:
                 inexact.add(of.domain)
         for argument in aligned:
