@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 from dgl_heta_catgnn import EdgeStream, Replicas, Spring, built_in
+from dgl_heta_catgnn.communities import planted, simple
 from rich.console import Console
 from rich.table import Table
 
@@ -33,27 +34,14 @@ from dgl_heta.partition.inputs import open_input
 
 def both_ways(src: np.ndarray, dst: np.ndarray, nodes: int, seed: int = 0) -> EdgeStream:
     """An undirected graph in random order, each edge once in both directions."""
-    low, high = np.minimum(src, dst), np.maximum(src, dst)
-    pairs = np.unique(low[low != high] * nodes + high[low != high])
-    np.random.default_rng(seed).shuffle(pairs)
-    one, two = pairs // nodes, pairs % nodes
+    one, two = simple(src, dst, nodes, seed)
     return EdgeStream.of_chunks([(one, two), (two, one)], nodes)
 
 
 def communities(size: int, mixed: float) -> EdgeStream:
     """Planted communities of about 100 nodes, power-law degrees; a share of edges goes anywhere."""
-    rng = np.random.default_rng(0)
-    weight = np.minimum(rng.pareto(1.5, size) + 1, 200)
-    own = np.sort(rng.integers(0, max(size // 100, 1), size))
-    ends = np.cumsum(weight)
-    src = np.searchsorted(ends, rng.random(size * 8) * ends[-1])
-    first, last = np.searchsorted(own, own[src]), np.searchsorted(own, own[src], "right")
-    inside = rng.random(len(src)) >= mixed
-    low = np.where(inside, np.concatenate([[0], ends])[first], 0)
-    high = np.where(inside, ends[last - 1], ends[-1])
-    dst = np.searchsorted(ends, low + rng.random(len(src)) * (high - low))
-    shuffled = rng.permutation(size)  # neighbours in id say nothing
-    return both_ways(shuffled[src], shuffled[dst], size)
+    src, dst, _ = planted(size, mixed)
+    return both_ways(src, dst, size)
 
 
 def rmat(size: int) -> EdgeStream:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from pydantic import BaseModel, Field
 
 from dgl_heta import (
+    AUTO,
     GraphSource,
     InputError,
     PartitionBackend,
@@ -25,6 +26,9 @@ from dgl_heta import (
     Store,
     as_source,
 )
+from dgl_heta.settings import section_name
+from dgl_heta_catgnn.memory import EDGE_BYTES, Footprint, choose_parts, footprint, row_bytes
+from dgl_heta_catgnn.memory import MOST_PARTS as MOST
 from dgl_heta_catgnn.replicas import Replicas
 from dgl_heta_catgnn.streams import CHUNK, Chunk, EdgeStream
 
@@ -39,6 +43,10 @@ class StreamSettings(BaseModel):
     chunk: int = Field(CHUNK, ge=1, description="edges in memory at a time")
     hops: int = Field(1, ge=1, description="hops of neighbours that a part has around its own "
                       "nodes; a script's num_hops, if larger")
+    memory: int | None = Field(None, gt=0, description="bytes that a worker may use in training: "
+                               "decides the number of parts with --parts auto; --memory-mb wins")
+    training: float = Field(3.0, ge=1, description="what training on a part takes, in multiples of "
+                            "its graph and features (CATGNN, §3.4)")
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,7 @@ class StreamPartitioner(PartitionBackend):
 
     needs_target = False
     honours = frozenset({"num_hops", "graph_formats"})
+    decides_parts = True
     settings: StreamSettings = StreamSettings()
     name = ""
     description = ""
@@ -114,15 +123,51 @@ class StreamPartitioner(PartitionBackend):
         """
         from dgl_heta_catgnn.parts import write_parts
 
+        auto = request.parts == AUTO
         for what, given in (("replication", request.replication), ("metapaths", request.metapaths),
-                            ("memory limit", request.memory_limit)):
+                            ("memory limit", None if auto else request.memory_limit)):
             if given:
                 raise InputError(f"method '{self.name}' knows no {what}, which goes with "
-                                 "meta-partitioning; leave it out, or use method meta")
-        check(request.parts, self.settings)
+                                 "meta-partitioning; leave it out, or use method meta"
+                                 + " (a memory limit goes with --parts auto, too)"
+                                 * (what == "memory limit"))
+        graph, progress = as_source(source), progress or (lambda what, done: None)
         hops = max(self.settings.hops, request.script.num_hops)
-        return write_parts(self, as_source(source), request, out, hops=hops, overwrite=overwrite,
-                           progress=progress or (lambda what, done: None))
+        chosen = None
+        if auto:
+            chosen = self.fitting(graph, request.memory_limit or self.settings.memory, hops,
+                                  request.seed, lambda parts: progress(
+                                      f"trying {parts} parts", 0.0))
+            request = replace(request, parts=chosen.parts)
+        check(request.parts, self.settings)
+        written = write_parts(self, graph, request, out, hops=hops, overwrite=overwrite,
+                              progress=progress)
+        if chosen is None:
+            return written
+        return replace(written, statistics={**written.statistics,
+                                            "estimated_bytes": chosen.bytes.tolist()})
+
+    def fitting(self, source: GraphSource, limit: int | None, hops: int, seed: int = 0,
+                trying: Callable[[int], None] = lambda parts: None) -> Footprint:
+        """The number of parts that a limit of bytes asks for, with what each is estimated to take.
+
+        Raises
+        ------
+        InputError
+            There is no limit, or it is too small; then the message names the smallest.
+        """
+        if limit is None:
+            raise InputError("parts is auto, which needs the bytes that a worker may use; give "
+                             f"--memory-mb, or plugins.{section_name(self.name)}.memory")
+        stream, rows = EdgeStream.of_graph(source), row_bytes(source)
+
+        def measure(parts: int) -> Footprint:
+            trying(parts)
+            return footprint(self.assign(stream, parts, seed), stream, rows, hops,
+                             self.settings.training, self.settings.chunk)
+
+        total = self.settings.training * (int(rows.sum()) + EDGE_BYTES * stream.num_edges)
+        return choose_parts(measure, int(total), limit, min(MOST, max(len(rows), 1)))
 
 
 class NodePartitioner(StreamPartitioner):

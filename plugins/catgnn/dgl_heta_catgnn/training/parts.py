@@ -1,0 +1,290 @@
+"""Parts for training: DistDGL's, with the features of their halo nodes beside them.
+
+DistDGL keeps features where a node is owned, and brings those of others over the network. Here a
+worker trains on its part alone, so the part needs all of them (CATGNN, §3.1). They are written
+once, a part at a time, by the ids of the parts; a worker reads its nodes' rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dgl_heta import InputError
+from dgl_heta.errors import listing
+from dgl_heta.graph.source import MASKS
+from dgl_heta.system.optional import optional
+
+FEATURES, LABELS = ("feat", "features", "feats", "x"), ("label", "labels", "y")
+"""What node data are called in parts, ours and those of scripts."""
+
+INFO = "parts.json"
+
+
+@dataclass(frozen=True)
+class PartInfo:
+    """What is known of a part without reading it.
+
+    Attributes
+    ----------
+    own, nodes : nodes that it owns; with halo nodes.
+    edges : edges, those of halo nodes included.
+    train : nodes that it owns and trains on: its weight α in averages.
+    """
+
+    own: int
+    nodes: int
+    edges: int
+    train: int
+
+
+@dataclass(frozen=True)
+class TrainingParts:
+    """A directory that :func:`prepare` has written.
+
+    Node arrays are `.npy` files by the ids of the parts, one row a node: `feat` (float32), `label`
+    (int64, -1 for none), `split` (uint8: 1 training, 2 validation, 4 test), `in_degree` and
+    `out_degree` (int64, on the whole graph, self-loops left out). A part has `nodes` (its nodes,
+    own ones first) and `src` and `dst` (places in `nodes`).
+    """
+
+    directory: Path
+    parts: list[PartInfo]
+    width: int
+    classes: int
+    hops: int
+    method: str
+
+    @classmethod
+    def open(cls, directory: Path) -> TrainingParts:
+        info = json.loads((directory / INFO).read_text(encoding="utf-8"))
+        parts = [PartInfo(**part) for part in info.pop("parts")]
+        return cls(directory, parts, **info)
+
+    @property
+    def num_nodes(self) -> int:
+        return sum(part.own for part in self.parts)
+
+    def array(self, name: str) -> np.ndarray:
+        """A node array, as a memory map."""
+        rows: np.ndarray = np.load(self.directory / f"{name}.npy", mmap_mode="r")
+        return rows
+
+    def part(self, index: int, name: str) -> np.ndarray:
+        """A part's array, in memory."""
+        values: np.ndarray = np.load(self.directory / f"part-{index}" / f"{name}.npy")
+        return values
+
+
+def prepare(config: Path, out: Path, *, target: str | None = None, classes: int | None = None
+            ) -> TrainingParts:
+    """Make parts for training of DistDGL's; no more than a part is in memory at a time.
+
+    An edge between two parts is in both (CATGNN, §3.1). DistDGL has it where its destination is
+    owned alone; with one hop the out-edges of a part's nodes to its halo nodes are added, so that
+    these have some of their neighbours, too.
+
+    Features of node types are side by side where there are several, with a column for each type
+    that says what a node is. A type without features has that alone.
+
+    Parameters
+    ----------
+    config : the part_config of DistDGL's.
+    target : node type to classify; default: the only one with labels and a training mask.
+    classes : number of classes; default: one more than the largest label.
+
+    Raises
+    ------
+    InputError
+        No parts, or parts without what training needs; the message says what there is.
+    """
+    book = _Book.read(config)
+    data = book.node_data(0)
+    target = _target(data, target, book)
+    features = {t: _named(data, t, FEATURES) for t in book.types}
+    widths = {t: data[f"{t}/{name}"].shape[1] for t, name in features.items() if name is not None}
+    width = sum(widths.values()) + (len(book.types) if len(book.types) > 1 or not widths else 0)
+    label_name = _named(data, target, LABELS)
+    nodes = book.num_nodes
+    arrays = {name: np.lib.format.open_memmap(out / f"{name}.npy", "w+", kind, shape)
+              for name, kind, shape in (
+                  ("feat", np.float32, (nodes, width)), ("label", np.int64, (nodes,)),
+                  ("split", np.uint8, (nodes,)), ("in_degree", np.int64, (nodes,)),
+                  ("out_degree", np.int64, (nodes,)))}
+    arrays["label"][:] = -1
+    first = dict(zip(widths, np.cumsum([0, *widths.values()])))
+    for part in range(book.parts):
+        data = book.node_data(part)
+        for i, ntype in enumerate(book.types):
+            own = slice(*book.ranges[ntype][part])
+            if ntype in widths:
+                arrays["feat"][own, first[ntype]:first[ntype] + widths[ntype]] = data[
+                    f"{ntype}/{features[ntype]}"].numpy()
+            if width > sum(widths.values()):
+                arrays["feat"][own, sum(widths.values()) + i] = 1
+        own = slice(*book.ranges[target][part])
+        label = data[f"{target}/{label_name}"].numpy()
+        if label.ndim != 1 or label.dtype.kind not in "iu":
+            raise InputError(f"label '{label_name}' of '{target}' has shape {label.shape} and type "
+                             f"{label.dtype}; it must be one whole number per node")
+        arrays["label"][own] = label
+        for bit, mask in enumerate(MASKS):
+            if f"{target}/{mask}" in data:
+                chosen = (data[f"{target}/{mask}"].numpy() != 0) & (label >= 0)
+                arrays["split"][own] |= chosen.astype(np.uint8) << bit
+    largest = int(arrays["label"].max(initial=-1)) + 1
+    if classes is not None and largest > classes:
+        raise InputError(f"label '{label_name}' has {largest - 1}, but there are {classes} classes")
+    infos = _write_edges(book, arrays, out)
+    if not sum(info.train for info in infos):
+        raise InputError(f"no node of '{target}' is in train_mask and has a label; there is "
+                         "nothing to train on")
+    for array in arrays.values():
+        array.flush()
+    made = {"parts": [vars(info) for info in infos], "width": width, "hops": book.hops,
+            "classes": classes or largest, "method": book.method}
+    (out / INFO).write_text(json.dumps(made), encoding="utf-8")
+    return TrainingParts.open(out)
+
+
+def _write_edges(book: _Book, arrays: dict[str, np.ndarray], out: Path) -> list[PartInfo]:
+    graphs = book.parts
+    for part in range(graphs):
+        (out / f"part-{part}").mkdir()
+    if book.hops == 1 and graphs > 1:  # a column pair per part that has an edge's source
+        for part in range(graphs):
+            for other, src, dst in _crossing(book, part):
+                with (out / f"part-{other}" / "out.bin").open("ab") as file:
+                    file.write(np.stack([src, dst], 1).tobytes())
+    infos = []
+    for part in range(graphs):
+        nodes, own, src, dst, inner = book.edges(part)
+        ends = [nodes[side[inner & (src != dst)]] for side in (src, dst)]
+        for name, ids in zip(("out_degree", "in_degree"), ends):
+            np.add.at(arrays[name], ids, 1)
+        extra = out / f"part-{part}" / "out.bin"
+        if extra.exists():
+            more = np.fromfile(extra, np.int64).reshape(-1, 2)
+            extra.unlink()
+            order = np.argsort(nodes)
+            places = [order[np.minimum(np.searchsorted(nodes, ids, sorter=order), len(nodes) - 1)]
+                      for ids in more.T]
+            # A destination that is no halo node gives this part nothing.
+            here = nodes[places[1]] == more[:, 1]
+            src, dst = (np.concatenate([side, place[here]])
+                        for side, place in zip((src, dst), places))
+        for name, values in (("nodes", nodes), ("src", src), ("dst", dst)):
+            np.save(out / f"part-{part}" / f"{name}.npy", values)
+        train = int((arrays["split"][nodes[:own]] & 1).sum())
+        infos.append(PartInfo(own, len(nodes), len(src), train))
+    return infos
+
+
+def _crossing(book: _Book, part: int) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+    """A part's in-edges by the other part that owns their sources, in the ids of the parts."""
+    nodes, own, src, dst, inner = book.edges(part)
+    cross = inner & (src >= own)
+    src, dst = nodes[src[cross]], nodes[dst[cross]]
+    owner = book.owner(src)
+    for other in np.unique(owner).tolist():
+        yield other, src[owner == other], dst[owner == other]
+
+
+@dataclass(frozen=True)
+class _Book:
+    """DistDGL's part_config and what it names."""
+
+    directory: Path
+    config: dict[str, Any]
+    dgl: Any
+
+    @classmethod
+    def read(cls, path: Path) -> _Book:
+        dgl = optional("dgl", "training on DistDGL's parts", "dgl")
+        try:
+            config = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read as a part_config: {error}") from None
+        if not isinstance(config, dict) or "part-0" not in config:
+            raise InputError(f"{path} is no part_config of DistDGL's; name the JSON file beside "
+                             "the directories part0, part1, …")
+        if "part_graph" not in config["part-0"]:
+            raise InputError(f"the parts of {path} have no graph for DistDGL; make some with "
+                             "`dgl-heta partition --method spring`")
+        return cls(path.parent, config, dgl)
+
+    @property
+    def parts(self) -> int:
+        return int(self.config["num_parts"])
+
+    @property
+    def num_nodes(self) -> int:
+        return int(self.config["num_nodes"])
+
+    @property
+    def hops(self) -> int:
+        return int(self.config.get("halo_hops", 1))
+
+    @property
+    def method(self) -> str:
+        return str(self.config.get("part_method", "?"))
+
+    @property
+    def ranges(self) -> dict[str, list[list[int]]]:
+        ranges: dict[str, list[list[int]]] = self.config["node_map"]
+        return ranges
+
+    @property
+    def types(self) -> list[str]:
+        return list(self.ranges)
+
+    def node_data(self, part: int) -> dict[str, Any]:
+        file = self.directory / self.config[f"part-{part}"]["node_feats"]
+        if not file.exists():
+            raise InputError(f"{file} is missing; write the parts again")
+        tensors: dict[str, Any] = self.dgl.data.utils.load_tensors(str(file))
+        return tensors
+
+    def edges(self, part: int) -> tuple[np.ndarray, int, np.ndarray, np.ndarray, np.ndarray]:
+        """A part's nodes (own ones first), how many it owns, edges as places in these, which of
+        these are in-edges of own nodes."""
+        file = self.directory / self.config[f"part-{part}"]["part_graph"]
+        if not file.exists():
+            raise InputError(f"{file} is missing; write the parts again")
+        (graph,), _ = self.dgl.load_graphs(str(file))
+        nodes = graph.ndata[self.dgl.NID].numpy()
+        inner = graph.ndata["inner_node"].numpy() == 1
+        src, dst = (ends.numpy() for ends in graph.edges(order="eid"))
+        order = np.argsort(~inner, kind="stable")
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        own = int(inner.sum())
+        return nodes[order], own, place[src], place[dst], inner[dst]
+
+    def owner(self, ids: np.ndarray) -> np.ndarray:
+        """The part that owns a node."""
+        ends = [max(ranges[part][1] for ranges in self.ranges.values())
+                for part in range(self.parts)]
+        owner: np.ndarray = np.searchsorted(ends, ids, "right")
+        return owner
+
+
+def _target(data: dict[str, Any], given: str | None, book: _Book) -> str:
+    able = [t for t in book.types if _named(data, t, LABELS) and f"{t}/{MASKS[0]}" in data]
+    if given is not None and given not in able:
+        raise InputError(f"node type '{given}' has no label and train_mask in these parts; types "
+                         f"that have: {listing(able)}")
+    if given is None and len(able) != 1:
+        raise InputError("training needs a node type with 'label' and 'train_mask'; types of these "
+                         f"parts that have both: {listing(able)}"
+                         + ("; choose one with --target" if able else ""))
+    return given or able[0]
+
+
+def _named(data: dict[str, Any], ntype: str, names: tuple[str, ...]) -> str | None:
+    return next((name for name in names if f"{ntype}/{name}" in data), None)
