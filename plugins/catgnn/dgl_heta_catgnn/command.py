@@ -7,13 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dgl_heta.cli.options import AsJson, SettingsOptions, _number_or_auto, grouped
-from dgl_heta.report.console import out, print_json, progress, table
+from dgl_heta.tools import AsJson, SettingsOptions, grouped, out, print_json, progress, table
 
 if TYPE_CHECKING:
-    from dgl_heta.report.console import Advance
+    from dgl_heta.tools import Advance
 
 app = typer.Typer(help="Training of homogeneous graphs on parts, with model averaging (CATGNN).")
+
+
+def _number_or_auto(text: str) -> int | str:
+    if text != "auto" and not text.removeprefix("-").isdecimal():
+        raise typer.BadParameter(f"'{text}' is neither a number nor auto.")
+    return text if text == "auto" else int(text)
 
 
 @app.callback()
@@ -63,8 +68,7 @@ def train(
     Where there are more parts than workers, a worker trains its parts in turn.
     """
     from dgl_heta import InputError
-    from dgl_heta.hooks.manager import plugins
-    from dgl_heta.settings import load_settings
+    from dgl_heta.tools import load_settings, plugins
     from dgl_heta_catgnn.training.job import TrainRequest, train_graph
 
     if evaluate not in ("whole", "parts"):

@@ -18,10 +18,10 @@ class CommunityOptions(BaseModel):
     """What can be said of the graph; the probabilities are shares, from 0 to 1."""
 
     nodes: int = Field(10_000, ge=200, description="nodes")
-    mixed: float = Field(0.2, ge=0, le=1, description="share of the edges that go anywhere")
+    mixed: float = Field(0.1, ge=0, le=1, description="share of the edges that go anywhere")
     classes: int = Field(8, ge=2, description="classes")
     width: int = Field(32, ge=2, description="width of the features")
-    noise: float = Field(3.0, ge=0, description="standard deviation of the features, whose classes "
+    noise: float = Field(4.0, ge=0, description="standard deviation of the features, whose classes "
                          "are about 1.4 apart")
     wrong: float = Field(0.05, ge=0, le=1, description="share of labels that are drawn at random")
     train: float = Field(0.3, gt=0, le=0.8, description="share of the nodes that are for training")

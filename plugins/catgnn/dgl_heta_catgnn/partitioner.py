@@ -26,7 +26,7 @@ from dgl_heta import (
     Store,
     as_source,
 )
-from dgl_heta.settings import section_name
+from dgl_heta.tools import section_name
 from dgl_heta_catgnn.memory import EDGE_BYTES, Footprint, choose_parts, footprint, row_bytes
 from dgl_heta_catgnn.memory import MOST_PARTS as MOST
 from dgl_heta_catgnn.replicas import Replicas

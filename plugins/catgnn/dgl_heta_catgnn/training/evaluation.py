@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_heta.comm.collectives import Comm
+from dgl_heta.tools import Comm
 from dgl_heta_catgnn.training.local import TEST, TRAIN, VAL, load_part, whole_lists
 from dgl_heta_catgnn.training.parts import TrainingParts
 

@@ -13,8 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from dgl_heta import InputError
-from dgl_heta.hooks.manager import Plugins
-from dgl_heta.launch.local import run_workers
+from dgl_heta.tools import Plugins, make_request, open_input, run_workers
 from dgl_heta_catgnn.training.parts import TrainingParts, prepare
 
 Report = Callable[[dict[str, Any]], None]
@@ -158,9 +157,6 @@ def existing_parts(graph: str) -> Path | None:
 def _parts(request: TrainRequest, registry: Plugins, scratch: Path, report: Report
            ) -> tuple[Path, dict[str, Any]]:
     """The part_config of the parts to train on, made here unless there is one."""
-    from dgl_heta.partition.inputs import open_input
-    from dgl_heta.partition.request import make_request, option
-
     config = existing_parts(request.graph)
     if config is not None:
         if request.parts is not None:
@@ -182,7 +178,7 @@ def _parts(request: TrainRequest, registry: Plugins, scratch: Path, report: Repo
                          memory_mb=request.memory / 1e6 if request.memory and parts == "auto"
                          else None,
                          script={"num_hops": hops} if "num_hops" in backend.honours else {},
-                         word=option)
+                         word=lambda name: f"--{name.replace('_', '-')}")
 
     def advance(what: str, done: float) -> None:
         report({"event": "partitioning", "what": what, "done": done})

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dgl_heta.system.optional import optional
+from dgl_heta.tools import optional
 from dgl_heta_catgnn.replicas import mixed
 from dgl_heta_catgnn.training.parts import TrainingParts
 

@@ -20,7 +20,7 @@ from dgl.nn.pytorch import GATConv, GraphConv, SAGEConv
 from torch import Tensor, nn
 
 from dgl_heta import InputError
-from dgl_heta.errors import listing, nearest
+from dgl_heta.tools import listing, nearest
 
 
 @dataclass(frozen=True)

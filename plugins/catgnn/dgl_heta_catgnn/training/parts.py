@@ -16,9 +16,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta import InputError
-from dgl_heta.errors import listing
-from dgl_heta.graph.source import MASKS
-from dgl_heta.system.optional import optional
+from dgl_heta.tools import MASKS, listing, optional
 
 FEATURES, LABELS = ("feat", "features", "feats", "x"), ("label", "labels", "y")
 """What node data are called in parts, ours and those of scripts."""

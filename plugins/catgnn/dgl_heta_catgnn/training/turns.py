@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.comm.collectives import Comm
+from dgl_heta.tools import Comm
 from dgl_heta_catgnn.averaging import ModelAverage
 from dgl_heta_catgnn.training.batches import PartBatches, loss_of
 from dgl_heta_catgnn.training.local import LocalPart, load_part

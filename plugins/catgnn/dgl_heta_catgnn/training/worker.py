@@ -9,9 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.comm.collectives import Comm, Traffic, init_workers
-from dgl_heta.launch.worker import main
-from dgl_heta.system.memory import peak_rss_mb
+from dgl_heta.tools import (
+    Comm,
+    Traffic,
+    init_workers,
+    peak_rss_mb,
+    replacing,
+    worker_main,
+    write_atomic,
+)
 
 
 def run(job: dict[str, Any], report: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
@@ -104,12 +110,10 @@ def fanouts_of(given: list[int], layers: int) -> list[int]:
 def _save(run_dir: Path, metrics: list[dict[str, Any]], state: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
-    from dgl_heta.system.files import replacing, write_atomic
-
     write_atomic(run_dir / "metrics.jsonl", "".join(json.dumps(m) + "\n" for m in metrics))
     with replacing(run_dir / "model.safetensors") as file:
         save_file({k: v.contiguous() for k, v in state.items()}, file)
 
 
 if __name__ == "__main__":
-    main(run)
+    worker_main(run)
