@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from dgl_heta import InputError
-from dgl_heta.tools import Plugins, make_request, open_input, run_workers
+from dgl_heta.tools import Plugins, make_request, open_input, run_workers, write_atomic
 from dgl_heta_catgnn.training.parts import TrainingParts, prepare
 
 Report = Callable[[dict[str, Any]], None]
@@ -103,7 +103,7 @@ def train_graph(request: TrainRequest, settings: TrainSettings, registry: Plugin
                "parts": len(parts.parts), "hops": parts.hops if request.hops is None
                else request.hops, "replication_factor": nodes / parts.num_nodes, **figures,
                **summary}
-    (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+    write_atomic(run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
     return {**summary, "run_dir": str(run_dir)}
 
 
