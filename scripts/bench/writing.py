@@ -1,0 +1,152 @@
+"""Memory of a partition by plugins/catgnn, stage by stage, and of METIS on the same graph.
+
+    python scripts/bench/writing.py --edges 10 50 --metis
+
+A made-up graph (as scripts/bench/assignment.py has it) of a fifth as many nodes as edges, with 64
+feature columns in a memory map, is partitioned by SPRING and written in DistDGL's format. Each run
+is a process of its own. Its memory is what belongs to no file, above what it had before: pages of
+mapped files are the page cache's. "Part" is the largest part, in bytes of its files. METIS is
+dgl.metis_partition_assignment of the graph in memory, loading it included; `--limit` bounds it.
+Prints a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from assignment import write
+from common import markdown, memory_mb, run_child
+
+WIDTH = 64
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--edges", type=float, nargs="+", default=[10, 50], help="millions")
+    parser.add_argument("--parts", type=int, default=4)
+    parser.add_argument("--metis", action="store_true", help="METIS, too")
+    parser.add_argument("--limit", type=float, default=10, help="GB that METIS may take")
+    parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
+    parser.add_argument("--directory", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(CHILDREN[args.child](args.directory, args.parts, args.limit)))
+        return
+    rows = []
+    for millions in args.edges:
+        with tempfile.TemporaryDirectory() as directory:
+            edges = round(millions * 1e6)
+            make(Path(directory), edges // 5, edges)
+            command = [sys.executable, __file__, "--directory", directory, "--parts",
+                       str(args.parts), "--limit", str(args.limit), "--child"]
+            made = run_child([*command, "spring"], f"{millions:g} M edges").result
+            cells = [f"{made['stages'][stage]:,.0f}" for stage in STAGES]
+            metis = "-"
+            if args.metis:
+                metis = by_metis([*command, "metis"])
+        rows.append([f"{millions:g} M", *cells, f"{made['part']:,.0f}",
+                     f"{made['stages']['writing part'] / made['part']:.2f}",
+                     *(f"{made['seconds'][stage]:.0f}" for stage in STAGES), metis])
+    print(markdown(["edges", *(f"{stage}, MB" for stage in STAGES), "part, MB",
+                    "writing / part", *(f"{stage}, s" for stage in STAGES), "METIS, MB"], rows))
+
+
+def make(directory: Path, nodes: int, edges: int) -> None:
+    write(directory / "edges.npy", nodes, edges)
+    rows = np.lib.format.open_memmap(directory / "feat.npy", "w+", np.float32, (nodes, WIDTH))
+    for start in range(0, nodes, 2**16):
+        rows[start:start + 2**16] = np.float32(start)
+    rows.flush()
+
+
+STAGES = ("assigning", "reading edges", "writing part")
+
+
+def spring(directory: Path, parts: int, limit: float) -> dict[str, Any]:
+    """Memory and seconds of each stage."""
+    import dgl  # noqa: F401
+    import torch  # noqa: F401
+    from dgl_heta_catgnn import Spring
+
+    from dgl_heta import EdgeArrays, GraphSource, PartitionRequest, Relation, open_edges
+
+    def source(nodes: int, edges: Any) -> GraphSource:
+        return GraphSource("made", {"n": nodes}, {Relation("n", "r", "n"): edges})
+
+    few = EdgeArrays(np.arange(9), np.arange(9)[::-1].copy())
+    Spring().partition(source(9, few), PartitionRequest(2), directory / "few")  # all is compiled
+    feat = np.load(directory / "feat.npy", mmap_mode="r")
+    graph = source(len(feat), open_edges(directory / "edges.npy"))
+    graph.node_arrays["n"] = {"feat": feat}
+    peak, seconds = dict.fromkeys(STAGES, 0.0), dict.fromkeys(STAGES, 0.0)
+    before, stage, over = memory_mb()["RssAnon"], [STAGES[0]], threading.Event()
+    since = [time.perf_counter()]
+
+    def look() -> None:
+        while not over.wait(0.005):
+            now = stage[0]
+            peak[now] = max(peak[now], memory_mb()["RssAnon"] - before)
+
+    def progress(what: str, done: float) -> None:
+        seconds[stage[0]] += time.perf_counter() - since[0]
+        since[0] = time.perf_counter()
+        stage[0] = next(name for name in STAGES if what.startswith(name))
+
+    threading.Thread(target=look, daemon=True).start()
+    Spring().partition(graph, PartitionRequest(parts), directory / "out", progress=progress)
+    progress(STAGES[-1], 1.0)
+    over.set()
+    part = max(sum(file.stat().st_size for file in folder.iterdir())
+               for folder in (directory / "out").glob("part*"))
+    return {"stages": peak, "seconds": seconds, "part": part / 1e6}
+
+
+def metis(directory: Path, parts: int, limit: float) -> dict[str, Any]:
+    """Peak of memory of DGL's METIS, its graph included."""
+    import dgl
+    import torch
+
+    dgl.metis_partition_assignment(dgl.rand_graph(50, 300), 2)
+    before = memory_mb()["RssAnon"]
+    # What may be written to memory, in all; DGL aborts where it gets no more.
+    resource.setrlimit(resource.RLIMIT_DATA, (round(limit * 1e9),) * 2)
+    ends = torch.from_numpy(np.load(directory / "edges.npy")).long()
+    nodes = len(np.load(directory / "feat.npy", mmap_mode="r"))
+    graph = dgl.to_bidirected(dgl.graph((ends[0], ends[1]), num_nodes=nodes))
+    del ends
+    dgl.metis_partition_assignment(graph, parts)
+    return {"before": before}
+
+
+def by_metis(command: list[str]) -> str:
+    """MB, or that the limit was not enough."""
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                               text=True)
+    most = first = 0.0
+    while process.poll() is None:
+        most = max(most, memory_mb(process.pid).get("RssAnon", 0.0))
+        time.sleep(0.02)
+    assert process.stdout is not None
+    for line in process.stdout.read().splitlines():
+        if line.startswith("{"):
+            first = json.loads(line)["before"]
+    if process.returncode:
+        return f"more than {most:,.0f}: ended at its limit"
+    return f"{most - first:,.0f}"
+
+
+CHILDREN = {"spring": spring, "metis": metis}
+
+if __name__ == "__main__":
+    main()
