@@ -73,8 +73,9 @@ def merge(clusters: Clusters, degree: np.ndarray, most: int) -> tuple[np.ndarray
     representative = np.full(len(clusters.size), NONE, clusters.of.dtype)
     _represent(clusters.of, clusters.richest, degree, representative)
     root, size = np.arange(len(clusters.size), dtype=clusters.of.dtype), clusters.size.copy()
-    # Sizes and numbers in one word, ascending: a binary heap already. It never grows: a merger
-    # takes one entry and adds one.
+    # Sizes and numbers in one word, ascending. They are taken from the front; what grows meanwhile
+    # waits in a binary heap, for which the place of what was taken is enough: a merger takes one
+    # entry and adds one.
     heap = np.sort((size.astype(np.int64) << 32) | np.arange(len(size)))
     _merge(clusters.of, clusters.richest, degree, representative, size, root, heap, most)
     return root, size
@@ -120,11 +121,15 @@ def _root(root, cluster):
 
 @kernel
 def _merge(of, richest, degree, representative, size, root, heap, most):
-    length = len(heap)
-    while length > 0:
-        smallest = heap[0]
-        length -= 1
-        _sift_down(heap, heap[length], length)
+    following, length = 0, 0
+    while following < len(heap) or length > 0:
+        if length > 0 and (following == len(heap) or heap[0] < heap[following]):
+            smallest = heap[0]
+            length -= 1
+            _sift_down(heap, heap[length], length)
+        else:
+            smallest = heap[following]
+            following += 1
         i = smallest & 0xFFFFFFFF
         if root[i] != i or size[i] != smallest >> 32:
             continue  # merged, or grown since this entry was made
