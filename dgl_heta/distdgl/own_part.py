@@ -71,6 +71,13 @@ class OwnPart:
         self.copied: dict[str, int] = {}
         self.bytes = 0
         self._whole = False
+        self._told: set[str] = set()
+
+    def warn(self, kind: str, text: str) -> None:
+        """A warning, once of each kind."""
+        if kind not in self._told:
+            self._told.add(kind)
+            log.warning(text)
 
     def owns(self, ids: Tensor, ntype: str) -> Tensor:
         """Which nodes of a type are this machine's own, bool as `ids`."""
@@ -228,8 +235,8 @@ def open_nodes(loader: Any) -> None:
     if part is None:
         return
     if loader.pool is not None:
-        log.warning("sampler processes (DGL_NUM_SAMPLER) stay idle: inside a part each trainer "
-                    "samples by itself, without other machines")
+        part.warn("samplers", "sampler processes (DGL_NUM_SAMPLER) stay idle: inside a part each "
+                  "trainer samples by itself, without other machines")
         loader.pool, loader.num_workers = None, 0
     nodes = loader.collator.nids
     own, count = 0, 0
@@ -240,9 +247,9 @@ def open_nodes(loader: Any) -> None:
         kind = ntype if ntype in part._typed else next(iter(part._typed))
         own, count = own + int(part.owns(ids, kind).sum()), count + len(ids)
     if own < count:
-        log.warning("a data loader has %d nodes of other machines (of %d), which have no in-edges "
-                    "in this machine's part: it samples over the network; split nodes by "
-                    "dgl.distributed.node_split to stay inside", count - own, count)
+        part.warn("nodes", f"a data loader has {count - own} nodes of other machines (of {count}), "
+                  "which have no in-edges in this machine's part: it samples over the network; "
+                  "split nodes by dgl.distributed.node_split to stay inside")
         collate = loader.collate_fn
 
         def everywhere(items: Any) -> Any:

@@ -62,6 +62,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--embedding", action="store_true", help="a DistEmbedding beside features")
+    parser.add_argument("--destroy", action="store_true", help="destroy the process group")
     parser.add_argument("--fewer", action="store_true", help="trainer 0 leaves most seeds out")
     parser.add_argument("--fail", type=int, default=-1, help="the rank that ends in epoch 2")
     options = parser.parse_args()
@@ -130,6 +131,8 @@ def main() -> None:
              "seeds": seeds.numpy(), "steps": steps, "parameters": parameters, "losses": losses,
              "sent": causes, "read": np.unique(np.concatenate(read)),
              "own": book.partid2nids(book.partid).numpy()}
+    if options.destroy:
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

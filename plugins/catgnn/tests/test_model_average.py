@@ -145,8 +145,8 @@ def test_with_two_hops_of_metis_all_neighbours_are_inside_and_an_embedding_is_sh
     nodes, edges = dgl.distributed.partition_graph(
         graph, "groups", 2, str(tmp_path / "parts"), num_hops=2, part_method="metis",
         return_mapping=True)
-    done = launch(tmp_path / "parts/groups.json", tmp_path, "--embedding", "--fewer", settings=(
-        "train.wrapper=model_average", "plugins.model_average.sync_every=2"))
+    done = launch(tmp_path / "parts/groups.json", tmp_path, "--embedding", "--fewer", "--destroy",
+                  settings=("train.wrapper=model_average", "plugins.model_average.sync_every=2"))
     assert done.returncode == 0, done.stdout
     results = check_training(tmp_path)
     for result in results:
