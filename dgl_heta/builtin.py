@@ -26,6 +26,13 @@ def dgl_heta_partition_backends() -> list[protocols.PartitionBackend]:
 
 
 @hookimpl
+def dgl_heta_cutters() -> list[protocols.Cutter]:
+    from dgl_heta.partition.cutters import EvenBytes, EvenEdges, Ranges
+
+    return [Ranges(), EvenEdges(), EvenBytes()]
+
+
+@hookimpl
 def dgl_heta_datasets() -> list[protocols.Dataset]:
     from dgl_heta.graph.datasets import Debian, Git, Synthetic
 

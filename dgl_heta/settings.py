@@ -86,6 +86,11 @@ class PartitionSettings(_Section):
         "none: a relation is on one partition only; default: the method's own")
     memory_mb: float | None = Field(None, gt=0, description="memory that a partition may hold, as "
                                     "predicted; with replication = none large relations are cut")
+    cut: str | None = Field(None, description="cutter of relations that are too large for a "
+                            "partition (see `dgl-heta plugins`); default: the method's own, or "
+                            "ranges of destinations")
+    hubs: float = Field(1.0, ge=0, description="with another cut than ranges: the in-edges of one "
+                        "node are cut, too, if they are more than so many even pieces; 0: never")
     seed: int = Field(0, ge=0, description="seed of backends that draw at random")
 
 

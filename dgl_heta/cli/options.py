@@ -64,6 +64,9 @@ class PlanOptions:
     memory_mb: Annotated[float | None, typer.Option(
         "--memory-mb", help="Memory that a partition may hold, as predicted; with --replication "
         "none large relations are cut.")] = None
+    cut: Annotated[str | None, typer.Option(
+        help="How a relation that is too large for a partition is cut (see `dgl-heta plugins`). "
+        "Default: the method's own, or ranges.")] = None
 
     def given(self) -> dict[str, Any]:
         """The options that the user has given, by their names on the command line."""

@@ -44,7 +44,7 @@ def partition(
     From an existing store only the plan is written, which refers to the store. What the options
     leave open is as the settings say, if they do.
     """
-    from dgl_heta.cli.requests import filled, partition_request
+    from dgl_heta.cli.requests import cutter_of, filled, partition_request
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.inputs import open_input
     from dgl_heta.settings import load_settings
@@ -62,8 +62,9 @@ def partition(
                          "`dgl-heta plan`")
     method = options.method or "meta"
     backend = registry.get("partition backend", method)
-    request = partition_request(backend, opened, options,
-                                parts=2 if options.parts is None else options.parts)
+    request = partition_request(
+        backend, opened, options, parts=2 if options.parts is None else options.parts,
+        cutter=cutter_of(options, registry), hubs=settings.partition.hubs)
     if dry_run:
         _check(opened.source, directory, overwrite)
         from dgl_heta.cli.plan import show

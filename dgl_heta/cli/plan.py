@@ -94,7 +94,7 @@ def plan(
     if machines.cluster is not None:
         refuse({"--compare": compare or None, **{
             option: given.get(option) for option in (
-                "--metapaths", "--svg", "--parts", "--replication", "--memory-mb")}},
+                "--metapaths", "--svg", "--parts", "--replication", "--memory-mb", "--cut")}},
             "no effect on --cluster, whose file says how many machines have a partition each; "
             "leave one of them out")
         _estimate(opened, registry, options, work, machines, as_json)
@@ -103,18 +103,19 @@ def plan(
            "an effect on --cluster only; give a cluster, or leave it out")
     if compare:
         refuse({option: given.get(option) for option in (
-            "--metapaths", "--method", "--svg", "--replication", "--memory-mb")},
+            "--metapaths", "--method", "--svg", "--replication", "--memory-mb", "--cut")},
             "no effect on --compare, which shows methods side by side; leave one of them out")
         _compare(opened, options, work, as_json)
     elif opened.plan is not None and not options.given():
         show(opened.plan, work.workload(opened.plan.hops), svg, as_json)
     else:
-        from dgl_heta.cli.requests import filled, partition_request, parts_of
+        from dgl_heta.cli.requests import cutter_of, filled, partition_request, parts_of
 
         options = filled(options, settings)
         backend = registry.get("partition backend", options.method or "meta")
         request = partition_request(backend, opened, options, workload=work.workload(),
-                                    parts=parts_of(opened, options.parts))
+                                    parts=parts_of(opened, options.parts),
+                                    cutter=cutter_of(options, registry))
         chosen = backend.plan(opened.schema, request)
         show(chosen, work.workload(chosen.hops), svg, as_json)
 

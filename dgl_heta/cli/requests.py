@@ -7,7 +7,8 @@ from typing import Any
 
 from dgl_heta.cli.options import PlanOptions
 from dgl_heta.errors import InputError
-from dgl_heta.hooks.protocols import PartitionBackend
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.hooks.protocols import Cutter, PartitionBackend
 from dgl_heta.partition.inputs import GraphInput
 from dgl_heta.partition.request import PartitionRequest, make_request, option
 from dgl_heta.settings import Settings
@@ -23,16 +24,25 @@ def partition_request(backend: PartitionBackend, opened: GraphInput, options: Pl
     return make_request(backend, opened.schema, **{
         "target": targets_of(opened, options.target), "hops": options.hops,
         "parts": options.parts, "metapaths": options.metapaths, "seed": options.seed or 0,
-        "replication": options.replication, "memory_mb": options.memory_mb, **given}, word=option)
+        "replication": options.replication, "memory_mb": options.memory_mb,
+        **given}, word=option)
 
 
 def filled(options: PlanOptions, settings: Settings) -> PlanOptions:
     """The options, where they leave something open with what the settings say of it."""
     said = settings.partition.model_fields_set
     values = {name: getattr(settings.partition, name)
-              for name in ("method", "parts", "metapaths", "seed", "replication", "memory_mb")
+              for name in ("method", "parts", "metapaths", "seed", "replication", "memory_mb",
+                           "cut")
               if getattr(options, name) is None and name in said}
     return replace(options, **values)
+
+
+def cutter_of(options: PlanOptions, registry: Plugins) -> Cutter | None:
+    """The cutter that is named; None where the method is to cut in its own way."""
+    cutter: Cutter | None = (None if options.cut is None
+                             else registry.get("cutter", options.cut))
+    return cutter
 
 
 def targets_of(opened: GraphInput, given: list[str] | None) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dgl_heta.errors import HetaError
+from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.plan import Plan
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN,
@@ -57,12 +58,13 @@ class Comm:
         self.ranks = tuple(ranks) if ranks is not None else (0,)
         self.group = group
         self.size = len(self.ranks)
-        self._holders: dict[str, Comm] = {}
+        self._holders: dict[str | Relation, Comm] = {}
         self.rank = self.ranks.index(dist.get_rank()) if self.size > 1 else 0
 
-    def holders(self, ntype: str) -> Comm:
-        """The workers of this group that hold rows of a node type in common."""
-        return self._holders.get(ntype, self)
+    def holders(self, held: str | Relation) -> Comm:
+        """The workers of this group that hold rows of a node type in common, or a relation of
+        which some nodes' in-edges are cut."""
+        return self._holders.get(held, self)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
         """Reduce over all workers; returns a new tensor."""
@@ -174,7 +176,7 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
     two threads must not meet in one.
 
     Where the plan replicates nothing, the group has a group of its own for every set of
-    workers that holds a node type in common.
+    workers that holds a node type in common, or pieces of the same nodes' in-edges.
     """
     if not dist.is_initialized():
         return Comm(traffic), Comm(traffic)
@@ -192,13 +194,16 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
 
     own = [one for ranks in plan.groups if (one := comm(ranks)) is not None][-1]
     if plan.replication == "none":
-        holders = {}
+        holders: dict[str | Relation, Comm] = {}
         for group in range(len(plan.groups)):
-            for ntype in plan.schema.node_types:
-                users = plan.users(ntype, group)
+            held: dict[str | Relation, Sequence[int]] = {
+                t: plan.users(t, group) for t in plan.schema.node_types}
+            held |= {r: [p.index for p in plan.partitions if p.group == group and r in p.relations]
+                     for r, own in plan.ownership.items() if own.hubs}
+            for key, users in held.items():
                 sharers = comm(users) if len(users) > 1 else None
                 if sharers is not None:
-                    holders[ntype] = sharers
+                    holders[key] = sharers
         own = Comm(traffic, own.ranks, own.group)
         own._holders = holders
     return world, own

@@ -47,7 +47,7 @@ def partition(original: Callable[..., Any], settings: Settings, /, *args: Any, *
 
 
 _SETTINGS = {"target_ntype": "target", "metapaths": "metapaths", "seed": "seed",
-             "replication": "replication", "memory_mb": "memory_mb"}
+             "replication": "replication", "memory_mb": "memory_mb", "cut": "cut"}
 """Arguments that settings of the section `partition` have as well."""
 
 

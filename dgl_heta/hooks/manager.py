@@ -23,6 +23,7 @@ from dgl_heta.settings import Settings, read_section, section_name
 ENTRY_POINT_GROUP = "dgl_heta"
 KINDS = {
     "partition backend": "dgl_heta_partition_backends",
+    "cutter": "dgl_heta_cutters",
     "module wrapper": "dgl_heta_module_wrappers",
     "cache policy": "dgl_heta_cache_policies",
     "aggregation kernel": "dgl_heta_kernels",
@@ -35,6 +36,7 @@ KINDS = {
 }
 PROTOCOLS: dict[str, type] = {
     "partition backend": protocols.PartitionBackend,
+    "cutter": protocols.Cutter,
     "module wrapper": protocols.ModuleWrapper,
     "cache policy": protocols.CachePolicy,
     "aggregation kernel": protocols.Kernel,

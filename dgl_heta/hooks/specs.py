@@ -26,6 +26,11 @@ def dgl_heta_partition_backends() -> list[protocols.PartitionBackend]:  # type: 
 
 
 @hookspec
+def dgl_heta_cutters() -> list[protocols.Cutter]:  # type: ignore[empty-body]
+    """Ways to cut a relation that is too large for a partition; selected by `partition.cut`."""
+
+
+@hookspec
 def dgl_heta_module_wrappers() -> list[protocols.ModuleWrapper]:  # type: ignore[empty-body]
     """Ways to run a single-process model on several workers; selected by `train.wrapper`."""
 

@@ -7,6 +7,7 @@ written, and under RAF on many, because the merge over relations is a :class:`Cr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +16,9 @@ from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.models.spec import ModelSpec, slot
 from dgl_heta.nn.aggregate import reduce_each
-from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
+from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack, Exchange
 from dgl_heta.nn.kernels import kernel_in_use
+from dgl_heta.nn.shared import reduce_shared, softmax_shared
 from dgl_heta.sampling.blocks import Block, InEdges, MiniBatch, RelationBlock
 
 
@@ -32,10 +34,26 @@ class Edges:
     num_rows : number of destination rows.
     """
 
-    def __init__(self, block: Block, edges: RelationBlock, states: Mapping[str, Tensor]) -> None:
+    def __init__(self, block: Block, edges: RelationBlock, states: Mapping[str, Tensor],
+                 exchange: Exchange | None = None) -> None:
         self.relation, self.num_rows = edges.relation, edges.num_rows
         self.source = states[edges.relation.src]
         self._block, self._edges, self._states = block, edges, states
+        self._exchange = exchange if edges.shared is not None else None
+        self._weighted = False
+
+    def _join(self, rows: Tensor, op: str) -> Tensor:
+        """Rows (num_rows, …) with what other workers have of their edges."""
+        assert self._exchange is not None
+        return self._exchange.join(rows, self._block, self.relation, op)
+
+    def weighted(self) -> Edges:
+        """The same for :meth:`HGNNLayer.attend`, whose weighted sums are merged as they are."""
+        if self._exchange is None:
+            return self
+        other = copy(self)
+        other._weighted = True
+        return other
 
     @property
     def destination(self) -> Tensor:
@@ -45,7 +63,18 @@ class Edges:
 
     @property
     def in_edges(self) -> InEdges:
-        """The edges as a kernel takes them."""
+        """The edges as a kernel takes them.
+
+        Raises
+        ------
+        InputError
+            Other workers have edges of the same rows (a plan with hubs).
+        """
+        if self._exchange is not None:
+            raise InputError(
+                f"the plan cuts the in-edges of single nodes by '{self.relation}', so in_edges "
+                "would be some of them; use the methods of Edges, which join them, or make the "
+                "partition again with partition.hubs = 0")
         return self._edges.in_edges
 
     def reduce(self, op: str = "mean", states: Tensor | None = None) -> Tensor:
@@ -102,7 +131,13 @@ class Relations(tuple[Edges, ...]):
         return [edges.source for edges in self]
 
     def reduce(self, op: str = "mean", states: Sequence[Tensor] | None = None) -> list[Tensor]:
-        return reduce_each(self._in_edges(), self.sources if states is None else states, op)
+        states = self.sources if states is None else states
+        whole = [i for i, edges in enumerate(self) if edges._exchange is None]
+        csc = self._in_edges()
+        found = dict(zip(whole, reduce_each([csc[i] for i in whole], [states[i] for i in whole],
+                                            op)))
+        return [found[i] if i in found else reduce_shared(e._edges, states[i], op, e._join)
+                for i, e in enumerate(self)]
 
     def dot(self, queries: Sequence[Tensor], states: Sequence[Tensor] | None = None
             ) -> list[Tensor]:
@@ -116,18 +151,27 @@ class Relations(tuple[Edges, ...]):
         return kernel_in_use().copy_v(self._in_edges(), values)
 
     def total(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        return kernel_in_use().e_sum(self._in_edges(), weights)
+        return self._joined(kernel_in_use().e_sum(self._in_edges(), weights))
 
     def softmax(self, scores: Sequence[Tensor]) -> list[Tensor]:
-        return kernel_in_use().edge_softmax(self._in_edges(), scores)
+        whole = [i for i, edges in enumerate(self) if edges._exchange is None]
+        csc = self._in_edges()
+        found = dict(zip(whole, kernel_in_use().edge_softmax(
+            [csc[i] for i in whole], [scores[i] for i in whole]) if whole else ()))
+        return [found[i] if i in found else softmax_shared(e._edges, scores[i], e._join)
+                for i, e in enumerate(self)]
 
     def attend(self, weights: Sequence[Tensor], states: Sequence[Tensor] | None = None
                ) -> list[Tensor]:
-        return kernel_in_use().u_mul_e_sum(
-            self._in_edges(), self.sources if states is None else states, weights)
+        return self._joined(kernel_in_use().u_mul_e_sum(
+            self._in_edges(), self.sources if states is None else states, weights))
+
+    def _joined(self, sums: Sequence[Tensor]) -> list[Tensor]:
+        return [rows if edges._exchange is None or edges._weighted else edges._join(rows, "sum")
+                for edges, rows in zip(self, sums)]
 
     def _in_edges(self) -> list[InEdges]:
-        return [edges.in_edges for edges in self]
+        return [edges._edges.in_edges for edges in self]
 
 
 class HGNNLayer(nn.Module):
@@ -225,7 +269,7 @@ class HGNNLayer(nn.Module):
         """States of the destination rows, per node type."""
         into = {ntype: [edges.with_edges() if self._sparse else edges
                         for edges in block.into(ntype)] for ntype in block.num_dst}
-        views = {id(edges): Edges(block, edges, states)
+        views = {id(edges): Edges(block, edges, states, self.cross.exchange)
                  for parts in into.values() for edges in parts}
         relations, softmax = Relations(views.values()), isinstance(self.cross, CrossSoftmax)
         values = (self.score_all if softmax else self.aggregate_all)(relations) if views else ()
@@ -233,6 +277,8 @@ class HGNNLayer(nn.Module):
         like, updated = next(iter(states.values())), {}
         for ntype in block.num_dst:
             parts = [(edges, part_of[id(edges)]) for edges in into[ntype]]
+            if not softmax:
+                parts = [edges.owned(rows) for edges, rows in parts]
             updated[ntype] = self.update(
                 ntype, self._merged(block, ntype, parts, views, like),
                 block.destination(states, ntype) if self.reads_state else None)
@@ -244,8 +290,9 @@ class HGNNLayer(nn.Module):
         if isinstance(self.cross, CrossSoftmax):
             return self.cross(
                 block, ntype, parts, self.width, like,
-                lambda weighted: self.attend_all(Relations(views[id(e)] for e, _ in weighted),
-                                                 [weights for _, weights in weighted]),
+                lambda weighted: self.attend_all(
+                    Relations(views[id(e)].weighted() for e, _ in weighted),
+                    [weights for _, weights in weighted]),
                 self.heads)
         if isinstance(self.cross, CrossStack):
             return self.cross(block, ntype, parts, self.width, like,

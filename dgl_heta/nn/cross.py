@@ -64,6 +64,10 @@ class Exchange(Protocol):
         """The workers' columns of the seeds' rows: (seeds, own columns, width) to (…, all, width).
         """
 
+    def join(self, partial: Tensor, block: Block, relation: Relation, op: str) -> Tensor:
+        """Sums, maxima or minima of rows (rows, …) over the workers that have the relation, which
+        have the same rows; sums of floating-point numbers with a gradient."""
+
 
 class Alone:
     """The exchange of a single process: partial rows are complete already."""
@@ -86,6 +90,9 @@ class Alone:
                        ntype: str) -> Tensor:
         return columns
 
+    def join(self, partial: Tensor, block: Block, relation: Relation, op: str) -> Tensor:
+        return partial
+
 
 def merge(exchange: Exchange, op: str, block: Block, ntype: str, parts: Sequence[Part], width: int,
           like: Tensor) -> Tensor:
@@ -98,6 +105,16 @@ def merge(exchange: Exchange, op: str, block: Block, ntype: str, parts: Sequence
         return exchange.reduce_sum(sum_parts(parts, rows, width, like), block, ntype)
     partial, place = extreme_parts(op, parts, rows, width, like)
     return exchange.reduce_extreme(partial, place, op, block, ntype)
+
+
+def check_complete(parts: Sequence[Part]) -> None:
+    """Raise an :class:`InputError` if a part is of rows of which other workers have edges, too."""
+    for edges, _ in parts:
+        if edges.shared is not None:
+            raise InputError(
+                f"the plan cuts the in-edges of single nodes by '{edges.relation}', which only "
+                "layers derived from HGNNLayer can join; derive the model's layers from it, or "
+                "make the partition again with partition.hubs = 0")
 
 
 class CrossRelation(nn.Module):
@@ -135,6 +152,7 @@ class CrossRelation(nn.Module):
         -------
         Tensor (wanted rows, width); see :meth:`Block.wanted`.
         """
+        check_complete(parts)
         op = "sum" if self.op == "mean" else self.op
         out = merge(self.exchange, op, block, ntype, parts, width, like)
         return self._divided(out, block, ntype) if self.op == "mean" else out
@@ -242,6 +260,7 @@ class CrossStack(CrossRelation):
         -------
         Tensor (wanted rows, …).
         """
+        check_complete(parts)
         on_seeds = block.seed_relations.get(ntype, ())
         elsewhere = block.inner_relations.get(ntype, ())
         reach = on_seeds if block.last else tuple(dict.fromkeys((*on_seeds, *elsewhere)))

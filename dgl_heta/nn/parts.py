@@ -74,10 +74,12 @@ def stack_parts(parts: Sequence[Part], at: Sequence[int], columns: Sequence[int]
         of_column.setdefault(column, []).append(part)
     stacked = []
     for column in columns:
-        pieces, reached = [], 0
+        pieces, reached, scattered = [], 0, none
         for edges, value in sorted(of_column.get(column, ()), key=lambda part: part[0].start):
-            if edges.rows is not None:
-                value = none.index_copy(0, edges.rows, value)
+            if edges.rows is not None:  # a relation that is cut: so are all parts of the column
+                pieces = [scattered := scattered.index_copy(0, edges.rows, value)]
+                reached = len(none)
+                continue
             pieces += [none[reached:edges.start], value]
             reached = edges.start + len(value)
         pieces = [piece for piece in (*pieces, none[reached:]) if len(piece)]

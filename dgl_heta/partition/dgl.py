@@ -33,7 +33,7 @@ from dgl_heta.system.patching import plain
 
 DGL_METHODS = ("metis", "random")
 
-OWN = ("target_ntype", "metapaths", "hops", "seed", "replication", "memory_mb")
+OWN = ("target_ntype", "metapaths", "hops", "seed", "replication", "memory_mb", "cut")
 """Arguments that only the methods of dgl-heta have; None where a call does not give them."""
 
 _WORDS = {"method": "part_method", "parts": "num_parts", "target": "target_ntype"}
@@ -65,6 +65,7 @@ def partition_graph(
     seed: int | None = None,
     replication: str | None = None,
     memory_mb: float | None = None,
+    cut: str | None = None,
     overwrite: bool = True,
     settings: Iterable[str] = (),
     **dgl_arguments: Any,
@@ -91,6 +92,7 @@ def partition_graph(
     seed : for methods that draw at random (default 0).
     replication : full, none, or (default) the method's own; DistDGL scripts need full.
     memory_mb : MB that a partition may hold, as predicted.
+    cut : the cutter of relations that are too large for a partition, without replication.
     overwrite : whether an earlier partition in `out_path` is replaced, as DGL does. What holds
         anything else is left alone in any case, with an error.
     settings : settings of plugins, as by `--set`: "plugins.NAME.key=value".
@@ -166,13 +168,14 @@ def _by_dgl(original: Callable[..., Any], given: Mapping[str, Any]) -> Any:
 def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
                 num_hops: int | None, part_method: str, return_mapping: bool, target_ntype: Any,
                 metapaths: Any, hops: int | None, seed: int | None, replication: str | None,
-                memory_mb: float | None, overwrite: bool, settings: Iterable[str],
-                **script: Any) -> Any:
+                memory_mb: float | None, cut: str | None, overwrite: bool,
+                settings: Iterable[str], **script: Any) -> Any:
     from dgl_heta.graph.readers.dgl_graph import check_graph
 
     check_graph(g)
     _check_texts(graph_name, part_method, out_path)
-    backend: PartitionBackend = _configured(settings).get("partition backend", part_method)
+    registry = _configured(settings)
+    backend: PartitionBackend = registry.get("partition backend", part_method)
     check_names(f"part_method='{part_method}'", script,
                 {*_names(), *CONVERSION, *FORMER} | backend.honours)
     mapping, replace = flag("return_mapping", return_mapping), flag("overwrite", overwrite)
@@ -185,6 +188,7 @@ def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
         targets, hops=depth, metapaths=metapaths, edge_ids=True,
         seed=0 if seed is None else whole("seed", seed, least=0),
         replication=replication, memory_mb=_megabytes(memory_mb),
+        cutter=None if cut is None else registry.get("cutter", cut),
         script={"num_hops": 1 if num_hops is None else num_hops, **script},
         word=lambda name: _WORDS.get(name, name))
     out = Path(out_path)

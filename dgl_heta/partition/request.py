@@ -12,7 +12,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.hooks.protocols import PartitionBackend
+from dgl_heta.hooks.protocols import Cutter, PartitionBackend
 from dgl_heta.partition.arguments import ScriptArguments, script_arguments
 from dgl_heta.planning.making import check_parts
 from dgl_heta.planning.metatree import Metapath, load_metapaths, parse_metapaths
@@ -39,6 +39,11 @@ class PartitionRequest:
     """`full`, `none`, or the backend's own."""
     memory_limit: int | None = None
     """Bytes that a partition may hold, as predicted for `workload`."""
+    cutter: Cutter | None = None
+    """What cuts relations that are too large for a partition; None: the backend itself."""
+    hubs: float = 1.0
+    """From how many in-edges on, in even pieces of a relation that is cut, those of one node may
+    be cut, too; 0: never."""
     workload: Workload = field(default_factory=Workload)
     script: ScriptArguments = field(default_factory=ScriptArguments)
 
@@ -81,6 +86,8 @@ def make_request(
     edge_ids: bool = False,
     replication: str | None = None,
     memory_mb: float | None = None,
+    cutter: Cutter | None = None,
+    hubs: float = 1.0,
     workload: Workload | None = None,
     script: Mapping[str, Any] | None = None,
     word: Callable[[str], str] = str,
@@ -128,5 +135,5 @@ def make_request(
         paths = [] if metapaths is None else parse_metapaths(metapaths, schema)
     return PartitionRequest(
         parts, targets, DEFAULT_HOPS if hops is None and metapaths is None else hops, paths, seed,
-        edge_ids, replication, None if memory_mb is None else round(memory_mb * 1e6),
+        edge_ids, replication, None if memory_mb is None else round(memory_mb * 1e6), cutter, hubs,
         workload or Workload(), script_arguments(backend, script or {}, schema, what))

@@ -3,7 +3,8 @@
 In the order in which a plan comes about (Heta §5, https://doi.org/10.14778/3746405.3746408):
 
 - `metatree`: what a model aggregates, by hops or metapaths; `balance`: weights dealt evenly;
-- `assignment`, `ownership`: who is given what, and what each partition runs because of it;
+- `assignment`, `ownership`: who is given what, and what each partition runs because of it; `hubs`:
+  nodes whose in-edges are cut;
 - `plan`, `making`: the plan, its file, how it is made; `sharing`, `limit`: for equal work, and
   within a limit of memory.
 

@@ -69,7 +69,7 @@ class Partition:
     ranges : without replication, the relations that are cut by destination: this partition
         has the in-edges of nodes `low … high - 1` alone. `num_edges` is in proportion.
     owned : the relations that are cut by an array: how many destination nodes and edges of them
-        this partition has.
+        this partition has, pieces of other partitions' hubs included.
     """
 
     index: int
@@ -183,7 +183,7 @@ def partitions_of_pieces(schema: Schema, targets: Sequence[str], hops: int,
     partitions = []
     for index, own in enumerate(pieces):
         owned = {r: (o.rows[index], o.edges[index])
-                 for r, o in (ownership or {}).items() if o.rows[index]}
+                 for r, o in (ownership or {}).items() if o.rows[index] or o.edges[index]}
         relations = tuple(sorted([*(r for r, _, _ in own), *owned], key=order.__getitem__))
         types = {t for r in relations for t in (r.src, r.dst)} | set(targets)
         ranges = {r: (low, high) for r, low, high in sorted(own, key=lambda p: order[p[0]])

@@ -24,17 +24,18 @@ def relation_bytes(schema: Schema, relation: Relation, low: int = 0, high: int |
     """
     count = schema.node_counts[relation.dst]
     rows = (count if high is None else high) - low
-    return _csc_bytes(schema, relation, rows, schema.edge_counts[relation] * rows // max(count, 1))
+    return csc_bytes(schema, relation, rows, schema.edge_counts[relation] * rows // max(count, 1))
 
 
 def topology_bytes(schema: Schema, partition: Partition) -> int:
     """Bytes of the relations of a partition."""
-    return sum(_csc_bytes(schema, r, *partition.owned[r]) if r in partition.owned
+    return sum(csc_bytes(schema, r, *partition.owned[r]) if r in partition.owned
                else relation_bytes(schema, r, *partition.ranges.get(r, (0, None)))
                for r in partition.relations)
 
 
-def _csc_bytes(schema: Schema, relation: Relation, rows: int, edges: int) -> int:
+def csc_bytes(schema: Schema, relation: Relation, rows: int, edges: int) -> int:
+    """Bytes of so many destinations and edges of a relation."""
     width = 4 if schema.node_counts[relation.src] < 2**31 else 8
     return (rows + 1) * 8 + edges * width
 

@@ -7,6 +7,7 @@ topology, static features, learnable features with their moments.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation, Schema
@@ -94,19 +95,21 @@ def deal_within(schema: Schema, relations: Sequence[Relation], targets: Sequence
 
 
 def _cut(schema: Schema, relation: Relation, room: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Ranges of destinations by partition, in even proportion to `room`; empty if too little."""
+    """Ranges of destinations by partition, in proportion to `room`; empty if too little.
+
+    On the fewest partitions that it fits on. What room is left is left on all of them, as pieces by
+    edges are not quite as large as planned.
+    """
     count = schema.node_counts[relation.dst]
     row = max((relation_bytes(schema, relation) - 8) / count, 1e-9)
     fits = [max(int((free - 8) / row), 0) for free in room]
     if sum(fits) < count:
         return []
-    ranges, low = [], 0
-    for part in sorted(range(len(room)), key=lambda p: (-fits[p], p)):
-        if low < count and fits[part]:
-            high = min(low + fits[part], count)
-            ranges.append((part, low, high))
-            low = high
-    return ranges
+    order = sorted(range(len(room)), key=lambda p: (-fits[p], p))
+    ends = list(accumulate(fits[part] for part in order))
+    used = next(i for i, end in enumerate(ends) if end >= count) + 1
+    bounds = [0, *(count * end // ends[used - 1] for end in ends[:used])]
+    return [(part, low, high) for part, (low, high) in zip(order, pairwise(bounds)) if low < high]
 
 
 def _by_memory(plan: Plan, parts: int, work: Workload) -> Plan:

@@ -1,15 +1,17 @@
 """Relations cut by an array, which says of each destination node whose its in-edges are.
 
 Ranges of destinations (:data:`dgl_heta.planning.assignment.Piece`) are the compact form; an array
-is for cuts that look at the edges. It lies beside the plan, in a file of its own.
+is for cuts that look at the edges. It lies beside the plan, in a file of its own. The in-edges of a
+node that has very many can be on several partitions (:class:`Hub`).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,54 +24,77 @@ _PARTITION = np.dtype("<u2")
 
 
 @dataclass(frozen=True)
+class Hub:
+    """A destination node whose in-edges are on several partitions.
+
+    Attributes
+    ----------
+    pieces : `(partition, low, high)`, in order: who has its in-edges `low … high - 1`, as the store
+        counts them. Together they are all of them.
+    """
+
+    node: int
+    pieces: tuple[tuple[int, int, int], ...]
+
+    @property
+    def degree(self) -> int:
+        """All its in-edges."""
+        return self.pieces[-1][2]
+
+    def of(self, part: int) -> tuple[int, int]:
+        """The in-edges that a partition has; an empty range for none."""
+        return next(((low, high) for p, low, high in self.pieces if p == part), (0, 0))
+
+
+@dataclass(frozen=True)
 class Ownership:
     """Who has the in-edges of a relation's destination nodes.
 
     Attributes
     ----------
-    rows, edges : per partition the number of destination nodes, and of their in-edges.
+    rows, edges : per partition the number of destination nodes, and of in-edges.
     sha256 : of the array's bytes.
     file : where the array lies, if it does.
+    hubs : nodes whose in-edges are cut, too, in the order of their ids. The owner that the array
+        names merges what the others have.
     """
 
     rows: tuple[int, ...]
     edges: tuple[int, ...]
     sha256: str
     file: Path | None = field(default=None, compare=False)
+    hubs: tuple[Hub, ...] = ()
     _array: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     @classmethod
     def of(cls, chosen: np.ndarray, relation: Relation, schema: Schema, holders: Sequence[int],
-           parts: int, method: str, destinations: Iterable[np.ndarray]) -> Ownership:
+           parts: int, method: str, degrees: np.ndarray,
+           hubs: Mapping[int, Sequence[tuple[int, int, int]]] | None = None) -> Ownership:
         """The ownership by an array, (destination nodes,) integers: indices into `holders`.
 
         Parameters
         ----------
         holders : the partitions that have a piece of the relation, of `parts` altogether.
-        method : the partition method, for errors.
-        destinations : the destination of every edge of the relation, in chunks.
+        method : what has cut the relation, for errors.
+        degrees : in-edges of each destination node, int64.
+        hubs : node → its in-edges in pieces, as of :class:`Hub`, with indices into `holders`.
 
         Raises
         ------
         InputError
             The array does not give every destination node to one of them.
         """
-        chosen, count = np.asarray(chosen), schema.node_counts[relation.dst]
-        if chosen.shape != (count,) or chosen.dtype.kind not in "iu":
-            raise InputError(
-                f"partition method '{method}' cut relation '{relation}' by an array "
-                f"{chosen.dtype.str}{list(chosen.shape)}; it must be [{count}] integers, the piece "
-                f"of each '{relation.dst}'")
-        low, high = int(chosen.min(initial=0)), int(chosen.max(initial=0))
-        if low < 0 or high >= len(holders):
-            raise InputError(f"partition method '{method}' cut relation '{relation}' in pieces "
-                             f"{low} … {high}; there are 0 … {len(holders) - 1}")
+        chosen = checked_cut(chosen, relation, schema, len(holders), method)
         array = np.array(holders, _PARTITION)[chosen]
-        edges = np.zeros(parts, np.int64)
-        for dst in destinations:
-            edges += np.bincount(array[dst], minlength=parts)
+        cut = tuple(Hub(node, tuple((holders[i], low, high) for i, low, high in pieces))
+                    for node, pieces in sorted((hubs or {}).items()))
+        edges = np.bincount(array, degrees, parts).astype(np.int64)
+        for hub in cut:
+            edges[array[hub.node]] -= hub.degree
+            for part, low, high in hub.pieces:
+                edges[part] += high - low
         rows = np.bincount(array, minlength=parts)
-        return cls(tuple(rows.tolist()), tuple(edges.tolist()), _digest(array), None, array)
+        return cls(tuple(rows.tolist()), tuple(edges.tolist()), _digest(array), None, cut, array)
 
     @cached_property
     def owner(self) -> np.ndarray:
@@ -112,12 +137,38 @@ class Ownership:
 
     def to_json(self, relation: Relation) -> dict[str, Any]:
         return {"relation": list(relation), "file": str(self.file), "sha256": self.sha256,
-                "rows": list(self.rows), "edges": list(self.edges)}
+                "rows": list(self.rows), "edges": list(self.edges),
+                **({"hubs": [[h.node, [list(piece) for piece in h.pieces]] for h in self.hubs]}
+                   if self.hubs else {})}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Ownership:
         return cls(tuple(map(int, data["rows"])), tuple(map(int, data["edges"])),
-                   str(data["sha256"]), Path(data["file"]))
+                   str(data["sha256"]), Path(data["file"]),
+                   tuple(Hub(int(node), tuple((int(part), int(low), int(high))
+                                              for part, low, high in pieces))
+                         for node, pieces in data.get("hubs", ())))
+
+
+def checked_cut(chosen: Any, relation: Relation, schema: Schema, pieces: int, method: str
+                ) -> np.ndarray:
+    """What a cutter gave, as an array.
+
+    Raises
+    ------
+    InputError
+        It does not give every destination node to one of so many pieces.
+    """
+    array, count = np.asarray(chosen), schema.node_counts[relation.dst]
+    if array.shape != (count,) or array.dtype.kind not in "iu":
+        raise InputError(
+            f"{method} cut relation '{relation}' by an array {array.dtype.str}{list(array.shape)}; "
+            f"it must be [{count}] integers, the piece of each '{relation.dst}'")
+    low, high = int(array.min(initial=0)), int(array.max(initial=0))
+    if low < 0 or high >= pieces:
+        raise InputError(f"{method} cut relation '{relation}' in pieces {low} … {high}; there are "
+                         f"0 … {pieces - 1}")
+    return array
 
 
 def check_counts(ownership: dict[Relation, Ownership], schema: Schema, parts: int) -> bool:
@@ -125,7 +176,19 @@ def check_counts(ownership: dict[Relation, Ownership], schema: Schema, parts: in
     return all(len(own.rows) == len(own.edges) == parts and min(own.rows + own.edges) >= 0
                and sum(own.rows) == schema.node_counts[relation.dst]
                and sum(own.edges) == schema.edge_counts[relation]
+               and _are_cut_once(own, schema.node_counts[relation.dst], parts)
                for relation, own in ownership.items())
+
+
+def _are_cut_once(own: Ownership, nodes: int, parts: int) -> bool:
+    """Whether hubs are nodes, each once, whose pieces follow each other and lie on partitions."""
+    ids = [hub.node for hub in own.hubs]
+    return (all(low < high for low, high in pairwise([-1, *ids, nodes]))
+            and all(hub.pieces and len({part for part, _, _ in hub.pieces}) == len(hub.pieces)
+                    and [low for _, low, _ in hub.pieces] == [
+                        0, *(high for _, _, high in hub.pieces[:-1])]
+                    and all(0 <= part < parts and low < high for part, low, high in hub.pieces)
+                    for hub in own.hubs))
 
 
 def _digest(array: np.ndarray) -> str:

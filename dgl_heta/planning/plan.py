@@ -184,7 +184,8 @@ class Plan:
                                                   self.ownership.values())):
             entry["file"] = f"owner-{number}.npy"
             own.save(Path(path).with_name(entry["file"]))
-        data = {"format": "dgl-heta-plan", "version": 1, "schema": self.schema.to_json(),
+        version = 2 if any(own.hubs for own in self.ownership.values()) else 1
+        data = {"format": "dgl-heta-plan", "version": version, "schema": self.schema.to_json(),
                 "plan": content}
         Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
 
@@ -205,9 +206,9 @@ class Plan:
         data = read_json(path, "plan")
         if not isinstance(data, dict) or data.get("format") != "dgl-heta-plan":
             raise InputError(f"{path} is not a dgl-heta plan (no field format: dgl-heta-plan)")
-        if data.get("version") != 1:
+        if data.get("version") not in (1, 2):
             raise InputError(f"plan {path} has format version {data.get('version')!r}; "
-                             "this dgl-heta reads version 1")
+                             "this dgl-heta reads versions 1 and 2")
         for name in ("schema", "plan"):
             if name not in data:
                 raise InputError(f"plan {path} is damaged: it lacks the field '{name}'")

@@ -38,6 +38,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
+from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.parts import NOBODY
 from dgl_heta.raf.chain import Adjoint, Carry, Chain, Map
 from dgl_heta.sampling.blocks import Block
@@ -189,6 +190,14 @@ class GroupExchange:
         self._note(block, ntype)
         exchange = ColumnGather(self._group.holders(ntype), shares, layout, block.last)
         return self._link(block, columns, exchange.forward, exchange.adjoint)
+
+    def join(self, partial: Tensor, block: Block, relation: Relation, op: str) -> Tensor:
+        """Rows (rows, …) joined over who has a relation; the adjoint of a sum is a sum."""
+        group = self._group.holders(relation)
+        if op != "sum" or not partial.is_floating_point():
+            return group.all_reduce(partial.detach(), op)
+        return self._link(block, partial, group.all_reduce,
+                          lambda grad, carry: carry(group).all_reduce(grad))
 
     def gather_rows(self, rows: Tensor, block: Block, ntype: str) -> Tensor:
         """All seeds' rows (seeds, …), of which every worker has its own (own seeds, …)."""

@@ -122,13 +122,20 @@ def _roots(plan: Plan, partition: Partition, limit: int) -> list[str]:
     ] if plan.replication == "full" else [
         printable(r) + (" (nodes {:,} … {:,})".format(*partition.ranges[r])
                         if r in partition.ranges else
-                        " ({:,} nodes, {:,} edges)".format(*partition.owned[r])
+                        " ({:,} nodes, {:,} edges{})".format(
+                            *partition.owned[r], _cut_nodes(plan, r))
                         if r in partition.owned else "")
         for r in partition.relations
     ]
     if len(names) > limit:
         names = [*names[:limit - 1], f"… ({len(names) - limit + 1:,} more)"]
     return names or ["(none)"]
+
+
+def _cut_nodes(plan: Plan, relation: Relation) -> str:
+    """How many nodes' in-edges by a relation lie on several partitions, if there are any."""
+    hubs = len(plan.ownership[relation].hubs)
+    return f"; in-edges of {hubs:,} node{'s' if hubs > 1 else ''} are cut" if hubs else ""
 
 
 def _table(title: str, columns: Sequence[str], names: str = "") -> Table:

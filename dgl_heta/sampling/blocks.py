@@ -35,6 +35,19 @@ class InEdges(NamedTuple):
         return torch.repeat_interleave(rows, self.indptr.diff(), output_size=len(self.indices))
 
 
+class SharedRows(NamedTuple):
+    """What is known of rows whose in-edges by a relation are on several workers.
+
+    Attributes
+    ----------
+    own : bool (rows,), whether this worker's result counts where relations are merged.
+    order : int64 (E,), the place of each edge among all edges of its row.
+    """
+
+    own: Tensor
+    order: Tensor
+
+
 @dataclass
 class RelationBlock:
     """In-edges by one relation of destination rows `start … start + len(indptr) - 2`.
@@ -43,7 +56,8 @@ class RelationBlock:
     source type on the block's source side. A row without edges still belongs to the relation:
     its aggregation is 0, and a bias of the relation applies to it. `place` is the relation's
     position in the schema. Where a relation is cut by destination, its rows need not follow
-    each other: then `rows` (int64) has them, and `start` is 0.
+    each other: then `rows` (int64) has them, and `start` is 0. With `shared` the edges are a part
+    of these rows' edges; all workers that have the relation have these rows, in one order.
     """
 
     relation: Relation
@@ -52,6 +66,7 @@ class RelationBlock:
     indices: Tensor
     place: int = 0
     rows: Tensor | None = None
+    shared: SharedRows | None = None
 
     @property
     def in_edges(self) -> InEdges:
@@ -67,6 +82,8 @@ class RelationBlock:
 
     def with_edges(self) -> RelationBlock:
         """The same edges over those rows only that have any, if that are many fewer."""
+        if self.shared is not None:
+            return self
         degrees = self.indptr.diff()
         kept = torch.nonzero(degrees).flatten()
         if 4 * len(kept) > 3 * self.num_rows:
@@ -74,6 +91,16 @@ class RelationBlock:
         indptr = torch.cat([self.indptr[kept], self.indptr[-1:]])
         rows = kept + self.start if self.rows is None else self.rows[kept]
         return RelationBlock(self.relation, 0, indptr, self.indices, self.place, rows)
+
+    def owned(self, values: Tensor) -> tuple[RelationBlock, Tensor]:
+        """The rows that count here where relations are merged, without their edges, and their
+        `values` (rows, …), complete."""
+        if self.shared is None:
+            return self, values
+        assert self.rows is not None
+        rows = self.rows[self.shared.own]
+        return RelationBlock(self.relation, 0, self.indptr.new_zeros(len(rows) + 1),
+                             self.indices[:0], self.place, rows), values[self.shared.own]
 
     def of(self, values: Tensor) -> Tensor:
         """The rows of `values` (destination rows, …) that belong to this relation."""
@@ -191,4 +218,7 @@ class MiniBatch:
                     edges.indices = edges.indices.to(device, non_blocking=True)
                     if edges.rows is not None:
                         edges.rows = edges.rows.to(device, non_blocking=True)
+                    if edges.shared is not None:
+                        edges.shared = SharedRows(*(t.to(device, non_blocking=True)
+                                                    for t in edges.shared))
         return self

@@ -103,6 +103,47 @@ def draw(indptr, indices, nodes, fanout, key, out_ptr, out, place, rows, size, l
 
 
 @kernel
+def draw_pieces(  # type: ignore[no-untyped-def]
+        indptr, indices, nodes, low, high, fanout, key, out_ptr, out, order, place, rows, size,
+        left_out):
+    """As :func:`draw`, of nodes of which in-edges `low … high - 1` alone are here.
+
+    The same are drawn as :func:`draw` draws of all of a node's in-edges, and those that are here
+    kept. `order` (int64, an entry per edge) is filled with the place of each among a node's drawn
+    edges, wherever these are.
+    """
+    positions = np.empty(max(fanout, 0), np.int64)
+    total = 0
+    out_ptr[0] = 0
+    for i in range(len(nodes)):
+        node = nodes[i]
+        begin = indptr[node]
+        degree = indptr[node + 1] - begin
+        all_drawn = fanout < 0 or degree <= fanout
+        first, last = (low[i], high[i]) if all_drawn else (0, fanout)
+        if not all_drawn:
+            _choose(key, node, fanout, degree, positions)
+        for k in range(first, last):
+            position = k if all_drawn else positions[k]
+            if position < low[i] or position >= high[i]:
+                continue
+            source = np.int64(indices[begin + position])
+            if left_out is not None and _is_left_out(left_out, source, node):
+                continue
+            row = place[source]
+            if row < 0:
+                row = size
+                place[source] = row
+                rows[size] = source
+                size += 1
+            out[total] = row
+            order[total] = k
+            total += 1
+        out_ptr[i + 1] = total
+    return size, total
+
+
+@kernel
 def _is_left_out(left_out, source, node):  # type: ignore[no-untyped-def]
     """Whether the pair of an edge is held out by its hash, or listed in `without` (ascending)."""
     without, salt, share, tails, swapped = left_out

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
+from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, SharedRows
 from dgl_heta.sampling.held_out import HeldOut
-from dgl_heta.sampling.kernels import count_drawn, draw, hash_key
+from dgl_heta.sampling.kernels import count_drawn, draw, draw_pieces, hash_key
 from dgl_heta.sampling.rows import NodeRows, RowScratch
 from dgl_heta.sampling.scope import SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
@@ -71,6 +71,11 @@ class NeighborSampler:
         self._order = {r: i for i, r in enumerate(store.schema.relations)}
         used = set(scope.roots).union(*scope.inner.values(), *scope.on_common.values())
         self._graph: dict[Relation, CSC] = {r: store.relation(r) for r in self._order if r in used}
+        for relation, hubs in scope.hubs.items():
+            indptr = store.relation(relation).indptr
+            if (indptr[hubs.nodes + 1] - indptr[hubs.nodes] != hubs.degree).any():
+                raise InputError(f"the plan cuts the in-edges of nodes by '{relation}' that have "
+                                 "another number of them in the store; make the partition again")
         types = {t for r in used for t in (r.src, r.dst)} | {*scope.targets, *scope.common}
         self._scratch = RowScratch({t: store.schema.node_counts[t] for t in types})
 
@@ -120,6 +125,9 @@ class NeighborSampler:
                     edges.append(RelationBlock(relation, start, torch.from_numpy(indptr),
                                                torch.from_numpy(indices),
                                                self._order[relation], chosen))
+                if relation in scope.hubs and relation in scope.on_common[layer]:
+                    edges += self._of_hubs(csc, destinations.get(relation.dst, _NONE), layer,
+                                           relation, step, rows[relation.src], without)
             if not scope.replicated:
                 self._settle(rows, before, edges)
             merged = scope.merged.get(layer)
@@ -170,7 +178,10 @@ class NeighborSampler:
                 chosen = np.flatnonzero((ids >= low) & (ids < high))
                 yield 0, torch.from_numpy(chosen), ids[chosen]
             elif relation in self._scope.owner:
-                chosen = np.flatnonzero(self._scope.owner[relation][ids] == self._scope.part)
+                mine = self._scope.owner[relation][ids] == self._scope.part
+                if relation in self._scope.hubs:
+                    mine[self._scope.hubs[relation].find(ids)[0]] = False
+                chosen = np.flatnonzero(mine)
                 yield 0, torch.from_numpy(chosen), ids[chosen]
             else:
                 yield 0, None, ids
@@ -190,12 +201,40 @@ class NeighborSampler:
                 ranges.append((seeds, rows))
         return ranges
 
+    def _of_hubs(self, csc: CSC, ids: np.ndarray, layer: int, relation: Relation, step: int,
+                 sources: NodeRows, without: np.ndarray) -> list[RelationBlock]:
+        """The in-edges that are here of destination rows whose in-edges are cut, if there are such
+        rows: on all workers that have the relation, in one order."""
+        hubs = self._scope.hubs[relation]
+        chosen, at = hubs.find(ids)
+        if not len(chosen):
+            return []
+        key, fanout = self._key(layer, relation, step), self._fanout(layer, relation)
+        low, high = hubs.low[at], hubs.high[at]
+        most = int((high - low if fanout < 0 else np.minimum(high - low, fanout)).sum())
+        sources.reserve(most)
+        indptr, indices = np.empty(len(at) + 1, np.int64), np.empty(most, np.int32)
+        order = np.empty(most, np.int64)
+        left_out = self._held_out.pairs_left_out(relation, without) if self._held_out else None
+        sources.size, total = draw_pieces(
+            csc.indptr, csc.indices, hubs.nodes[at], low, high, fanout, key, indptr, indices, order,
+            sources.place, sources.buffer, sources.size, left_out)
+        return [RelationBlock(
+            relation, 0, torch.from_numpy(indptr), torch.from_numpy(indices[:total]),
+            self._order[relation], torch.from_numpy(chosen),
+            SharedRows(torch.from_numpy(hubs.own[at]), torch.from_numpy(order[:total])))]
+
+    def _key(self, layer: int, relation: Relation, step: int) -> np.uint64:
+        return np.uint64(hash_key(self._seed, step, layer, self._order[relation]))
+
+    def _fanout(self, layer: int, relation: Relation) -> int:
+        given = self._fanouts[layer - 1]
+        return given.get(relation, 0) if isinstance(given, Mapping) else given
+
     def _neighbours(self, csc: CSC, nodes: np.ndarray, layer: int, relation: Relation, step: int,
                     sources: NodeRows, without: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """`(indptr, indices)` of the drawn in-edges of `nodes`; new sources become rows."""
-        key = np.uint64(hash_key(self._seed, step, layer, self._order[relation]))
-        given = self._fanouts[layer - 1]
-        fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
+        key, fanout = self._key(layer, relation, step), self._fanout(layer, relation)
         indptr = np.empty(len(nodes) + 1, np.int64)
         total = count_drawn(csc.indptr, nodes, fanout, indptr)
         sources.reserve(total)

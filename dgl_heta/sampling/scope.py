@@ -4,13 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.assignment import Share
+from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
+
+
+class HubPieces(NamedTuple):
+    """Destination nodes of a relation whose in-edges are cut, int64 arrays (hubs,) each.
+
+    Attributes
+    ----------
+    nodes : ascending ids.
+    low, high : this worker has in-edges `low … high - 1` of each; none where these are equal.
+    degree : all in-edges of each.
+    own : bool, whether this worker's partition owns the node.
+    """
+
+    nodes: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    degree: np.ndarray
+    own: np.ndarray
+
+    @classmethod
+    def of(cls, ownership: Ownership, part: int) -> HubPieces:
+        """Those of a partition."""
+        nodes = np.array([hub.node for hub in ownership.hubs], np.int64)
+        pieces = np.array([hub.of(part) for hub in ownership.hubs], np.int64).reshape(-1, 2)
+        return cls(nodes, pieces[:, 0].copy(), pieces[:, 1].copy(),
+                   np.array([hub.degree for hub in ownership.hubs], np.int64),
+                   ownership.owner[nodes] == part)
+
+    def find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Which of some unique ids are hubs: their positions, and those of the hubs, in the order
+        of the hubs."""
+        at = np.minimum(np.searchsorted(self.nodes, ids), len(self.nodes) - 1)
+        found = np.flatnonzero(self.nodes[at] == ids)
+        order = np.argsort(at[found])
+        return found[order], at[found][order]
 
 
 @dataclass(frozen=True)
@@ -29,6 +66,7 @@ class SamplingScope:
     ranges : relations of which it holds the in-edges of some destinations only.
     owner : the same by an array, (destination nodes,): the partition that holds each one's
         in-edges; `part` is this worker's.
+    hubs : of these relations, those with nodes whose in-edges are cut, too.
     """
 
     targets: tuple[str, ...]
@@ -45,6 +83,7 @@ class SamplingScope:
     merged: dict[int, dict[str, tuple[Relation, ...]]] = field(default_factory=dict)
     ranges: dict[Relation, tuple[int, int]] = field(default_factory=dict)
     owner: dict[Relation, np.ndarray] = field(default_factory=dict)
+    hubs: dict[Relation, HubPieces] = field(default_factory=dict)
     part: int = 0
 
     @classmethod
@@ -77,6 +116,8 @@ class SamplingScope:
                     for layer, relations in every.items()},
             ranges=dict(own.ranges),
             owner={r: plan.ownership[r].owner for r in own.owned},
+            hubs={r: HubPieces.of(plan.ownership[r], part // trainers) for r in own.owned
+                  if plan.ownership[r].hubs},
             part=part // trainers)
 
 

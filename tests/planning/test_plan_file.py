@@ -142,7 +142,7 @@ def test_a_plan_of_a_graph_that_has_changed_since_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"format": "other"}, "not a dgl-heta plan"),
-    ({"version": 2}, "format version 2"),
+    ({"version": 3}, "format version 3"),
     ({"plan": None}, "damaged"),
     ({"plan": []}, "damaged"),
     ({"plan": {}}, "lacks the field 'target'"),

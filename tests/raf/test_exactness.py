@@ -87,7 +87,24 @@ def test_without_replication_workers_compute_the_same(
     check(alone, run(job(store, tmp_path, parts, WIDE, cut=cut), tmp_path))
 
 
-@pytest.mark.parametrize("cut", [None, True, "permuted"])
+@pytest.mark.parametrize("parts", [2, 3])
+def test_in_edges_of_one_node_on_several_partitions_compute_the_same(
+        store: Path, alone: Results, tmp_path: Path, parts: int) -> None:
+    """Hubs: each in-edge somewhere, at random; AGG_r of every kind is merged before it goes on."""
+    names = ["sum-self_loop", "max-bases", "sampled", "max over neighbours", "min over neighbours",
+             "rgat-mean", "hgt-self_loop", "han", "rgat sampled, three layers", "links"]
+    check(alone, run(job(store, tmp_path, parts, names, cut="hubs"), tmp_path))
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_a_cut_by_edges_computes_the_same(
+        store: Path, alone: Results, tmp_path: Path, parts: int) -> None:
+    names = ["sum-self_loop", "sampled", "rgat-self_loop", "hgt-self_loop"]
+    check(alone, run(job(store, tmp_path, parts, names,
+                         cut="dgl_heta.partition.cutters:EvenEdges"), tmp_path))
+
+
+@pytest.mark.parametrize("cut", [None, True, "permuted", "hubs"])
 def test_several_trainers_of_a_partition_compute_the_same(
         store: Path, alone: Results, tmp_path: Path, cut: bool | str | None) -> None:
     names = ["sum-self_loop", "han", "hgt-self_loop", "links", "two targets"]

@@ -6,6 +6,7 @@ They are forked, so that what takes longest, importing torch, is done once and n
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -17,7 +18,9 @@ import numpy as np
 
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.partition.cutters import in_degrees
 from dgl_heta.planning.assignment import Piece
+from dgl_heta.planning.hubs import share_hubs
 from dgl_heta.planning.making import (
     Deal,
     make_plan,
@@ -47,8 +50,9 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
     if case.get("cut") is not None:
         plan = plan_without_replication(store.schema, targets, settings.model.layers, parts,
                                         deal_pieces(case["cut"]), "test")
-        if case["cut"] == "permuted":
-            plan = permuted(plan, store, scratch.parent / f"plan-{os.environ['RANK']}")
+        if isinstance(case["cut"], str):
+            plan = cut_by_array(plan, store, case["cut"],
+                                scratch.parent / f"plan-{os.environ['RANK']}")
     else:
         plan = make_plan(store.schema, targets, settings.model.layers, parts, metapaths)
         if case["shared"]:
@@ -92,22 +96,41 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
     return found
 
 
-def permuted(plan: Plan, store: Store, directory: Path) -> Plan:
-    """The plan read back from files, each range of destinations now as many at random."""
+def cut_by_array(plan: Plan, store: Store, how: str, directory: Path) -> Plan:
+    """The plan read back from files, its relations cut anew.
+
+    `how` is "permuted", for as many destinations at random; "hubs", for the same with the in-edges
+    of three nodes of each relation cut at random; or a cutter, as `module:attribute`.
+    """
     generator, ownership = np.random.default_rng(5), {}
     source = store.source()
     for relation in plan.schema.relations:
         pieces = {p.index: p.ranges[relation] for p in plan.partitions if relation in p.ranges}
-        if pieces:
-            chosen = generator.permutation(np.repeat(
-                np.arange(len(pieces)), [high - low for low, high in pieces.values()]))
-            ownership[relation] = Ownership.of(
-                chosen, relation, plan.schema, list(pieces), plan.num_parts, "test",
-                (dst for _, dst in source.edges[relation].chunks(7)))
+        if not pieces:
+            continue
+        sizes, hubs = [high - low for low, high in pieces.values()], {}
+        degrees = in_degrees(source, relation)
+        if how in ("permuted", "hubs"):
+            chosen = generator.permutation(np.repeat(np.arange(len(pieces)), sizes))
+        else:
+            module, _, name = how.partition(":")
+            chosen = getattr(importlib.import_module(module), name)().cut(source, relation, sizes)
+            hubs = share_hubs(chosen, degrees, sizes, 0.3)
+        if how == "hubs":
+            for node in np.argsort(-degrees)[:3].tolist():
+                ends = np.sort(generator.integers(0, degrees[node] + 1, len(pieces) - 1)).tolist()
+                bounds = [0, *ends, int(degrees[node])]
+                order = generator.permutation(len(pieces)).tolist()
+                hubs[node] = [(piece, low, high) for piece, low, high in
+                              zip(order, bounds, bounds[1:]) if low < high]
+        ownership[relation] = Ownership.of(chosen, relation, plan.schema, list(pieces),
+                                           plan.num_parts, "test", degrees, hubs)
     assert ownership
+    assert how != "hubs" or all(own.hubs for own in ownership.values())
     directory.mkdir(exist_ok=True)
     with_ownership(plan, ownership).save(directory / "plan.json")
     read = Plan.load(directory / "plan.json")
+    assert read.ownership == ownership
     assert not any(p.ranges for p in read.partitions)
     read.verify()
     return read

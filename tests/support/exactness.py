@@ -80,8 +80,8 @@ def cases() -> dict[str, dict[str, Any]]:
 
 def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
         cut: bool | str | None = None, shared: bool = False, **extra: Any) -> dict[str, Any]:
-    """What the workers are told; `cut` is not None for a plan without replication ("permuted": cut
-    by an array), with `shared` workers share the first sub-metatree."""
+    """What the workers are told; `cut` is not None for a plan without replication (a text: cut by
+    an array, see the worker's cut_by_array), with `shared` workers share the first sub-metatree."""
     chosen = {}
     for name, changes in cases().items():
         if name not in names if names is not None else name == "nars":

@@ -65,6 +65,10 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
         _check_plan(opened.plan, opened, settings, targets)
         return opened.plan
     wishes = settings.partition
+    if wishes.cut is not None:
+        raise InputError(f"partition.cut is {wishes.cut}, but a cutter sees the edges when a graph "
+                         "is partitioned; write a partition first (`dgl-heta partition --cut "
+                         f"{wishes.cut}`), and train that")
     backend = registry.get("partition backend", wishes.method)
     plan: Plan = backend.plan(opened.schema, make_request(
         backend, opened.schema, wishes.parts, targets, hops=settings.model.layers,
@@ -102,6 +106,9 @@ def _check_plan(plan: Plan, opened: GraphInput, settings: Settings, targets: lis
             "make another partition")
     if wishes.memory_mb is not None:
         within(plan, int(wishes.memory_mb * 1e6), Workload.of(settings))
+    if wishes.cut is not None:
+        raise InputError("partition.cut has no effect on a partition that exists; leave it out, or "
+                         "make another partition with --cut")
     if wishes.seed:
         raise InputError("partition.seed has no effect on a partition that exists; leave it "
                          "out, or make another partition with --seed")

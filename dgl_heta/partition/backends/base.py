@@ -12,9 +12,11 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.protocols import PartitionBackend
+from dgl_heta.partition.cutters import check_hub, in_degrees, warn_of_ranges
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.request import PartitionRequest, PartitionResult
 from dgl_heta.planning.assignment import Piece
+from dgl_heta.planning.hubs import share_hubs
 from dgl_heta.planning.limit import deal_within, within
 from dgl_heta.planning.making import (
     deal_whole,
@@ -23,7 +25,7 @@ from dgl_heta.planning.making import (
     with_ownership,
 )
 from dgl_heta.planning.metatree import check_hops
-from dgl_heta.planning.ownership import Ownership
+from dgl_heta.planning.ownership import Ownership, checked_cut
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.reader import as_source
@@ -63,23 +65,7 @@ class MetatreeBackend(PartitionBackend):
 
     def cut(self, source: GraphSource, relation: Relation, parts: Sequence[int]
             ) -> np.ndarray | None:
-        """Whose a destination's in-edges are, for a relation that the plan cuts.
-
-        Called when a graph is partitioned, which :meth:`plan` without its edges is not: the plan
-        that is shown beforehand cuts by ranges of destinations.
-
-        Parameters
-        ----------
-        source : the graph; `source.edges[relation].chunks(size)` gives the edges, again at each
-            call.
-        parts : how many destinations each of the pieces has in the plan, whose sizes follow from
-            the memory limit. That many partitions have a piece of the relation.
-
-        Returns
-        -------
-        For each destination node the index of its piece, (destination nodes,) integers; None for
-        the plan's ranges of destinations.
-        """
+        """As :meth:`dgl_heta.Cutter.cut`, where the user has not named a cutter."""
         return None
 
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
@@ -104,6 +90,10 @@ class MetatreeBackend(PartitionBackend):
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
                   overwrite: bool = False, progress: Progress | None = None) -> PartitionResult:
         schema = source.schema if isinstance(source, Store) else source.schema()
+        if request.cutter is not None and (request.replication or self.replication) != "none":
+            raise InputError(f"cutter '{request.cutter.name}' has nothing to cut: relations are "
+                             "cut where nothing is replicated; ask for replication = none and a "
+                             "memory limit, or leave the cutter out")
         plan = self._cut_by_edges(self.plan(schema, request), source, request)
         config = write_partition(source, plan, out, overwrite=overwrite, progress=progress,
                                  edge_ids=request.edge_ids)
@@ -114,25 +104,28 @@ class MetatreeBackend(PartitionBackend):
 
     def _cut_by_edges(self, plan: Plan, graph: GraphSource | Store, request: PartitionRequest
                       ) -> Plan:
-        """The plan with arrays for those relations that :meth:`cut` has cut."""
-        ownership = {}
+        """The plan with arrays for those relations that a cutter, or :meth:`cut`, has cut."""
+        ownership, cutter = {}, request.cutter or self
         for relation in plan.schema.relations:
             pieces = {p.index: p.ranges[relation] for p in plan.partitions if relation in p.ranges}
             if not pieces:
                 continue
-            source = as_source(graph)
-            chosen = self.cut(source, relation, [high - low for low, high in pieces.values()])
+            source, parts = as_source(graph), [high - low for low, high in pieces.values()]
+            chosen = cutter.cut(source, relation, parts)
+            degrees = in_degrees(source, relation)
             if chosen is None:
+                warn_of_ranges(plan, relation, degrees, request)
                 continue
+            by = f"{'cutter' if request.cutter else 'partition method'} '{cutter.name}'"
+            chosen = checked_cut(chosen, relation, plan.schema, len(parts), by)
             ownership[relation] = Ownership.of(
-                chosen, relation, plan.schema, list(pieces), plan.num_parts, self.name,
-                (dst for _, dst in source.edges[relation].chunks(_CHUNK)))
+                chosen, relation, plan.schema, list(pieces), plan.num_parts, by, degrees,
+                share_hubs(chosen, degrees, parts, request.hubs))
+            if not request.hubs:
+                check_hub(with_ownership(plan, ownership), relation, degrees, request)
         if not ownership:
             return plan
         plan = with_ownership(plan, ownership)
         if request.memory_limit is not None:
             plan = within(plan, request.memory_limit, request.workload)
         return plan
-
-
-_CHUNK = 2**20  # edges

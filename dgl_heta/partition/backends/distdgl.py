@@ -36,7 +36,8 @@ class DistDGL(PartitionBackend):
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
                   overwrite: bool = False, progress: Progress | None = None) -> PartitionResult:
         for name, given in (("replication", request.replication),
-                            ("a memory limit", request.memory_limit)):
+                            ("a memory limit", request.memory_limit),
+                            ("cut of relations", request.cutter)):
             if given is not None:
                 raise InputError(f"method '{self.name}' is DistDGL's own and knows no {name}; "
                                  "leave it out, or use method meta")
