@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dgl_heta import Command, Dataset, hookimpl
+from dgl_heta import Command, Cutter, Dataset, hookimpl
 from dgl_heta_catgnn.communities import Communities
+from dgl_heta_catgnn.cutting import SpringCutter
 from dgl_heta_catgnn.dbh import Dbh
 from dgl_heta_catgnn.hdrf import Hdrf
 from dgl_heta_catgnn.partitioner import (
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from dgl_heta import ModuleWrapper
 
 __all__ = ["Assignment", "Chunk", "Communities", "Dbh", "EdgePartitioner", "EdgeStream", "Hdrf",
-           "NodePartitioner", "PartBatches", "PowerGraph", "Replicas", "Spring",
+           "NodePartitioner", "PartBatches", "PowerGraph", "Replicas", "Spring", "SpringCutter",
            "StreamPartitioner", "StreamSettings", "TwoPhase", "built_in"]
 
 
@@ -75,6 +76,11 @@ def __getattr__(name: str) -> Any:
 
         return PartBatches
     raise AttributeError(f"module 'dgl_heta_catgnn' has no attribute '{name}'")
+
+
+@hookimpl
+def dgl_heta_cutters() -> list[Cutter]:
+    return [SpringCutter()]
 
 
 def built_in() -> list[StreamPartitioner]:

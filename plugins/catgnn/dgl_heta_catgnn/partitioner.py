@@ -125,7 +125,8 @@ class StreamPartitioner(PartitionBackend):
 
         auto = request.parts == AUTO
         for what, given in (("replication", request.replication), ("metapaths", request.metapaths),
-                            ("memory limit", None if auto else request.memory_limit)):
+                            ("memory limit", None if auto else request.memory_limit),
+                            ("cut of relations", request.cutter)):
             if given:
                 raise InputError(f"method '{self.name}' knows no {what}, which goes with "
                                  "meta-partitioning; leave it out, or use method meta"

@@ -57,22 +57,25 @@ class Spring(NodePartitioner):
         return self._figures
 
 
-def merge(clusters: Clusters, degree: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
+def merge(clusters: Clusters, degree: np.ndarray, most: int, size: np.ndarray | None = None
+          ) -> tuple[np.ndarray, np.ndarray]:
     """Lines 22 to 29: clusters join those of their richest neighbours, the smallest first.
 
     Parameters
     ----------
+    size : what is ranked and bounded, integers (clusters,); None: nodes of each cluster.
     most : nodes that a merged cluster may have, β·|V| / p in equation (2). |V| counts isolated
         nodes, too: they get their places from what clusters leave.
 
     Returns
     -------
-    For each cluster the one that it has become a part of, and nodes of each of these, 0 for those
-    that are a part of another.
+    For each cluster the one that it has become a part of, and nodes of each of these (or `size`),
+    0 for those that are a part of another.
     """
     representative = np.full(len(clusters.size), NONE, clusters.of.dtype)
     _represent(clusters.of, clusters.richest, degree, representative)
-    root, size = np.arange(len(clusters.size), dtype=clusters.of.dtype), clusters.size.copy()
+    root = np.arange(len(clusters.size), dtype=clusters.of.dtype)
+    size = (clusters.size if size is None else size).copy()
     # Sizes and numbers in one word, ascending. They are taken from the front; what grows meanwhile
     # waits in a binary heap, for which the place of what was taken is enough: a merger takes one
     # entry and adds one.

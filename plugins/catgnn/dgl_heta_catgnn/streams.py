@@ -97,6 +97,12 @@ class EdgeStream:
                    name=f"the edge stream of '{source.name}'")
 
     @classmethod
+    def of_relation(cls, graph: GraphSource, relation: Relation) -> EdgeStream:
+        """The edges of one relation: of one type's nodes, or of sources and then destinations."""
+        counts = {t: graph.node_counts[t] for t in (relation.src, relation.dst)}
+        return cls.of_graph(GraphSource(graph.name, counts, {relation: graph.edges[relation]}))
+
+    @classmethod
     def of_chunks(cls, chunks: Iterable[tuple[Any, ...]], num_nodes: int | None = None, *,
                   relations: tuple[Relation, ...] = (ONLY,)) -> EdgeStream:
         """A stream of any iterable of `(src, dst)` or `(src, dst, relation)` chunks.
