@@ -102,6 +102,21 @@ def test_models_without_layers_run_batch_by_batch(store: Path, tmp_path: Path) -
         predict(run_dir, tmp_path / "d.npy", what="embeddings")
 
 
+def test_no_file_of_a_run_says_which_code_to_import(
+        store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = trained(store, tmp_path / "run", "model.name=sehgnn")
+    (tmp_path / "canary.py").write_text("open('sang', 'w').close()\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("job.json", "model.json"):
+        text = (run_dir / name).read_text()
+        (run_dir / name).write_text(text.replace('"sehgnn"', '"canary:x"'))
+        with pytest.raises(InputError, match="--model"):
+            predict(run_dir, tmp_path / "a.npy")
+        (run_dir / name).write_text(text)
+    assert not (tmp_path / "sang").exists()
+    assert len(predict(run_dir, tmp_path / "a.npy")) == 60
+
+
 def test_link_predictors_give_embeddings_only(store: Path, tmp_path: Path) -> None:
     run_dir = trained(store, tmp_path / "run", "task.relation=writes", "task.reverse=rev-writes")
     for ntype in ("paper", "author"):

@@ -139,9 +139,9 @@ def differences(one: dict[str, np.ndarray], many: list[dict[str, np.ndarray]]
             # A node can be the seed of several workers, and then all computed it.
             own = key.replace("logits", "own")
             place = {node: row for row, node in enumerate(one[own].tolist())}
-            rows = [place[node] for m in many for node in m[own].tolist()]
-            assert set(rows) == set(range(len(want))), (key, "seeds")
-            compare("logits", np.concatenate([m[key] for m in many]), want[rows])
+            order = [place[node] for m in many for node in m[own].tolist()]
+            assert set(order) == set(range(len(want))), (key, "seeds")
+            compare("logits", np.concatenate([m[key] for m in many]), want[order])
         elif key.endswith("/loss"):
             compare("loss", np.mean([m[key] for m in many]), want)
         elif "/grad/" in key:

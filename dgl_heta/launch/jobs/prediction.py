@@ -14,6 +14,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import HGNN
 from dgl_heta.planning.balance import balanced
@@ -62,6 +63,7 @@ class PredictionJob:
             if name in registry.sections()}})
         registry = registry.configured(settings)
         spec, _, provider = read_spec(self.run_dir, registry, self.model)
+        settings = self._of_model(settings, provider)
         if spec.schema != store.schema:
             raise InputError(f"the run in {self.run_dir} was trained on another graph than the "
                              f"one in {store.directory}")
@@ -112,6 +114,17 @@ class PredictionJob:
                              "(--overwrite)")
         if self.chunk < 1:
             raise InputError(f"--chunk is {self.chunk}; it must be 1 or more")
+
+    def _of_model(self, settings: Settings, provider: ModelProvider) -> Settings:
+        """The settings with the model that the user named, or that model.json names, which is
+        checked: no file says which code to import."""
+        recorded = settings.model.name
+        if self.model is None and recorded != provider.name:
+            raise InputError(f"{self.run_dir}/job.json names the model '{recorded[:80]}', but "
+                             f"model.json names '{provider.name}': the run is damaged; if it was "
+                             "trained with a model of your own, say so with --model")
+        return settings.model_copy(update={"model": settings.model.model_copy(
+            update={"name": self.model or provider.name})})
 
     def _node_type(self, store: Store, task: TaskSettings, widths: dict[str, int]) -> str:
         ntype: str = self.ntype or (task.targets or [""])[0]
