@@ -8,6 +8,7 @@ the others, which may be in their last epoch; one that fails does not, and ends 
 from __future__ import annotations
 
 import atexit
+import os
 import sys
 import time
 from typing import Any
@@ -56,9 +57,17 @@ def forget() -> None:
 
 
 def _leave() -> None:
-    """At exit without `dgl-heta run`: a script that failed does not finish."""
-    if not hasattr(sys, "last_value"):
+    """At exit without `dgl-heta run`: a script that failed does not finish, and one that could not
+    finish has failed."""
+    if hasattr(sys, "last_value"):
+        return
+    try:
         end()
+    except Exception as error:  # at exit Python would print it, and leave with status 0
+        print(f"error: {error}", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def _meet(timeout_s: float) -> None:

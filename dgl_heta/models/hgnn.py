@@ -188,7 +188,8 @@ class HGNNLayer(nn.Module):
 
     :meth:`aggregate_all`, :meth:`score_all` and :meth:`attend_all` are given all relations of a
     block and call these methods for one after the other. A layer that defines them instead leaves
-    it to the kernel to take the relations together.
+    it to the kernel to take the relations together. Methods of :class:`Edges` are to be called
+    whatever the number of edges: where in-edges of hubs are cut, other workers call them, too.
 
     Parameters
     ----------

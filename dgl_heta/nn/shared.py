@@ -60,5 +60,6 @@ def _extreme(edges: RelationBlock, states: Tensor, op: str, join: Join) -> Tenso
         order = torch.where(attained, edges.shared.order.unsqueeze(1), _NOWHERE)
         first = order.new_full(shape, _NOWHERE).scatter_reduce(0, index, order, "amin")
         chosen = attained & (order == join(first, "min")[rows])
-    out = join(messages.new_zeros(shape).index_add(0, rows, messages * chosen), "sum")
+    messages = torch.where(chosen, messages, 0)  # no product: infinity times 0 is no number
+    out = join(messages.new_zeros(shape).index_add(0, rows, messages), "sum")
     return torch.where(torch.isnan(best), best, out)

@@ -19,6 +19,7 @@ from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.footprint import csc_bytes, footprint, relation_bytes
 from dgl_heta.planning.hubs import even_piece
 from dgl_heta.planning.plan import Plan
+from dgl_heta.store.csc import count_in_degrees
 
 CHUNK = 2**20  # edges
 
@@ -58,11 +59,16 @@ class EvenBytes(Cutter):
 
 
 def in_degrees(source: GraphSource, relation: Relation) -> np.ndarray:
-    """In-edges of each destination node, int64 (destination nodes,); a pass over the edges."""
-    degrees = np.zeros(source.node_counts[relation.dst], np.int64)
-    for _, dst in source.edges[relation].chunks(CHUNK):
-        degrees += np.bincount(dst, minlength=len(degrees))
-    return degrees
+    """In-edges of each destination node, int64 (destination nodes,); a pass over the edges.
+
+    Raises
+    ------
+    InputError
+        An id out of range, by edge.
+    """
+    counts = source.node_counts
+    return np.diff(count_in_degrees(relation, source.edges[relation], counts[relation.src],
+                                    counts[relation.dst], CHUNK, lambda edges: None))
 
 
 def _ranges(weights: np.ndarray, parts: Sequence[int]) -> np.ndarray:

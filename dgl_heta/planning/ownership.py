@@ -8,6 +8,7 @@ node that has very many can be on several partitions (:class:`Hub`).
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -53,7 +54,7 @@ class Ownership:
     Attributes
     ----------
     rows, edges : per partition the number of destination nodes, and of in-edges.
-    sha256 : of the array's bytes.
+    sha256 : of the array's bytes, and of the hubs if there are some.
     file : where the array lies, if it does.
     hubs : nodes whose in-edges are cut, too, in the order of their ids. The owner that the array
         names merges what the others have.
@@ -94,7 +95,8 @@ class Ownership:
             for part, low, high in hub.pieces:
                 edges[part] += high - low
         rows = np.bincount(array, minlength=parts)
-        return cls(tuple(rows.tolist()), tuple(edges.tolist()), _digest(array), None, cut, array)
+        return cls(tuple(rows.tolist()), tuple(edges.tolist()), _digest(array, cut), None, cut,
+                   array)
 
     @cached_property
     def owner(self) -> np.ndarray:
@@ -127,7 +129,7 @@ class Ownership:
         InputError
             They differ.
         """
-        if _digest(self.owner) != self.sha256:
+        if _digest(self.owner, self.hubs) != self.sha256:
             raise InputError(f"{self.file} was edited or damaged: its checksum does not agree with "
                              "the plan; make the partition again")
 
@@ -159,7 +161,12 @@ def checked_cut(chosen: Any, relation: Relation, schema: Schema, pieces: int, me
     InputError
         It does not give every destination node to one of so many pieces.
     """
-    array, count = np.asarray(chosen), schema.node_counts[relation.dst]
+    count = schema.node_counts[relation.dst]
+    try:
+        array = np.asarray(chosen)
+    except Exception as error:  # a ragged list, a tensor that wants a gradient
+        raise InputError(f"{method} cut relation '{relation}' by what is no array: {error}"
+                         ) from None
     if array.shape != (count,) or array.dtype.kind not in "iu":
         raise InputError(
             f"{method} cut relation '{relation}' by an array {array.dtype.str}{list(array.shape)}; "
@@ -184,15 +191,19 @@ def _are_cut_once(own: Ownership, nodes: int, parts: int) -> bool:
     """Whether hubs are nodes, each once, whose pieces follow each other and lie on partitions."""
     ids = [hub.node for hub in own.hubs]
     return (all(low < high for low, high in pairwise([-1, *ids, nodes]))
-            and all(hub.pieces and len({part for part, _, _ in hub.pieces}) == len(hub.pieces)
+            and all(len(hub.pieces) > 1
+                    and len({part for part, _, _ in hub.pieces}) == len(hub.pieces)
                     and [low for _, low, _ in hub.pieces] == [
                         0, *(high for _, _, high in hub.pieces[:-1])]
                     and all(0 <= part < parts and low < high for part, low, high in hub.pieces)
-                    for hub in own.hubs))
+                    for hub in own.hubs)
+            and all(sum(high - low for hub in own.hubs for low, high in [hub.of(part)])
+                    <= own.edges[part] for part in range(parts)))
 
 
-def _digest(array: np.ndarray) -> str:
-    digest = hashlib.sha256()
+def _digest(array: np.ndarray, hubs: Sequence[Hub]) -> str:
+    listed = json.dumps([[hub.node, hub.pieces] for hub in hubs]) if hubs else ""
+    digest = hashlib.sha256(listed.encode())
     for start in range(0, len(array), 2**20):
         digest.update(np.ascontiguousarray(array[start:start + 2**20]).data)
     return digest.hexdigest()

@@ -212,8 +212,11 @@ class Plan:
         for name in ("schema", "plan"):
             if name not in data:
                 raise InputError(f"plan {path} is damaged: it lacks the field '{name}'")
-        return cls.from_json(data["plan"], Schema.from_json(data["schema"], str(path)), str(path),
+        plan = cls.from_json(data["plan"], Schema.from_json(data["schema"], str(path)), str(path),
                              Path(path).absolute().parent)
+        if data["version"] == 1 and any(own.hubs for own in plan.ownership.values()):
+            raise InputError(f"plan {path} is damaged: it has hubs, which version 1 has not")
+        return plan
 
     @classmethod
     def from_json(cls, data: dict[str, Any], schema: Schema, origin: str,

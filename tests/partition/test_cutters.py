@@ -19,6 +19,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
 from dgl_heta.models.hgnn import Edges
 from dgl_heta.nn.cross import Alone, CrossRelation
+from dgl_heta.nn.shared import reduce_shared
 from dgl_heta.partition.arguments import forget_warnings
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.cutters import EvenBytes, EvenEdges, Ranges
@@ -29,6 +30,7 @@ from dgl_heta.planning.limit import largest
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
+from dgl_heta.sampling.blocks import RelationBlock, SharedRows
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
@@ -99,9 +101,50 @@ def test_the_in_edges_of_a_hub_are_cut_and_the_plan_read_back(tmp_path: Path) ->
         (out / "plan.json").write_text(json.dumps(data))
         with pytest.raises(InputError, match="was edited"):
             Plan.load(out / "plan.json")
+        pieces[0][2] -= 1
+        (out / "plan.json").write_text(json.dumps(data | {"version": 1}))
+        with pytest.raises(InputError, match="hubs, which version 1 has not"):
+            Plan.load(out / "plan.json")
+        data["plan"]["ownership"][0]["hubs"][0][0] = 151
+        (out / "plan.json").write_text(json.dumps(data))
+        with pytest.raises(InputError, match="checksum does not agree"):
+            Plan.load(out / "plan.json").verify()
         (out / "plan.json").write_text(json.dumps(data | {"version": 3}))
         with pytest.raises(InputError, match="reads versions 1 and 2"):
             Plan.load(out / "plan.json")
+
+
+def test_ids_are_checked_before_a_cutter_sees_them(tmp_path: Path) -> None:
+    for wrong in (-1, ITEMS):
+        source = skewed()
+        edges = next(source.edges[READS].chunks(EDGES))
+        edges[1][7] = wrong
+        source.edges[READS] = EdgeArrays(*edges)
+        for cutter in (None, EvenEdges()):
+            with pytest.raises(InputError, match=f"edge 7 has destination id {wrong}, but node "):
+                written(source, tmp_path / "out", cutter)
+            assert not (tmp_path / "out").exists()
+
+
+def test_a_cutter_with_nothing_to_cut_is_named(tmp_path: Path, caplog) -> None:
+    forget_warnings()
+    with caplog.at_level(logging.WARNING):
+        written(skewed(), tmp_path / "out", EvenEdges(), 1000)
+    assert "cutter 'even-edges' had nothing to cut" in caplog.text
+
+
+@pytest.mark.parametrize("op", ["max", "min"])
+def test_infinite_states_of_a_hub_are_no_nan(op: str) -> None:
+    worst = float("-inf") if op == "max" else float("inf")
+    states = torch.tensor([[worst, 1.0], [2.0, worst], [worst, 3.0]], requires_grad=True)
+    edges = RelationBlock(READS, 0, torch.tensor([0, 3]), torch.arange(3, dtype=torch.int32),
+                          shared=SharedRows(torch.tensor([True]), torch.arange(3)))
+    found = reduce_shared(edges, states, op, lambda rows, op: rows)
+    want = {"max": [[2.0, 3.0]], "min": [[2.0, 1.0]]}[op]
+    assert found.tolist() == want
+    found.sum().backward()
+    assert states.grad is not None
+    assert (states.grad.sum(0) == 1).all()
 
 
 def test_without_cutting_it_a_hub_is_named(tmp_path: Path, caplog) -> None:

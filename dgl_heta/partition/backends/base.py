@@ -12,6 +12,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.protocols import PartitionBackend
+from dgl_heta.partition.arguments import warn_once
 from dgl_heta.partition.cutters import check_hub, in_degrees, warn_of_ranges
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.request import PartitionRequest, PartitionResult
@@ -69,7 +70,12 @@ class MetatreeBackend(PartitionBackend):
         return None
 
     def plan(self, schema: Schema, request: PartitionRequest) -> Plan:
-        if (request.replication or self.replication) == "none":
+        replicates = (request.replication or self.replication) != "none"
+        if request.cutter is not None and replicates:
+            raise InputError(f"cutter '{request.cutter.name}' has nothing to cut: relations are "
+                             "cut where nothing is replicated; ask for replication = none and a "
+                             "memory limit, or leave the cutter out")
+        if not replicates:
             if request.metapaths:
                 raise InputError(
                     "metapaths need replication = full: without it a seed and a neighbour of one "
@@ -90,10 +96,6 @@ class MetatreeBackend(PartitionBackend):
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
                   overwrite: bool = False, progress: Progress | None = None) -> PartitionResult:
         schema = source.schema if isinstance(source, Store) else source.schema()
-        if request.cutter is not None and (request.replication or self.replication) != "none":
-            raise InputError(f"cutter '{request.cutter.name}' has nothing to cut: relations are "
-                             "cut where nothing is replicated; ask for replication = none and a "
-                             "memory limit, or leave the cutter out")
         plan = self._cut_by_edges(self.plan(schema, request), source, request)
         config = write_partition(source, plan, out, overwrite=overwrite, progress=progress,
                                  edge_ids=request.edge_ids)
@@ -111,8 +113,8 @@ class MetatreeBackend(PartitionBackend):
             if not pieces:
                 continue
             source, parts = as_source(graph), [high - low for low, high in pieces.values()]
-            chosen = cutter.cut(source, relation, parts)
-            degrees = in_degrees(source, relation)
+            degrees = in_degrees(source, relation)  # ids are checked before a cutter sees them
+            chosen = cutter.cut(source, relation, tuple(parts))
             if chosen is None:
                 warn_of_ranges(plan, relation, degrees, request)
                 continue
@@ -123,6 +125,9 @@ class MetatreeBackend(PartitionBackend):
                 share_hubs(chosen, degrees, parts, request.hubs))
             if not request.hubs:
                 check_hub(with_ownership(plan, ownership), relation, degrees, request)
+        if request.cutter is not None and not any(p.ranges for p in plan.partitions):
+            warn_once(f"cutter '{request.cutter.name}' had nothing to cut: every relation is whole "
+                      "on one partition; a lower limit (--memory-mb) cuts those that are larger")
         if not ownership:
             return plan
         plan = with_ownership(plan, ownership)
