@@ -214,6 +214,12 @@ class WrappedModule:
         """Called on all workers after the last step of an epoch (from 1 on), before it is
         validated; they may wait for each other here."""
 
+    def equal(self) -> bool:
+        """Whether all workers have equal parameters now; the same answer on all of them, which may
+        wait for each other here. Called in own training after an epoch was validated: only an
+        epoch after which they are equal may be the best one."""
+        return True
+
     def finish(self) -> None:
         """Called once when training is over, on all workers, which may wait for each other here: in
         own training before the last test and the saving; in a script when it destroys the process

@@ -62,8 +62,8 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     own: list[OwnEpoch] = []
     for epoch in range(start + 1, settings.train.epochs + 1):
         record = _epoch(engine, epoch, settings, own, report if first else lambda event: None)
-        if not validates or (record.val_acc is not None
-                             and (not best or record.val_acc > best["val_acc"])):
+        if engine.wrapped.equal() and (not validates or (
+                record.val_acc is not None and (not best or record.val_acc > best["val_acc"]))):
             best = {"epoch": epoch, "val_acc": record.val_acc}
         history.append(record)
         save_checkpoint(engine, run_dir, epoch, best, mark)
@@ -72,9 +72,7 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
             with log.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record.to_json()) + "\n")
             report(record.to_json())
-    if best and best["epoch"] != max(start, settings.train.epochs):
-        load_checkpoint(engine, run_dir, best["epoch"])
-    engine.wrapped.finish()
+    best = _finish(engine, run_dir, best, max(start, settings.train.epochs))
     engine.reset_traffic()
     (val_acc, _), (test_acc, test_loss) = engine.evaluate("val"), engine.evaluate("test")
     scores = {"val_acc": _number(val_acc), "test_acc": _number(test_acc),
@@ -89,6 +87,24 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     registry.hook.dgl_heta_run_ended(run_dir=run_dir, rank=rank, summary=summary)
     engine.world.barrier()  # nobody leaves while another worker's hook may still fail
     return summary
+
+
+def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> dict[str, Any]:
+    """Finish, and leave the best model on all workers; returns what is known of its epoch.
+
+    Where workers differ after the last epoch, what finishing makes of it is a candidate, too.
+    """
+    apart = not engine.wrapped.equal()
+    if apart:
+        engine.wrapped.finish()
+        val_acc = _number(engine.evaluate("val")[0])
+        if not best or val_acc is None or val_acc > best["val_acc"]:
+            return {"epoch": last, "val_acc": val_acc}
+    if best and best["epoch"] != last:
+        load_checkpoint(engine, run_dir, best["epoch"])
+    if not apart:
+        engine.wrapped.finish()
+    return best
 
 
 def _check_seeds(engine: Engine) -> None:
