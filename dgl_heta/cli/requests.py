@@ -11,7 +11,7 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import Cutter, PartitionBackend
 from dgl_heta.partition.inputs import GraphInput
 from dgl_heta.partition.request import PartitionRequest, make_request, option
-from dgl_heta.settings import Settings
+from dgl_heta.settings import Settings, section_name
 
 
 def partition_request(backend: PartitionBackend, opened: GraphInput, options: PlanOptions,
@@ -21,6 +21,11 @@ def partition_request(backend: PartitionBackend, opened: GraphInput, options: Pl
     `given` are further arguments of :func:`~dgl_heta.partition.request.make_request`, which win
     over the options.
     """
+    if (options.hops is not None and "num_hops" in backend.honours
+            and hasattr(backend.settings, "hops")):
+        raise InputError(f"--hops is the depth of a plan, which --method {backend.name} does not "
+                         "make; for hops of neighbours around its parts give --set plugins."
+                         f"{section_name(backend.name)}.hops={options.hops}")
     return make_request(backend, opened.schema, **{
         "target": targets_of(opened, options.target), "hops": options.hops,
         "parts": options.parts, "metapaths": options.metapaths, "seed": options.seed or 0,

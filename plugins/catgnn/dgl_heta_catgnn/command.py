@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,8 +36,9 @@ def train(
     source: SettingsOptions,
     model: Annotated[str, typer.Option(
         help="sage, gcn, gat, sgc, ngnn, or module:attribute.")] = "sage",
-    method: Annotated[str, typer.Option(
-        help="Partitioner: spring, hdrf, dbh, powergraph, 2ps-l, metis, …")] = "spring",
+    method: Annotated[str | None, typer.Option(
+        help="Partitioner: spring, hdrf, dbh, powergraph, 2ps-l, metis, … Default: spring.")
+    ] = None,
     parts: Annotated[Any, typer.Option(
         parser=_number_or_auto, metavar="NUMBER",
         help="Number of parts, or auto: as --memory-mb asks. Default: one per worker.")] = None,
@@ -73,8 +75,8 @@ def train(
 
     if evaluate not in ("whole", "parts"):
         raise InputError(f"--evaluate is '{evaluate}'; it must be whole or parts")
-    if memory_mb is not None and not memory_mb > 0:
-        raise InputError(f"--memory-mb is {memory_mb}; it must be above 0")
+    if memory_mb is not None and not 0 < memory_mb < math.inf:
+        raise InputError(f"--memory-mb is {memory_mb}; it must be a number above 0")
     registry = plugins().configured(load_settings(source.config, source.overrides))
     request = TrainRequest(
         graph, model, method, parts, workers, epochs, sync_every, hops, full_batch, batches,

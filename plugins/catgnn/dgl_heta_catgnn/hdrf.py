@@ -16,7 +16,8 @@ from dgl_heta_catgnn.streams import Chunk, EdgeStream
 class HdrfSettings(StreamSettings):
     """Settings of HDRF."""
 
-    weight: float = Field(1.1, ge=0, description="λ, the weight of balance against replication")
+    weight: float = Field(1.1, ge=0, allow_inf_nan=False,
+                          description="λ, the weight of balance against replication")
 
 
 class Hdrf(EdgePartitioner):

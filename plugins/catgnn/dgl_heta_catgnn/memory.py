@@ -77,24 +77,25 @@ def choose_parts(measure: Callable[[int], Footprint], total: int, limit: int,
     Raises
     ------
     InputError
-        The limit is too small; the message names the smallest that can be met, with its parts.
+        The limit is too small; the message names the smallest that a number of parts that was
+        tried can meet.
     """
     parts, seen, failed = 1, [], 0
     while parts * limit < total and parts < most:
-        parts *= 2
-        failed = parts // 2
+        failed, parts = parts, min(2 * parts, most)
     while True:
         seen.append(measure(parts))
         if seen[-1].largest <= limit:
             break
         failed = parts
-        if 2 * parts > most:
+        if parts >= most:
             best = min(seen, key=lambda each: each.largest)
             raise InputError(
-                f"no part fits into {limit:,} bytes: the smallest limit that can be met is "
-                f"{best.largest:,} bytes (--memory-mb {-(-best.largest // 1000) / 1000:g}), with "
-                f"{best.parts} parts; more parts have more neighbours of others")
-        parts *= 2
+                f"no number of parts that was tried fits into {limit:,} bytes: the smallest limit "
+                f"that one of them can meet is {best.largest:,} bytes (--memory-mb "
+                f"{-(-best.largest // 1000) / 1000:g}), with {best.parts} parts; more parts have "
+                "more neighbours of others")
+        parts = min(2 * parts, most)
     chosen = seen[-1]
     while chosen.parts - failed > 1:
         middle = measure((chosen.parts + failed) // 2)

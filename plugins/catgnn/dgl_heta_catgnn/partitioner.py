@@ -38,15 +38,16 @@ MOST_PARTS = 2**15 - 1
 class StreamSettings(BaseModel):
     """What can be said of every stream partitioner."""
 
-    balance: float = Field(1.05, ge=1, description="balance factor β: nodes (of partitioners of "
-                           "edges: edges) of a partition, in shares of an even one")
+    balance: float = Field(1.05, ge=1, allow_inf_nan=False, description="balance factor β: "
+                           "nodes (of partitioners of edges: edges) of a partition, in shares of "
+                           "an even one")
     chunk: int = Field(CHUNK, ge=1, description="edges in memory at a time")
     hops: int = Field(1, ge=1, description="hops of neighbours that a part has around its own "
                       "nodes; a script's num_hops, if larger")
     memory: int | None = Field(None, gt=0, description="bytes that a worker may use in training: "
                                "decides the number of parts with --parts auto; --memory-mb wins")
-    training: float = Field(3.0, ge=1, description="what training on a part takes, in multiples of "
-                            "its graph and features (CATGNN, §3.4)")
+    training: float = Field(3.0, ge=1, allow_inf_nan=False, description="what training on a part "
+                            "takes, in multiples of its graph and features (CATGNN, §3.4)")
 
 
 @dataclass(frozen=True)
@@ -221,8 +222,9 @@ def check(parts: int, settings: StreamSettings) -> None:
     """Refuse numbers of partitions and balance factors that nothing can be done with."""
     if not 1 <= parts <= MOST_PARTS:
         raise InputError(f"the number of partitions is {parts}; it must be from 1 to {MOST_PARTS}")
-    if not settings.balance >= 1:  # also NaN; a copied model may not have been checked
-        raise InputError(f"the balance factor is {settings.balance}; it must be 1 or more")
+    if not 1 <= settings.balance < math.inf:  # also NaN; a copied model may not have been checked
+        raise InputError(f"the balance factor is {settings.balance}; it must be a number from "
+                         "1 on")
 
 
 def capacity(total: int, parts: int, balance: float) -> int:

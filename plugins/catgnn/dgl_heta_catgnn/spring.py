@@ -21,8 +21,9 @@ from dgl_heta_catgnn.streams import EdgeStream
 class SpringSettings(StreamSettings):
     """Settings of SPRING."""
 
-    volume: float = Field(0.1, gt=0, description="limit τ_vol on the volume of a cluster from and "
-                          "to which nodes move, in shares of a partition, Σd / p")
+    volume: float = Field(0.1, gt=0, allow_inf_nan=False, description="limit τ_vol on the volume "
+                          "of a cluster from and to which nodes move, in shares of a partition, "
+                          "Σd / p")
     passes: int = Field(1, ge=1, description="passes of clustering")
     refine: int = Field(1, ge=0, description="passes in which nodes move to where their neighbours "
                         "are; 0 is the paper")

@@ -19,6 +19,7 @@ from dgl_heta import GraphSource, InputError, Relation, Store, as_source, open_e
 from dgl_heta.tools import kernel
 
 CHUNK = 2**18  # edges
+_MOST_NODES = 2**40
 ONLY = Relation("node", "edge", "node")
 """The relation of a homogeneous graph's edges."""
 
@@ -130,6 +131,10 @@ class EdgeStream:
         """Nodes of the graph, isolated ones included; found in a pass if they were not given."""
         if self._num_nodes is None:
             seen = self._first_pass()
+            if seen.largest >= _MOST_NODES:
+                raise InputError(f"{self.name} has {seen.edges} edges, but its largest id is "
+                                 f"{seen.largest}: partitioners keep some bytes for each node; "
+                                 "number the nodes from 0 on")
             self._num_nodes = seen.largest + 1
         return self._num_nodes
 
@@ -233,10 +238,20 @@ def _arrays(piece: Any, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
     if any(array.dtype.kind not in "iu" for array in arrays if len(array)):
         raise InputError(f"{where}: a chunk holds {', '.join(str(a.dtype) for a in arrays)} "
                          "values; ids must be integers")
-    src, dst = (array.astype(np.int64, copy=False) for array in arrays[:2])
-    relation = (arrays[2].astype(np.int32, copy=False) if len(arrays) == 3
-                else np.zeros(len(src), np.int32))
+    src, dst = (_fitted(array, np.int64, f"{where}: a chunk has id") for array in arrays[:2])
+    relation = (_fitted(arrays[2], np.int32, f"{where}: a chunk has relation")
+                if len(arrays) == 3 else np.zeros(len(src), np.int32))
     return src, dst, relation
+
+
+def _fitted(array: np.ndarray, dtype: Any, what: str) -> np.ndarray:
+    """Whole numbers as another type, checked: NumPy would wrap what does not fit."""
+    if len(array) and not np.can_cast(array.dtype, dtype):
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+        for value in (int(array.min()), int(array.max())):
+            if not least <= value <= most:
+                raise InputError(f"{what} {value}; it must be from 0 to {most}")
+    return array.astype(dtype, copy=False)
 
 
 def _first(counts: Mapping[str, int]) -> dict[str, int]:

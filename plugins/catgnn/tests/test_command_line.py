@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 
 import numpy as np
 import pytest
 
-from tests.support.plugins import ROOT, distribution, heta
+from tests.support.plugins import heta
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
+@pytest.fixture
+def run(plugin_path):
     """`dgl-heta partition` with this plugin, of edges in a directory."""
-    base = tmp_path_factory.mktemp("command")
-    site = distribution(base / "site", "streams",
-                        "from dgl_heta_catgnn import dgl_heta_partition_backends\n")
-    path = os.pathsep.join(map(str, (site, ROOT, ROOT / "plugins/catgnn")))
-
     def partition(directory, *arguments):
         return heta("partition", directory, "--method", "spring", "--out", directory / "out",
-                    *arguments, path=site, PYTHONPATH=path)
+                    *arguments, path=directory, PYTHONPATH=plugin_path)
 
     return partition
 
@@ -41,6 +35,8 @@ RING = np.stack([np.arange(50), (np.arange(50) + 1) % 50])
 @pytest.mark.parametrize(("arguments", "message"), [
     (("--parts", 0), "the number of partitions is 0"),
     (("--parts", 2, "--set", "plugins.spring.balance=0.9"), r"spring\.balance: .* equal to 1"),
+    (("--parts", 2, "--set", "plugins.spring.balance=inf"), r"spring\.balance: .* finite"),
+    (("--parts", 2, "--hops", 2), r"--set plugins\.spring\.hops=2"),
 ])
 def test_settings_that_cannot_be(arguments, message, run, tmp_path):
     refused(run(graph(tmp_path, RING, 50), *arguments), message, tmp_path)

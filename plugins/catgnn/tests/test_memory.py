@@ -39,15 +39,27 @@ def test_the_estimate_counts_a_parts_nodes_edges_and_rows(graph, hops):
 
 
 def test_a_limit_that_cannot_be_met_names_the_smallest_that_can(graph):
-    with pytest.raises(InputError, match="the smallest limit that can be met is") as refused:
+    with pytest.raises(InputError, match="the smallest limit that one of them can meet") as refused:
         Dbh().fitting(graph, 10_000, 1)
-    (number,) = re.findall(r"met is ([\d,]+) bytes", str(refused.value))
+    (number,) = re.findall(r"meet is ([\d,]+) bytes", str(refused.value))
     smallest = int(number.replace(",", ""))
     assert Dbh().fitting(graph, smallest, 1).largest <= smallest
-    with pytest.raises(InputError, match="smallest limit that can be met"):
+    with pytest.raises(InputError, match="that one of them can meet"):
         Dbh().fitting(graph, smallest - 1, 1)
     with pytest.raises(InputError, match=r"give --memory-mb, or plugins\.dbh\.memory"):
         Dbh().fitting(graph, None, 1)
+
+
+def test_no_more_parts_are_tried_than_there_may_be():
+    tried = []
+
+    def measure(count):
+        tried.append(count)
+        return Footprint(count, np.full(count, 10))
+
+    with pytest.raises(InputError, match="meet is 10 bytes"):
+        choose_parts(measure, 18, 9, most=6)
+    assert tried == [2, 4, 6]
 
 
 @pytest.mark.parametrize(("limit", "parts"), [(100, 1), (50, 2), (34, 3), (20, 5), (11, 10)])

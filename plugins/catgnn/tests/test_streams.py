@@ -100,11 +100,19 @@ def test_a_stream_that_ends_early_or_late(promised, message):
     ((EDGES, EDGES), "one-dimensional"),
     ((EDGES[0] / 2, EDGES[1]), "float64, int64 values; ids must be integers"),
     (EDGES, "must be a tuple"),
+    ((EDGES[0], EDGES[1].astype(np.uint64) + np.uint64(2**63)), f"id {2**63}; .* from 0 to"),
+    ((EDGES[0], EDGES[1], EDGES[0] + 2**32), f"relation {2**32}; it must be from 0 to"),
 ])
 def test_chunks_that_are_not_edges_are_refused(piece, message):
     for chunks in ([piece], iter([piece])):
         with pytest.raises(InputError, match=message):
             edges(EdgeStream.of_chunks(chunks, 8))
+
+
+def test_a_huge_id_is_named_beside_the_number_of_edges():
+    stream = EdgeStream.of_chunks([(EDGES[0], EDGES[1] + 2**40)])
+    with pytest.raises(InputError, match=f"has 5 edges, but its largest id is {2**40 + 6}"):
+        _ = stream.num_nodes
 
 
 def test_ids_beyond_their_type_are_named_with_the_relation():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -217,7 +218,10 @@ def test_what_is_wrong_is_said_with_what_is_right(tmp_path):
              "sage, sgc, or module:attribute; did you mean 'sage'"),
             (TrainRequest(config, workers=3), "--workers is 3, but there are 2 parts"),
             (TrainRequest(config, parts=2), "has parts already; leave it out"),
-            (TrainRequest(config, hops=2), "--hops is 2, but the parts have 1 hops"),
+            (TrainRequest(config, method="metis"), "has parts already; leave it out"),
+            (TrainRequest(config, hops=2), "--hops is 2, but the parts have 1 hop of"),
+            (TrainRequest(config, seed=-1), "--seed is -1; it must be 0 or more"),
+            (TrainRequest(config, "torch.nn:Linear"), "called with one argument, a ModelShape"),
             (TrainRequest(config, epochs=0), "--epochs is 0; it must be 1 or more"),
             (TrainRequest(config, target="paper"), "'paper' has no label and train_mask"),
             (TrainRequest(config, batches="json:JSONDecoder"), "is no PartBatches"),
@@ -226,6 +230,28 @@ def test_what_is_wrong_is_said_with_what_is_right(tmp_path):
             train_graph(TrainRequest(**{**vars(request), "run_dir": tmp_path / "run"}),
                         TrainSettings(), registry)
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+
+
+@pytest.mark.parametrize("fanouts", [[-5, 3], [0, 0], [1, 2, 3]])
+def test_fanouts_are_refused_before_parts_are_made(fanouts):
+    with pytest.raises(InputError, match="fanouts is .* for each of 2 layers"):
+        train_graph(TrainRequest("none"), TrainSettings(fanouts=fanouts), Plugins(guests=False))
+
+
+def test_parts_of_two_hops_are_not_said_to_have_one(tmp_path):
+    written, _ = cut(graph(), tmp_path, hops=2)
+    request = TrainRequest(str(written.part_config), epochs=1, hops=1, run_dir=tmp_path / "run")
+    with pytest.raises(InputError, match="--hops is 1, but the parts have 2 hops"):
+        train(request, tmp_path)
+    summary, _ = train(TrainRequest(**{**vars(request), "hops": None}), tmp_path)
+    assert summary["hops"] == 2
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
+    (tmp_path / "beside_the_data.py").write_text("from dgl_heta_catgnn.training.models import Sage")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [path for path in sys.path if path])
+    assert build("beside_the_data:Sage", ModelShape(5, 8, 3)).layers
 
 
 def test_the_models_are_those_of_the_paper():

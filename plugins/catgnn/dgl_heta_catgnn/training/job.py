@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from dgl_heta import InputError
-from dgl_heta.tools import Plugins, make_request, open_input, run_workers, write_atomic
+from dgl_heta.tools import Plugins, listing, make_request, open_input, run_workers, write_atomic
 from dgl_heta_catgnn.training.parts import TrainingParts, prepare
 
 Report = Callable[[dict[str, Any]], None]
@@ -27,11 +27,13 @@ class TrainSettings(BaseModel):
     layers: int = Field(2, ge=1, description="layers of the model")
     heads: int = Field(4, ge=1, description="attention heads of gat")
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout behind hidden layers")
-    lr: float = Field(0.01, gt=0, description="learning rate of Adam")
-    weight_decay: float = Field(0.0, ge=0, description="weight decay of Adam")
+    lr: float = Field(0.01, gt=0, allow_inf_nan=False, description="learning rate of Adam")
+    weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False,
+                                description="weight decay of Adam")
     batch_size: int = Field(512, ge=1, description="training nodes of a mini-batch")
     fanouts: list[int] = Field([10, 25], min_length=1, description="neighbours of each layer in a "
-                               "mini-batch, the first layer's first; -1 for all")
+                               "mini-batch, the first layer's first; -1 for all; the last one "
+                               "is that of further layers, too")
     eval_every: int = Field(1, ge=0, description="epochs between two evaluations, when models are "
                             "averaged; 0: at the end alone")
     threads: int = Field(1, ge=1, description="threads of a worker; from 2 on mini-batches are "
@@ -48,6 +50,7 @@ class TrainRequest:
     ----------
     graph : a data set or files as `dgl-heta partition` takes them, or parts that there are: their
         part_config or its directory.
+    method : partitioner; None: spring.
     hops : hops of neighbours around a part's own nodes; 0: an edge between parts is in one alone.
     batches : an algorithm of one's own, module:attribute.
     whole : whether models are judged on the whole graph, or on the parts as they are.
@@ -56,7 +59,7 @@ class TrainRequest:
 
     graph: str
     model: str = "sage"
-    method: str = "spring"
+    method: str | None = None
     parts: int | str | None = None
     workers: int = 1
     epochs: int = 20
@@ -114,10 +117,17 @@ def _check(request: TrainRequest, settings: TrainSettings) -> None:
     for name in ("workers", "epochs", "sync_every"):
         if (value := getattr(request, name)) < 1:
             raise InputError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
+    if request.seed < 0:
+        raise InputError(f"--seed is {request.seed}; it must be 0 or more")
     if request.hops is not None and request.hops < 0:
         raise InputError(f"--hops is {request.hops}; it must be 0 or more")
     if request.batches and request.full_batch:
         raise InputError("--full-batch and --batches contradict each other; leave one of them out")
+    fanouts = settings.fanouts
+    many = "fanouts" in settings.model_fields_set and len(fanouts) > settings.layers
+    if many or not all(one == -1 or one >= 1 for one in fanouts):
+        raise InputError(f"plugins.catgnn.fanouts is {listing(map(str, fanouts))}; it must be -1 "
+                         f"(all neighbours), or 1 or more, for each of {settings.layers} layers")
     build(request.model, ModelShape(2, settings.hidden, 2, settings.layers, settings.dropout,
                                     settings.heads))
     make_batches(request.batches, request.full_batch, settings.batch_size, settings.fanouts)
@@ -127,10 +137,10 @@ def _check_parts(request: TrainRequest, settings: TrainSettings, parts: Training
     if request.workers > len(parts.parts):
         raise InputError(f"--workers is {request.workers}, but there are {len(parts.parts)} parts; "
                          "give as many workers as parts, or fewer")
-    if (request.hops or 0) > parts.hops:
-        raise InputError(f"--hops is {request.hops}, but the parts have {parts.hops} hops of "
-                         "neighbours; write parts with more (plugins.spring.hops), or let this "
-                         "command make them")
+    if request.hops and request.hops != parts.hops:
+        raise InputError(f"--hops is {request.hops}, but the parts have {parts.hops} hop"
+                         f"{'s' * (parts.hops != 1)} of neighbours; leave it out, write parts with "
+                         f"{request.hops} (plugins.spring.hops), or let this command make them")
 
 
 def _run_directory(request: TrainRequest) -> Path:
@@ -159,18 +169,19 @@ def _parts(request: TrainRequest, registry: Plugins, scratch: Path, report: Repo
     """The part_config of the parts to train on, made here unless there is one."""
     config = existing_parts(request.graph)
     if config is not None:
-        if request.parts is not None:
-            raise InputError(f"--parts is given, but {request.graph} has parts already; leave it "
-                             "out, or name a graph")
+        for name in ("parts", "method"):
+            if getattr(request, name) is not None:
+                raise InputError(f"--{name} is given, but {request.graph} has parts already; leave "
+                                 "it out, or name a graph")
         return config, {}
     opened = open_input(request.graph, registry)
     content = opened.store or opened.source
     if content is None:
         raise InputError(f"'{request.graph}' is a schema without edges; name a graph or parts")
-    backend = registry.get("partition backend", request.method)
+    backend = registry.get("partition backend", request.method or "spring")
     parts = request.workers if request.parts is None else request.parts
     hops = max(request.hops or 1, 1)
-    if request.method == "metis" and hops > 1:
+    if backend.name == "metis" and hops > 1:
         raise InputError(f"--hops is {hops}, but parts of metis have one hop here; use a stream "
                          "partitioner, or hops 0 or 1")
     asked = make_request(backend, opened.schema, parts, [request.target] if request.target else

@@ -11,6 +11,8 @@ other degrees there. Where neighbours are sampled, a node's sum is scaled to all
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -174,7 +176,14 @@ def build(name: str, shape: ModelShape) -> nn.Module:
     if ":" not in name and name not in MODELS:
         raise InputError(f"unknown model '{name}'; known are: {listing(MODELS)}, or "
                          "module:attribute" + nearest(name, MODELS))
-    model = (MODELS.get(name) or imported(name))(shape)
+    make = MODELS.get(name) or imported(name)
+    try:
+        model = make(shape)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"model '{name}' cannot be made: {type(error).__name__}: {error}; it is "
+                         "called with one argument, a ModelShape") from error
     if not isinstance(getattr(model, "layers", None), nn.ModuleList):
         raise InputError(f"model '{name}' has no `layers`; it needs a ModuleList whose modules are "
                          "called with a graph or block and states")
@@ -190,6 +199,8 @@ def imported(name: str) -> Any:
         There is no such module or attribute.
     """
     module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # a module beside the data, as for `python -m`
     try:
         return getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
