@@ -18,12 +18,13 @@ from dgl_heta.errors import HetaError
 from dgl_heta.launch.blame import Ended, Watched
 from dgl_heta.launch.supervisor import KILL_AFTER_S, Interrupted, Supervisor
 
+PROGRAM = "dgl_heta.launch.worker"
 DRAIN_S = 1.0  # for the last events of a worker that has ended
 Report = Callable[[dict[str, Any]], None]
 
 
 def run_workers(job: dict[str, Any], workers: int, run_dir: Path, report: Report,
-                program: str = "dgl_heta.launch.worker") -> dict[str, Any]:
+                program: str = PROGRAM) -> dict[str, Any]:
     """Run a job on workers of this machine; returns worker 0's summary.
 
     What they write is in `run_dir/worker-RANK.log`; `report` gets all other events. `program` is
@@ -45,7 +46,7 @@ class LocalWorkers(Supervisor):
     all_of_them = "all workers"
 
     def __init__(self, job: dict[str, Any], workers: int, run_dir: Path, report: Report,
-                 program: str) -> None:
+                 program: str = PROGRAM) -> None:
         super().__init__()
         self.program = program
         self.job, self.workers, self.run_dir, self.report = job, workers, run_dir, report
