@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import dgl
 import torch
-from dgl.heterograph import DGLBlock
 from torch import Tensor
 
-from dgl_heta.distdgl.blocks import RafBlock
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.sampling.blocks import MiniBatch
 
@@ -43,6 +40,12 @@ def all_seeds(blocks: Sequence[Any] | Any) -> dict[str, Tensor]:
     --------
     >>> hidden = torch.isin(ids["paper"], dgl_heta.all_seeds(blocks)["paper"])
     """
+    # Public, so that it can be imported without DGL.
+    from dgl import NID
+    from dgl.heterograph import DGLBlock
+
+    from dgl_heta.distdgl.blocks import RafBlock
+
     last = blocks[-1] if isinstance(blocks, list | tuple) and blocks else blocks
     if not isinstance(last, DGLBlock):
         raise InputError("all_seeds wants a batch's blocks, as the data loader gave them")
@@ -53,7 +56,7 @@ def all_seeds(blocks: Sequence[Any] | Any) -> dict[str, Tensor]:
         return {t: ids[t][:share.total] for t, share in shares.items()}
     if (known := getattr(last, _NAME, None)) is not None:
         return dict(known)
-    own = {t: last.dstnodes[t].data[dgl.NID] for t in last.dsttypes}
+    own = {t: last.dstnodes[t].data[NID] for t in last.dsttypes}
     return {t: ids for t, ids in own.items() if len(ids)}
 
 
