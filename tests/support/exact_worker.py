@@ -118,7 +118,7 @@ def cut_by_array(plan: Plan, store: Store, how: str, directory: Path) -> Plan:
             hubs = share_hubs(chosen, degrees, sizes, 0.3)
         if how == "hubs":
             for node in np.argsort(-degrees)[:3].tolist():
-                ends = np.sort(generator.integers(0, degrees[node] + 1, len(pieces) - 1)).tolist()
+                ends = np.sort(generator.integers(1, degrees[node], len(pieces) - 1)).tolist()
                 bounds = [0, *ends, int(degrees[node])]
                 order = generator.permutation(len(pieces)).tolist()
                 hubs[node] = [(piece, low, high) for piece, low, high in
