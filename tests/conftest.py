@@ -10,6 +10,7 @@ import hypothesis
 import pytest
 
 from tests.support import needs
+from tests.support.needs import pytest_runtest_setup  # noqa: F401
 
 # A shell without job control starts background jobs with SIGINT ignored, and children inherit that;
 # some tests interrupt their children.
@@ -49,10 +50,3 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector
             and "dgl" not in needs.REQUIRED):
         return _WithoutDGL.from_parent(parent, path=module_path)
     return None
-
-
-@pytest.hookimpl(tryfirst=True)  # before fixtures are made
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    for what in (what for marker in item.iter_markers("needs") for what in marker.args):
-        if reason := needs.lacking(what):
-            (pytest.fail if what in needs.REQUIRED else pytest.skip)(reason)

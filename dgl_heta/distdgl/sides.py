@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,22 +46,12 @@ def layer_of(block: Any) -> int:
 
 def sources(block: DGLBlock) -> list[Side]:
     """The source side of a block, type by type."""
-    sides = []
-    for t in block.srctypes:
-        ids = _ids(block.srcnodes[t].data)
-        if ids is not None and len(ids):
-            sides.append(Side(t, ids, _whole_sources(block, t, len(ids))))
-    return sides
+    return _sides(block, block.srctypes, block.srcnodes, _whole_sources)
 
 
 def destinations(block: DGLBlock) -> list[Side]:
     """The destination side of a block, type by type."""
-    sides = []
-    for t in block.dsttypes:
-        ids = _ids(block.dstnodes[t].data)
-        if ids is not None and len(ids):
-            sides.append(Side(t, ids, _whole_destinations(block, t, len(ids))))
-    return sides
+    return _sides(block, block.dsttypes, block.dstnodes, _whole_destinations)
 
 
 def node_data(block: DGLBlock) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
@@ -99,6 +89,14 @@ def numbers(tensor: Tensor) -> np.ndarray:
 def dtype_name(tensor: Tensor) -> str:
     """The dtype of a tensor, as `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
+
+
+def _sides(block: DGLBlock, ntypes: Sequence[str], nodes: Any,
+           whole: Callable[[Any, str, int], np.ndarray | None]) -> list[Side]:
+    """Those of one side that have nodes with ids."""
+    found = {t: _ids(nodes[t].data) for t in ntypes}
+    return [Side(t, ids, whole(block, t, len(ids))) for t, ids in found.items()
+            if ids is not None and len(ids)]
 
 
 def _ids(data: Any) -> np.ndarray | None:

@@ -26,7 +26,6 @@ extreme             y_w = max_v x_v                     ∂L/∂x_w = [x_w attai
 
 All but the last are linear, so the adjoint is the transposed map: a reduce-scatter's is an
 all-gather, and the other way round.
-
 Why all workers run the adjoints of all exchanges, in one order: :mod:`dgl_heta.raf.chain`.
 """
 

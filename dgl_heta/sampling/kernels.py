@@ -89,13 +89,7 @@ def draw(indptr, indices, nodes, fanout, key, out_ptr, out, place, rows, size, l
             source = np.int64(indices[begin + (positions[k] if drawn < degree else k)])
             if left_out is not None and _is_left_out(left_out, source, node):
                 continue
-            row = place[source]
-            if row < 0:
-                row = size
-                place[source] = row
-                rows[size] = source
-                size += 1
-            out[total] = row
+            out[total], size = _row(source, place, rows, size)
             total += 1
         if left_out is not None:
             out_ptr[i + 1] = total
@@ -130,17 +124,23 @@ def draw_pieces(  # type: ignore[no-untyped-def]
             source = np.int64(indices[begin + position])
             if left_out is not None and _is_left_out(left_out, source, node):
                 continue
-            row = place[source]
-            if row < 0:
-                row = size
-                place[source] = row
-                rows[size] = source
-                size += 1
-            out[total] = row
+            out[total], size = _row(source, place, rows, size)
             order[total] = k
             total += 1
         out_ptr[i + 1] = total
     return size, total
+
+
+@kernel
+def _row(source, place, rows, size):  # type: ignore[no-untyped-def]
+    """The row of a node, a new one if it has none yet, and the number of rows."""
+    row = place[source]
+    if row < 0:
+        row = size
+        place[source] = row
+        rows[size] = source
+        size += 1
+    return row, size
 
 
 @kernel

@@ -11,6 +11,8 @@ import importlib.util
 import os
 from functools import cache
 
+import pytest
+
 from dgl_heta.launch.emulated import emulation_refused
 
 REQUIRED = frozenset(filter(None, os.environ.get("HETA_TESTS_NEED", "").split(",")))
@@ -25,3 +27,11 @@ def lacking(what: str) -> str | None:
         refused = emulation_refused()
         return None if refused is None else f"hosts cannot be emulated: {refused}"
     raise ValueError(f"'{what}' is not what a test can need: dgl, hosts")
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are made
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """For tests marked `needs(what)`; a conftest.py imports it."""
+    for what in (what for marker in item.iter_markers("needs") for what in marker.args):
+        if reason := lacking(what):
+            (pytest.fail if what in REQUIRED else pytest.skip)(reason)

@@ -15,6 +15,7 @@ import numpy as np
 from dgl_heta import Cutter, GraphSource, Relation
 from dgl_heta.tools import kernel
 from dgl_heta_catgnn.clustering import NONE, degrees, find_clusters
+from dgl_heta_catgnn.refining import count_neighbour
 from dgl_heta_catgnn.spring import SpringSettings, merge
 from dgl_heta_catgnn.streams import EdgeStream
 
@@ -167,10 +168,7 @@ def _follow(src, dst, piece, counts, weight, load, limits):
             continue
         a, b = piece[u], piece[v]
         for node, there in ((u, b), (v, a)):
-            counts[node, there] += np.uint8(1)
-            if counts[node, there] == 255:
-                for j in range(counts.shape[1]):
-                    counts[node, j] >>= 1
+            count_neighbour(counts, node, there)
         if a == b:
             continue
         gain_u = np.int64(counts[u, b]) - np.int64(counts[u, a])

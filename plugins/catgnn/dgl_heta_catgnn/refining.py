@@ -107,8 +107,8 @@ def _follow(src, dst, owner, counts, load, most):
                 continue
             a, b = owner[u], owner[v]
             x, y = (a, b) if columns == len(load) else (a % columns, b % columns)
-            _count(counts, u, y)
-            _count(counts, v, x)
+            count_neighbour(counts, u, y)
+            count_neighbour(counts, v, x)
             if a == b:
                 continue
             gain_u = np.int64(counts[u, y]) - np.int64(counts[u, x])
@@ -127,7 +127,8 @@ def _follow(src, dst, owner, counts, load, most):
 
 
 @kernel
-def _count(counts, node, column):
+def count_neighbour(counts, node, column):
+    """One more neighbour of a node in a part; all its counts are halved before one is full."""
     count = counts[node, column] + np.uint8(1)
     counts[node, column] = count
     if count == 255:

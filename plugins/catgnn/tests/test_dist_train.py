@@ -12,14 +12,10 @@ import numpy as np
 import pytest
 
 from dgl_heta import partition_graph
-from dgl_heta.launch.emulated import emulation_refused
-from tests.support.needs import REQUIRED, lacking
 from tests.support.waiting import PATIENCE, PROMPT
 
 SCRIPT = Path(__file__).with_name("dist_train.py")
-pytestmark = [
-    pytest.mark.skipif(bool(lacking("dgl")) and "dgl" not in REQUIRED, reason="no DGL"),
-    pytest.mark.skipif(bool(emulation_refused()) and "hosts" not in REQUIRED, reason="no hosts")]
+pytestmark = pytest.mark.needs("dgl", "hosts")
 
 
 def communities(nodes: int = 240):

@@ -11,7 +11,6 @@ from dgl_heta_catgnn.memory import Footprint, choose_parts
 
 from dgl_heta import AUTO, InputError
 from dgl_heta.partition.request import make_request
-from tests.support.needs import REQUIRED, lacking
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +73,7 @@ def test_the_fewest_parts_are_found(limit, parts):
     assert len(tried) == len(set(tried)) <= 6
 
 
-@pytest.mark.skipif(bool(lacking("dgl")) and "dgl" not in REQUIRED, reason="DGL is not installed")
+@pytest.mark.needs("dgl")
 def test_parts_are_written_as_many_as_the_limit_asks_for(graph, tmp_path):
     method = Spring()
     request = make_request(method, graph.schema(), "auto", memory_mb=2)

@@ -14,17 +14,13 @@ import pytest
 from dgl_heta_catgnn import EdgeStream, Spring
 
 from dgl_heta import EdgeArrays, GraphSource, Relation
-from dgl_heta.launch.emulated import emulation_refused
 from dgl_heta.tools import make_request
-from tests.support.needs import REQUIRED, lacking
 from tests.support.plugins import ROOT, distribution
 from tests.support.waiting import PATIENCE, PROMPT
 
 SCRIPT = Path(__file__).with_name("averaged_train.py")
 NODES = 300
-pytestmark = [
-    pytest.mark.skipif(bool(lacking("dgl")) and "dgl" not in REQUIRED, reason="no DGL"),
-    pytest.mark.skipif(bool(emulation_refused()) and "hosts" not in REQUIRED, reason="no hosts")]
+pytestmark = pytest.mark.needs("dgl", "hosts")
 
 
 @pytest.fixture(autouse=True)

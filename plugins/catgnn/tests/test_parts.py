@@ -12,10 +12,8 @@ from dgl_heta_catgnn import NodePartitioner, Spring, built_in
 from dgl_heta import EdgeArrays, GraphSource, InputError, Relation, partition_graph
 from dgl_heta.partition.request import make_request
 from tests.support.graphs import academic
-from tests.support.needs import REQUIRED, lacking
 
-pytestmark = pytest.mark.skipif(bool(lacking("dgl")) and "dgl" not in REQUIRED,
-                                reason="DGL is not installed")
+pytestmark = pytest.mark.needs("dgl")
 
 
 def with_edge_data(source: GraphSource) -> GraphSource:

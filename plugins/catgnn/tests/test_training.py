@@ -12,11 +12,10 @@ import pytest
 from dgl_heta import EdgeArrays, GraphSource, InputError, Relation, Task
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.request import make_request
-from tests.support.needs import REQUIRED, lacking
+from tests.support.needs import lacking
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
-pytestmark = pytest.mark.skipif(bool(lacking("dgl")) and "dgl" not in REQUIRED,
-                                reason="DGL is not installed")
+pytestmark = pytest.mark.needs("dgl")
 if not lacking("dgl"):
     import dgl
     import torch

@@ -1,0 +1,20 @@
+"""Merged relation kernels for dgl-heta, after HiFuse (Wu et al., 2024).
+
+For graphs with many relations, whose training spends its time on many small operations.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from dgl_heta import hookimpl
+
+if TYPE_CHECKING:
+    from dgl_heta import Kernel
+
+
+@hookimpl
+def dgl_heta_kernels() -> list[Kernel]:
+    from dgl_heta_hifuse.kernel import MergedKernel  # with torch, which planning needs not
+
+    return [MergedKernel()]
