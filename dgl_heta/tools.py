@@ -16,6 +16,7 @@ PUBLIC = ("dgl_heta", "dgl_heta.tools", "dgl_heta.nn", "dgl_heta.cache", "dgl_he
 
 _LAZY = {
     # compiled code, files, packages
+    "COMPILES": "dgl_heta.system.jit",
     "kernel": "dgl_heta.system.jit",
     "new_directory": "dgl_heta.system.files",
     "replacing": "dgl_heta.system.files",
@@ -55,11 +56,12 @@ _LAZY = {
 }
 
 __all__ = [
-    "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "Plugins", "SettingsOptions",
-    "Traffic", "check_source", "config_name", "data_parallel", "grouped", "init_workers", "kernel",
-    "listing", "load_settings", "make_request", "nearest", "new_directory", "open_input",
-    "optional", "out", "peak_rss_mb", "plugins", "print_json", "progress", "replacing",
-    "run_workers", "section_name", "table", "worker_main", "write_atomic",
+    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "Plugins",
+    "SettingsOptions", "Traffic", "check_source", "config_name", "data_parallel", "grouped",
+    "init_workers", "kernel", "listing", "load_settings", "make_request", "nearest",
+    "new_directory", "open_input", "optional", "out", "peak_rss_mb", "plugins", "print_json",
+    "progress", "replacing", "run_workers", "section_name", "table", "worker_main",
+    "write_atomic",
 ]
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ if TYPE_CHECKING:
     from dgl_heta.settings import load_settings, section_name
     from dgl_heta.store.writer import check_source
     from dgl_heta.system.files import new_directory, replacing, write_atomic
-    from dgl_heta.system.jit import kernel
+    from dgl_heta.system.jit import COMPILES, kernel
     from dgl_heta.system.memory import peak_rss_mb
     from dgl_heta.system.optional import optional
 

@@ -17,9 +17,9 @@ reversed graph. Tensors are float32 or float64.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
-import numba
 import numpy as np
 import torch
 from torch import Tensor
@@ -161,7 +161,7 @@ class _Add(torch.autograd.Function):
         return None, None, to_source, to_destination
 
 
-@numba.njit(error_model="numpy", fastmath={"reassoc"})
+@partial(kernel, fastmath={"reassoc"})
 def _dot(a, b):  # type: ignore[no-untyped-def]
     """Free to add in any order, it is vectorised; NaN and infinity are kept."""
     total = a.dtype.type(0)
