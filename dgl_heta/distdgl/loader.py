@@ -105,7 +105,8 @@ class RafLoader:
         seed = session.world.all_gather_rows(seed, ones, "control")[:1]
         scope = SamplingScope.of(session.plan, session.part, len(fanouts))
         self.seed = int(seed)
-        self.sampler = NeighborSampler(session.store, scope, fanouts, self.seed)
+        threads = session.settings.train.sampling_threads or torch.get_num_threads()
+        self.sampler = NeighborSampler(session.store, scope, fanouts, self.seed, threads=threads)
         self._epoch = -1
         self._step = 0
         self._batches: Iterator[tuple[MiniBatch, Reached]] = iter(())

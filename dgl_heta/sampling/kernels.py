@@ -65,7 +65,7 @@ def _choose(key, node, drawn, degree, positions):  # type: ignore[no-untyped-def
 
 @kernel
 def draw(indptr, indices, nodes, fanout, key, out_ptr, out, place, rows, size, left_out):  # type: ignore[no-untyped-def]
-    """Draw the neighbours of `nodes` and turn them into rows.
+    """Draw the neighbours of `nodes` and turn them into rows, or without `place`, None, into ids.
 
     `out_ptr` is as :func:`count_drawn` fills it. `place` (int32, a row per node id or -1), `rows`
     (int64, the node of each row) and `size` are the rows so far; new nodes are appended. With
@@ -89,7 +89,10 @@ def draw(indptr, indices, nodes, fanout, key, out_ptr, out, place, rows, size, l
             source = np.int64(indices[begin + (positions[k] if drawn < degree else k)])
             if left_out is not None and _is_left_out(left_out, source, node):
                 continue
-            out[total], size = _row(source, place, rows, size)
+            if place is None:
+                out[total] = source
+            else:
+                out[total], size = _row(source, place, rows, size)
             total += 1
         if left_out is not None:
             out_ptr[i + 1] = total
@@ -124,11 +127,23 @@ def draw_pieces(  # type: ignore[no-untyped-def]
             source = np.int64(indices[begin + position])
             if left_out is not None and _is_left_out(left_out, source, node):
                 continue
-            out[total], size = _row(source, place, rows, size)
+            if place is None:
+                out[total] = source
+            else:
+                out[total], size = _row(source, place, rows, size)
             order[total] = k
             total += 1
         out_ptr[i + 1] = total
     return size, total
+
+
+@kernel
+def give_rows(ids, out, place, rows, size):  # type: ignore[no-untyped-def]
+    """Fill `out` with the rows of nodes, new ones for those that have none; return how many rows
+    there are then."""
+    for i in range(len(ids)):
+        out[i], size = _row(ids[i], place, rows, size)
+    return size
 
 
 @kernel

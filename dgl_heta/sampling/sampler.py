@@ -16,11 +16,12 @@ from torch import Tensor
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, SharedRows
+from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
+from dgl_heta.sampling.draws import FEW, Draw, Threads, draw_in_turn, draw_on_threads
 from dgl_heta.sampling.held_out import HeldOut
-from dgl_heta.sampling.kernels import count_drawn, draw, draw_pieces, hash_key
+from dgl_heta.sampling.kernels import hash_key
 from dgl_heta.sampling.rows import NodeRows, RowScratch
-from dgl_heta.sampling.scope import SamplingScope, by_destination
+from dgl_heta.sampling.scope import HubPieces, SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.store import CSC, Store
 
@@ -50,11 +51,12 @@ class NeighborSampler:
     agree : how workers agree on the rows that they hold in common; needed where the scope's
         plan replicates nothing.
     held_out : edges that are left out of every sample. They are drawn like others and dropped.
+    threads : on how many threads relations are drawn side by side; blocks are the same.
     """
 
     def __init__(self, store: Store, scope: SamplingScope, fanouts: Sequence[Fanout], seed: int = 0,
                  seed_states: bool = True, agree: Agree | None = None,
-                 held_out: HeldOut | None = None) -> None:
+                 held_out: HeldOut | None = None, threads: int = 1) -> None:
         if len(fanouts) != scope.hops:
             raise InputError(
                 f"{len(fanouts)} fanouts are given, but the plan has {scope.hops} hops; give one "
@@ -67,6 +69,7 @@ class NeighborSampler:
                                      "all")
         self._scope, self._fanouts, self._seed = scope, tuple(fanouts), seed
         self._seed_states, self._agree, self._held_out = seed_states, agree, held_out
+        self._threads = Threads(threads) if threads > 1 else None
         self._types = store.schema.node_types
         self._order = {r: i for i, r in enumerate(store.schema.relations)}
         used = set(scope.roots).union(*scope.inner.values(), *scope.on_common.values())
@@ -117,17 +120,11 @@ class NeighborSampler:
             destinations = {t: destinations[t] for t in self._types if t in destinations}
             sharing = self._sharing(last, destinations, shares)
             before = {t: len(table) for t, table in rows.items()}
-            edges = []
-            for relation, csc in self._graph.items():
-                for start, chosen, nodes in self._rows_of(layer, relation, destinations, sharing):
-                    indptr, indices = self._neighbours(csc, nodes, layer, relation, step,
-                                                       rows[relation.src], without)
-                    edges.append(RelationBlock(relation, start, torch.from_numpy(indptr),
-                                               torch.from_numpy(indices),
-                                               self._order[relation], chosen))
-                if relation in scope.hubs and relation in scope.on_common[layer]:
-                    edges += self._of_hubs(csc, destinations.get(relation.dst, _NONE), layer,
-                                           relation, step, rows[relation.src], without)
+            wanted = self._draws(layer, step, destinations, sharing, without)
+            if self._threads and sum(len(each.nodes) for each in wanted) > FEW:
+                edges = draw_on_threads(wanted, rows, self._threads)
+            else:
+                edges = draw_in_turn(wanted, rows)
             if not scope.replicated:
                 self._settle(rows, before, edges)
             merged = scope.merged.get(layer)
@@ -201,48 +198,34 @@ class NeighborSampler:
                 ranges.append((seeds, rows))
         return ranges
 
-    def _of_hubs(self, csc: CSC, ids: np.ndarray, layer: int, relation: Relation, step: int,
-                 sources: NodeRows, without: np.ndarray) -> list[RelationBlock]:
-        """The in-edges that are here of destination rows whose in-edges are cut, if there are such
-        rows: on all workers that have the relation, in one order."""
-        hubs = self._scope.hubs[relation]
-        chosen, at = hubs.find(ids)
-        if not len(chosen):
-            return []
-        key, fanout = self._key(layer, relation, step), self._fanout(layer, relation)
-        low, high = hubs.low[at], hubs.high[at]
-        most = int((high - low if fanout < 0 else np.minimum(high - low, fanout)).sum())
-        sources.reserve(most)
-        indptr, indices = np.empty(len(at) + 1, np.int64), np.empty(most, np.int32)
-        order = np.empty(most, np.int64)
+    def _draws(self, layer: int, step: int, destinations: Mapping[str, np.ndarray],
+               sharing: Mapping[str, SeedShares], without: np.ndarray) -> list[Draw]:
+        """What is drawn for a layer, in the order of the block's edges.
+
+        Of destination rows whose in-edges are cut, those that are here: on all workers that have
+        the relation, in one order.
+        """
+        draws = []
+        for relation in self._graph:
+            parts: list[_Part] = [
+                (*part, None) for part in self._rows_of(layer, relation, destinations, sharing)]
+            if relation in self._scope.hubs and relation in self._scope.on_common[layer]:
+                hubs = self._scope.hubs[relation]
+                rows, at = hubs.find(destinations.get(relation.dst, _NONE))
+                if len(rows):
+                    parts.append((0, torch.from_numpy(rows), hubs.nodes[at], hubs.at(at)))
+            if parts:
+                draws += self._of_parts(relation, parts, layer, step, without)
+        return draws
+
+    def _of_parts(self, relation: Relation, parts: list[_Part], layer: int, step: int,
+                  without: np.ndarray) -> list[Draw]:
+        place, given = self._order[relation], self._fanouts[layer - 1]
+        key = np.uint64(hash_key(self._seed, step, layer, place))
+        fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
         left_out = self._held_out.pairs_left_out(relation, without) if self._held_out else None
-        sources.size, total = draw_pieces(
-            csc.indptr, csc.indices, hubs.nodes[at], low, high, fanout, key, indptr, indices, order,
-            sources.place, sources.buffer, sources.size, left_out)
-        return [RelationBlock(
-            relation, 0, torch.from_numpy(indptr), torch.from_numpy(indices[:total]),
-            self._order[relation], torch.from_numpy(chosen),
-            SharedRows(torch.from_numpy(hubs.own[at]), torch.from_numpy(order[:total])))]
-
-    def _key(self, layer: int, relation: Relation, step: int) -> np.uint64:
-        return np.uint64(hash_key(self._seed, step, layer, self._order[relation]))
-
-    def _fanout(self, layer: int, relation: Relation) -> int:
-        given = self._fanouts[layer - 1]
-        return given.get(relation, 0) if isinstance(given, Mapping) else given
-
-    def _neighbours(self, csc: CSC, nodes: np.ndarray, layer: int, relation: Relation, step: int,
-                    sources: NodeRows, without: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """`(indptr, indices)` of the drawn in-edges of `nodes`; new sources become rows."""
-        key, fanout = self._key(layer, relation, step), self._fanout(layer, relation)
-        indptr = np.empty(len(nodes) + 1, np.int64)
-        total = count_drawn(csc.indptr, nodes, fanout, indptr)
-        sources.reserve(total)
-        indices = np.empty(total, np.int32)
-        left_out = self._held_out.pairs_left_out(relation, without) if self._held_out else None
-        sources.size, total = draw(csc.indptr, csc.indices, nodes, fanout, key, indptr, indices,
-                                   sources.place, sources.buffer, sources.size, left_out)
-        return indptr, indices[:total]
+        return [Draw(relation, place, self._graph[relation], nodes, start, chosen, fanout, key,
+                     left_out, hubs) for start, chosen, nodes, hubs in parts]
 
     def _settle(self, rows: Mapping[str, NodeRows], before: Mapping[str, int],
                 edges: Iterable[RelationBlock]) -> None:
@@ -263,3 +246,4 @@ class NeighborSampler:
 
 
 _NONE = np.empty(0, np.int64)
+_Part = tuple[int, Tensor | None, np.ndarray, HubPieces | None]  # start, rows, nodes, cut ones

@@ -41,6 +41,10 @@ class HubPieces(NamedTuple):
                    np.array([hub.degree for hub in ownership.hubs], np.int64),
                    ownership.owner[nodes] == part)
 
+    def at(self, chosen: np.ndarray) -> HubPieces:
+        """Some of them, by their positions."""
+        return HubPieces(*(values[chosen] for values in self))
+
     def find(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Which of some unique ids are hubs: their positions, and those of the hubs, in the order
         of the hubs."""

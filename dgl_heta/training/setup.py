@@ -170,7 +170,8 @@ def _samplers(store: Store, plan: Plan, settings: Settings, workers: Workers,
 
     def sampler(fanouts: list[int]) -> NeighborSampler:
         return NeighborSampler(store, scope, fanouts, train.seed, train.seed_states,
-                               agreement(store, workers.sampling), task.held_out)
+                               agreement(store, workers.sampling), task.held_out,
+                               train.sampling_threads or torch.get_num_threads())
 
     training = sampler(train.fanouts)
     return training, training if train.eval_fanouts is None else sampler(train.eval_fanouts)

@@ -1,0 +1,33 @@
+"""Settings: one typed model, from a TOML file, the environment and the command line.
+
+Later sources win: defaults, then the file (`-c heta.toml` or `DGL_HETA_CONFIG`), then
+environment variables (`DGL_HETA_TRAIN__LR=0.01`), then `--set train.lr=0.01`.
+
+Providers bring settings of their own, in sections `[plugins.NAME]` (`DGL_HETA_PLUGINS__NAME__KEY`,
+`--set plugins.NAME.key=value`). They are kept as given here; :meth:`Plugins.configured
+<dgl_heta.hooks.manager.Plugins.configured>`, which knows the providers, checks them.
+"""
+
+from dgl_heta.settings.loading import (
+    ENV_PREFIX,
+    PLAIN_VARIABLES,
+    keys,
+    load_settings,
+    read_section,
+    section_name,
+    tomllib,
+)
+from dgl_heta.settings.sections import (
+    CacheSettings,
+    ModelSettings,
+    PartitionSettings,
+    RunSettings,
+    Settings,
+    TaskSettings,
+    TrainSettings,
+    default_fanouts,
+)
+
+__all__ = ["ENV_PREFIX", "PLAIN_VARIABLES", "CacheSettings", "ModelSettings", "PartitionSettings",
+           "RunSettings", "Settings", "TaskSettings", "TrainSettings", "default_fanouts", "keys",
+           "load_settings", "read_section", "section_name", "tomllib"]
