@@ -18,6 +18,7 @@ _LAZY = {
     # compiled code, files, packages
     "COMPILES": "dgl_heta.system.jit",
     "kernel": "dgl_heta.system.jit",
+    "new_rows": "dgl_heta.features.row_kernels",
     "new_directory": "dgl_heta.system.files",
     "replacing": "dgl_heta.system.files",
     "write_atomic": "dgl_heta.system.files",
@@ -59,8 +60,8 @@ __all__ = [
     "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "Plugins",
     "SettingsOptions", "Traffic", "check_source", "config_name", "data_parallel", "grouped",
     "init_workers", "kernel", "listing", "load_settings", "make_request", "nearest",
-    "new_directory", "open_input", "optional", "out", "peak_rss_mb", "plugins", "print_json",
-    "progress", "replacing", "run_workers", "section_name", "table", "worker_main",
+    "new_directory", "new_rows", "open_input", "optional", "out", "peak_rss_mb", "plugins",
+    "print_json", "progress", "replacing", "run_workers", "section_name", "table", "worker_main",
     "write_atomic",
 ]
 
@@ -68,6 +69,7 @@ if TYPE_CHECKING:
     from dgl_heta.cli.options import AsJson, SettingsOptions, grouped
     from dgl_heta.comm.collectives import Comm, Traffic, init_workers
     from dgl_heta.errors import listing, nearest
+    from dgl_heta.features.row_kernels import new_rows
     from dgl_heta.graph.source import MASKS
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers

@@ -18,6 +18,7 @@ from dgl_heta.distdgl.plain import is_plain_module
 from dgl_heta.distdgl.session import Session
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.aggregate import reduce_each, segment_reduce
+from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import InEdges, RelationBlock
 
 
@@ -27,7 +28,7 @@ def is_graph_conv(module: Any) -> bool:
 
 
 def known(module: Any, rows: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether a relation's module and its call are such that :func:`run` gives its result.
+    """Whether a relation's module and its call are such that :func:`run_together` gives its result.
 
     With another norm than 'right' and 'none' it is called itself, and its graph says whether the
     out-degrees that it asks for can be had (:class:`dgl_heta.distdgl.layers.RelationGraph`).
@@ -59,41 +60,64 @@ def aggregate(module: Any, edges: RelationBlock, rows: Tensor) -> Tensor:
     return segment_reduce(indptr, indices, flat, _operation(module)).view(-1, *rows.shape[1:])
 
 
-def aggregate_together(calls: Mapping[int, tuple[Any, RelationBlock, Mapping[str, Any]]],
-                       sources: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """Aggregated rows of the relations that aggregate before their weights, in one call of the
-    kernel for those that take the sum and one for those that take the mean.
+def run_together(calls: Mapping[int, tuple[Any, RelationBlock, Mapping[str, Any]]],
+                 sources: Mapping[str, Tensor], summed: bool
+                 ) -> dict[int, tuple[RelationBlock, Tensor]]:
+    """`GraphConv.forward` of several relations from source rows: rows and values, (rows, out).
 
-    `calls` are modules with their relation's edges and keyword arguments; so are the results.
+    What is done alike is done in one call of the kernel: aggregations by the sum and by the mean,
+    products with weights of one shape.
+
+    Parameters
+    ----------
+    calls : modules with their relation's edges and keyword arguments, by any key.
+    sources : source rows per node type.
+    summed : whether relations are added up, so that rows without edges, whose value is 0, can be
+        left out.
     """
-    alike: dict[str, list[int]] = {}
-    for key, (module, edges, kwargs) in calls.items():
-        if sources[edges.relation.src].dim() == 2 and not _weights_first(module, kwargs):
-            alike.setdefault(_operation(module), []).append(key)
-    rows_of: dict[int, Tensor] = {}
-    for op, keys in alike.items():
-        rows = [sources[calls[k][1].relation.src] for k in keys]
-        edges_of = [InEdges(calls[k][1].indptr.to(x.device), calls[k][1].indices.to(x.device))
-                    for k, x in zip(keys, rows)]
-        rows_of.update(zip(keys, reduce_each(edges_of, rows, op)))
-    return rows_of
+    chosen = {key: (module, edges.with_edges() if summed and _zero_without_edges(module) else edges,
+                    kwargs) for key, (module, edges, kwargs) in calls.items()}
+    alike: dict[Any, list[int]] = {}
+    found: dict[int, Tensor] = {}
+    for key, (module, edges, kwargs) in chosen.items():
+        rows, weight = sources[edges.relation.src], weight_of(module, kwargs)
+        if rows.dim() != 2 or _weights_first(module, kwargs):
+            found[key] = _alone(module, edges, rows, weight)
+            continue
+        shape = None if weight is None else (*weight.shape, rows.dtype == weight.dtype)
+        alike.setdefault((_operation(module), shape), []).append(key)
+    for (op, shape), keys in alike.items():
+        rows_of = [sources[chosen[key][1].relation.src] for key in keys]
+        edges_of = [InEdges(chosen[key][1].indptr.to(x.device), chosen[key][1].indices.to(x.device))
+                    for key, x in zip(keys, rows_of)]
+        values = reduce_each(edges_of, rows_of, op)
+        if shape is not None and shape[-1]:
+            values = kernel_in_use().matmul(
+                values, [weight_of(chosen[key][0], chosen[key][2]) for key in keys])  # type: ignore[misc]
+        elif shape is not None:
+            values = [x @ weight_of(chosen[key][0], chosen[key][2])
+                      for key, x in zip(keys, values)]
+        found.update(zip(keys, values))
+    return {key: (edges, _finished(module, found[key]))
+            for key, (module, edges, _) in chosen.items()}
 
 
-def run(module: Any, edges: RelationBlock, rows: Tensor, kwargs: Mapping[str, Any],
-        aggregated: Tensor | None = None) -> Tensor:
-    """`GraphConv.forward` from source rows, (edges.num_rows, out).
+def _zero_without_edges(module: Any) -> bool:
+    return module.bias is None and module._activation is None
 
-    `aggregated` is what :func:`aggregate_together` found for it.
-    """
-    weight = weight_of(module, kwargs)
-    if _weights_first(module, kwargs):
-        out = aggregate(module, edges, rows @ weight)
-    else:
-        out = aggregate(module, edges, rows) if aggregated is None else aggregated
-        out = out if weight is None else out @ weight
+
+def _alone(module: Any, edges: RelationBlock, rows: Tensor, weight: Tensor | None) -> Tensor:
+    """Aggregated rows times the weight, whichever is first."""
+    if weight is not None and module._in_feats > module._out_feats:
+        return aggregate(module, edges, rows @ weight)
+    out = aggregate(module, edges, rows)
+    return out if weight is None else out @ weight
+
+
+def _finished(module: Any, rows: Tensor) -> Tensor:
     if module.bias is not None:
-        out = out + module.bias
-    return out if module._activation is None else module._activation(out)
+        rows = rows + module.bias
+    return rows if module._activation is None else module._activation(rows)
 
 
 def narrow_first(session: Session, ntype: str, modules: Container[Relation],

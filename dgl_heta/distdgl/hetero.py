@@ -80,9 +80,8 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     for ntype, states in sources.items():
         if isinstance(states, LazyRows):
             states.own_rows = block.wanted(ntype) if ntype in block.num_dst else 0
-    aggregated = graph_conv.aggregate_together(convolutions, sources)
-    attentions = {place: (module, edges, sources[edges.relation.src], edges.of(
-                      rows[edges.relation.dst]))
+    convolved = graph_conv.run_together(convolutions, sources, aggregate == "sum")
+    attentions = {place: (module, edges, sources[edges.relation.src], rows[edges.relation.dst])
                   for place, (edges, module, args, kwargs) in chosen.items()
                   if gat_conv.known(module, sources[edges.relation.src], args, kwargs)}
     attended = dict(zip(attentions, gat_conv.run_together([*attentions.values()])
@@ -93,8 +92,8 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     for place, (edges, module, args, kwargs) in chosen.items():
         relation = edges.relation
         source = sources[relation.src]
-        if place in convolutions:
-            value = graph_conv.run(module, edges, source, kwargs, aggregated.get(place))
+        if place in convolved:
+            edges, value = convolved[place]
         elif place in attended:
             value = attended[place]
         elif relation in called:  # with all its rows

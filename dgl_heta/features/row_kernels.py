@@ -8,7 +8,9 @@ policy chose) go through :func:`check_ids` where they come in; those of the samp
 from __future__ import annotations
 
 import math
+import threading
 import weakref
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -17,8 +19,6 @@ from dgl_heta.system.jit import kernel
 
 RECYCLED = 4 << 20
 """Bytes from which on memory of gathered rows is used again."""
-_KEPT = 2
-_free: list[np.ndarray] = []
 
 
 def gather_rows(array: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -44,21 +44,51 @@ def new_rows(rows: int, width: int, dtype: Any) -> np.ndarray:
     size = rows * width * dtype.itemsize
     if size < RECYCLED:
         return np.empty((rows, width), dtype)
-    buffer, rest = None, []
-    while _free:  # a finalizer can add to it meanwhile
-        one = _free.pop()
-        if buffer is None and size <= len(one) <= 2 * size:
-            buffer = one
-        else:
-            rest.append(one)
-    _free.extend(sorted(rest, key=len)[-_KEPT:])
-    if buffer is None:
-        buffer = np.empty(math.ceil(size * 1.1), np.uint8)
-    # All views of this array refer to it, and none past it to the buffer, because what it is made
-    # of is no array.
-    array = np.frombuffer(buffer.data[:size], dtype)
-    weakref.finalize(array, _free.append, buffer).atexit = False
-    return array.reshape(rows, width)
+    return _memory.array(size, dtype).reshape(rows, width)
+
+
+class _Memory:
+    """Large buffers that are used again. There is never more memory, in use and free together,
+    than was in use at once, but for what a buffer is larger than the array in it."""
+
+    def __init__(self) -> None:
+        self._free: list[np.ndarray] = []
+        self._used = self._most = 0
+        self._returned: deque[np.ndarray] = deque()  # appending is atomic: finalizers do it
+
+    def array(self, size: int, dtype: np.dtype[Any]) -> np.ndarray:
+        """An array of so many bytes with any content."""
+        with _lock:
+            self._collect()
+            fitting = [i for i, one in enumerate(self._free) if size <= len(one) <= 2 * size]
+            if fitting:
+                best = min(fitting, key=lambda i: len(self._free[i]))
+                buffer = self._free.pop(best)
+            else:
+                buffer = np.empty(math.ceil(size * 1.1), np.uint8)
+            self._used += len(buffer)
+            self._most = max(self._most, self._used)
+            self._release()
+        # All views of this array refer to it, and none past it to the buffer, because what it is
+        # made of is no array.
+        array = np.frombuffer(buffer.data[:size], dtype)
+        weakref.finalize(array, self._returned.append, buffer).atexit = False
+        return array
+
+    def _collect(self) -> None:
+        while self._returned:
+            buffer = self._returned.popleft()
+            self._used -= len(buffer)
+            self._free.append(buffer)
+
+    def _release(self) -> None:
+        """Give back what exceeds the limit, what has been free for longest first."""
+        free = sum(map(len, self._free))
+        while self._free and self._used + free > self._most:
+            free -= len(self._free.pop(0))
+
+
+_memory, _lock = _Memory(), threading.Lock()
 
 
 def gather_cached(slots: np.ndarray, cached: np.ndarray, array: np.ndarray, ids: np.ndarray

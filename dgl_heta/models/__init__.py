@@ -13,9 +13,10 @@ from torch import nn
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.han import HANLayer
-from dgl_heta.models.hgnn import HGNN, Edges, HGNNLayer, Relations
+from dgl_heta.models.hgnn import HGNN, HGNNLayer
 from dgl_heta.models.hgt import HGTLayer
 from dgl_heta.models.nars import NARS, SubsetModel
+from dgl_heta.models.relations import Edges, Relations
 from dgl_heta.models.rgat import RGATLayer
 from dgl_heta.models.rgcn import RGCNLayer
 from dgl_heta.models.sehgnn import PathModel, SeHGNN

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.models.hgnn import HGNNLayer, Relations
+from dgl_heta.models.hgnn import HGNNLayer
+from dgl_heta.models.relations import Relations
 from dgl_heta.models.rgat import RelationAttention, relation_attention
 from dgl_heta.models.spec import ModelSpec, slot
+from dgl_heta.nn.joined import elementwise
 
 
 class HANLayer(HGNNLayer):
@@ -40,7 +42,7 @@ class HANLayer(HGNNLayer):
 
     def aggregate_all(self, relations: Relations) -> Sequence[Tensor]:
         modules = [self.attention[slot(edges.relation)] for edges in relations]
-        return [F.elu(rows) for rows in relation_attention(modules, relations)]
+        return elementwise(F.elu, relation_attention(modules, relations))
 
     def combine(self, ntype: str, stacked: Tensor, relations: tuple[Relation, ...]) -> Tensor:
         if not relations:

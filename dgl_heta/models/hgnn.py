@@ -7,171 +7,19 @@ written, and under RAF on many, because the merge over relations is a :class:`Cr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 
 import torch
 from torch import Tensor, nn
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.models.relations import Edges, Relations
 from dgl_heta.models.spec import ModelSpec, slot
-from dgl_heta.nn.aggregate import reduce_each
-from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack, Exchange
+from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
+from dgl_heta.nn.joined import grouped
 from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.nn.shared import reduce_shared, softmax_shared
-from dgl_heta.sampling.blocks import Block, InEdges, MiniBatch, RelationBlock
-
-
-class Edges:
-    """The in-edges by one relation of some destination rows, with the states at both ends.
-
-    Edges are in the order of their destination rows. A row without edges is a row all the same.
-
-    Attributes
-    ----------
-    relation : the relation.
-    source : states of the source side (source rows, width).
-    num_rows : number of destination rows.
-    """
-
-    def __init__(self, block: Block, edges: RelationBlock, states: Mapping[str, Tensor],
-                 exchange: Exchange | None = None) -> None:
-        self.relation, self.num_rows = edges.relation, edges.num_rows
-        self.source = states[edges.relation.src]
-        self._block, self._edges, self._states = block, edges, states
-        self._exchange = exchange if edges.shared is not None else None
-        self._weighted = False
-
-    def _join(self, rows: Tensor, op: str) -> Tensor:
-        """Rows (num_rows, …) with what other workers have of their edges."""
-        assert self._exchange is not None
-        return self._exchange.join(rows, self._block, self.relation, op)
-
-    def weighted(self) -> Edges:
-        """The same for :meth:`HGNNLayer.attend`, whose weighted sums are merged as they are."""
-        if self._exchange is None:
-            return self
-        other = copy(self)
-        other._weighted = True
-        return other
-
-    @property
-    def destination(self) -> Tensor:
-        """States of the destination rows (num_rows, width)."""
-        self._block.check_destinations(self.relation.dst)
-        return self._edges.of(self._states[self.relation.dst])
-
-    @property
-    def in_edges(self) -> InEdges:
-        """The edges as a kernel takes them.
-
-        Raises
-        ------
-        InputError
-            Other workers have edges of the same rows (a plan with hubs).
-        """
-        if self._exchange is not None:
-            raise InputError(
-                f"the plan cuts the in-edges of single nodes by '{self.relation}', so in_edges "
-                "would be some of them; use the methods of Edges, which join them, or make the "
-                "partition again with partition.hubs = 0")
-        return self._edges.in_edges
-
-    def reduce(self, op: str = "mean", states: Tensor | None = None) -> Tensor:
-        """Sum, mean, max or min over each row's neighbours, of `states` (default: `source`).
-
-        `states` is (source rows, width); returns (num_rows, width), 0 for a row without edges.
-        """
-        return Relations([self]).reduce(op, None if states is None else [states])[0]
-
-    def dot(self, queries: Tensor, states: Tensor | None = None) -> Tensor:
-        """For each edge the products (edges, heads) of its source's state and its row's queries.
-
-        `queries` is (num_rows, heads, width); `states`, (source rows, width), default `source`.
-        """
-        return Relations([self]).dot([queries], None if states is None else [states])[0]
-
-    def add(self, source: Tensor, destination: Tensor) -> Tensor:
-        """For each edge the sum (edges, heads) of a number of its source and one of its row.
-
-        `source` is (source rows, heads), `destination` (num_rows, heads).
-        """
-        return Relations([self]).add([source], [destination])[0]
-
-    def spread(self, values: Tensor) -> Tensor:
-        """Each edge gets its row's values: (num_rows, heads) to (edges, heads)."""
-        return Relations([self]).spread([values])[0]
-
-    def total(self, weights: Tensor) -> Tensor:
-        """Sums over each row's edges: (edges, heads) to (num_rows, heads)."""
-        return Relations([self]).total([weights])[0]
-
-    def softmax(self, scores: Tensor) -> Tensor:
-        """Softmax of scores (edges, heads) over each row's edges by this relation."""
-        return Relations([self]).softmax([scores])[0]
-
-    def attend(self, weights: Tensor, states: Tensor | None = None) -> Tensor:
-        """Sums of the neighbours' states, weighted per head: (num_rows, heads, width).
-
-        `weights` is (edges, heads); `states`, (source rows, width), default `source`.
-        """
-        return Relations([self]).attend([weights], None if states is None else [states])[0]
-
-
-class Relations(tuple[Edges, ...]):
-    """The in-edges by several relations of a block.
-
-    What :class:`Edges` does for one relation, its methods do for all of them, in one call of the
-    kernel; arguments and results are lists with an entry for each relation.
-    """
-
-    @property
-    def sources(self) -> list[Tensor]:
-        """States of the source sides."""
-        return [edges.source for edges in self]
-
-    def reduce(self, op: str = "mean", states: Sequence[Tensor] | None = None) -> list[Tensor]:
-        states = self.sources if states is None else states
-        whole = [i for i, edges in enumerate(self) if edges._exchange is None]
-        csc = self._in_edges()
-        found = dict(zip(whole, reduce_each([csc[i] for i in whole], [states[i] for i in whole],
-                                            op)))
-        return [found[i] if i in found else reduce_shared(e._edges, states[i], op, e._join)
-                for i, e in enumerate(self)]
-
-    def dot(self, queries: Sequence[Tensor], states: Sequence[Tensor] | None = None
-            ) -> list[Tensor]:
-        return kernel_in_use().u_dot_v(
-            self._in_edges(), self.sources if states is None else states, queries)
-
-    def add(self, sources: Sequence[Tensor], destinations: Sequence[Tensor]) -> list[Tensor]:
-        return kernel_in_use().u_add_v(self._in_edges(), sources, destinations)
-
-    def spread(self, values: Sequence[Tensor]) -> list[Tensor]:
-        return kernel_in_use().copy_v(self._in_edges(), values)
-
-    def total(self, weights: Sequence[Tensor]) -> list[Tensor]:
-        return self._joined(kernel_in_use().e_sum(self._in_edges(), weights))
-
-    def softmax(self, scores: Sequence[Tensor]) -> list[Tensor]:
-        whole = [i for i, edges in enumerate(self) if edges._exchange is None]
-        csc = self._in_edges()
-        found = dict(zip(whole, kernel_in_use().edge_softmax(
-            [csc[i] for i in whole], [scores[i] for i in whole]) if whole else ()))
-        return [found[i] if i in found else softmax_shared(e._edges, scores[i], e._join)
-                for i, e in enumerate(self)]
-
-    def attend(self, weights: Sequence[Tensor], states: Sequence[Tensor] | None = None
-               ) -> list[Tensor]:
-        return self._joined(kernel_in_use().u_mul_e_sum(
-            self._in_edges(), self.sources if states is None else states, weights))
-
-    def _joined(self, sums: Sequence[Tensor]) -> list[Tensor]:
-        return [rows if edges._exchange is None or edges._weighted else edges._join(rows, "sum")
-                for edges, rows in zip(self, sums)]
-
-    def _in_edges(self) -> list[InEdges]:
-        return [edges._edges.in_edges for edges in self]
+from dgl_heta.nn.parts import Part, Parts
+from dgl_heta.sampling.blocks import Block, MiniBatch
 
 
 class HGNNLayer(nn.Module):
@@ -274,31 +122,36 @@ class HGNNLayer(nn.Module):
                  for parts in into.values() for edges in parts}
         relations, softmax = Relations(views.values()), isinstance(self.cross, CrossSoftmax)
         values = (self.score_all if softmax else self.aggregate_all)(relations) if views else ()
-        part_of = dict(zip(views, values))
         like, updated = next(iter(states.values())), {}
-        for ntype in block.num_dst:
-            parts = [(edges, part_of[id(edges)]) for edges in into[ntype]]
-            if not softmax:
+        of_types = grouped(values, [len(edges_of) for edges_of in into.values()])
+        for (ntype, edges_of), of_type in zip(into.items(), of_types):
+            parts: Sequence[Part] = Parts(edges_of, of_type)
+            if not softmax and any(edges.shared is not None for edges in edges_of):
                 parts = [edges.owned(rows) for edges, rows in parts]
             updated[ntype] = self.update(
                 ntype, self._merged(block, ntype, parts, views, like),
-                block.destination(states, ntype) if self.reads_state else None)
+                _state(block, states, ntype) if self.reads_state else None)
         return updated
 
-    def _merged(self, block: Block, ntype: str, parts: list[tuple[RelationBlock, Tensor]],
-                views: Mapping[int, Edges], like: Tensor) -> Tensor:
+    def _merged(self, block: Block, ntype: str, parts: Sequence[Part], views: Mapping[int, Edges],
+                like: Tensor) -> Tensor:
         """AGG_all of one node type's aggregations, or of its scores."""
         if isinstance(self.cross, CrossSoftmax):
             return self.cross(
                 block, ntype, parts, self.width, like,
                 lambda weighted: self.attend_all(
-                    Relations(views[id(e)].weighted() for e, _ in weighted),
-                    [weights for _, weights in weighted]),
+                    Relations(views[id(e)].weighted() for e in weighted.edges), weighted.values),
                 self.heads)
         if isinstance(self.cross, CrossStack):
             return self.cross(block, ntype, parts, self.width, like,
                               lambda stacked, relations: self.combine(ntype, stacked, relations))
         return self.cross(block, ntype, parts, self.width, like)
+
+
+def _state(block: Block, states: Mapping[str, Tensor], ntype: str) -> Tensor:
+    """The states of the wanted destination rows."""
+    block.check_destinations(ntype)
+    return kernel_in_use().gather([states[ntype]], [slice(0, block.wanted(ntype))])[0]
 
 
 def _of_one(of_all: Callable[..., Sequence[Tensor]]) -> Callable[..., Tensor]:

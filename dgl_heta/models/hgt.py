@@ -9,9 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from dgl_heta.models.hgnn import HGNNLayer, Relations
+from dgl_heta.models.hgnn import HGNNLayer
+from dgl_heta.models.relations import Relations
 from dgl_heta.models.rgat import head_width
 from dgl_heta.models.spec import ModelSpec, slot
+from dgl_heta.nn.joined import elementwise
 
 
 class HGTLayer(HGNNLayer):
@@ -49,31 +51,44 @@ class HGTLayer(HGNNLayer):
         self.dropout = nn.Dropout(spec.dropout)
 
     def score_all(self, relations: Relations) -> Sequence[Tensor]:
-        heads, each, asked = self.heads, self._each, []
-        for edges in relations:
-            relation = edges.relation
-            query = self.queries[slot(relation.dst)](edges.destination)
-            query = query.view(edges.num_rows, heads, each)
-            query = torch.einsum("rhd,hed->rhe", query, self.attention[slot(relation.etype)])
-            asked.append(query * (self.prior[slot(relation)] / math.sqrt(each)).unsqueeze(1))
-        keys = [self.keys[slot(edges.relation.src)] for edges in relations]
-        scores = relations.dot([
-            torch.einsum("rhe,hei->rhi", query, key.weight.view(heads, each, self.width))
-            for query, key in zip(asked, keys)])
-        biases = relations.spread([torch.einsum("rhe,he->rh", query, key.bias.view(heads, each))
-                                   for query, key in zip(asked, keys)])
-        return [score + bias for score, bias in zip(scores, biases)]
+        heads, each, width = self.heads, self._each, self.width
+        queries = relations.through(lambda ntype, rows: self.queries[slot(ntype)](rows).view(
+            len(rows), heads, each))
+        keys = self._of(self.keys, relations)
+        prior = torch.stack([self.prior[slot(edges.relation)] for edges in relations])
+        attention = self._weights(self.attention, relations) * (
+            prior / math.sqrt(each)).unsqueeze(2).unsqueeze(3)
+        # Σ_d q_d A_ed, then with the keys' weights: products of the two weights are taken first.
+        weights = torch.einsum("rhed,rhei->rhdi", attention, torch.stack([
+            key.weight for key in keys]).view(-1, heads, each, width))
+        biases = torch.einsum("rhed,rhe->rhd", attention, torch.stack([
+            key.bias for key in keys]).view(-1, heads, each))
+        scores = relations.dot_projected(queries, weights)
+        of_rows = relations.matmul(queries, biases.unsqueeze(3))
+        return elementwise(torch.add, scores, relations.spread(
+            elementwise(lambda rows: rows.squeeze(2), of_rows)))
 
     def attend_all(self, relations: Relations, weights: Sequence[Tensor]) -> Sequence[Tensor]:
-        heads, each, messages = self.heads, self._each, []
-        for edges, rows, total in zip(relations, relations.attend(weights),
-                                      relations.total(weights)):
-            value = self.values[slot(edges.relation.src)]
-            sums = torch.einsum("rhi,hei->rhe", rows, value.weight.view(heads, each, self.width))
-            sums = sums + total.unsqueeze(2) * value.bias.view(heads, each)
-            messages.append(torch.einsum("rhe,hed->rhd", sums,
-                                      self.message[slot(edges.relation.etype)]).flatten(1))
-        return messages
+        heads, each, width = self.heads, self._each, self.width
+        values, message = self._of(self.values, relations), self._weights(self.message, relations)
+        of_sums = torch.einsum("rhei,rhed->rhid", torch.stack([
+            value.weight for value in values]).view(-1, heads, each, width), message)
+        of_totals = torch.einsum("rhe,rhed->rhd", torch.stack([
+            value.bias for value in values]).view(-1, heads, each), message).unsqueeze(2)
+        sums = relations.attend_projected(weights, of_sums)
+        totals = elementwise(lambda rows: rows.unsqueeze(2), relations.total(weights))
+        return elementwise(lambda rows, biases: (rows + biases).flatten(1), sums,
+                           relations.matmul(totals, of_totals))
+
+    @staticmethod
+    def _of(linears: nn.ModuleDict, relations: Relations) -> list[nn.Linear]:
+        """The layer of each relation's source type."""
+        return [linears[slot(edges.relation.src)] for edges in relations]  # type: ignore[misc]
+
+    @staticmethod
+    def _weights(of_types: nn.ParameterDict, relations: Relations) -> Tensor:
+        """The weights of each relation's edge type, (relations, heads, D, D)."""
+        return torch.stack([of_types[slot(edges.relation.etype)] for edges in relations])
 
     def update(self, ntype: str, aggregated: Tensor, state: Tensor | None) -> Tensor:
         assert state is not None

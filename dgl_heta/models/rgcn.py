@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.models.hgnn import HGNNLayer, Relations
+from dgl_heta.models.hgnn import HGNNLayer
+from dgl_heta.models.relations import Relations
 from dgl_heta.models.spec import ModelSpec, slot
 
 
@@ -65,7 +66,7 @@ class RGCNLayer(HGNNLayer):
     def aggregate_all(self, relations: Relations) -> Sequence[Tensor]:
         weights, op = [self.weight(edges.relation) for edges in relations], self._spec.aggregate
         if op in ("sum", "mean"):
-            return [rows @ weight for rows, weight in zip(relations.reduce(op), weights)]
+            return relations.matmul(relations.reduce(op), weights)
         return relations.reduce(op, [edges.source @ weight
                                      for edges, weight in zip(relations, weights)])
 

@@ -3,7 +3,9 @@ AGG_all (`cross`)."""
 
 from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
+from dgl_heta.nn.joined import Joined, elementwise
 from dgl_heta.nn.kernels import BaseKernel, FusedKernel, TorchKernel, kernel_in_use, use_kernel
 
 __all__ = ["REDUCERS", "BaseKernel", "CrossRelation", "CrossSoftmax", "CrossStack",
-           "FusedKernel", "TorchKernel", "kernel_in_use", "segment_reduce", "use_kernel"]
+           "FusedKernel", "Joined", "TorchKernel", "elementwise", "kernel_in_use", "segment_reduce",
+           "use_kernel"]

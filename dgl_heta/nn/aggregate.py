@@ -32,7 +32,7 @@ def segment_reduce(indptr: Tensor, indices: Tensor, states: Tensor, op: str = "m
     return reduce_each([InEdges(indptr, indices)], [states], op)[0]
 
 
-def reduce_each(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> list[Tensor]:
+def reduce_each(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> Sequence[Tensor]:
     """:func:`segment_reduce` for several relations in one call of the kernel.
 
     `states` has the source rows of each relation; relations of the same source rows are given the
@@ -53,6 +53,8 @@ def reduce_each(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> 
             if shorter_aggregated(rows, chosen):
                 results.update((place, aggregated(rows, *edges[place], op)) for place in places)
     rest = [place for place in range(len(edges)) if place not in results]
+    if not results and rest:
+        return kernel.reduce(edges, states, op)
     if rest:
         results.update(zip(rest, kernel.reduce([edges[place] for place in rest],
                                              [states[place] for place in rest], op)))

@@ -21,9 +21,11 @@ from torch import Tensor, nn
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.nn.joined import elementwise
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.parts import (
     Part,
+    Parts,
     apply_part,
     coverage,
     extreme_parts,
@@ -109,7 +111,7 @@ def merge(exchange: Exchange, op: str, block: Block, ntype: str, parts: Sequence
 
 def check_complete(parts: Sequence[Part]) -> None:
     """Raise an :class:`InputError` if a part is of rows of which other workers have edges, too."""
-    for edges, _ in parts:
+    for edges in Parts.of(parts).edges:
         if edges.shared is not None:
             raise InputError(
                 f"the plan cuts the in-edges of single nodes by '{edges.relation}', which only "
@@ -187,7 +189,7 @@ class CrossSoftmax(CrossRelation):
         return "softmax"
 
     def forward(self, block: Block, ntype: str, parts: Sequence[Part], width: int,  # type: ignore[override]
-                like: Tensor, messages: Callable[[Sequence[Part]], Sequence[Tensor]], heads: int
+                like: Tensor, messages: Callable[[Parts], Sequence[Tensor]], heads: int
                 ) -> Tensor:
         """Merge the parts of one node type.
 
@@ -201,6 +203,7 @@ class CrossSoftmax(CrossRelation):
         -------
         Tensor (wanted rows, width), the heads side by side; 0 for a row without edges.
         """
+        parts = Parts.of(parts)
         top = self._maxima(block, ntype, parts, heads, like)
         sums = self._sums(parts, top, messages) if parts else []  # kernels get one at least
         out = merge(self.exchange, "sum", block, ntype, sums, width + heads, like)
@@ -209,24 +212,24 @@ class CrossSoftmax(CrossRelation):
         return (rows / total.unsqueeze(2)).view(len(out), width)
 
     @staticmethod
-    def _sums(parts: Sequence[Part], top: Tensor,
-              messages: Callable[[Sequence[Part]], Sequence[Tensor]]) -> list[Part]:
+    def _sums(parts: Parts, top: Tensor, messages: Callable[[Parts], Sequence[Tensor]]) -> Parts:
         """For each part Σ exp(s_e - M) m_e and, beside it, Σ exp(s_e - M)."""
-        kernel, csc = kernel_in_use(), [edges.in_edges for edges, _ in parts]
-        tops = kernel.copy_v(csc, [edges.of(top) for edges, _ in parts])
-        weights = [torch.exp(scores - most) for (_, scores), most in zip(parts, tops)]
-        weighted = messages([(edges, e) for (edges, _), e in zip(parts, weights)])
-        return [(edges, torch.cat([rows, total], 1)) for (edges, _), rows, total in
-                zip(parts, weighted, kernel.e_sum(csc, weights))]
+        kernel, csc = kernel_in_use(), [edges.in_edges for edges in parts.edges]
+        tops = kernel.copy_v(csc, kernel.gather([top] * len(csc),
+                                                [edges.index for edges in parts.edges]))
+        weights = elementwise(lambda scores, most: torch.exp(scores - most), parts.values, tops)
+        weighted = messages(Parts(parts.edges, weights))
+        return Parts(parts.edges, elementwise(lambda rows, total: torch.cat([rows, total], 1),
+                                              weighted, kernel.e_sum(csc, weights)))
 
     @torch.no_grad()
-    def _maxima(self, block: Block, ntype: str, parts: Sequence[Part], heads: int,
-                like: Tensor) -> Tensor:
+    def _maxima(self, block: Block, ntype: str, parts: Parts, heads: int, like: Tensor) -> Tensor:
         """The maximum of the scores of each destination row (rows, heads)."""
         top = like.new_full((block.num_dst[ntype], heads), float("-inf"))
-        most = kernel_in_use().e_max([edges.in_edges for edges, _ in parts],
-                                     [scores.detach() for _, scores in parts]) if parts else ()
-        for (edges, _), rows in zip(parts, most):
+        most = kernel_in_use().e_max(
+            [edges.in_edges for edges in parts.edges],
+            elementwise(Tensor.detach, parts.values)) if parts else ()
+        for edges, rows in zip(parts.edges, most):
             apply_part(top, edges, rows, torch.maximum)
         return self.exchange.reduce_max(top, block, ntype)
 

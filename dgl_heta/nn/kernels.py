@@ -6,14 +6,15 @@ is the source of an edge, `v` its destination, `e` the edge itself.
 
 Every operator takes lists, an entry for each relation, and returns a list. A kernel may so
 merge the relations of a layer into one call (as Wu et al. do in "Accelerating Mini-batch HGNN
-Training by Reducing CUDA Kernels", 2024); :class:`BaseKernel` goes through them one by one. All are
-differentiable but `e_max`. A kernel derives from :class:`BaseKernel` and overrides what it does
-better.
+Training by Reducing CUDA Kernels", 2024), and return :class:`dgl_heta.nn.joined.Joined`, a list in
+one tensor; :class:`BaseKernel` goes through them one by one. All are differentiable but `e_max`. A
+kernel derives from :class:`BaseKernel` and overrides what it does better.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,50 +30,87 @@ class BaseKernel(Kernel):
 
     name = "base"
 
-    def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> list[Tensor]:
+    def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str
+               ) -> Sequence[Tensor]:
         """Sum, mean, max or min of source rows: (S, D) to (R, D), 0 for a row without edges."""
         return [_reduce(csc, x, op) for csc, x in zip(edges, states)]
 
     def u_dot_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                destinations: Sequence[Tensor]) -> list[Tensor]:
+                destinations: Sequence[Tensor]) -> Sequence[Tensor]:
         """Products of both ends, per head: (S, D) or (S, H, D), with (R, H, D), to (E, H)."""
         return [(v[csc.rows()] * _gathered(csc, u)).sum(2)
                 for csc, u, v in zip(edges, sources, destinations)]
 
+    def u_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+             weights: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
+        """Products of each edge's source row (S, D) with its relation's weight (D, H): (E, H)."""
+        return [u.index_select(0, csc.indices.long()) @ weight
+                for csc, u, weight in zip(edges, sources, unbound(weights))]
+
     def u_add_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                destinations: Sequence[Tensor]) -> list[Tensor]:
+                destinations: Sequence[Tensor]) -> Sequence[Tensor]:
         """Sums of both ends: (S, H) and (R, H) to (E, H)."""
         return [u.index_select(0, csc.indices.long()) + v
                 for csc, u, v in zip(edges, sources, self.copy_v(edges, destinations))]
 
-    def copy_v(self, edges: Sequence[InEdges], rows: Sequence[Tensor]) -> list[Tensor]:
+    def copy_v(self, edges: Sequence[InEdges], rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """Each edge gets its destination's values: (R, H) to (E, H)."""
         return [torch.repeat_interleave(v, csc.indptr.diff(), dim=0)
                 for csc, v in zip(edges, rows)]
 
-    def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
+    def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> Sequence[Tensor]:
         """Softmax over the edges of each row by its relation: (E, H) to (E, H)."""
         tops = self.copy_v(edges, self.e_max(edges, scores))
         weights = [torch.exp(e - top) for e, top in zip(scores, tops)]
         return [e / total for e, total in
                 zip(weights, self.copy_v(edges, self.e_sum(edges, weights)))]
 
-    def e_max(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
+    def e_max(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> Sequence[Tensor]:
         """Maxima over the edges of each row, no gradient: (E, H) to (R, H), -inf without edges."""
         return [_edge_max(csc, e.detach()) for csc, e in zip(edges, scores)]
 
-    def e_sum(self, edges: Sequence[InEdges], values: Sequence[Tensor]) -> list[Tensor]:
+    def e_sum(self, edges: Sequence[InEdges], values: Sequence[Tensor]) -> Sequence[Tensor]:
         """Sums over the edges of each row: (E, H) to (R, H), 0 for a row without edges."""
         return [_edge_sum(csc, e) for csc, e in zip(edges, values)]
 
     def u_mul_e_sum(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                    weights: Sequence[Tensor]) -> list[Tensor]:
+                    weights: Sequence[Tensor]) -> Sequence[Tensor]:
         """Sums of source rows times the weights of their edges, per head.
 
         (S, D) or (S, H, D), with (E, H), to (R, H, D), 0 for a row without edges.
         """
         return [_edge_sum(csc, _gathered(csc, u) * e.unsqueeze(2))
                 for csc, u, e in zip(edges, sources, weights)]
+
+    def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
+               ) -> Sequence[Tensor]:
+        """Rows of states (n, …), by their numbers (int64) or from one to another: (rows, …)."""
+        return [x[chosen] for x, chosen in zip(states, rows)]
+
+    def scatter_sum(self, values: Sequence[Tensor], rows: Sequence[Tensor | slice], like: Tensor
+                    ) -> Tensor:
+        """Zeros as `like` (n, …), to which values (rows_i, …) are added at those rows; in each
+        list a row stands once."""
+        out: Tensor = _ScatterSum.apply(list(rows), like.detach(), *values)
+        return out
+
+    def matmul(self, rows: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
+               ) -> Sequence[Tensor]:
+        """Products: (n, A) with (A, B) to (n, B), or per head (n, H, A) with (H, A, B)."""
+        return [x @ weight if weight.dim() == 2 else torch.einsum("rha,hab->rhb", x, weight)
+                for x, weight in zip(rows, unbound(weights))]
+
+    def u_dot_v_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                   destinations: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
+                   ) -> Sequence[Tensor]:
+        """:meth:`u_dot_v` of destinations (R, H, A) times weights (H, A, D): (S, D) to (E, H)."""
+        return self.u_dot_v(edges, sources, self.matmul(destinations, weights))
+
+    def u_mul_e_sum_mm(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
+                       values: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
+                       ) -> Sequence[Tensor]:
+        """:meth:`u_mul_e_sum` of (S, D) by (E, H), times weights (H, D, B): (R, H, B)."""
+        return self.matmul(self.u_mul_e_sum(edges, sources, values), weights)
 
 
 class TorchKernel(BaseKernel):
@@ -91,7 +129,8 @@ class FusedKernel(BaseKernel):
 
     name = "fused"
 
-    def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> list[Tensor]:
+    def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str
+               ) -> Sequence[Tensor]:
         """As `torch`. Relations of the same source rows add their gradients to one array of
         that size, instead of each to an array of its own."""
         results: dict[int, Tensor] = {}
@@ -107,35 +146,41 @@ class FusedKernel(BaseKernel):
         return [results[i] for i in range(len(states))]
 
     def u_dot_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                destinations: Sequence[Tensor]) -> list[Tensor]:
+                destinations: Sequence[Tensor]) -> Sequence[Tensor]:
         return [messages.edge_dot(*csc, u, v) if _compiled(u, v)
                 else super(FusedKernel, self).u_dot_v([csc], [u], [v])[0]
                 for csc, u, v in zip(edges, sources, destinations)]
 
     def u_add_v(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                destinations: Sequence[Tensor]) -> list[Tensor]:
+                destinations: Sequence[Tensor]) -> Sequence[Tensor]:
         return [messages.edge_add(*csc, u, v) if _compiled(u, v) and u.dim() == 2
                 else super(FusedKernel, self).u_add_v([csc], [u], [v])[0]
                 for csc, u, v in zip(edges, sources, destinations)]
 
-    def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
+    def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> Sequence[Tensor]:
         return [segments.segment_softmax(csc.indptr, e) if _compiled(e)
                 else super(FusedKernel, self).edge_softmax([csc], [e])[0]
                 for csc, e in zip(edges, scores)]
 
-    def e_max(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> list[Tensor]:
+    def e_max(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> Sequence[Tensor]:
         return [segments.segment_max(csc.indptr, e) if _compiled(e)
                 else _edge_max(csc, e.detach()) for csc, e in zip(edges, scores)]
 
-    def e_sum(self, edges: Sequence[InEdges], values: Sequence[Tensor]) -> list[Tensor]:
+    def e_sum(self, edges: Sequence[InEdges], values: Sequence[Tensor]) -> Sequence[Tensor]:
         return [segments.segment_total(csc.indptr, e) if _compiled(e) else _edge_sum(csc, e)
                 for csc, e in zip(edges, values)]
 
     def u_mul_e_sum(self, edges: Sequence[InEdges], sources: Sequence[Tensor],
-                    weights: Sequence[Tensor]) -> list[Tensor]:
+                    weights: Sequence[Tensor]) -> Sequence[Tensor]:
         return [messages.weighted_sum(*csc, u, e) if _compiled(u, e)
                 else super(FusedKernel, self).u_mul_e_sum([csc], [u], [e])[0]
                 for csc, u, e in zip(edges, sources, weights)]
+
+
+def unbound(weights: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
+    """The weights of each relation; taken apart at once, so that their gradients are put together
+    at once."""
+    return weights.unbind() if isinstance(weights, Tensor) else weights
 
 
 _in_use: Kernel = FusedKernel()
@@ -187,6 +232,23 @@ def _edge_max(csc: InEdges, scores: Tensor) -> Tensor:
     out = scores.new_full((len(csc.indptr) - 1, *scores.shape[1:]), float("-inf"))
     return out.scatter_reduce(0, csc.rows().unsqueeze(1).expand_as(scores), scores,
                               "amax")
+
+
+class _ScatterSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: list[Tensor | slice], like: Tensor, *values: Tensor) -> Tensor:
+        ctx.rows = rows
+        out = like.new_zeros(like.shape)
+        for chosen, value in zip(rows, values):
+            if isinstance(chosen, slice):
+                out[chosen] += value
+            else:
+                out.index_add_(0, chosen, value)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        return None, None, *(grad[chosen] for chosen in ctx.rows)
 
 
 def _edge_sum(csc: InEdges, values: Tensor) -> Tensor:

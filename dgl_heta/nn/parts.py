@@ -8,17 +8,51 @@ over workers, is an :class:`dgl_heta.nn.cross.Exchange`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
 
+from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import RelationBlock
 
 Part = tuple[RelationBlock, Tensor]
 
 NOBODY = torch.iinfo(torch.int32).max
 """The place of the relation that attained an extreme, where no relation did."""
+
+
+class Parts(Sequence[Part]):
+    """Parts whose edges and values are sequences of their own, which a kernel may have joined.
+
+    Attributes
+    ----------
+    edges : the rows of each part.
+    values : the values of each.
+    """
+
+    def __init__(self, edges: Sequence[RelationBlock], values: Sequence[Tensor]) -> None:
+        self.edges, self.values = edges, values
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> Parts:
+        """The same parts, or they themselves."""
+        if isinstance(parts, Parts):
+            return parts
+        return cls([edges for edges, _ in parts], [value for _, value in parts])
+
+    def __len__(self) -> int:
+        return len(self.edges)
+
+    @overload
+    def __getitem__(self, index: int) -> Part: ...
+    @overload
+    def __getitem__(self, index: slice) -> Parts: ...
+
+    def __getitem__(self, index: int | slice) -> Part | Parts:
+        if isinstance(index, slice):
+            return Parts(self.edges[index], self.values[index])
+        return self.edges[index], self.values[index]
 
 
 def sum_parts(parts: Sequence[Part], rows: int, width: int, like: Tensor) -> Tensor:
@@ -34,9 +68,11 @@ def sum_parts(parts: Sequence[Part], rows: int, width: int, like: Tensor) -> Ten
     -------
     Tensor (rows, width). The gradient of a part is that of its rows.
     """
-    out: Tensor = _SumParts.apply([edges for edges, _ in parts], rows, width, like.detach(),
-                                  *(value for _, value in parts))
-    return out
+    parts = Parts.of(parts)
+    if not parts:
+        return like.new_zeros((rows, width))
+    return kernel_in_use().scatter_sum(parts.values, [edges.index for edges in parts.edges],
+                                       like.detach().new_empty((1, 1)).expand(rows, width))
 
 
 def extreme_parts(op: str, parts: Sequence[Part], rows: int, width: int, like: Tensor
@@ -110,21 +146,6 @@ def apply_part(out: Tensor, edges: RelationBlock, value: Tensor,
         out[edges.start:edges.stop] += value
     else:
         out[edges.start:edges.stop] = how(out[edges.start:edges.stop], value)
-
-
-class _SumParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, edges: list[RelationBlock], rows: int, width: int, like: Tensor,
-                *values: Tensor) -> Tensor:
-        ctx.edges = edges
-        out = like.new_zeros((rows, width))
-        for part, value in zip(edges, values):
-            apply_part(out, part, value, torch.add)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
-        return None, None, None, None, *(part.of(grad) for part in ctx.edges)
 
 
 class _ExtremeParts(torch.autograd.Function):

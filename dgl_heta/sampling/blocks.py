@@ -102,9 +102,14 @@ class RelationBlock:
         return RelationBlock(self.relation, 0, self.indptr.new_zeros(len(rows) + 1),
                              self.indices[:0], self.place, rows), values[self.shared.own]
 
+    @property
+    def index(self) -> Tensor | slice:
+        """Where the relation's rows are among the destination rows."""
+        return slice(self.start, self.stop) if self.rows is None else self.rows
+
     def of(self, values: Tensor) -> Tensor:
         """The rows of `values` (destination rows, …) that belong to this relation."""
-        return values[self.start:self.stop] if self.rows is None else values[self.rows]
+        return values[self.index]
 
 
 @dataclass

@@ -57,7 +57,7 @@ def test_kernels_and_batches_of_guests_serve_a_script(tmp_path):
         distribution(tmp_path, name, (GUESTS / f"{name}.py").read_text())
     graph, names = whole_graph(), ["graph-sum", "gat-mean", "SparseAdam", "evaluate"]
     launch(parts(graph, 2, tmp_path / "parts"), dist_script.__file__, tmp_path,
-           "train.learnable=exact", "train.kernel=merged", "train.batches=prefetching",
+           "train.learnable=exact", "train.kernel=together", "train.batches=prefetching",
            "train.lazy_features=false", more=("--cases", ",".join(names)))
     assert compare_all(graph, names, tmp_path, 2) == []
     for rank in range(2):

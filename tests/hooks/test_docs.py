@@ -43,7 +43,7 @@ def test_there_is_an_example_of_each_hook():
 def test_a_training_uses_all_that_it_can_use_at_once(site, tmp_path):
     run = heta("train", "ring:nodes=200", "--model", "scaled", "--parts", 2, "--json",
                "--run-dir", tmp_path / "run", "--set", "partition.method=alternate",
-               "--set", "train.kernel=merged", "--set", "train.wrapper=epoch-average",
+               "--set", "train.kernel=together", "--set", "train.wrapper=epoch-average",
                "--set", "train.batches=ahead", "--set", "cache.policy=smallest_first",
                "--set", "train.epochs=2", "--set", "train.batch_size=16",
                "--set", "plugins.slowness.seconds=3", path=site)

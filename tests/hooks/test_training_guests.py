@@ -75,7 +75,7 @@ def test_one_call_of_a_guests_kernel_serves_all_relations_of_a_layer(
     install("merged", (GUESTS / "merged.py").read_text())
     monkeypatch.setenv("USED", str(tmp_path))
     opened, results = Store(store), []
-    for kernel in ("torch", "merged"):
+    for kernel in ("torch", "together"):
         settings = load_settings(None, [
             f"model.name={model}", f"train.kernel={kernel}", "model.hidden=8", "model.heads=2",
             "train.fanouts=3,3", "train.batch_size=16", "train.threads=1", "train.device=cpu",

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
-from dgl_heta.models.hgnn import Edges
+from dgl_heta.models.relations import Edges
 from dgl_heta.nn.cross import Alone, CrossRelation
 from dgl_heta.nn.shared import reduce_shared
 from dgl_heta.partition.arguments import forget_warnings

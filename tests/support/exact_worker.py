@@ -156,7 +156,7 @@ def deal_pieces(cut: bool | str) -> Deal:
 
 def work(job: dict) -> None:
     """Run the cases of a job as the worker that RANK names."""
-    store, plugins = Store(job["store"]), Plugins(guests=False)
+    store, plugins = Store(job["store"]), Plugins(job.get("guests", False))
     for name, case in job["cases"].items():
         results = run_case(store, case, job["parts"], plugins,
                            Path(job["out"]) / f"averages-{job['parts']}-{name}",

@@ -79,9 +79,11 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
-        cut: bool | str | None = None, shared: bool = False, **extra: Any) -> dict[str, Any]:
+        cut: bool | str | None = None, shared: bool = False, guests: bool = False, **extra: Any
+        ) -> dict[str, Any]:
     """What the workers are told; `cut` is not None for a plan without replication (a text: cut by
-    an array, see the worker's cut_by_array), with `shared` workers share the first sub-metatree."""
+    an array, see the worker's cut_by_array), with `shared` workers share the first sub-metatree,
+    with `guests` they load plugins that are installed."""
     chosen = {}
     for name, changes in cases().items():
         if name not in names if names is not None else name == "nars":
@@ -97,7 +99,8 @@ def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
                 settings.setdefault(section, {})[name_of] = value
         chosen[name] = {"settings": settings, "metapaths": changes.get("metapaths"), "cut": cut,
                         "shared": shared and parts > 1}
-    return {"store": str(store), "out": str(out), "parts": parts, "cases": chosen}
+    return {"store": str(store), "out": str(out), "parts": parts, "cases": chosen,
+            "guests": guests}
 
 
 def run(description: dict[str, Any], out: Path, worker: str = "exact_worker"

@@ -40,7 +40,7 @@ def dgl_heta_kernels() -> list[Any]:
             out.write(f"{operator} {len(edges)}\n")
 
     class Merged(BaseKernel):
-        name = "merged"
+        name = "together"
 
         def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str
                    ) -> list[Tensor]:

@@ -1,0 +1,231 @@
+"""The in-edges by one relation, or by several, as a layer of a model sees them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+
+from torch import Tensor
+
+from dgl_heta.errors import InputError
+from dgl_heta.nn.aggregate import reduce_each
+from dgl_heta.nn.cross import Exchange
+from dgl_heta.nn.joined import Joined
+from dgl_heta.nn.kernels import kernel_in_use
+from dgl_heta.nn.shared import reduce_shared, softmax_shared
+from dgl_heta.sampling.blocks import Block, InEdges, RelationBlock
+
+
+class Edges:
+    """The in-edges by one relation of some destination rows, with the states at both ends.
+
+    Edges are in the order of their destination rows. A row without edges is a row all the same.
+
+    Attributes
+    ----------
+    relation : the relation.
+    source : states of the source side (source rows, width).
+    num_rows : number of destination rows.
+    """
+
+    def __init__(self, block: Block, edges: RelationBlock, states: Mapping[str, Tensor],
+                 exchange: Exchange | None = None) -> None:
+        self.relation, self.num_rows = edges.relation, edges.num_rows
+        self.source = states[edges.relation.src]
+        self._block, self._edges, self._states = block, edges, states
+        self._exchange = exchange if edges.shared is not None else None
+        self._weighted = False
+
+    def _join(self, rows: Tensor, op: str) -> Tensor:
+        """Rows (num_rows, …) with what other workers have of their edges."""
+        assert self._exchange is not None
+        return self._exchange.join(rows, self._block, self.relation, op)
+
+    def weighted(self) -> Edges:
+        """The same for :meth:`HGNNLayer.attend`, whose weighted sums are merged as they are."""
+        if self._exchange is None:
+            return self
+        other = copy(self)
+        other._weighted = True
+        return other
+
+    @property
+    def num_edges(self) -> int:
+        """The number of edges."""
+        return len(self._edges.indices)
+
+    @property
+    def destination(self) -> Tensor:
+        """States of the destination rows (num_rows, width)."""
+        self._block.check_destinations(self.relation.dst)
+        return self._edges.of(self._states[self.relation.dst])
+
+    @property
+    def in_edges(self) -> InEdges:
+        """The edges as a kernel takes them.
+
+        Raises
+        ------
+        InputError
+            Other workers have edges of the same rows (a plan with hubs).
+        """
+        if self._exchange is not None:
+            raise InputError(
+                f"the plan cuts the in-edges of single nodes by '{self.relation}', so in_edges "
+                "would be some of them; use the methods of Edges, which join them, or make the "
+                "partition again with partition.hubs = 0")
+        return self._edges.in_edges
+
+    def reduce(self, op: str = "mean", states: Tensor | None = None) -> Tensor:
+        """Sum, mean, max or min over each row's neighbours, of `states` (default: `source`).
+
+        `states` is (source rows, width); returns (num_rows, width), 0 for a row without edges.
+        """
+        return Relations([self]).reduce(op, None if states is None else [states])[0]
+
+    def dot(self, queries: Tensor, states: Tensor | None = None) -> Tensor:
+        """For each edge the products (edges, heads) of its source's state and its row's queries.
+
+        `queries` is (num_rows, heads, width); `states`, (source rows, width), default `source`.
+        """
+        return Relations([self]).dot([queries], None if states is None else [states])[0]
+
+    def add(self, source: Tensor, destination: Tensor) -> Tensor:
+        """For each edge the sum (edges, heads) of a number of its source and one of its row.
+
+        `source` is (source rows, heads), `destination` (num_rows, heads).
+        """
+        return Relations([self]).add([source], [destination])[0]
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Each edge gets its row's values: (num_rows, heads) to (edges, heads)."""
+        return Relations([self]).spread([values])[0]
+
+    def total(self, weights: Tensor) -> Tensor:
+        """Sums over each row's edges: (edges, heads) to (num_rows, heads)."""
+        return Relations([self]).total([weights])[0]
+
+    def softmax(self, scores: Tensor) -> Tensor:
+        """Softmax of scores (edges, heads) over each row's edges by this relation."""
+        return Relations([self]).softmax([scores])[0]
+
+    def attend(self, weights: Tensor, states: Tensor | None = None) -> Tensor:
+        """Sums of the neighbours' states, weighted per head: (num_rows, heads, width).
+
+        `weights` is (edges, heads); `states`, (source rows, width), default `source`.
+        """
+        return Relations([self]).attend([weights], None if states is None else [states])[0]
+
+
+class Relations(tuple[Edges, ...]):
+    """The in-edges by several relations of a block.
+
+    What :class:`Edges` does for one relation, its methods do for all of them, in one call of the
+    kernel; arguments and results are lists with an entry for each relation.
+    """
+
+    @property
+    def sources(self) -> list[Tensor]:
+        """States of the source sides."""
+        return [edges.source for edges in self]
+
+    @property
+    def destinations(self) -> Sequence[Tensor]:
+        """States of the destination rows."""
+        for edges in self:
+            edges._block.check_destinations(edges.relation.dst)
+        return kernel_in_use().gather([edges._states[edges.relation.dst] for edges in self],
+                                      [edges._edges.index for edges in self])
+
+    def through(self, function: Callable[[str, Tensor], Tensor]) -> Sequence[Tensor]:
+        """`function(node type, rows)` of the states of the destination rows, which is applied to a
+        type's rows or to those of its relations, whichever are fewer.
+
+        What a row of the result is must follow from the same row of the argument.
+        """
+        kernel, found = kernel_in_use(), list[Tensor]()
+        for ntype, group in itertools.groupby(self, lambda edges: edges.relation.dst):
+            of_type = list(group)
+            block, states = of_type[0]._block, of_type[0]._states[ntype]
+            block.check_destinations(ntype)
+            rows, count = [edges._edges.index for edges in of_type], block.num_dst[ntype]
+            if sum(edges.num_rows for edges in of_type) >= count:
+                states = function(ntype, kernel.gather([states], [slice(0, count)])[0])
+                found += kernel.gather([states] * len(rows), rows)
+                continue
+            chosen = kernel.gather([states] * len(rows), rows)
+            found += (Joined(function(ntype, chosen.whole), chosen.sizes)
+                      if isinstance(chosen, Joined) else [function(ntype, x) for x in chosen])
+        return found
+
+    def matmul(self, rows: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
+               ) -> Sequence[Tensor]:
+        """Products of each relation's rows, (rows, A) with (A, B) or per head (rows, heads, A) with
+        (heads, A, B). The weights of all relations may be one tensor (relations, …)."""
+        return kernel_in_use().matmul(rows, weights)
+
+    def reduce(self, op: str = "mean", states: Sequence[Tensor] | None = None
+               ) -> Sequence[Tensor]:
+        states = self.sources if states is None else states
+        whole = [i for i, edges in enumerate(self) if edges._exchange is None]
+        csc = self._in_edges()
+        if len(whole) == len(self):
+            return reduce_each(csc, states, op)
+        found = dict(zip(whole, reduce_each([csc[i] for i in whole], [states[i] for i in whole],
+                                            op)))
+        return [found[i] if i in found else reduce_shared(e._edges, states[i], op, e._join)
+                for i, e in enumerate(self)]
+
+    def dot(self, queries: Sequence[Tensor], states: Sequence[Tensor] | None = None
+            ) -> Sequence[Tensor]:
+        return kernel_in_use().u_dot_v(
+            self._in_edges(), self.sources if states is None else states, queries)
+
+    def products(self, weights: Tensor) -> Sequence[Tensor]:
+        """For each edge its source's state times its relation's weight, (relations, width, heads):
+        (edges, heads)."""
+        return kernel_in_use().u_mm(self._in_edges(), self.sources, weights)
+
+    def dot_projected(self, queries: Sequence[Tensor], weights: Tensor) -> Sequence[Tensor]:
+        """:meth:`dot` of queries (rows, heads, A) times weights (relations, heads, A, width)."""
+        return kernel_in_use().u_dot_v_mm(self._in_edges(), self.sources, queries, weights)
+
+    def add(self, sources: Sequence[Tensor], destinations: Sequence[Tensor]
+            ) -> Sequence[Tensor]:
+        return kernel_in_use().u_add_v(self._in_edges(), sources, destinations)
+
+    def spread(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
+        return kernel_in_use().copy_v(self._in_edges(), values)
+
+    def total(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
+        return self._joined(kernel_in_use().e_sum(self._in_edges(), weights))
+
+    def softmax(self, scores: Sequence[Tensor]) -> Sequence[Tensor]:
+        whole = [i for i, edges in enumerate(self) if edges._exchange is None]
+        csc = self._in_edges()
+        if len(whole) == len(self):
+            return kernel_in_use().edge_softmax(csc, scores)
+        found = dict(zip(whole, kernel_in_use().edge_softmax(
+            [csc[i] for i in whole], [scores[i] for i in whole]) if whole else ()))
+        return [found[i] if i in found else softmax_shared(e._edges, scores[i], e._join)
+                for i, e in enumerate(self)]
+
+    def attend(self, weights: Sequence[Tensor], states: Sequence[Tensor] | None = None
+               ) -> Sequence[Tensor]:
+        return self._joined(kernel_in_use().u_mul_e_sum(
+            self._in_edges(), self.sources if states is None else states, weights))
+
+    def attend_projected(self, weights: Sequence[Tensor], of_sums: Tensor) -> Sequence[Tensor]:
+        """:meth:`attend`, times weights (relations, heads, width, B): (rows, heads, B)."""
+        return self._joined(kernel_in_use().u_mul_e_sum_mm(
+            self._in_edges(), self.sources, weights, of_sums))
+
+    def _joined(self, sums: Sequence[Tensor]) -> Sequence[Tensor]:
+        if all(edges._exchange is None or edges._weighted for edges in self):
+            return sums
+        return [rows if edges._exchange is None or edges._weighted else edges._join(rows, "sum")
+                for edges, rows in zip(self, sums)]
+
+    def _in_edges(self) -> list[InEdges]:
+        return [edges._edges.in_edges for edges in self]

@@ -1,0 +1,355 @@
+"""The kernel `merged` beside the reference, operator by operator, model by model, and under RAF."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from dgl_heta_hifuse import kernel as merged_kernel
+from dgl_heta_hifuse.kernel import MergedKernel
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dgl_heta import InputError
+from dgl_heta.nn import BaseKernel, FusedKernel, Joined, TorchKernel, use_kernel
+from dgl_heta.store import write_store
+from dgl_heta.tools import InEdges
+from tests.support.exactness import LIMIT, differences, job, run
+from tests.support.graphs import academic, with_tasks
+
+HEADS, WIDTH, OUT = 2, 3, 4
+MERGED, TORCH = MergedKernel(), TorchKernel()
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
+Lists = list[Sequence[Tensor]]
+
+
+class Case:
+    """In-edges of several relations, some of them of the same source rows, and what operators are
+    given: fresh leaves of the same values at each call."""
+
+    def __init__(self, degrees: Sequence[Sequence[int]], sources: Sequence[int],
+                 of: Sequence[int], dtype: torch.dtype = torch.float64) -> None:
+        generator = np.random.default_rng(len(degrees))
+        self.edges, self.of, self.sources, self.dtype = [], list(of), list(sources), dtype
+        for each, at in zip(degrees, of):
+            indptr = np.concatenate([[0], np.cumsum(each)]).astype(np.int64)
+            indices = generator.integers(0, sources[at], int(indptr[-1])).astype(np.int32)
+            self.edges.append(InEdges(torch.from_numpy(indptr), torch.from_numpy(indices)))
+        self.rows = [len(csc.indptr) - 1 for csc in self.edges]
+        self.counts = [len(csc.indices) for csc in self.edges]
+
+    def lists(self, joined: bool, *shapes: tuple[str, tuple[int, ...]]
+              ) -> tuple[Lists, list[Tensor]]:
+        """Lists of tensors, and the leaves whose gradients are looked at. `joined` gives lists of
+        rows or edges as one tensor."""
+        generator, lists, leaves = torch.Generator().manual_seed(7), Lists(), list[Tensor]()
+
+        def leaf(*shape: int) -> Tensor:
+            leaves.append(torch.randn(*shape, dtype=self.dtype, generator=generator
+                                      ).requires_grad_())
+            return leaves[-1]
+
+        for kind, shape in shapes:
+            if kind == "source":
+                states = [leaf(rows, *shape) for rows in self.sources]
+                lists.append([states[at] for at in self.of])
+                continue
+            if kind == "weight":
+                lists.append(leaf(len(self.of), *shape) if joined else  # type: ignore[arg-type]
+                             [leaf(*shape) for _ in self.of])
+                continue
+            sizes = {"row": self.rows, "edge": self.counts}[kind]
+            lists.append(Joined(leaf(sum(sizes), *shape), sizes) if joined else
+                         [leaf(size, *shape) for size in sizes])
+        return lists, leaves
+
+    def chosen(self) -> list[Tensor | slice]:
+        """Some rows of each relation's source states."""
+        found: list[Tensor | slice] = []
+        for place, at in enumerate(self.of):
+            count = self.sources[at]
+            found.append(slice(count // 3, count) if place % 2 else
+                         torch.randperm(count, generator=torch.Generator().manual_seed(place))[::2])
+        return found
+
+
+S, R, E = "source", "row", "edge"
+OPERATORS: dict[str, tuple[Callable[[BaseKernel, Case, Lists], Sequence[Tensor]], Any]] = {
+    "sum": (lambda k, c, x: k.reduce(c.edges, x[0], "sum"), [(S, (WIDTH,))]),
+    "mean": (lambda k, c, x: k.reduce(c.edges, x[0], "mean"), [(S, (WIDTH,))]),
+    "max": (lambda k, c, x: k.reduce(c.edges, x[0], "max"), [(S, (WIDTH,))]),
+    "min": (lambda k, c, x: k.reduce(c.edges, x[0], "min"), [(S, (WIDTH,))]),
+    "dot": (lambda k, c, x: k.u_dot_v(c.edges, x[0], x[1]), [(S, (WIDTH,)), (R, (HEADS, WIDTH))]),
+    "dot, per head": (lambda k, c, x: k.u_dot_v(c.edges, x[0], x[1]),
+                      [(S, (HEADS, WIDTH)), (R, (HEADS, WIDTH))]),
+    "products of edges": (lambda k, c, x: k.u_mm(c.edges, x[0], x[1]),
+                          [(S, (WIDTH,)), ("weight", (WIDTH, HEADS))]),
+    "add": (lambda k, c, x: k.u_add_v(c.edges, x[0], x[1]), [(S, (HEADS,)), (R, (HEADS,))]),
+    "spread": (lambda k, c, x: k.copy_v(c.edges, x[0]), [(R, (HEADS,))]),
+    "softmax": (lambda k, c, x: k.edge_softmax(c.edges, x[0]), [(E, (HEADS,))]),
+    "maxima": (lambda k, c, x: k.e_max(c.edges, x[0]), [(E, (HEADS,))]),
+    "totals": (lambda k, c, x: k.e_sum(c.edges, x[0]), [(E, (HEADS,))]),
+    "weighted": (lambda k, c, x: k.u_mul_e_sum(c.edges, x[0], x[1]),
+                 [(S, (WIDTH,)), (E, (HEADS,))]),
+    "weighted, per head": (lambda k, c, x: k.u_mul_e_sum(c.edges, x[0], x[1]),
+                           [(S, (HEADS, WIDTH)), (E, (HEADS,))]),
+    "gather": (lambda k, c, x: k.gather(x[0], c.chosen()), [(S, (HEADS, WIDTH))]),
+    "products": (lambda k, c, x: k.matmul(x[0], x[1]), [(R, (WIDTH,)), ("weight", (WIDTH, OUT))]),
+    "dot with products": (lambda k, c, x: k.u_dot_v_mm(c.edges, *x), [
+        (S, (WIDTH,)), (R, (HEADS, OUT)), ("weight", (HEADS, OUT, WIDTH))]),
+    "products of weighted": (lambda k, c, x: k.u_mul_e_sum_mm(c.edges, *x), [
+        (S, (WIDTH,)), (E, (HEADS,)), ("weight", (HEADS, WIDTH, OUT))]),
+    "products, per head": (lambda k, c, x: k.matmul(x[0], x[1]),
+                           [(R, (HEADS, WIDTH)), ("weight", (HEADS, WIDTH, OUT))]),
+}
+
+
+@st.composite
+def some_cases(draw: st.DrawFn) -> Case:
+    sources = draw(st.lists(st.integers(1, 6), min_size=1, max_size=3))
+    relations = draw(st.integers(1, 5))
+    degrees = draw(st.lists(st.lists(st.integers(0, 4), max_size=6), min_size=relations,
+                            max_size=relations))
+    of = draw(st.lists(st.integers(0, len(sources) - 1), min_size=relations, max_size=relations))
+    return Case(degrees, sources, of, draw(st.sampled_from(list(TOLERANCES))))
+
+
+def outcome(kernel: BaseKernel, case: Case, name: str, joined: bool) -> list[Tensor]:
+    """What an operator gives for each relation, and the gradients of all it was given."""
+    function, shapes = OPERATORS[name]
+    lists, leaves = case.lists(joined, *shapes)
+    found = [*function(kernel, case, lists)]
+    if all(x.requires_grad for x in found):
+        generator = torch.Generator().manual_seed(1)
+        sum((x * torch.randn(x.shape, dtype=x.dtype, generator=generator)).sum()
+            for x in found).backward()  # type: ignore[union-attr]
+    return [*(x.detach() for x in found),
+            *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)]
+
+
+def check(case: Case, name: str, joined: bool) -> None:
+    limit = TOLERANCES[case.dtype]
+    for got, want in zip(outcome(MERGED, case, name, joined), outcome(TORCH, case, name, joined),
+                         strict=True):
+        torch.testing.assert_close(got, want, rtol=limit, atol=limit)
+
+
+@pytest.fixture(params=["compiled", "operators"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """By compiled passes, and by PyTorch's operators, as elsewhere than on CPU."""
+    if request.param == "operators":
+        monkeypatch.setattr(merged_kernel, "passes", None)
+    else:
+        pytest.importorskip("numba")
+    return request.param
+
+
+@pytest.fixture
+def leave_kernel() -> Iterator[None]:
+    yield
+    use_kernel(FusedKernel())
+
+
+@pytest.mark.parametrize("name", [name for name in OPERATORS if name not in ("max", "min")])
+@settings(max_examples=30, deadline=None)
+@given(case=some_cases(), joined=st.booleans(), by_operators=st.booleans())
+def test_operators_agree_with_the_reference(name: str, case: Case, joined: bool,
+                                            by_operators: bool) -> None:
+    compiled = merged_kernel.passes
+    merged_kernel.passes = None if by_operators else compiled  # type: ignore[assignment]
+    try:
+        check(case, name, joined)
+    finally:
+        merged_kernel.passes = compiled
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_two_hundred_relations_many_of_them_empty(name: str, way: str) -> None:
+    generator = np.random.default_rng(0)
+    degrees = [(generator.integers(0, 3, generator.integers(0, 9)) * (place % 3 > 0)).tolist()
+               for place in range(200)]
+    # One source row for each edge, so that maxima do not tie.
+    case = Case(degrees, [50, 1, 7], generator.integers(0, 3, 200).tolist())
+    check(case, name, joined=False)
+    check(case, name, joined=True)
+
+
+@pytest.mark.parametrize("name", ["dot with products", "products of weighted"])
+def test_products_of_more_rows_than_are_taken_at_once(name: str) -> None:
+    projected = pytest.importorskip("dgl_heta_hifuse.projected")
+    generator, before = np.random.default_rng(0), projected._NUMBERS
+    projected._NUMBERS = 1
+    try:
+        for joined in (True, False):
+            check(Case([generator.integers(0, 3, rows).tolist() for rows in (50, 0, 16, 17)],
+                       [50, 7], [0, 1, 1, 0]), name, joined)
+    finally:
+        projected._NUMBERS = before
+
+
+def test_gradients_of_all_operators_on_one_tensor_are_added(way: str) -> None:
+    case = Case([[2, 0, 3], [1, 1]], [5], [0, 0])
+
+    def gradient(kernel: BaseKernel) -> Tensor:
+        states = torch.arange(15, dtype=torch.float64).view(5, 3).div(7).requires_grad_()
+        hidden = torch.tanh(states)
+        both = [hidden, hidden]
+        scores = kernel.u_dot_v(case.edges, both, [
+            x.unsqueeze(1) for x in kernel.gather(both, [slice(0, 3), slice(1, 3)])])
+        out = kernel.u_mul_e_sum(case.edges, both, kernel.edge_softmax(case.edges, scores))
+        sums = kernel.reduce(case.edges, both, "mean")
+        total = kernel.scatter_sum([*(x.flatten(1) for x in out), *sums],
+                                   [slice(0, 3), slice(2, 4), torch.tensor([3, 1, 0]), slice(0, 2)],
+                                   torch.zeros(4, 3, dtype=torch.float64))
+        ((total ** 2).sum() + (hidden[1:] ** 3).sum()).backward()
+        assert states.grad is not None
+        return states.grad
+
+    torch.testing.assert_close(gradient(MERGED), gradient(TORCH))
+
+
+def test_a_graph_can_be_gone_through_twice_and_in_parts(way: str) -> None:
+    """What one pass has added is not in the next one."""
+    case = Case([[2, 1], [3]], [4], [0, 0])
+    states = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    other = torch.ones(1, dtype=torch.float64, requires_grad=True)
+    out = torch.cat([*MERGED.reduce(case.edges, [states, states], "sum")]) * other
+    (first,) = torch.autograd.grad(out.sum(), states, retain_graph=True)
+    torch.autograd.grad(out.sum(), other, retain_graph=True)
+    (second,) = torch.autograd.grad(out.sum(), states, retain_graph=True)
+    torch.testing.assert_close(first, second)
+    again = torch.cat([*MERGED.reduce(case.edges, [states, states], "sum")])
+    (third,) = torch.autograd.grad(again.sum() + out.sum(), states)
+    torch.testing.assert_close(third, 2 * first)
+
+
+def test_a_tensor_changed_in_place_is_read_anew_or_refused(way: str) -> None:
+    case = Case([[2, 1]], [4], [0])
+    states = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    hidden = states * 2
+    one = MERGED.reduce(case.edges, [hidden], "sum")[0]
+    hidden.mul_(3)
+    two = MERGED.reduce(case.edges, [hidden], "sum")[0]
+    (grad,) = torch.autograd.grad((one + two).sum(), states)
+    reference = torch.zeros(4, 3, dtype=torch.float64)
+    reference.index_add_(0, case.edges[0].indices.long(), torch.ones(3, 3, dtype=torch.float64))
+    torch.testing.assert_close(grad, reference * (2 + 6))
+    if way == "operators":  # which have copied what they read
+        return
+    weights = torch.randn(3, 1, dtype=torch.float64, requires_grad=True)
+    hidden = states * 2
+    out = MERGED.u_mul_e_sum(case.edges, [hidden], [weights])[0]
+    hidden.mul_(3)
+    with pytest.raises(RuntimeError, match="inplace"):
+        out.sum().backward()
+
+
+def test_nothing_is_kept_of_a_batch_whose_graph_is_gone(way: str) -> None:
+    case = Case([[2, 1]], [4], [0])
+    for changed in (False, True):  # a leaf, and what was made of one
+        leaf = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+        states = leaf * 2 if changed else leaf
+        MERGED.reduce(case.edges, [states], "sum")[0].sum().backward()
+        gone = weakref.ref(states)
+        del states, leaf
+        gc.collect()
+        assert gone() is None
+
+
+def test_views_of_one_tensor_add_to_one_gradient_and_others_do_not() -> None:
+    pytest.importorskip("numba")
+    edges = [InEdges(torch.tensor([0, 2]), torch.tensor([0, 1], dtype=torch.int32))]
+    for leaf in (False, True):
+        table = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
+        states = table if leaf else table * 1
+        weights = torch.ones(2, 3, dtype=torch.float64)
+        apart = states.detach().view(2, 3, 2).requires_grad_()
+        views = [states.view(2, 3, 2), states.view(-1, 3, 2), apart]
+        out = [MERGED.u_mul_e_sum(edges, [x], [weights])[0] for x in views]
+        passes = [x.grad_fn.next_functions[0][0] for x in out]  # type: ignore[union-attr]
+        nodes = [one.next_functions[0][0] for one in passes]  # type: ignore[union-attr]
+        assert nodes[0] is nodes[1]
+        assert nodes[0] is not nodes[2]
+        (3 * out[0] + out[1] + 5 * out[2]).sum().backward()
+        torch.testing.assert_close(table.grad, torch.full_like(table, 4))
+        torch.testing.assert_close(apart.grad, torch.full_like(apart, 5))
+
+
+@pytest.mark.parametrize("model", ["rgcn", "rgat", "hgt", "han"])
+def test_every_case_of_raf_is_exact(tmp_path: Path, model: str) -> None:
+    """On two workers with `merged` against one process with the reference kernel."""
+    pytest.importorskip("numba")
+    write_store(with_tasks(academic()), tmp_path / "store")
+    from tests.support.exactness import cases
+
+    names = [name for name, changes in cases().items()
+             if changes.get("model.name", "rgcn") == model and name not in ("nars", "torch kernel")]
+    for parts in ("one", "two"):
+        (tmp_path / parts).mkdir()
+    reference: dict[str, Any] = {"train.kernel": "torch"}
+    merged: dict[str, Any] = {"train.kernel": "merged"}
+    alone = run(job(tmp_path / "store", tmp_path / "one", 1, names, **reference), tmp_path / "one")
+    both = run(job(tmp_path / "store", tmp_path / "two", 2, names, guests=True, **merged),
+               tmp_path / "two")
+    for name, workers in both.items():
+        worst = differences(alone[name][0], workers)
+        assert all(value < LIMIT for value in worst.values()), (name, worst)
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    (lambda c: MERGED.reduce(c.edges, [torch.zeros(1, 3), torch.zeros(9, 3)], "sum"),
+     "relation 0 of 2: there are 1 source rows"),
+    (lambda c: MERGED.u_dot_v(c.edges, [torch.zeros(9, 3)] * 2, [torch.zeros(3, 2, 3),
+                                                                 torch.zeros(5, 2, 3)]),
+     "relation 1 of 2: 5 destination rows are given for 2"),
+    (lambda c: MERGED.u_dot_v(c.edges, [torch.zeros(9, 4)] * 2, [torch.zeros(3, 2, 3),
+                                                                 torch.zeros(2, 2, 3)]),
+     r"the source rows have the shape \(4,\) each; it should be \(3,\)"),
+    (lambda c: MERGED.u_mul_e_sum(c.edges, [torch.zeros(9, 3)] * 2, [torch.zeros(4, 1),
+                                                                     torch.zeros(2, 1)]),
+     "relation 0 of 2: 4 edge rows are given for 5"),
+    (lambda c: MERGED.e_sum(c.edges, [torch.zeros(5, 1), torch.zeros(1, 1)]),
+     "relation 1 of 2: 1 edge rows are given for 2"),
+    (lambda c: MERGED.gather([torch.zeros(3, 2)], [torch.tensor([3])]), "a row is asked for of 3"),
+])
+def test_what_does_not_fit_is_named(wrong: Callable[[Case], Any], words: str) -> None:
+    pytest.importorskip("numba")
+    case = Case([[2, 0, 3], [1, 1]], [9], [0, 0])
+    with pytest.raises(InputError, match=words):
+        wrong(case)
+
+
+def test_products_that_do_not_fit_name_relation_and_dimension() -> None:
+    words = (r"relation 1 of 2: rows of shape \(4, 3\) cannot .* weight of shape \(2, 5\); it "
+             r"should be \(3, 5\)")
+    with pytest.raises(InputError, match=words):
+        MERGED.matmul([torch.zeros(4, 3)] * 2, [torch.zeros(3, 5), torch.zeros(2, 5)])
+
+
+@pytest.mark.parametrize("indptr", [[0, 2, 1], [1, 2, 2], [0, 1, 5]])
+def test_a_csc_that_is_none_is_refused(indptr: list[int]) -> None:
+    """Compiled passes follow it."""
+    pytest.importorskip("numba")
+    edges = [InEdges(torch.tensor(indptr), torch.zeros(2, dtype=torch.int32))]
+    with pytest.raises(InputError, match="relation 0 of 1: indptr and indices are no CSC"):
+        MERGED.reduce(edges, [torch.zeros(3, 2)], "sum")
+
+
+def test_half_precision_and_other_shapes_go_other_ways() -> None:
+    case = Case([[2, 0], [1, 2]], [4], [0, 0])
+    states = torch.randn(4, 3)
+    half = MERGED.reduce(case.edges, [states.to(torch.bfloat16)] * 2, "sum")
+    for got, want in zip(half, TORCH.reduce(case.edges, [states] * 2, "sum")):
+        torch.testing.assert_close(got.float(), want, rtol=0.05, atol=0.05)
+    wide = [states, torch.randn(4, 5)]  # of another width
+    for got, want in itertools.zip_longest(MERGED.reduce(case.edges, wide, "mean"),
+                                           TORCH.reduce(case.edges, wide, "mean")):
+        torch.testing.assert_close(got, want)
