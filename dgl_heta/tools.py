@@ -27,9 +27,14 @@ _LAZY = {
     # graphs and partitions
     "MASKS": "dgl_heta.graph.source",
     "check_source": "dgl_heta.store.writer",
+    "NodeShape": "dgl_heta.graph.datasets.synthetic",
+    "RelationShape": "dgl_heta.graph.datasets.synthetic",
+    "Shape": "dgl_heta.graph.datasets.synthetic",
+    "generate": "dgl_heta.graph.datasets.synthetic",
     "config_name": "dgl_heta.partition.part_config",
     "make_request": "dgl_heta.partition.request",
     "open_input": "dgl_heta.partition.inputs",
+    "read_dgl_graph": "dgl_heta.graph.readers.dgl_graph",
     # providers, settings, messages
     "Plugins": "dgl_heta.hooks.manager",
     "plugins": "dgl_heta.hooks.manager",
@@ -57,12 +62,12 @@ _LAZY = {
 }
 
 __all__ = [
-    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "Plugins",
-    "SettingsOptions", "Traffic", "check_source", "config_name", "data_parallel", "grouped",
-    "init_workers", "kernel", "listing", "load_settings", "make_request", "nearest",
-    "new_directory", "new_rows", "open_input", "optional", "out", "peak_rss_mb", "plugins",
-    "print_json", "progress", "replacing", "run_workers", "section_name", "table", "worker_main",
-    "write_atomic",
+    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "NodeShape", "Plugins",
+    "RelationShape", "SettingsOptions", "Shape", "Traffic", "check_source", "config_name",
+    "data_parallel", "generate", "grouped", "init_workers", "kernel", "listing", "load_settings",
+    "make_request", "nearest", "new_directory", "new_rows", "open_input", "optional", "out",
+    "peak_rss_mb", "plugins", "print_json", "progress", "read_dgl_graph", "replacing",
+    "run_workers", "section_name", "table", "worker_main", "write_atomic",
 ]
 
 if TYPE_CHECKING:
@@ -70,6 +75,8 @@ if TYPE_CHECKING:
     from dgl_heta.comm.collectives import Comm, Traffic, init_workers
     from dgl_heta.errors import listing, nearest
     from dgl_heta.features.row_kernels import new_rows
+    from dgl_heta.graph.datasets.synthetic import NodeShape, RelationShape, Shape, generate
+    from dgl_heta.graph.readers.dgl_graph import read_dgl_graph
     from dgl_heta.graph.source import MASKS
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers

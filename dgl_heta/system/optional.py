@@ -8,14 +8,14 @@ from typing import Any
 from dgl_heta.errors import InputError
 
 
-def optional(module: str, purpose: str, extra: str) -> Any:
+def optional(module: str, purpose: str, extra: str, distribution: str = "dgl-heta") -> Any:
     """Import a module of a package that only an extra brings.
 
     Parameters
     ----------
     module : for example `pyarrow.parquet`.
     purpose : what needs it, at the start of a sentence: "Parquet".
-    extra : of pyproject.toml.
+    extra : of the pyproject.toml of `distribution`.
 
     Raises
     ------
@@ -27,4 +27,5 @@ def optional(module: str, purpose: str, extra: str) -> Any:
     except (ImportError, OSError) as error:  # OSError: a library that the package loads
         package = module.partition(".")[0]
         raise InputError(f"{purpose} needs {package}, which cannot be imported "
-                         f"({' '.join(str(error).split())}); install 'dgl-heta[{extra}]'") from None
+                         f"({' '.join(str(error).split())}); install "
+                         f"'{distribution}[{extra}]'") from None

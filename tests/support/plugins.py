@@ -187,6 +187,17 @@ EVERY_KIND = BACKEND.format(name="mine") + """
 """
 
 
+def in_tree(site: Path, plugin: str) -> str:
+    """PYTHONPATH with a plugin of plugins/, as it is there, as one that is installed; `site` is a
+    directory that does not exist yet."""
+    metadata = site / f"dgl_heta_{plugin}-0.1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: dgl-heta-{plugin}\nVersion: 0.1.0\n")
+    (metadata / "entry_points.txt").write_text(f"[dgl_heta]\n{plugin} = dgl_heta_{plugin}\n")
+    return os.pathsep.join([str(ROOT), str(ROOT / "plugins" / plugin), str(site)])
+
+
 def distribution(directory: Path, name: str, code: str, version: str = "1.5",
                  entry: str = "plugin") -> Path:
     """An installed distribution: a module and its metadata in a directory for sys.path."""

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 
 import pytest
 
-from tests.support.plugins import ROOT, heta
+from tests.support.plugins import heta, in_tree
 
 
 @pytest.fixture(scope="session")
 def plugin_path(tmp_path_factory):
-    """PYTHONPATH with the plugin as one that is installed."""
-    site = tmp_path_factory.mktemp("site")
-    metadata = site / "dgl_heta_catgnn-0.1.0.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: dgl-heta-catgnn\nVersion: 0.1.0\n")
-    (metadata / "entry_points.txt").write_text("[dgl_heta]\ncatgnn = dgl_heta_catgnn\n")
-    return os.pathsep.join([str(ROOT), str(ROOT / "plugins/catgnn"), str(site)])
+    return in_tree(tmp_path_factory.mktemp("plugin") / "site", "catgnn")
 
 
 @pytest.fixture

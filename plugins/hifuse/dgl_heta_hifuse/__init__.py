@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dgl_heta import hookimpl
 
 if TYPE_CHECKING:
-    from dgl_heta import Kernel
+    from dgl_heta import Dataset, Kernel
 
 
 @hookimpl
@@ -18,3 +18,10 @@ def dgl_heta_kernels() -> list[Kernel]:
     from dgl_heta_hifuse.kernel import MergedKernel  # with torch, which planning needs not
 
     return [MergedKernel()]
+
+
+@hookimpl
+def dgl_heta_datasets() -> list[Dataset]:
+    from dgl_heta_hifuse.datasets import every
+
+    return every()

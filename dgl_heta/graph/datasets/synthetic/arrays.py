@@ -6,16 +6,17 @@ import numpy as np
 
 from dgl_heta.graph.datasets.synthetic.maker import Maker
 from dgl_heta.graph.datasets.synthetic.published import scaled_shape
+from dgl_heta.graph.datasets.synthetic.shapes import Shape
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, EdgeSource, GraphSource, Task
 
 
-def generate(shape: str, scale: float = 1.0, seed: int = 0) -> GraphSource:
+def generate(shape: str | Shape, scale: float = 1.0, seed: int = 0) -> GraphSource:
     """Make a graph in memory; equal arguments give equal graphs.
 
     Parameters
     ----------
-    shape : a key of :data:`SHAPES`.
+    shape : a key of :data:`SHAPES`, or a shape of one's own.
     scale : multiplies the counts of nodes, edges and labelled nodes.
     seed : every type and relation has a random stream of its own, derived from the seed, the
         shape and its name.
@@ -44,7 +45,7 @@ def generate(shape: str, scale: float = 1.0, seed: int = 0) -> GraphSource:
         if ntype == maker.shape.target:
             own.update(maker.target_arrays())
     return GraphSource(
-        f"synthetic-{shape}", {t: n.count for t, n in maker.shape.nodes.items()}, edges,
+        f"synthetic-{maker.shape.name}", {t: n.count for t, n in maker.shape.nodes.items()}, edges,
         {t: own for t, own in arrays.items() if own},
         Task(maker.shape.target, maker.shape.num_classes),
-        {"origin": "synthetic", "shape": shape, "scale": scale, "seed": seed})
+        {"origin": "synthetic", "shape": maker.shape.name, "scale": scale, "seed": seed})

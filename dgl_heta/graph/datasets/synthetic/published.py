@@ -137,8 +137,10 @@ SHAPES: dict[str, Shape] = {
     shape.name: shape for shape in (_mag(), _freebase(), _donor(), _igb_het(), _mag240m())}
 
 
-def scaled_shape(name: str, scale: float) -> Shape:
-    """A published shape by name, scaled; an unknown name is an `InputError`."""
+def scaled_shape(name: str | Shape, scale: float) -> Shape:
+    """A shape, or a published one by name, scaled; an unknown name is an `InputError`."""
+    if isinstance(name, Shape):
+        return name.scaled(scale)
     if name not in SHAPES:
         raise InputError(f"shape '{name}' is unknown; shapes: {', '.join(SHAPES)}"
                          + nearest(str(name), SHAPES))

@@ -80,7 +80,8 @@ class Shape:
     """Types, relations and task of a data set.
 
     `labelled` target nodes are in one of the masks, in the shares `split` of training,
-    validation and test; all target nodes have a label.
+    validation and test; all target nodes have a label. Where a graph is scaled down, a class has at
+    least `nodes_per_class` of them.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Shape:
     labelled: int
     split: tuple[float, float, float] = (0.6, 0.2, 0.2)
     dtype: str = "float32"
+    nodes_per_class: int = NODES_PER_CLASS
 
     @property
     def communities_per_class(self) -> int:
@@ -112,7 +114,7 @@ class Shape:
             relations.append(replace(relation, edges=edges * (1 + relation.symmetric)))
         target = nodes[self.target].count
         labelled = min(target, max(round(self.labelled * scale), MIN_LABELLED))
-        classes = min(self.num_classes, max(2, labelled // NODES_PER_CLASS))
+        classes = min(self.num_classes, max(2, labelled // self.nodes_per_class))
         return replace(self, nodes=nodes, relations=tuple(relations), labelled=labelled,
                        num_classes=classes)
 
