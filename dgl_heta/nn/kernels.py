@@ -23,6 +23,7 @@ from dgl_heta.hooks.protocols import Kernel
 from dgl_heta.nn import messages, segments
 from dgl_heta.nn.sums import extreme, sums
 from dgl_heta.sampling.blocks import InEdges
+from dgl_heta.system.jit import COMPILES
 
 
 class BaseKernel(Kernel):
@@ -121,8 +122,8 @@ class TorchKernel(BaseKernel):
 
 
 class FusedKernel(BaseKernel):
-    """The `fused` kernel: one compiled pass over the edges, on CPU; elsewhere, and in half and
-    in mixed precision, as `torch`.
+    """The `fused` kernel: one compiled pass over the edges, on CPU; elsewhere, in half and in mixed
+    precision, and without numba, as `torch`.
 
     It reads each source row once and writes no message per edge: nothing of size (E, H, D).
     """
@@ -198,9 +199,10 @@ def kernel_in_use() -> Kernel:
 
 
 def _compiled(*tensors: Tensor) -> bool:
-    """Whether the compiled kernels take these tensors: single or double precision, on CPU."""
+    """Whether the compiled kernels take these tensors: single or double precision, on CPU, where
+    kernels can be compiled."""
     dtype = tensors[0].dtype
-    return dtype in (torch.float32, torch.float64) and all(
+    return COMPILES and dtype in (torch.float32, torch.float64) and all(
         tensor.device.type == "cpu" and tensor.dtype == dtype for tensor in tensors)
 
 
