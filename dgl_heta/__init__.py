@@ -33,6 +33,7 @@ _LAZY = {
     "PartitionBackend": "dgl_heta.hooks.protocols",
     "Provider": "dgl_heta.hooks.protocols",
     "Reader": "dgl_heta.hooks.protocols",
+    "Stage": "dgl_heta.hooks.protocols",
     "WrapContext": "dgl_heta.hooks.protocols",
     "WrappedModule": "dgl_heta.hooks.protocols",
     "MetatreeBackend": "dgl_heta.partition.backends.base",
@@ -87,6 +88,7 @@ __all__ = [
     "Relation",
     "SavedObject",
     "Schema",
+    "Stage",
     "Store",
     "Task",
     "WrapContext",
@@ -126,6 +128,7 @@ if TYPE_CHECKING:
         PartitionBackend,
         Provider,
         Reader,
+        Stage,
         WrapContext,
         WrappedModule,
     )

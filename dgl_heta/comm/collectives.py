@@ -173,7 +173,7 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
     """`(all workers, this worker's model-parallel group)`; every worker must call it alike.
 
     With `apart` the group has a process group of its own even if it is all workers: collectives of
-    two threads must not meet in one.
+    two threads must not meet in one, and not on one GPU, so it is in memory.
 
     Where the plan replicates nothing, the group has a group of its own for every set of
     workers that holds a node type in common, or pieces of the same nodes' in-edges.
@@ -187,7 +187,8 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
         """The group of some workers, or None for a worker outside."""
         key = tuple(ranks)
         if key not in comms:
-            group = (dist.new_group(list(key), timeout=timedelta(seconds=timeout_s))
+            group = (dist.new_group(list(key), timeout=timedelta(seconds=timeout_s),
+                                    backend="gloo" if apart else None)
                      if len(key) > 1 else None)
             comms[key] = Comm(traffic, key, group) if dist.get_rank() in key else None
         return comms[key]

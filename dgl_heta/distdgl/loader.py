@@ -7,11 +7,12 @@ without dgl-heta: input nodes, the trainer's own seeds, blocks.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import os
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import dgl
@@ -21,26 +22,27 @@ from torch import Tensor
 
 from dgl_heta.distdgl import proof
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
+from dgl_heta.distdgl.drawing import Drawing
 from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.group_seeds import tell
 from dgl_heta.distdgl.merging import canonical
 from dgl_heta.distdgl.own_part import open_nodes, refuse_edges
-from dgl_heta.distdgl.reach import Reached, reached_by
+from dgl_heta.distdgl.reach import Reached
 from dgl_heta.distdgl.recording import recorder
 from dgl_heta.distdgl.reference import PlainBlock
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.whereabouts import took
 from dgl_heta.errors import HetaError, InputError, listing
-from dgl_heta.sampling.blocks import MiniBatch, mark_reads
+from dgl_heta.sampling.blocks import MiniBatch, forget_reads
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
-from dgl_heta.sampling.seeds import join_seeds
+from dgl_heta.sampling.stages import Making
 from dgl_heta.system.patching import patch_all
 
 log = logging.getLogger("dgl_heta")
 Sample = tuple[dict[str, Tensor], dict[str, Tensor], list[RafBlock | PlainBlock]]
-_IGNORED = {"queue_size", "num_workers", "persistent_workers", "prefetch_factor", "pin_memory",
+_IGNORED = {"queue_size", "persistent_workers", "prefetch_factor", "pin_memory",
             "use_ddp", "ddp_seed", "use_uva", "use_prefetch_thread", "use_alternate_streams"}
 
 
@@ -63,7 +65,7 @@ class RafLoader:
 
     def __init__(self, session: Session, nids: Mapping[str, Tensor], graph_sampler: Any,
                  batch_size: int = 1, shuffle: bool = False, drop_last: bool = False,
-                 **ignored: Any) -> None:
+                 num_workers: int = 0, **ignored: Any) -> None:
         for name in ignored:
             if name not in _IGNORED:
                 raise InputError(f"DistNodeDataLoader has no argument '{name}' on a "
@@ -80,6 +82,7 @@ class RafLoader:
         fanouts = _fanouts(graph_sampler, session)
         session.connect()
         self._session, self._shuffle, self._batch_size = session, shuffle, batch_size
+        self._source = session.source_for(num_workers)
         self._number = session.loaders
         session.loaders += 1
         kinds = [np.full(len(ids), targets.index(t), np.int64) for t, ids in nids.items()]
@@ -87,8 +90,9 @@ class RafLoader:
         self._check_ids(nids)
         mine = np.stack([np.concatenate(kinds), np.concatenate(ids)], 1) if ids else np.empty(
             (0, 2), np.int64)
+        source = zlib.crc32(f"{self._source.name} {self._source.settings!r}".encode())
         session.agree("the data loaders", [self._number, batch_size, int(shuffle), int(drop_last),
-                                           *(f for layer in fanouts for f in (
+                                           source, *(f for layer in fanouts for f in (
                                                layer.values() if isinstance(layer, dict)
                                                else [layer]))])
         ones = [1] * session.world.size
@@ -109,7 +113,9 @@ class RafLoader:
         self.sampler = NeighborSampler(session.store, scope, fanouts, self.seed, threads=threads)
         self._epoch = -1
         self._step = 0
-        self._batches: Iterator[tuple[MiniBatch, Reached]] = iter(())
+        self._making = Making(("sample",))
+        self._batches: Iterator[Any] = iter(())
+        self._open = ExitStack()
 
     def _check_ids(self, nids: Mapping[str, Tensor]) -> None:
         for ntype, ids in nids.items():
@@ -128,6 +134,7 @@ class RafLoader:
 
     def start(self) -> None:
         """Begin an epoch: shuffle as each trainer's own generator says."""
+        self._close()
         self._epoch += 1
         self._step = 0
         session = self._session
@@ -146,10 +153,15 @@ class RafLoader:
                 self._seeds[place] = seeds[order]
             torch.randperm(len(self._seeds[session.group.rank]))  # as DGL's own loader draws
 
-        self._close()
-        self._batches = session.source.batches(
-            len(self), functools.partial(self._sampled, self._epoch),
-            bool(session.embeddings) and session.group.size > 1)
+        in_order = bool(session.embeddings) and any(
+            len(members) > 1 for members in session.plan.groups)
+        group = (self._open.enter_context(session.drawing.one(session)) if in_order
+                 else session.group)
+        drawing = Drawing(session, self.sampler, [*self._seeds],
+                          [self.sizes[rank] for rank in self._ranks], group,
+                          self._draws(self._epoch, 0))
+        self._batches = self._making.start(self._source, len(self), in_order,
+                                           {"sample": drawing.draw})
 
     def next(self) -> Sample:
         """The next batch; StopIteration at the end of the epoch."""
@@ -164,10 +176,13 @@ class RafLoader:
             session.at_batch = (self._number, self._epoch, self._step)
             took(session.at_batch)
         self._step += 1
-        batch, reached = next(self._batches, (None, None))
-        if batch is None or reached is None:
-            raise HetaError(f"batch source '{session.source.name}' gave {self._step - 1} batches "
+        drawn = self._making.next(self._batches)
+        if drawn is None:
+            raise HetaError(f"batch source '{self._source.name}' gave {self._step - 1} batches "
                             f"for {len(self)} steps; it must give one for each")
+        batch, reached = drawn
+        if session.all_complete:  # since it was drawn, maybe
+            forget_reads(batch.blocks)
         session.begin({(block.layer, t) for block in batch.blocks
                        for t, s in block.seeds.items() if s.total}, batch.blocks[0].done)
         sample = _sample(session, batch, reached)
@@ -191,32 +206,18 @@ class RafLoader:
                                    if rank != session.world.rank)])
         return {t: rows[rows[:, 0] == kind, 1] for kind, t in enumerate(session.plan.targets)}
 
-    def _sampled(self, epoch: int, step: int) -> tuple[MiniBatch, Reached]:
-        """The batch of a step, and which trainers' seeds reach its input nodes."""
-        session = self._session
-        pieces = []
-        for seeds, rank in zip(self._seeds, self._ranks):
-            start = sum(self.sizes[rank][:step])
-            pieces.append(seeds[start:start + self.sizes[rank][step]])
-        seeds, shares = join_seeds(
-            [{t: piece[piece[:, 0] == kind, 1] for kind, t in enumerate(session.plan.targets)}
-             for piece in pieces], session.group.rank)
-        batch = self.sampler.sample(seeds, shares, self._draws(epoch, step))
-        done: set[tuple[int, str]] = set()
-        for block in batch.blocks:
-            block.done = done
-        if len(batch.blocks) > 1 and not session.all_complete:
-            mark_reads(batch.blocks[-2], batch.blocks[-1])
-        return batch, reached_by(session, batch)
-
     def _draws(self, epoch: int, step: int) -> int:
         """The number that a step's draws follow from."""
         return (self._number << 48) + (epoch << 28) + step
 
     def _close(self) -> None:
-        """Let the source of an epoch clean up, if it is a generator."""
+        """End a pass, maybe early: no more is drawn, and nobody uses its process group."""
         getattr(self._batches, "close", lambda: None)()
         self._batches = iter(())
+        self._open.close()
+        if self._source.ahead:
+            self._session.drew_ahead(**self._making.seconds["sample"])
+        self._making.reset()
 
 
 def _sample(session: Session, batch: MiniBatch, reached: Reached) -> Sample:
@@ -289,9 +290,8 @@ def open_loader(session: Session, nids: Any, sampler: Any, device: Any, options:
     if device not in (None, "cpu"):
         raise InputError(f"DistNodeDataLoader with device={device!r} cannot be used with a "
                          "DistGraph; leave it out and move blocks with block.to(device)")
-    if int(os.environ.get("DGL_NUM_SAMPLER", "0")):
-        log.warning("sampler processes (DGL_NUM_SAMPLER) stay idle: on a meta-partitioned graph "
-                    "each trainer samples from its own disk")
+    options["num_workers"] = max(int(options.get("num_workers", 0)),
+                                 int(os.environ.get("DGL_NUM_SAMPLER", "0")))
     if not isinstance(nids, Mapping):
         nids = {session.plan.targets[0]: nids}
     nids = {t: torch.as_tensor(ids, dtype=torch.int64) for t, ids in nids.items()}

@@ -46,6 +46,7 @@ from dgl_heta.system.nested import of_type
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.loader import RafLoader
+    from dgl_heta.sampling.sampler import NeighborSampler
 
 log = logging.getLogger("dgl_heta")
 _CALLS = 16
@@ -65,7 +66,7 @@ class Origin:
     """
 
     session: Session
-    loader: RafLoader
+    sampler: NeighborSampler
     batch: MiniBatch
     number: int
     random_state: Tensor
@@ -91,7 +92,7 @@ def handed_out(loader: RafLoader, session: Session, batch: MiniBatch, blocks: li
     watch.settle()
     if not schedule.due(loader.seed, epoch, step, len(loader)):
         return
-    origin = Origin(session, loader, batch, number, torch.get_rng_state(),
+    origin = Origin(session, loader.sampler, batch, number, torch.get_rng_state(),
                     epoch == step == 0)
     for block in blocks:
         if block.layer is not None:
@@ -285,7 +286,7 @@ class DglSetting:
         pieces = fewer_seeds(batch, most)
         if pieces is None:
             return batch
-        small = self._origin.loader.sampler.sample(
+        small = self._origin.sampler.sample(
             *join_seeds(pieces, session.group.rank), self._origin.number)
         if len(small.blocks) > 1 and not session.all_complete:
             mark_reads(small.blocks[-2], small.blocks[-1])

@@ -26,13 +26,14 @@ Reached = list[dict[str, np.ndarray]]
 the trainers whose seeds reach it."""
 
 
-def reached_by(session: Session, batch: MiniBatch) -> Reached:
+def reached_by(session: Session, batch: MiniBatch, group: Comm) -> Reached:
     """The trainers' bits, by rank (at most 62); nothing if there is no embedding.
+
+    `group` is this trainer's, with process groups that are used by nobody else meanwhile.
 
     A node that is a seed of one trainer and a neighbour of another's is reached by both, which
     only the machine with that relation sees: the bits of seeds are exchanged at each layer.
     """
-    group = session.sampling
     if not session.embeddings:
         return []
     ranks = group.ranks if session.world.size > 1 else (0,)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
+import logging
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -15,16 +18,20 @@ import torch.distributed as dist
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.chains import Chains
+from dgl_heta.distdgl.drawing import DrawingGroups
 from dgl_heta.distdgl.handed import Handed
 from dgl_heta.distdgl.reference import Reference
 from dgl_heta.distdgl.whereabouts import meet
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.hooks.protocols import BatchSource
 from dgl_heta.nn import use_kernel
 from dgl_heta.partition.directory import graph_names, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.settings import Settings
+
+log = logging.getLogger("dgl_heta")
 
 
 @dataclass
@@ -79,15 +86,21 @@ class Session:
         """Whether the script runs as with plain DGL (:mod:`dgl_heta.distdgl.reference`)."""
         self.wrapper = (Reference() if self.reference else
                         plugins.get("module wrapper", train.wrapper))
-        self.source = plugins.get("batch source", train.batches)
+        self.source: BatchSource = plugins.get("batch source", train.batches)
+        self._plugins = plugins
         plugins.get("cache policy", settings.cache.policy)
         use_kernel(plugins.get("aggregation kernel", train.kernel))
         self._stored_groups = plan.groups
         self.plan: Plan = self.wrapper.plan(plan)
         self.traffic = Traffic()
-        self.world = self.group = self.sampling = Comm(self.traffic)
-        """All trainers; those of this trainer's group; these again with a process group of their
-        own, for what they agree on when they sample, maybe on another thread."""
+        self.world = self.group = Comm(self.traffic)
+        """All trainers; those of this trainer's group."""
+        self.drawing = DrawingGroups()
+        """The group with process groups for what it agrees on when batches are drawn, maybe on
+        another thread."""
+        self._groups: list[list[int]] = []
+        self._said: set[str] = set()
+        self._ahead = [0.0, 0.0]
         self.trainers: list[list[int]] = [[0]]
         """Ranks of the trainers of each machine."""
         self.members: tuple[int, ...] = (part,)
@@ -158,14 +171,62 @@ class Session:
         for members in self.plan.groups:
             if self.part in members:
                 self.members = members
-            for place in range(counts.copy().pop()):
+            for place in range(min(counts)):
                 ranks = [self.trainers[m][place] for m in members]
-                # Every trainer must take part in making every group.
-                made = [dist.new_group(ranks, timeout=timeout, backend="gloo")
-                        if len(ranks) > 1 else None for _ in range(2)]
-                if dist.get_rank() in ranks:
-                    self.group = Comm(self.traffic, ranks, made[0])
-                    self.sampling = Comm(Traffic(), ranks, made[1])
+                self._groups.append(ranks)
+        self.group = self.make_group(self.traffic)
+
+    def make_group(self, traffic: Traffic | None = None) -> Comm:
+        """This trainer's group with a process group of its own; all trainers call it alike."""
+        timeout, own = timedelta(seconds=self.settings.run.timeout_s), self.group
+        for ranks in self._groups:  # every trainer must take part in making every group
+            made = (dist.new_group(ranks, timeout=timeout, backend="gloo") if len(ranks) > 1
+                    else None)
+            if dist.get_rank() in ranks:
+                own = Comm(traffic or Traffic(), ranks, made)
+        return own
+
+    def source_for(self, workers: int) -> BatchSource:
+        """Where the batches of a data loader come from that asks for so many sampling workers.
+
+        What `train.batches` says; where it says nothing and there are to be workers, a source that
+        serves them, if there is one.
+        """
+        chosen: BatchSource = self.source
+        if workers and "batches" not in self.settings.train.model_fields_set:
+            chosen = next((self._plugins.get("batch source", name) for name, provider
+                           in self._plugins.providers("batch source").items()
+                           if provider.value.serves_workers), self.source)
+        if chosen.ahead:
+            self._say(f"batches are made ahead of time, on threads (train.batches = {chosen.name})")
+        elif workers:
+            self._say("no sampling workers are started: on a meta-partitioned graph each trainer "
+                      "samples from its own disk, when it takes a batch"
+                      + ("" if "batches" in self.settings.train.model_fields_set else
+                         "; with dgl-heta-hifuse installed, it does so ahead of time"))
+        return chosen
+
+    def _say(self, text: str) -> None:
+        """Log a line, once a run."""
+        if text not in self._said and self.world.rank == 0:
+            log.warning("%s", text)
+        self._said.add(text)
+
+    def drew_ahead(self, worked: float, waited: float) -> None:
+        """A pass over a data loader has ended, whose batches were drawn in so many seconds ahead of
+        time, of which this trainer waited for some. The first trainer says at the end how many."""
+        if not worked:
+            return
+        if not any(self._ahead) and self.world.rank == 0:
+            atexit.register(self._tell_ahead)
+        self._ahead[0] += worked
+        self._ahead[1] += waited
+
+    def _tell_ahead(self) -> None:
+        worked, waited = self._ahead
+        hidden = max(worked - waited, 0.0)
+        print(f"dgl-heta: {worked:.2f} s of sampling ahead of time, {hidden:.2f} s of them "
+              f"({100 * hidden / worked:.0f} %) behind training", file=sys.stderr, flush=True)
 
     @property
     def partners(self) -> list[int]:

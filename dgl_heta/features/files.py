@@ -76,7 +76,7 @@ class MappedRows:
 
     def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
         self._ask(ids)
-        return as_tensor(gather_rows(self.array, ids)).to(device)
+        return move(as_tensor(gather_rows(self.array, ids)), device)
 
     def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
         self._ask(ids)
@@ -143,7 +143,7 @@ class CalledRows:
         self.shape, self.dtype, self._read = shape, np.dtype(dtype), read
 
     def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
-        return as_tensor(self._read(ids)).to(device)
+        return move(as_tensor(self._read(ids)), device)
 
     def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
         out[places] = self._read(ids)
@@ -189,7 +189,7 @@ class DirectRows:
     def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
         out = np.empty((len(ids), self.shape[1]), self.dtype)
         self.read_to(ids, out, np.arange(len(ids)))
-        return as_tensor(out).to(device)
+        return move(as_tensor(out), device)
 
     def read_to(self, ids: np.ndarray, out: np.ndarray, places: np.ndarray) -> None:
         if not self._row or not len(ids):
@@ -214,6 +214,13 @@ class DirectRows:
             scatter_from(np.frombuffer(arena, np.uint8), offsets[:rows],
                          places[order[done:done + rows]], target)
         return done + int(rows)
+
+
+def move(rows: Tensor, device: torch.device) -> Tensor:
+    """Rows on a device; to a GPU from pinned memory, on the current stream, without waiting."""
+    if device.type == "cuda":
+        return rows.pin_memory().to(device, non_blocking=True)
+    return rows.to(device)
 
 
 def as_tensor(rows: np.ndarray) -> Tensor:

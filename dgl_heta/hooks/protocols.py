@@ -350,11 +350,36 @@ class Kernel(Provider, Protocol):
         """`u_mul_e_sum` of sources (S, D) by values (E, H), times weights (H, D, B): (R, H, B)."""
 
 
+@dataclass(frozen=True)
+class Stage:
+    """One part of making a batch; each batch goes through all stages of a pass in turn.
+
+    Attributes
+    ----------
+    name : "sample", the first: given a step's number, 0 … steps - 1, it makes the batch of the
+        step, always the same one. "fetch", in `dgl-heta train` alone: it reads what no step changes
+        (rows of static features) into the batch that it is given, copies it to the device, and
+        returns it.
+    run : does it, on any thread, but for one batch after the other in the order of the steps:
+        caches count and replace rows in this order. Stages may run side by side.
+    """
+
+    name: str
+    run: Callable[[Any], Any]
+
+
 class BatchSource(Provider, Protocol):
     """Where a worker's mini-batches come from; hook `dgl_heta_batch_sources`.
 
-    It decides when batches are sampled, and by which threads; what is in them is the sampler's.
+    It decides when batches are made, and by which threads; what is in them is the sampler's.
     """
+
+    ahead: bool = True
+    """Whether batches are made while training computes. Reports then say what training waited
+    for."""
+    serves_workers: bool = False
+    """Whether it is used in scripts that ask for sampling workers (`num_workers` of a data loader,
+    `--num-samplers`), where `train.batches` is not set."""
 
     @abstractmethod
     def batches(self, steps: int, sample: Callable[[int], Batch], in_order: bool
@@ -367,8 +392,25 @@ class BatchSource(Provider, Protocol):
         sample : makes the batch of a step, 0 … steps - 1, always the same one; it may be called
             ahead of time and on other threads.
         in_order : whether workers agree on their batches when they are sampled. Then `sample` must
-            be called for one step after the other, by one thread at a time.
+            be called for one step after the other, by one thread at a time, and when closed after
+            so many batches, a source must have called for the same steps on all workers.
         """
+
+    def staged(self, steps: int, stages: Sequence[Stage], in_order: bool) -> Iterator[Any]:
+        """The batches of an epoch, each through all stages; this is what is called.
+
+        By default, `batches` for the first stage, and the other stages when a batch is asked for.
+        A source that overrides it can run all stages ahead; rows that steps change are in none of
+        them. Steps and order are as for `batches`.
+        """
+        batches = self.batches(steps, stages[0].run, in_order)
+        try:
+            for batch in batches:
+                for stage in stages[1:]:
+                    batch = stage.run(batch)
+                yield batch
+        finally:
+            getattr(batches, "close", lambda: None)()
 
 
 class CachePolicy(Provider, Protocol):

@@ -25,6 +25,9 @@ class Figures:
     causes: dict[str, float]
     sent: float | None
     memory: float | None
+    ahead: dict[str, tuple[float, float]]
+    """Of batches made ahead of time: stage → seconds that it worked per epoch, and those of them
+    that training did not wait for."""
 
 
 def main_figures(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]] = ()) -> Figures:
@@ -49,7 +52,18 @@ def main_figures(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]
     memory = as_number(summary.get("peak_rss_mb"))
     return Figures(scores, metric if isinstance(metric, str) else "accuracy",
                    with_other(stages, seconds), seconds, with_other(causes, sent), sent,
-                   max(peaks, default=None) if memory is None else memory)
+                   max(peaks, default=None) if memory is None else memory,
+                   _ahead(as_mapping(summary.get("ahead", last.get("ahead")))))
+
+
+def _ahead(stages: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
+    found = {}
+    for name, seconds in stages.items():
+        worked = as_number(as_mapping(seconds).get("worked"))
+        waited = as_number(as_mapping(seconds).get("waited"))
+        if worked is not None and waited is not None:
+            found[str(name)] = worked, max(worked - waited, 0.0)
+    return found
 
 
 def _mean(epochs: Sequence[Mapping[str, Any]], key: str, order: Sequence[str]

@@ -19,11 +19,14 @@ class EpochRecord:
     ----------
     loss, train_acc : over the epoch's steps, of all workers.
     val_acc : None if the epoch was not validated, or nothing is to be.
-    seconds : of worker 0, by stage (:data:`STAGES`), `waiting` for others and `total`.
+    seconds : of worker 0, by stage (:data:`STAGES`), `waiting` for others and `total`. `sample` and
+        `fetch` are what training waited for where batches are made ahead of time.
     bytes_sent : by all workers, by cause (:data:`CAUSES`), and `total`.
     peak_rss_mb : of worker 0, in 10^6 bytes.
     cache : node type → what the caches did, see
         :meth:`dgl_heta.training.caches.FeatureCaches.counted`; None without caches.
+    ahead : where batches are made ahead of time, stage → `worked`, the seconds that it took on
+        other threads, and `waited`, those that training waited for it; of worker 0.
     """
 
     epoch: int
@@ -34,12 +37,14 @@ class EpochRecord:
     bytes_sent: dict[str, int]
     peak_rss_mb: float
     cache: dict[str, dict[str, int]] | None = None
+    ahead: dict[str, dict[str, float]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The line, with `"event": "epoch"`."""
         line = {"event": "epoch", **asdict(self)}
-        if self.cache is None:
-            del line["cache"]
+        for name in ("cache", "ahead"):
+            if line[name] is None:
+                del line[name]
         return line
 
     @classmethod

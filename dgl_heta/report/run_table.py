@@ -44,6 +44,10 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         row(heading, shown(total))
         for name, value in parts.items():
             row(name, shown(value), percent(value, total), main=False)
+        if parts is figures.stages and figures.ahead:
+            row("made ahead of time", "", "hidden")
+            for name, (worked, hidden) in figures.ahead.items():
+                row(name, shown(worked), percent(hidden, worked), main=False)
     types = as_mapping(as_mapping(summary.get("cache")).get("types"))
     counted = {t: (as_number(as_mapping(c).get("hits")) or 0.0,
                    as_number(as_mapping(c).get("reads")) or 0.0) for t, c in types.items()}

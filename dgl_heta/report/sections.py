@@ -94,7 +94,10 @@ def _curves(run: Run) -> Iterator[Section]:
     yield Section("Time", _pictures(
         (stack_chart(without_waiting(epochs), "seconds", STAGES, "seconds", 1.0),
          "Seconds of each stage in every epoch", "Seconds of each stage in every epoch.")),
-        _tables(_shares("stage", figures.stages, figures.seconds, human_seconds)))
+        _tables(_shares("stage", figures.stages, figures.seconds, human_seconds), Table(
+            ["made ahead of time", "worked per epoch", "training waited", "hidden"],
+            [(name, human_seconds(worked), human_seconds(worked - hidden), percent(hidden, worked))
+             for name, (worked, hidden) in figures.ahead.items()], (1, 2, 3), narrow=True)))
     unit, scale = byte_scale(epochs)
     yield Section("Communication", _pictures(
         (stack_chart(epochs, "bytes_sent", CAUSES, unit, scale),
@@ -178,7 +181,8 @@ def _workers(workers: Sequence[Mapping[str, Any]]) -> Section:
 
 
 def _settings(summary: Mapping[str, Any]) -> Section:
-    elsewhere = {"cache", "event", "settings", "versions", "plan", "workers", "stages", "bytes"}
+    elsewhere = {"ahead", "cache", "event", "settings", "versions", "plan", "workers", "stages",
+                 "bytes"}
     figures = [(key, _value(value)) for key, value in summary.items() if key not in elsewhere]
     settings, rest = _tables(Table((), list(_flat(as_mapping(summary.get("settings")))),
                                    caption="Settings")), _tables(

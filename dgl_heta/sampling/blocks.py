@@ -8,6 +8,8 @@ end.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -199,6 +201,13 @@ def mark_reads(below: Block, last: Block) -> None:
         last.own_states = True
 
 
+def forget_reads(blocks: Sequence[Block]) -> None:
+    """Undo :func:`mark_reads`: the states of all seeds are wanted."""
+    for block in blocks:
+        block.reads.clear()
+        block.own_states = False
+
+
 @dataclass
 class MiniBatch:
     """Blocks, the nodes whose features they start from, and the seeds.
@@ -206,24 +215,52 @@ class MiniBatch:
     `input_nodes` are node ids per type (int64), in the row order of the first block's source
     side; every type of the worker's partition is there, with no ids where the batch reaches none.
     Ids are unique, but for seeds under metapaths, which have rows apart. `seeds` are those of the
-    model-parallel group, this trainer's own first; `own_seeds` are these.
+    model-parallel group, this trainer's own first; `own_seeds` are these. `rows` are input features
+    that were read with the batch, by the names that a model knows them by; None if none were.
+    `copied` is the event after which they and the edges are on the device, if they are on the way.
     """
 
     blocks: list[Block]
     input_nodes: dict[str, np.ndarray]
     seeds: dict[str, np.ndarray]
     own_seeds: dict[str, np.ndarray] = field(default_factory=dict)
+    rows: dict[str, Tensor] | None = None
+    copied: torch.cuda.Event | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """All tensors of the edges."""
+        return [tensor for block in self.blocks for edges in block.edges
+                for tensor in _tensors(edges)]
 
     def to(self, device: torch.device) -> MiniBatch:
-        """Move the edges to a device."""
-        if device.type != "cpu":
-            for block in self.blocks:
-                for edges in block.edges:
-                    edges.indptr = edges.indptr.to(device, non_blocking=True)
-                    edges.indices = edges.indices.to(device, non_blocking=True)
-                    if edges.rows is not None:
-                        edges.rows = edges.rows.to(device, non_blocking=True)
-                    if edges.shared is not None:
-                        edges.shared = SharedRows(*(t.to(device, non_blocking=True)
-                                                    for t in edges.shared))
+        """Move the edges to a device, all in one copy, from pinned memory."""
+        if device.type == "cpu":
+            return self
+        moved = iter(_together(self.tensors(), device))
+        for edges in (edges for block in self.blocks for edges in block.edges):
+            edges.indptr, edges.indices = next(moved), next(moved)
+            if edges.rows is not None:
+                edges.rows = next(moved)
+            if edges.shared is not None:
+                edges.shared = SharedRows(next(moved), next(moved))
         return self
+
+
+def _tensors(edges: RelationBlock) -> list[Tensor]:
+    rows = [] if edges.rows is None else [edges.rows]
+    return [edges.indptr, edges.indices, *rows, *(edges.shared or ())]
+
+
+def _together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Tensors on a device, as parts of one."""
+    starts = [0, *itertools.accumulate(-(-t.nbytes // _ALIGNED) * _ALIGNED for t in tensors)]
+    near = torch.empty(starts[-1], dtype=torch.uint8, pin_memory=device.type == "cuda")
+    parts = [near[start:start + t.nbytes] for start, t in zip(starts, tensors)]
+    for part, tensor in zip(parts, tensors):
+        part.view(tensor.dtype).copy_(tensor.flatten())
+    far = near.to(device, non_blocking=True)
+    return [far[start:start + t.nbytes].view(t.dtype).view(t.shape)
+            for start, t in zip(starts, tensors)]
+
+
+_ALIGNED = 64  # bytes

@@ -11,6 +11,7 @@ class OnDemand(BatchSource):
     """The source `on-demand`: a batch is sampled when training asks for it."""
 
     name = "on-demand"
+    ahead = False
 
     def batches(self, steps: int, sample: Callable[[int], Batch], in_order: bool
                 ) -> Iterator[Batch]:

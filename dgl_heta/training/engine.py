@@ -24,9 +24,11 @@ from dgl_heta.report.records import STAGES
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.kernels import hash_key
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
+from dgl_heta.sampling.stages import Making
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.training.average_inputs import AverageInputs
+from dgl_heta.training.fetching import Fetching
 from dgl_heta.training.tasks import Step, TrainingTask
 
 if TYPE_CHECKING:
@@ -128,11 +130,19 @@ class Engine:
         self._source, self._wrapper = source, wrapper
         self.static, self.learnable = inputs.static, inputs.learnable
         self.averages, self.fits = inputs.averages, inputs.fits
+        self._fetching = Fetching(self.static, self.averages, self.device)
         self.wrapped = wrapper.wrap(RafModule(model, self.group),
                                     WrapContext(self.world, self.group, self.owned))
         self.optimizer = torch.optim.Adam(model.parameters(), lr=settings.train.lr,
                                           weight_decay=settings.train.weight_decay)
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.making = Making(("sample", "fetch"))
+
+    @property
+    def ahead(self) -> dict[str, dict[str, float]] | None:
+        """Of batches made ahead of time, per stage the seconds that it `worked` for them since the
+        epoch began, and those that this worker `waited` for it; None if none are made ahead."""
+        return self.making.seconds if self._source.ahead else None
 
     @property
     def sent(self) -> Counter[str]:
@@ -141,8 +151,9 @@ class Engine:
 
     @property
     def waited(self) -> float:
-        """Seconds that it has waited for others."""
-        return sum(traffic.seconds for traffic in self._traffic)
+        """Seconds that it has waited for others, while nothing else was done."""
+        training, sampling = self._traffic
+        return training.seconds + (0.0 if self._source.ahead else sampling.seconds)
 
     def reset_traffic(self) -> None:
         """Count from zero."""
@@ -153,6 +164,7 @@ class Engine:
         """Reset counters, and the generator of dropout, which each worker has its own of."""
         torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank) % 2**63)
         self.seconds = dict.fromkeys(STAGES, 0.0)
+        self.making.reset()
         self.reset_traffic()
         if self.caches is not None:
             self.caches.reset()
@@ -178,17 +190,21 @@ class Engine:
                 ) -> Iterator[MiniBatch]:
         """This worker's batches of some steps, whose numbers start from `first`."""
         sampler = self._eval_sampler if evaluate else self._sampler
-        return self._source.batches(
-            len(steps), lambda index: self._batch(sampler, steps[index], first + index),
-            self.plan.replication == "none")
+        batches = self.making.start(
+            self._source, len(steps), self.plan.replication == "none",
+            {"sample": lambda index: self._batch(sampler, steps[index], first + index),
+             "fetch": self._fetching.fetch})
+        with self._fetching.of_pass(), _closed(batches):
+            for _ in steps:
+                yield self._next(batches)
 
     def train(self, steps: Sequence[Step], first: int) -> Iterator[Tensor]:
         """Take optimizer steps, with numbers from `first` on; yields the statistics of each."""
         batches = self.batches(steps, first)
         with _closed(batches):
-            for number, step in enumerate(steps, first):
+            for number, (step, batch) in enumerate(zip(steps, batches), first):
                 due = self.proof is not None and self.proof.due(number, len(steps))
-                yield self.train_step(step, self._next(batches), number if due else None)
+                yield self.train_step(step, batch, number if due else None)
 
     def train_step(self, step: Step, batch: MiniBatch, prove: int | None = None) -> Tensor:
         """One optimizer step; returns this worker's statistics of it.
@@ -213,7 +229,7 @@ class Engine:
 
     def sample(self, step: Step, number: int) -> MiniBatch:
         """This worker's blocks for a step; `number` differs from step to step."""
-        return self._batch(self._sampler, step, number)
+        return self._batch(self._sampler, step, number).to(self.device)
 
     def sample_again(self, parts: Sequence[Mapping[str, np.ndarray]], step: Step, number: int
                      ) -> MiniBatch:
@@ -237,8 +253,7 @@ class Engine:
             split, 0, self.settings.train.batch_size * self.world.size)
         batches = self.batches(steps, _EVAL_STEPS, evaluate=True)
         with _closed(batches):
-            for step in steps:
-                batch = self._next(batches)
+            for step, batch in zip(steps, batches):
                 _, statistics = self.loss(self.wrapped(batch, self.inputs(batch, train=False)),
                                           step)
                 totals = statistics if totals is None else totals + statistics
@@ -255,12 +270,15 @@ class Engine:
         return self.world.all_reduce(totals, cause="control").tolist()
 
     def inputs(self, batch: MiniBatch, train: bool) -> dict[str, Tensor]:
-        """Input features of a batch; learnable ones are leaves when training."""
+        """Input features of a batch; learnable ones are leaves when training.
+
+        Called when the step before has updated them: they are read now, static ones maybe earlier.
+        """
         if self.averages is not None:
-            return self.averages.read(batch, self.device)
+            return self._fetching.rows(batch)
         if self.caches is not None:
             self.caches.count(batch.input_nodes)
-        rows = self.static.read(batch.input_nodes)
+        rows = self._fetching.rows(batch)
         rows.update(self.learnable.read(batch.input_nodes, self.device, train))
         return {t: rows[t] for t in batch.input_nodes}
 
@@ -270,7 +288,7 @@ class Engine:
         start = time.perf_counter()
         yield
         if self.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.current_stream(self.device).synchronize()  # copies ahead go on
         self.seconds[stage] += time.perf_counter() - start
 
     def _owned(self, nodes: np.ndarray) -> np.ndarray:
@@ -291,15 +309,17 @@ class Engine:
             (rank, self.world.size) for rank in self.group.ranks]
         seeds, sharing = join_seeds([self.task.seeds(step, *share) for share in shares],
                                     self.group.rank)
-        return sampler.sample(seeds, sharing, number, self.task.without(step)).to(self.device)
+        return sampler.sample(seeds, sharing, number, self.task.without(step))
 
     def _next(self, batches: Iterator[MiniBatch]) -> MiniBatch:
-        with self.timed("sample"):
-            batch = next(batches, None)
+        before = dict(self.making.waited)
+        batch: MiniBatch | None = self.making.next(batches)
+        for stage, seconds in self.making.waited.items():
+            self.seconds[stage] += seconds - before[stage]
         if batch is None:
             raise HetaError(f"batch source '{self._source.name}' gave fewer batches than there "
                             "are steps; it must give one for each")
-        return batch
+        return self._fetching.arrive(batch)
 
 
 @contextmanager

@@ -164,7 +164,7 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, own: list[OwnEpoch], 
     seconds = time.perf_counter() - started
     if engine.proof:
         seconds -= engine.proof.seconds - proving
-    sent, waiting, stages = engine.sent, engine.waited, dict(engine.seconds)
+    sent, waiting, stages, ahead = engine.sent, engine.waited, dict(engine.seconds), engine.ahead
     del sent["proof"]  # of single steps
     own.append(OwnEpoch(seconds, waiting, float(sum(sent.values()))))
     cached = None if engine.caches is None else engine.caches.counted()
@@ -180,7 +180,7 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, own: list[OwnEpoch], 
     return EpochRecord(
         epoch, loss, train_acc, _number(val_acc),
         {**{s: stages.get(s, 0.0) for s in STAGES}, "waiting": waiting, "total": seconds},
-        {**causes, "total": sum(causes.values())}, peak_rss_mb(), cached)
+        {**causes, "total": sum(causes.values())}, peak_rss_mb(), cached, ahead)
 
 
 def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
@@ -209,7 +209,7 @@ def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
         "workers": [{"rank": rank, "peak_rss_mb": rss, "seconds": seconds, "waiting": waiting,
                      "bytes_sent": int(sent)}
                     for rank, (rss, seconds, waiting, sent) in enumerate(workers)],
-        **_cache(engine, steady),
+        **_cache(engine, steady), **_ahead(steady),
         "proof": engine.proof and {"steps": engine.proof.proved, "seconds": engine.proof.seconds,
                                    "not_proved": engine.proof.told},
         "metric": engine.task.metric,
@@ -237,6 +237,14 @@ def _cache(engine: Engine, steady: list[EpochRecord]) -> dict[str, Any]:
         "profile_seconds": caches.seconds, "notes": caches.notes,
         "types": {t: {**{name: int(value) for name, value in mean.items()},
                       "penalty": caches.penalties.get(t)} for t, mean in types.items()}}}
+
+
+def _ahead(steady: list[EpochRecord]) -> dict[str, Any]:
+    """What it took in an average epoch to make batches ahead of time."""
+    epochs = [record.ahead for record in steady if record.ahead is not None]
+    return {"ahead": {
+        stage: {name: sum(epoch[stage][name] for epoch in epochs) / len(epochs) for name in first}
+        for stage, first in epochs[0].items()}} if epochs else {}
 
 
 def _number(value: float) -> float | None:

@@ -174,7 +174,7 @@ class _TrainingSetting:
         counts = [{t: len(level[t]) for t in types} for level in ids]
         blocks = [self._plain_block(place + 1, layer, counts[place], counts[place + 1], shares)
                   for place, layer in enumerate(layers)]
-        batch = _Given(blocks, {t: ids[0][t] for t in types}, seeds, dict(seeds), Alone())
+        batch = _Given(blocks, {t: ids[0][t] for t in types}, seeds, dict(seeds), exchange=Alone())
         batch.to(self._engine.device)
         return lambda given: _instead(batch, given)
 

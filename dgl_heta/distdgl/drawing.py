@@ -1,0 +1,88 @@
+"""How the batches of a pass over a data loader are drawn, maybe on another thread.
+
+A drawing refers to no data loader: a loader that is forgotten ends its pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from dgl_heta.comm.collectives import Comm
+from dgl_heta.distdgl.reach import Reached, reached_by
+from dgl_heta.sampling.blocks import MiniBatch, mark_reads
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.seeds import join_seeds
+
+if TYPE_CHECKING:
+    from dgl_heta.distdgl.session import Session
+
+Drawn = tuple[MiniBatch, Reached]
+"""A batch, and which trainers' seeds reach its input nodes."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """One pass of one loader.
+
+    Attributes
+    ----------
+    seeds : per trainer of the group (number of the target type, id) of its seeds, in their order.
+    sizes : per trainer of the group how many of them a step has.
+    group : the group's trainers, by process groups that nobody else uses meanwhile.
+    first : the number of the first step, which draws follow from.
+    """
+
+    session: Session
+    sampler: NeighborSampler
+    seeds: Sequence[np.ndarray]
+    sizes: Sequence[Sequence[int]]
+    group: Comm
+    first: int
+
+    def draw(self, step: int) -> Drawn:
+        """The batch of a step. Trainers agree on it only if there are embeddings."""
+        session, pieces = self.session, []
+        for seeds, sizes in zip(self.seeds, self.sizes):
+            start = sum(sizes[:step])
+            pieces.append(seeds[start:start + sizes[step]])
+        seeds_of, shares = join_seeds(
+            [{t: piece[piece[:, 0] == kind, 1] for kind, t in enumerate(session.plan.targets)}
+             for piece in pieces], session.group.rank)
+        batch = self.sampler.sample(seeds_of, shares, self.first + step)
+        done: set[tuple[int, str]] = set()
+        for block in batch.blocks:
+            block.done = done
+        if len(batch.blocks) > 1 and not session.all_complete:
+            mark_reads(batch.blocks[-2], batch.blocks[-1])
+        return batch, reached_by(session, batch, self.group)
+
+
+class DrawingGroups:
+    """Process groups for what the trainers of a group agree on when they draw.
+
+    Each pass that is under way has its own: passes over several loaders may be drawn side by side,
+    on threads, in an order that differs from trainer to trainer.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[Comm] = []
+        self._taken: set[int] = set()
+
+    @contextmanager
+    def one(self, session: Session) -> Iterator[Comm]:
+        """One that no trainer uses; all trainers enter alike, and leave when they like."""
+        free = torch.tensor([int(n not in self._taken) for n in range(len(self._groups) + 1)])
+        number = session.world.all_reduce(free, "min", "control").tolist().index(1)
+        if number == len(self._groups):
+            self._groups.append(session.make_group())
+        self._taken.add(number)
+        try:
+            yield self._groups[number]
+        finally:
+            self._taken.discard(number)
