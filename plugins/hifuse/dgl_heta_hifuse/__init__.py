@@ -1,4 +1,4 @@
-"""Merged relation kernels for dgl-heta, after HiFuse (Wu et al., 2024).
+"""Merged relation kernels and a pipeline of batches for dgl-heta, after HiFuse (Wu et al., 2024).
 
 For graphs with many relations, whose training spends its time on many small operations.
 """
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dgl_heta import hookimpl
 
 if TYPE_CHECKING:
-    from dgl_heta import Dataset, Kernel
+    from dgl_heta import BatchSource, Dataset, Kernel
 
 
 @hookimpl
@@ -25,3 +25,10 @@ def dgl_heta_datasets() -> list[Dataset]:
     from dgl_heta_hifuse.datasets import every
 
     return every()
+
+
+@hookimpl
+def dgl_heta_batch_sources() -> list[BatchSource]:
+    from dgl_heta_hifuse.pipeline import Pipeline
+
+    return [Pipeline()]

@@ -1,0 +1,199 @@
+"""The source of batches `pipeline`: the stages of later batches run while training computes.
+
+After HiFuse, Section 4.3 (asynchronous pipeline): each stage of making a batch has a thread, and a
+few batches are under way at a time. Each thread takes the batches in the order of their steps, so
+that everything is read, counted and drawn as without a pipeline.
+
+How far ahead is the same on all workers: when training has taken n batches, exactly n + `depth` are
+sampled, no sooner, and where workers agree on what they sample, no fewer either, whatever becomes
+of them. So the messages of sampling match, also when all workers leave an epoch early.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any
+
+import torch
+from pydantic import BaseModel, Field
+
+from dgl_heta import BatchSource, Stage
+
+
+class PipelineSettings(BaseModel):
+    depth: int = Field(2, ge=1, le=64, description="batches that are made ahead of the one that "
+                       "training computes on; memory holds the rows of so many more")
+    one_core: bool = Field(False, description="make batches ahead on one core without a GPU, too: "
+                           "for rows that come from a slow disk; otherwise nothing is gained there")
+
+
+class Pipeline(BatchSource):
+    """Batches made ahead of time, each stage on a thread."""
+
+    name = "pipeline"
+    settings = PipelineSettings()
+    serves_workers = True
+
+    def batches(self, steps: int, sample: Callable[[int], Any], in_order: bool) -> Iterator[Any]:
+        return map(sample, range(steps))  # on one core
+
+    def staged(self, steps: int, stages: Sequence[Stage], in_order: bool
+               ) -> Generator[Any, None, None]:
+        # Where workers agree on batches, all must be equally far ahead, whatever cores they have.
+        if not (in_order or self.settings.one_core or _can_overlap()):
+            yield from super().staged(steps, stages, in_order)
+            return
+        depth = self.settings.depth
+        line = _Line(steps, stages, in_order)
+        line.allow(depth)
+        try:
+            line.start()
+            for taken in range(1, steps + 1):
+                batch = line.take()
+                line.allow(taken + depth)
+                yield batch
+                del batch  # its memory can be used while the next one is waited for
+        except GeneratorExit:
+            line.close()
+            line.check()
+            raise
+        finally:
+            line.close()
+
+
+def _can_overlap() -> bool:
+    """Whether something can be computed beside training."""
+    cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
+             else os.cpu_count() or 1)
+    return cores > 1 or torch.cuda.is_available()
+
+
+class _Failure:
+    """What a stage raised; it goes down the line in the place of its batch."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+
+class _Line:
+    """The threads of a pass and what they have in common. It does not refer to who takes batches,
+    so who forgets them ends it, too."""
+
+    def __init__(self, steps: int, stages: Sequence[Stage], in_order: bool) -> None:
+        self._steps, self._stages, self._in_order = steps, stages, in_order
+        self._changed = threading.Condition()
+        self._made: list[deque[Any]] = [deque() for _ in stages]
+        """What each stage has made and the next one, last training, has not taken."""
+        self._allowed = 0
+        self._closed = False
+        self._failure: _Failure | None = None
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start a thread for each stage, in which PyTorch's operators use one core."""
+        _running.add(self)
+        cores = torch.get_num_threads()
+        try:
+            for place, stage in enumerate(self._stages):
+                ready = threading.Event()
+                thread = threading.Thread(target=self._work, args=(place, ready), daemon=True,
+                                          name=f"dgl-heta {stage.name}")
+                thread.start()
+                self._threads.append(thread)
+                ready.wait()
+        finally:
+            torch.set_num_threads(cores)  # part of which all threads have in common
+
+    def allow(self, batches: int) -> None:
+        """Let so many batches of the pass be sampled."""
+        with self._changed:
+            self._allowed = min(batches, self._steps)
+            self._changed.notify_all()
+
+    def take(self) -> Any:
+        """The next batch. What a stage raised for it is raised here, with its traceback."""
+        with self._changed:
+            while not self._made[-1]:
+                self._changed.wait()
+            batch = self._made[-1].popleft()
+        if isinstance(batch, _Failure):
+            raise batch.error
+        return batch
+
+    def close(self, at_exit: bool = False) -> None:
+        """Take no more batches, and wait until the threads have ended."""
+        with self._changed:
+            self._closed = True
+            self._in_order = self._in_order and not at_exit
+            for made in self._made:
+                made.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join(_AT_EXIT_S if at_exit else None)
+        _running.discard(self)
+
+    def check(self) -> None:
+        """Raise what sampling raised for a batch that nobody took, if others wait for this worker
+        to sample it."""
+        if self._in_order and self._failure is not None:
+            raise self._failure.error
+
+    def _work(self, place: int, ready: threading.Event) -> None:
+        """One stage, for all batches in order."""
+        try:
+            torch.get_num_threads()  # which gives this thread the process's number, once
+            torch.set_num_threads(1)
+        finally:
+            ready.set()
+        run = self._stages[place].run
+        for step in range(self._steps):
+            given = self._given(place, step)
+            if given is None:
+                return
+            made = given if isinstance(given, _Failure) else _made(run, given)
+            with self._changed:
+                if not self._closed:
+                    self._made[place].append(made)
+                    self._changed.notify_all()
+            if isinstance(made, _Failure):
+                self._failure = made
+                return
+            del given, made
+
+    def _given(self, place: int, step: int) -> Any:
+        """What a stage works on next, or None when it has no more to do."""
+        with self._changed:
+            while True:
+                if not place:
+                    if self._closed and not (self._in_order and step < self._allowed):
+                        return None  # with `_in_order` other workers sample all that was allowed
+                    if step < self._allowed:
+                        return step
+                elif self._closed:
+                    return None
+                elif self._made[place - 1]:
+                    return self._made[place - 1].popleft()
+                self._changed.wait()
+
+
+def _made(run: Callable[[Any], Any], given: Any) -> Any:
+    try:
+        return run(given)
+    except BaseException as error:
+        return _Failure(error)
+
+
+_AT_EXIT_S = 10
+_running: weakref.WeakSet[_Line] = weakref.WeakSet()
+
+
+@atexit.register
+def _end() -> None:
+    """The process ends: so do the threads of a pass that nobody has ended."""
+    for line in list(_running):
+        line.close(at_exit=True)
