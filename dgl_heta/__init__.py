@@ -27,7 +27,7 @@ _LAZY = {
     "Command": "dgl_heta.hooks.protocols",
     "Cutter": "dgl_heta.hooks.protocols",
     "Dataset": "dgl_heta.hooks.protocols",
-    "Kernel": "dgl_heta.hooks.protocols",
+    "Kernel": "dgl_heta.hooks.kernel_protocol",
     "ModelProvider": "dgl_heta.hooks.protocols",
     "ModuleWrapper": "dgl_heta.hooks.protocols",
     "PartitionBackend": "dgl_heta.hooks.protocols",
@@ -116,13 +116,13 @@ if TYPE_CHECKING:
     from dgl_heta.graph.readers.torch_file import SavedObject, read_saved
     from dgl_heta.graph.schema import Relation, Schema
     from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
+    from dgl_heta.hooks.kernel_protocol import Kernel
     from dgl_heta.hooks.protocols import (
         BatchSource,
         CachePolicy,
         Command,
         Cutter,
         Dataset,
-        Kernel,
         ModelProvider,
         ModuleWrapper,
         PartitionBackend,

@@ -13,6 +13,7 @@ from dgl_heta.hooks.specs import hookimpl
 
 if TYPE_CHECKING:
     from dgl_heta.hooks import protocols
+    from dgl_heta.hooks.kernel_protocol import Kernel
 
 
 @hookimpl
@@ -54,7 +55,7 @@ def dgl_heta_module_wrappers() -> list[protocols.ModuleWrapper]:
 
 
 @hookimpl
-def dgl_heta_kernels() -> list[protocols.Kernel]:
+def dgl_heta_kernels() -> list[Kernel]:
     from dgl_heta.nn.kernels import FusedKernel, TorchKernel
 
     return [FusedKernel(), TorchKernel()]

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from dgl_heta._version import __version__
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.hooks import protocols, specs
+from dgl_heta.hooks.kernel_protocol import Kernel
 from dgl_heta.settings import Settings, read_section, section_name
 
 ENTRY_POINT_GROUP = "dgl_heta"
@@ -39,7 +40,7 @@ PROTOCOLS: dict[str, type] = {
     "cutter": protocols.Cutter,
     "module wrapper": protocols.ModuleWrapper,
     "cache policy": protocols.CachePolicy,
-    "aggregation kernel": protocols.Kernel,
+    "aggregation kernel": Kernel,
     "batch source": protocols.BatchSource,
     "dataset": protocols.Dataset,
     "reader": protocols.Reader,

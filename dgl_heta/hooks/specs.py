@@ -15,6 +15,7 @@ import pluggy
 
 if TYPE_CHECKING:
     from dgl_heta.hooks import protocols
+    from dgl_heta.hooks.kernel_protocol import Kernel
 
 hookspec = pluggy.HookspecMarker("dgl_heta")
 hookimpl = pluggy.HookimplMarker("dgl_heta")
@@ -41,7 +42,7 @@ def dgl_heta_cache_policies() -> list[protocols.CachePolicy]:  # type: ignore[em
 
 
 @hookspec
-def dgl_heta_kernels() -> list[protocols.Kernel]:  # type: ignore[empty-body]
+def dgl_heta_kernels() -> list[Kernel]:  # type: ignore[empty-body]
     """Aggregation kernels (AGG_r); selected by `train.kernel`."""
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgl_heta.hooks.protocols import Kernel
+from dgl_heta.hooks.kernel_protocol import Kernel
 from dgl_heta.nn import messages, segments
 from dgl_heta.nn.sums import extreme, sums
 from dgl_heta.sampling.blocks import InEdges

@@ -31,7 +31,7 @@ def whole_graph() -> Any:
 
 def parts(graph: Any, count: int, out: Path, method: str = "meta") -> Path:
     """Partition the graph; returns the part_config."""
-    options = {"target_ntype": "paper"} if method == "meta" else {}
+    options: dict[str, Any] = {"target_ntype": "paper"} if method == "meta" else {}
     partition_graph(graph, "academic", count, str(out), 2, method, **options)
     return out / "academic.json"
 

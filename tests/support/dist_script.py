@@ -302,7 +302,8 @@ class Trainer:
 
     def learnable(self, name: str) -> None:
         """Five steps in which embeddings in the key-value store are trained."""
-        g, found = self.g, {}
+        g = self.g
+        found: dict[str, Any] = {}
         net = self.parallel(make_net(name, self.facts, Case("sage"), learnable=False))
         dense = torch.optim.SGD(net.parameters(), 0.1)
         tables = {}
