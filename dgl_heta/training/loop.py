@@ -129,14 +129,17 @@ def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
 def fingerprint(engine: Engine, settings: Settings) -> str:
     """What must be equal for a checkpoint to be continued."""
     train = settings.train.model_dump(
-        exclude={"epochs", "threads", "device", "eval_every", "precompute_mb", "batches"})
+        exclude={"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
+                 "sampling_threads"})
     plan = engine.plan.to_json()
     for entry in plan.get("ownership", ()):
         del entry["file"]  # its content counts, not where it lies
     content = [engine.store.manifest.to_json()["sha256"], plan,
                settings.task.model_dump(), settings.model.model_dump(), train]
-    if settings.plugins:
-        content.append(settings.plugins)
+    own = {name: given for name, given in settings.plugins.items()
+           if name != settings.train.batches}  # when batches are made changes no numbers
+    if own:
+        content.append(own)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
