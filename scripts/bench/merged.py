@@ -4,9 +4,10 @@
 
 For each synthetic graph and model: milliseconds of processor time of a step (reading, forward,
 backward, update; sampling is left out) by the kernels `fused` and `merged`, and of forward and
-backward alone, beside plain DGL's HeteroGraphConv on the same sampled blocks (GraphConv, GATConv
-and an HGT attention per relation, from systems/distdgl/train.py; no sparse optimizer). One thread.
-Kernels must agree on the loss first. What is not compared: bytes, several workers.
+backward alone, which read and project static features, beside plain DGL's HeteroGraphConv on the
+same batches (GraphConv, GATConv and an HGT attention per relation, from systems/distdgl/train.py,
+without a head and a loss). One thread. Kernels must agree on the loss first. What is not compared:
+bytes, several workers.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from torch import Tensor, nn
 
 from dgl_heta.graph.schema import Schema
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.models import ModelSpec
 from dgl_heta.nn import kernel_in_use, use_kernel
 from dgl_heta.partition.inputs import open_input
 from dgl_heta.planning.making import make_plan
@@ -99,7 +101,7 @@ def measure(store: Store, model: str, args: argparse.Namespace) -> dict[str, Any
     first = next(iter(engines.values()))
     steps = [step for step in first.steps("train", 1) if step.size == args.batch] or first.steps(
         "train", 1)
-    plain = plain_dgl(store.schema, model, args, task.target)
+    plain = plain_dgl(store.schema, first.spec, model, args, task.target)
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in engines}
     of_dgl, losses = [], []
     for turn in range(args.rounds + 2):
@@ -116,7 +118,8 @@ def measure(store: Store, model: str, args: argparse.Namespace) -> dict[str, Any
             if turn == 0:
                 losses.append(float(statistics_of[0]))
         if plain is not None:
-            of_dgl.append(plain(first.sample(step, turn)))
+            batch = first.sample(step, turn)
+            of_dgl.append(plain(batch, first.inputs(batch, train=False)))
     if max(losses) - min(losses) > 1e-4 * abs(losses[0]):
         raise SystemExit(f"the kernels' losses differ: {losses}")
     return {"relations": len(store.schema.relations), "rounds": args.rounds,
@@ -150,9 +153,10 @@ def stopped(engine: Any) -> tuple[Callable[[], float], Callable[[], None]]:
     return lambda: counted[0], end
 
 
-def plain_dgl(schema: Schema, model: str, args: argparse.Namespace, target: str
-              ) -> Callable[[MiniBatch], float] | None:
-    """Seconds of forward and backward of plain DGL's layers on a batch; None without DGL."""
+def plain_dgl(schema: Schema, spec: ModelSpec, model: str, args: argparse.Namespace, target: str
+              ) -> Callable[[MiniBatch, dict[str, Tensor]], float] | None:
+    """Seconds of forward and backward of plain DGL's layers on a batch, static features read and
+    projected as part of it, as here; None without DGL."""
     try:
         import dgl
     except ImportError:
@@ -174,15 +178,18 @@ def plain_dgl(schema: Schema, model: str, args: argparse.Namespace, target: str
             args.hidden, args.hidden, norm="right", bias=False, allow_zero_in_degree=True), g,
             args.hidden)
 
-    layers, tables = nn.ModuleList([layer(), layer()]), {}
+    layers = nn.ModuleList([layer(), layer()])
+    project = nn.ModuleDict({t: nn.Linear(spec.input_dims[t], args.hidden) for t in spec.static})
 
-    def run(batch: MiniBatch) -> float:
+    def run(batch: MiniBatch, inputs: dict[str, Tensor]) -> float:
         blocks = [graph(block) for block in batch.blocks]
-        for ntype, ids in batch.input_nodes.items():
-            tables[ntype] = torch.randn(len(ids), args.hidden, requires_grad=True)
+        rows = {t: x if t in project else x.detach().clone().requires_grad_()
+                for t, x in inputs.items() if len(x)}
         layers.zero_grad(set_to_none=True)
         started = time.process_time()
-        states: dict[str, Tensor] = {t: x for t, x in tables.items() if len(x)}
+        states: dict[str, Tensor] = {
+            t: project[t](x.contiguous().to(torch.float32)) if t in project else x
+            for t, x in rows.items()}
         for one, block in zip(layers, blocks):
             states = one(block, states)
         states[target].square().mean().backward()

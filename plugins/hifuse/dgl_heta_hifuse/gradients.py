@@ -122,9 +122,19 @@ def reading_of(states: Tensor) -> Reading | None:
     if not (states.requires_grad and torch.is_grad_enabled()):
         return None
     states = _viewed(states)
-    known = _readings.get(states)
-    found: Reading | None = known() if known is not None else None
-    if found is None or found.version != states._version:
+    found = _known(states)
+    if found is None:
         found = Reading(states)
         _readings[states] = weakref.ref(found)
     return found
+
+
+def is_read(states: Tensor) -> bool:
+    """Whether another operator reads the tensor already, so that there is an array to add to."""
+    return _known(_viewed(states)) is not None
+
+
+def _known(states: Tensor) -> Reading | None:
+    known = _readings.get(states)
+    found: Reading | None = known() if known is not None else None
+    return found if found is not None and found.version == states._version else None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dgl_heta.nn import FusedKernel, Joined
 from dgl_heta_hifuse import operators
+from dgl_heta_hifuse.gradients import is_read
 
 try:
     from dgl_heta_hifuse import passes, projected
@@ -24,6 +25,11 @@ if TYPE_CHECKING:
     from dgl_heta.tools import InEdges
 
 
+FEW = 16
+"""Below so many relations sums and products are those of `fused`: nothing is gained by one call,
+and joined gradients are copies of rows that are views otherwise (measured on ogbn-mag's shape)."""
+
+
 class MergedKernel(FusedKernel):
     """All relations in one gather and one reduction; gradients of a source type in one array."""
 
@@ -31,7 +37,7 @@ class MergedKernel(FusedKernel):
 
     def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str
                ) -> Sequence[Tensor]:
-        if not _alike(states) or _first(states).dim() != 2:
+        if len(edges) < FEW or not _alike(states) or _first(states).dim() != 2:
             return super().reduce(edges, states, op)
         if not _compiled(edges, states):
             return operators.reduce(edges, states, op)
@@ -102,7 +108,8 @@ class MergedKernel(FusedKernel):
 
     def gather(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]
                ) -> Sequence[Tensor]:
-        if not _alike(states) or not _plain(states):
+        if not _alike(states) or not _plain(states) or (
+                len(states) == 1 and not is_read(states[0])):
             return super().gather(states, rows)
         if _compiled((), states):
             return passes.gather(states, rows)
@@ -110,7 +117,7 @@ class MergedKernel(FusedKernel):
 
     def scatter_sum(self, values: Sequence[Tensor], rows: Sequence[Tensor | slice], like: Tensor
                     ) -> Tensor:
-        if not _alike(values):
+        if not isinstance(values, Joined) or not _alike(values):
             return super().scatter_sum(values, rows, like)
         if _compiled((), values) and like.dtype == _first(values).dtype:
             return passes.scatter_sum(values, rows, like)
@@ -118,6 +125,8 @@ class MergedKernel(FusedKernel):
 
     def matmul(self, rows: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
                ) -> Sequence[Tensor]:
+        if len(weights) < FEW and not isinstance(rows, Joined) and rows[0].dim() == 2:
+            return super().matmul(rows, weights)
         if not _alike(rows) or not _alike(weights) or not _plain(rows) or (
                 _first(rows).dtype != _first(weights).dtype) or _autocast(_first(rows)):
             return super().matmul(rows, weights)

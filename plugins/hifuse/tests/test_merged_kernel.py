@@ -142,6 +142,11 @@ def check(case: Case, name: str, joined: bool) -> None:
         torch.testing.assert_close(got, want, rtol=limit, atol=limit)
 
 
+@pytest.fixture(autouse=True)
+def merge_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_kernel, "FEW", 0)
+
+
 @pytest.fixture(params=["compiled", "operators"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """By compiled passes, and by PyTorch's operators, as elsewhere than on CPU."""
@@ -318,7 +323,8 @@ def test_every_case_of_raf_is_exact(tmp_path: Path, model: str) -> None:
      "relation 0 of 2: 4 edge rows are given for 5"),
     (lambda c: MERGED.e_sum(c.edges, [torch.zeros(5, 1), torch.zeros(1, 1)]),
      "relation 1 of 2: 1 edge rows are given for 2"),
-    (lambda c: MERGED.gather([torch.zeros(3, 2)], [torch.tensor([3])]), "a row is asked for of 3"),
+    (lambda c: MERGED.gather([torch.zeros(3, 2)] * 2, [torch.tensor([3])] * 2),
+     "a row is asked for of 3"),
 ])
 def test_what_does_not_fit_is_named(wrong: Callable[[Case], Any], words: str) -> None:
     pytest.importorskip("numba")
@@ -341,6 +347,17 @@ def test_a_csc_that_is_none_is_refused(indptr: list[int]) -> None:
     edges = [InEdges(torch.tensor(indptr), torch.zeros(2, dtype=torch.int32))]
     with pytest.raises(InputError, match="relation 0 of 1: indptr and indices are no CSC"):
         MERGED.reduce(edges, [torch.zeros(3, 2)], "sum")
+
+
+def test_few_relations_are_summed_as_by_fused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged_kernel, "FEW", 3)
+    states = torch.randn(4, 3)
+    for relations in (2, 3):
+        case = Case([[2, 0], [1, 2], [1]][:relations], [4], [0, 0, 0][:relations])
+        found = MERGED.reduce(case.edges, [states] * relations, "sum")
+        assert isinstance(found, Joined) == (relations == 3)
+        for got, want in zip(found, TORCH.reduce(case.edges, [states] * relations, "sum")):
+            torch.testing.assert_close(got, want)
 
 
 def test_half_precision_and_other_shapes_go_other_ways() -> None:
