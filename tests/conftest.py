@@ -24,8 +24,6 @@ NEED_DGL = ("distdgl", "graphbolt")  # folders whose modules import DGL
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "needs(what): skip where `dgl` or `hosts` are not there, or "
-                                       "fail where HETA_TESTS_NEED says that they must be")
     for what in needs.REQUIRED:
         needs.lacking(what)  # an unknown name ends the run here
 

@@ -63,7 +63,7 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
                                         for relation, share in plan.roots(part.index).items()),
                                     "shared")
             assert any(s.count > 1 for p in plan.partitions for s in p.sub_metatrees.values())
-    engine = build_engine(store, plan, settings, plugins, scratch)
+    engine = build_engine(store, plan, settings, plugins.configured(settings), scratch)
     found: dict[str, np.ndarray] = {}
     step = 0
     for epoch in range(EPOCHS):

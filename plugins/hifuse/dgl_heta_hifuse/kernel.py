@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from dgl_heta.nn import FusedKernel, Joined
@@ -25,19 +26,24 @@ if TYPE_CHECKING:
     from dgl_heta.tools import InEdges
 
 
-FEW = 16
-"""Below so many relations sums and products are those of `fused`: nothing is gained by one call,
-and joined gradients are copies of rows that are views otherwise (measured on ogbn-mag's shape)."""
+class MergedSettings(BaseModel):
+    """Settings `[plugins.merged]`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    few: int = Field(16, ge=0, description="below so many relations sums and products are those "
+                     "of fused: little is gained by one call then")
 
 
 class MergedKernel(FusedKernel):
     """All relations in one gather and one reduction; gradients of a source type in one array."""
 
     name = "merged"
+    settings = MergedSettings()
 
     def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str
                ) -> Sequence[Tensor]:
-        if len(edges) < FEW or not _alike(states) or _first(states).dim() != 2:
+        if len(edges) < self.settings.few or not _alike(states) or _first(states).dim() != 2:
             return super().reduce(edges, states, op)
         if not _compiled(edges, states):
             return operators.reduce(edges, states, op)
@@ -125,7 +131,7 @@ class MergedKernel(FusedKernel):
 
     def matmul(self, rows: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
                ) -> Sequence[Tensor]:
-        if len(weights) < FEW and not isinstance(rows, Joined) and rows[0].dim() == 2:
+        if len(weights) < self.settings.few and not isinstance(rows, Joined) and rows[0].dim() == 2:
             return super().matmul(rows, weights)
         if not _alike(rows) or not _alike(weights) or not _plain(rows) or (
                 _first(rows).dtype != _first(weights).dtype) or _autocast(_first(rows)):

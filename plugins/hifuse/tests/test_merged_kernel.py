@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from dgl_heta_hifuse import kernel as merged_kernel
-from dgl_heta_hifuse.kernel import MergedKernel
+from dgl_heta_hifuse.kernel import MergedKernel, MergedSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -27,6 +27,7 @@ from tests.support.graphs import academic, with_tasks
 
 HEADS, WIDTH, OUT = 2, 3, 4
 MERGED, TORCH = MergedKernel(), TorchKernel()
+MERGED.settings = MergedSettings(few=0)
 TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-10}
 Lists = list[Sequence[Tensor]]
 
@@ -140,11 +141,6 @@ def check(case: Case, name: str, joined: bool) -> None:
     for got, want in zip(outcome(MERGED, case, name, joined), outcome(TORCH, case, name, joined),
                          strict=True):
         torch.testing.assert_close(got, want, rtol=limit, atol=limit)
-
-
-@pytest.fixture(autouse=True)
-def merge_few(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merged_kernel, "FEW", 0)
 
 
 @pytest.fixture(params=["compiled", "operators"])
@@ -300,7 +296,7 @@ def test_every_case_of_raf_is_exact(tmp_path: Path, model: str) -> None:
     for parts in ("one", "two"):
         (tmp_path / parts).mkdir()
     reference: dict[str, Any] = {"train.kernel": "torch"}
-    merged: dict[str, Any] = {"train.kernel": "merged"}
+    merged: dict[str, Any] = {"train.kernel": "merged", "plugins.merged": {"few": 0}}
     alone = run(job(tmp_path / "store", tmp_path / "one", 1, names, **reference), tmp_path / "one")
     both = run(job(tmp_path / "store", tmp_path / "two", 2, names, guests=True, **merged),
                tmp_path / "two")
@@ -350,7 +346,7 @@ def test_a_csc_that_is_none_is_refused(indptr: list[int]) -> None:
 
 
 def test_few_relations_are_summed_as_by_fused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merged_kernel, "FEW", 3)
+    monkeypatch.setattr(MERGED, "settings", MergedSettings(few=3))
     states = torch.randn(4, 3)
     for relations in (2, 3):
         case = Case([[2, 0], [1, 2], [1]][:relations], [4], [0, 0, 0][:relations])
