@@ -10,6 +10,7 @@ parts and the settings of `dgl-heta launch` differ:
                             (`train.learnable=replica`, as in the paper).
   heta-shared               the same with heavy sub-metatrees shared for equal work (method
                             meta-shared): more stored per host, less waiting.
+  heta-merged               as heta-shared, with the kernel of plugins/hifuse.
   heta-exact                as heta, learnable features exactly as DistDGL has them.
   graphlearn                GraphLearn-for-PyTorch by its own script (systems/graphlearn), with
                             --graphlearn PYTHON: R-GCN on graphs with features on all types.
@@ -58,6 +59,7 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
     "relation-random": ("relation-random", HETA),
     "heta": ("meta", HETA),
     "heta-shared": ("meta-shared", HETA),
+    "heta-merged": ("meta-shared", [*HETA, "--set", "train.kernel=merged"]),
     "heta-exact": ("meta", ["--set", "train.learnable=exact"]),
     "graphlearn": ("graphlearn", []),
 }
