@@ -54,6 +54,7 @@ _LAZY = {
     "enable": "dgl_heta.distdgl.activate",
     "disable": "dgl_heta.distdgl.activate",
     "all_seeds": "dgl_heta.distdgl.group_seeds",
+    "register_hetero_conv": "dgl_heta.distdgl.hetero_convs",
     "load_model": "dgl_heta.training.checkpoint",
     "HetaError": "dgl_heta.errors",
     "InputError": "dgl_heta.errors",
@@ -104,6 +105,7 @@ __all__ = [
     "open_edges",
     "partition_graph",
     "read_saved",
+    "register_hetero_conv",
     "slot",
     "write_store",
 ]
@@ -111,6 +113,7 @@ __all__ = [
 if TYPE_CHECKING:
     from dgl_heta.distdgl.activate import disable, enable
     from dgl_heta.distdgl.group_seeds import all_seeds
+    from dgl_heta.distdgl.hetero_convs import register_hetero_conv
     from dgl_heta.errors import HetaError, InputError
     from dgl_heta.graph.readers.files import open_edges
     from dgl_heta.graph.readers.torch_file import SavedObject, read_saved

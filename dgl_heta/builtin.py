@@ -42,9 +42,9 @@ def dgl_heta_datasets() -> list[protocols.Dataset]:
 
 @hookimpl
 def dgl_heta_readers() -> list[protocols.Reader]:
-    from dgl_heta.graph.readers import EdgeFiles, GraphBolt, Ogb
+    from dgl_heta.graph.readers import DistDGLParts, EdgeFiles, GraphBolt, Ogb
 
-    return [GraphBolt(), EdgeFiles(), Ogb()]
+    return [GraphBolt(), EdgeFiles(), DistDGLParts(), Ogb()]
 
 
 @hookimpl

@@ -8,7 +8,12 @@ both as one line without a traceback.
 from __future__ import annotations
 
 import difflib
+import itertools
+import reprlib
 from collections.abc import Iterable
+
+LONGEST_MESSAGE = 900
+"""Characters of a message; what is longer is cut in the middle."""
 
 
 class HetaError(Exception):
@@ -20,7 +25,7 @@ class HetaError(Exception):
     exit_status = 1
 
     def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
+        super().__init__(shortened(message, LONGEST_MESSAGE))
         self.details = details
 
 
@@ -30,9 +35,41 @@ class InputError(HetaError):
     exit_status = 2
 
 
+def shortened(text: str, limit: int = 200) -> str:
+    """A text of at most `limit` characters: its head and its tail, and how many are left out."""
+    if len(text) <= limit:
+        return text
+    kept = max(limit - 40, 8)
+    tail = kept // 3
+    return f"{text[:kept - tail]} … ({len(text) - kept} characters) … {text[-tail:]}"
+
+
+def quoted(value: object, limit: int = 200) -> str:
+    """What was given, as a message shows it: its `repr`, shortened, whatever it holds."""
+    if isinstance(value, str):
+        return shortened(repr(shortened(value, limit)), limit)
+    shown = reprlib.Repr()
+    shown.maxlevel, shown.maxstring, shown.maxother, shown.maxlong = 3, limit, limit, 80
+    try:
+        return shortened(shown.repr(value), limit)
+    except ValueError:  # a whole number of thousands of digits
+        return f"{type(value).__name__} that is too large to be shown"
+
+
+class RelationError(InputError):
+    """What a kernel is given of one of several relations does not fit.
+
+    The kernel knows the relation's `place` in the call, of `count`; who calls it knows its name.
+    """
+
+    def __init__(self, place: int, count: int, text: str) -> None:
+        super().__init__(f"relation {place} of {count}: {text}")
+        self.place, self.text = place, text
+
+
 def listing(names: Iterable[object], limit: int = 12) -> str:
     """`a, b, c` of the sorted names, cut after `limit` with the number left out."""
-    items = sorted(str(name) for name in names)
+    items = sorted(shortened(str(name), 80) for name in names)
     if len(items) > limit:
         return ", ".join(items[:limit]) + f", … ({len(items) - limit} more)"
     return ", ".join(items) if items else "(none)"
@@ -40,5 +77,9 @@ def listing(names: Iterable[object], limit: int = 12) -> str:
 
 def nearest(name: str, names: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the most similar of the names, or an empty string."""
-    match = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
+    if len(name) > 200:  # which takes time with its square
+        return ""
+    known = [known for known in itertools.islice(names, 5000)
+             if len(known) <= 200 and known != name]
+    match = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean '{match[0]}'?" if match else ""

@@ -11,7 +11,7 @@ own store.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -103,6 +103,18 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
         """The feature's metadata."""
         return self._store.metadata(domain, type_name, feature_name)
 
+    def count(self, domain: str, type_name: str | None, feature_name: str) -> int:
+        """The number of rows; from DGL 2.4 on."""
+        rows: int = self._store.count(domain, type_name, feature_name)
+        return rows
+
+    def __getitem__(self, key: Key) -> StoredFeature:
+        """A feature that is read through this store: what DGL 2.4 fetches features by."""
+        return StoredFeature(self, key)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self.keys()
+
     def update(self, domain: str, type_name: str | None, feature_name: str, value: Tensor,
                ids: Tensor | None = None) -> None:
         """Write to the feature, which is read from the other store from then on."""
@@ -138,7 +150,7 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
             pass  # labels and the like: nobody expects them to be cached
         elif some.device.type != "cpu":
             reason = f"it is on {some.device} already"
-        elif some.requires_grad:
+        elif some.requires_grad or getattr(_tensor_of(self._store, key), "requires_grad", False):
             reason = "it requires gradients"
         elif count is None:
             reason = "its number of rows is not known (give counts)"
@@ -158,12 +170,70 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
 
 def rows_of(store: Any, key: Key) -> int | None:
     """How many rows a feature has; None if that cannot be found out without reading it."""
+    tensor = _tensor_of(store, key)
+    return None if tensor is None else len(tensor)
+
+
+def _tensor_of(store: Any, key: Key) -> Tensor | None:
+    """The rows of a `TorchBasedFeature`; None of others."""
     features = getattr(store, "_features", None)
     tensor = getattr((features or {}).get(key), "_tensor", None)
-    return len(tensor) if isinstance(tensor, Tensor) else None
+    return tensor if isinstance(tensor, Tensor) else None
 
 
-class CachedFeature(gb.Feature):  # type: ignore[misc]
+class _Rows:
+    """What DGL 2.4 waits for."""
+
+    def __init__(self, rows: Tensor) -> None:
+        self._rows = rows
+
+    def wait(self) -> Tensor:
+        return self._rows
+
+
+class AsyncReads(gb.Feature):  # type: ignore[misc]
+    """Reads in stages, as DGL 2.4 asks for them: all is read in the first, and only, stage."""
+
+    def read_async(self, ids: Tensor) -> Iterator[_Rows]:
+        """Yields what has the rows `ids`, at its `wait()`."""
+        yield _Rows(self.read(ids))
+
+    def read_async_num_stages(self, ids_device: torch.device) -> int:
+        """The number of stages of :meth:`read_async`."""
+        return 1
+
+
+class StoredFeature(AsyncReads):
+    """One feature of a feature store, read and written through the store."""
+
+    def __init__(self, store: Any, key: Key) -> None:
+        super().__init__()
+        self._store, self._key = store, key
+
+    def read(self, ids: Tensor | None = None) -> Tensor:
+        """The rows `ids`, or all of them."""
+        rows: Tensor = self._store.read(*self._key, ids)
+        return rows
+
+    def size(self) -> torch.Size:
+        """The shape of a row."""
+        return self._store.size(*self._key)
+
+    def count(self) -> int:
+        """The number of rows."""
+        rows: int = self._store.count(*self._key)
+        return rows
+
+    def update(self, value: Tensor, ids: Tensor | None = None) -> None:
+        """Write to the feature."""
+        self._store.update(*self._key, value, ids)
+
+    def metadata(self) -> Any:
+        """The feature's metadata."""
+        return self._store.metadata(*self._key)
+
+
+class CachedFeature(AsyncReads):
     """One feature with copies of some rows: as :class:`CachedFeatureStore`, for a `gb.Feature`.
 
     Parameters
@@ -188,6 +258,11 @@ class CachedFeature(gb.Feature):  # type: ignore[misc]
     def size(self) -> torch.Size:
         """The shape of a row."""
         return self._feature.size()
+
+    def count(self) -> int:
+        """The number of rows; from DGL 2.4 on."""
+        rows: int = self._feature.count()
+        return rows
 
     def update(self, value: Tensor, ids: Tensor | None = None) -> None:
         """Write to the feature, which is not cached from then on."""

@@ -22,6 +22,15 @@ _LAZY = {
     "new_directory": "dgl_heta.system.files",
     "replacing": "dgl_heta.system.files",
     "write_atomic": "dgl_heta.system.files",
+    "check_file": "dgl_heta.system.sums",
+    "file_sum": "dgl_heta.system.sums",
+    "read_signed": "dgl_heta.system.sums",
+    "write_signed": "dgl_heta.system.sums",
+    "log_line": "dgl_heta.report.log",
+    "new_array": "dgl_heta.system.disk",
+    "check_room": "dgl_heta.system.disk",
+    "reserve": "dgl_heta.system.disk",
+    "scratch_directory": "dgl_heta.system.leftovers",
     "optional": "dgl_heta.system.optional",
     "peak_rss_mb": "dgl_heta.system.memory",
     # graphs and partitions
@@ -63,11 +72,13 @@ _LAZY = {
 
 __all__ = [
     "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "NodeShape", "Plugins",
-    "RelationShape", "SettingsOptions", "Shape", "Traffic", "check_source", "config_name",
-    "data_parallel", "generate", "grouped", "init_workers", "kernel", "listing", "load_settings",
-    "make_request", "nearest", "new_directory", "new_rows", "open_input", "optional", "out",
-    "peak_rss_mb", "plugins", "print_json", "progress", "read_dgl_graph", "replacing",
-    "run_workers", "section_name", "table", "worker_main", "write_atomic",
+    "RelationShape", "SettingsOptions", "Shape", "Traffic", "check_file", "check_room",
+    "check_source", "config_name", "data_parallel", "file_sum", "generate", "grouped",
+    "init_workers", "kernel", "listing", "load_settings", "log_line", "make_request", "nearest",
+    "new_array", "new_directory", "new_rows", "open_input", "optional", "out", "peak_rss_mb",
+    "plugins", "print_json", "progress", "read_dgl_graph", "read_signed", "replacing", "reserve",
+    "run_workers", "scratch_directory", "section_name", "table", "worker_main", "write_atomic",
+    "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -86,13 +97,17 @@ if TYPE_CHECKING:
     from dgl_heta.partition.request import make_request
     from dgl_heta.raf.wrapper import data_parallel
     from dgl_heta.report.console import Advance, out, print_json, progress, table
+    from dgl_heta.report.log import log_line
     from dgl_heta.sampling.blocks import InEdges
     from dgl_heta.settings import load_settings, section_name
     from dgl_heta.store.writer import check_source
+    from dgl_heta.system.disk import check_room, new_array, reserve
     from dgl_heta.system.files import new_directory, replacing, write_atomic
     from dgl_heta.system.jit import COMPILES, kernel
+    from dgl_heta.system.leftovers import scratch_directory
     from dgl_heta.system.memory import peak_rss_mb
     from dgl_heta.system.optional import optional
+    from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 
 
 def __getattr__(name: str) -> Any:

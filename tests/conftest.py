@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +18,10 @@ from tests.support.needs import pytest_runtest_setup  # noqa: F401
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Seconds on a machine that others use say nothing.
-hypothesis.settings.register_profile("patient", deadline=None)
+# The same examples each time, so that a change fails for what it changes. HETA_TESTS_RANDOM=1 draws
+# others each time, as scripts/campaign/fuzz.py does.
+hypothesis.settings.register_profile(
+    "patient", deadline=None, derandomize="HETA_TESTS_RANDOM" not in os.environ)
 hypothesis.settings.load_profile("patient")
 
 NEED_DGL = ("distdgl", "graphbolt")  # folders whose modules import DGL

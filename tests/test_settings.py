@@ -51,6 +51,13 @@ def test_defaults_are_valid():
     assert load().model.layers == 2
 
 
+def test_a_batch_is_of_a_worker_or_of_all_together(toml):
+    assert load("train.batch_size=7").train.step_size(3) == 21
+    assert load("train.global_batch_size=7").train.step_size(3) == 7
+    message = refused("train.global_batch_size=7", file=toml("[train]\nbatch_size = 1024\n"))
+    assert "leave one of them out" in message
+
+
 def test_the_file_is_weaker_than_the_environment_and_that_than_set(toml):
     file = toml("[train]\nlr = 0.1\nepochs = 3\nbatch_size = 7\n[model]\nhidden = 16\n")
     loaded = load("train.lr=0.3", file=file, DGL_HETA_TRAIN__LR="0.2", DGL_HETA_TRAIN__EPOCHS="4")
@@ -192,7 +199,9 @@ def test_there_is_a_fanout_per_layer():
 
 
 @pytest.mark.parametrize(("content", "words"), [
-    (b"[train", "are not TOML"), (b"\xff", "are not TOML"), (b"train = ", "are not TOML")])
+    (b"a = " + b"[" * 50_000, "nested too deeply"), (b"a" + b".a" * 50_000 + b" = 1", "200 dots"),
+    (b"x = " + b"9" * 6000, "is not TOML"), (b"#" * 300_000, "256 KiB"),
+    (b"[train", "is not TOML"), (b"\xff", "is not TOML"), (b"train = ", "is not TOML")])
 def test_a_damaged_file_is_refused_by_name(tmp_path, content, words):
     file = tmp_path / "heta.toml"
     file.write_bytes(content)

@@ -36,6 +36,9 @@ class _Feature:
     batches: int = 0
     cached: CachedRows | None = None
     rows: int = 0
+    hits: int = 0
+    """Reads, and those of them that hit, since the cache was filled, but those of `cached`."""
+    written: bool = False
     penalty: float = 0.0
 
 
@@ -156,7 +159,9 @@ class ObservingCache:
             feature = self._features[key]
             if feature.cached is not None:
                 log.warning("%s was written to, so it is not cached any longer", _name(key))
-            feature.cached = None
+                feature.rows += feature.cached.rows
+                feature.hits += feature.cached.hits
+            feature.cached, feature.written = None, True
             feature.costly = np.empty(0, np.int64)  # nor later
 
     def stats(self) -> dict[Hashable, dict[str, Any]]:
@@ -164,8 +169,8 @@ class ObservingCache:
 
         The penalty is in seconds per byte.
         """
-        return {key: {"reads": f.cached.rows if f.cached else f.rows,
-                      "hits": f.cached.hits if f.cached else 0,
+        return {key: {"reads": f.rows + (f.cached.rows if f.cached else 0),
+                      "hits": f.hits + (f.cached.hits if f.cached else 0),
                       "rows": len(f.cached.slots) if f.cached else 0,
                       "cached_bytes": f.cached.bytes if f.cached else 0,
                       "penalty": f.penalty} for key, f in self._features.items()}
@@ -174,10 +179,16 @@ class ObservingCache:
         """One line for people."""
         if not self.filled:
             return f"policy {self.policy.name}, not filled yet"
-        parts = [f"{_name(key)}: {s['rows']:,} rows" + (
-            f", {s['hits'] / s['reads']:.1%} hits" if s["reads"] else "")
-            for key, s in self.stats().items() if s["rows"]]
-        free = [_name(key) for key, s in self.stats().items() if not s["rows"]]
+        parts, free = [], []
+        for key, s in self.stats().items():
+            if not s["rows"] and not s["hits"]:
+                free.append(_name(key))
+                continue
+            rows = f"{s['rows']:,} rows"
+            if self._features[key].written:
+                rows = f"{s['hits']:,} hits before it was written to, not cached since"
+            parts.append(f"{_name(key)}: {rows}" + (
+                f", {s['hits'] / s['reads']:.1%} hits" if s["reads"] else ""))
         if free:
             parts.append(f"not cached: {', '.join(free)}")
         return f"policy {self.policy.name}, {'; '.join(parts) or 'nothing cached'}"

@@ -21,13 +21,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from dgl_heta.cache.penalties import Penalty
-from dgl_heta.errors import InputError
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.system.files import replacing
+from dgl_heta.system.sums import agrees, signed
 
 _SETTINGS = {"epochs": "cache.epochs", "fanouts": "train.fanouts", "learnable": "train.learnable",
-             "batch_size": "train.batch_size", "seed_states": "train.seed_states"}
+             "batch_size": "train.batch_size", "seed_states": "train.seed_states",
+             "global_batch_size": "train.global_batch_size"}
 FORMAT, VERSION = "dgl-heta-profile", 1
 DIRECTORY = "profiles"
+_BROKEN = (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, OverflowError,
+           RecursionError)
+"""What reading a file raises that is no profile, however it was signed."""
 
 
 @dataclass(frozen=True)
@@ -112,10 +117,12 @@ class ProfileFiles:
                 if visits.shape != (counts[ntype],) or visits.dtype != np.int64 or (
                         visits < 0).any():
                     raise ValueError(f"visits of '{ntype}' are {visits.dtype}{visits.shape}")
+                if note["types"].get(ntype) != _sum(visits):
+                    raise ValueError(f"the checksum of the visits of '{ntype}' does not agree")
             if not 1 <= note["batches"] < 2**62:
                 raise ValueError(f"it is of {note['batches']} batches")
             return Visits(found, int(note["batches"]), float(note["seconds"]))
-        except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        except _BROKEN as error:
             if self._given:
                 raise InputError(f"profile {self._visits} is damaged: {error}") from None
             return None  # made again
@@ -123,10 +130,11 @@ class ProfileFiles:
     def save_visits(self, visits: Visits) -> bool:
         """Store visits; False where the directory cannot be written."""
         note = {"format": FORMAT, "version": VERSION, "sampling": self._sampling,
-                "batches": visits.batches, "seconds": visits.seconds}
+                "batches": visits.batches, "seconds": visits.seconds,
+                "types": {t: _sum(c) for t, c in visits.counts.items()}}
         tensors = {f"visits.{t}": torch.from_numpy(c) for t, c in visits.counts.items()}
         return self._replace(self._visits, lambda path: save_file(
-            tensors, path, {"profile": json.dumps(note)}))
+            tensors, path, {"profile": json.dumps(signed(note))}))
 
     def load_penalties(self, row_bytes: Mapping[str, int]) -> dict[str, Penalty] | None:
         """The stored penalties of rows of these sizes, or None if there are none that fit.
@@ -139,14 +147,14 @@ class ProfileFiles:
         if not self._penalties.is_file():
             return None  # another machine: measured here
         try:
-            note = json.loads(self._penalties.read_text(encoding="utf-8"))
+            note = _checked(json.loads(self._penalties.read_text(encoding="utf-8")))
             if note["machine"] != self._machine:
                 raise ValueError("it is of another machine than its name says")
             found = {t: Penalty.from_json(note["types"][t]) for t in row_bytes}
             if {t: p.row_bytes for t, p in found.items()} != dict(row_bytes):
                 raise ValueError("its rows have other sizes")
             return found
-        except (OSError, KeyError, TypeError, ValueError, AttributeError) as error:
+        except _BROKEN as error:
             if self._given:
                 raise InputError(f"profile {self._penalties} is damaged: {error}") from None
             return None
@@ -156,7 +164,7 @@ class ProfileFiles:
         note = {"format": FORMAT, "version": VERSION, "machine": self._machine,
                 "types": {t: p.to_json() for t, p in penalties.items()}}
         return self._replace(self._penalties, lambda path: path.write_text(
-            json.dumps(note, indent=1) + "\n", encoding="utf-8"))
+            json.dumps(signed(note), indent=1) + "\n", encoding="utf-8"))
 
     def _replace(self, path: Path, write: Callable[[Path], object]) -> bool:
         try:
@@ -164,9 +172,10 @@ class ProfileFiles:
             with replacing(path) as temporary:
                 write(temporary)
             return True
-        except (OSError, SafetensorError):
+        except (OSError, SafetensorError) as error:
             if self._given:
-                raise InputError(f"cannot write the profile {path}") from None
+                reason = getattr(error, "strerror", None) or error
+                raise HetaError(f"cannot write the profile {path}: {reason}") from None
             return False
 
     def _other(self) -> str:
@@ -182,17 +191,26 @@ class ProfileFiles:
                                 f"({_short(made.get(name))} instead of {_short(wanted)}); make "
                                 "one with `dgl-heta profile` and the same settings, or leave "
                                 "cache.profile out")
-            except (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError):
+            except _BROKEN:
                 continue
         return (f"there is no profile for worker {self._rank} in {self.directory}; make one with "
                 "`dgl-heta profile --out`, or leave cache.profile out")
 
 
 def _note(file: Any) -> dict[str, Any]:
-    note = json.loads((file.metadata() or {})["profile"])
+    return _checked(json.loads((file.metadata() or {})["profile"]))
+
+
+def _checked(note: Any) -> dict[str, Any]:
     if not isinstance(note, dict) or note["format"] != FORMAT or note["version"] != VERSION:
         raise ValueError(f"it is no profile of version {VERSION}")
+    if not agrees(note):
+        raise ValueError("its checksum does not agree, or it has none; make it again")
     return note
+
+
+def _sum(visits: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(visits).data).hexdigest()
 
 
 def _short(value: Any) -> str:

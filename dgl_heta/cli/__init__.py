@@ -6,6 +6,7 @@ once. Errors are one line on standard error: exit status 2 for wrong input, 1 fo
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from typing import Annotated, Any
@@ -14,6 +15,7 @@ import typer
 
 from dgl_heta._version import __version__
 from dgl_heta.cli import (
+    check_model,
     datasets,
     guests,
     inspect,
@@ -28,15 +30,16 @@ from dgl_heta.cli import (
     settings,
     train,
 )
-from dgl_heta.errors import HetaError
+from dgl_heta.errors import LONGEST_MESSAGE, HetaError, shortened
 from dgl_heta.report.console import err
+from dgl_heta.system.parent import die_with_torchrun
 
 app = typer.Typer(name="dgl-heta", cls=guests.Commands, pretty_exceptions_enable=False,
                   rich_markup_mode="rich", add_completion=False,
                   help="Meta-partitioning and RAF training of heterogeneous GNNs.",
                   epilog="Plugins bring further commands; `dgl-heta plugins` lists them.")
-for command in (plan, partition, train, predict, profile, run, inspect, plugins, datasets,
-                settings, launch, prove):
+for command in (plan, partition, train, predict, profile, check_model, run, inspect, plugins,
+                datasets, settings, launch, prove):
     app.add_typer(command.app)
 UsageError: Any = typer.BadParameter.__base__  # its home depends on the version of typer
 
@@ -56,6 +59,7 @@ def _root(context: typer.Context, version: Annotated[bool, typer.Option(
 
 def main() -> None:
     """The entry point; turns errors into a line and an exit status."""
+    die_with_torchrun()
     for stream in (sys.stdout, sys.stderr):  # a picture in ASCII beats a lost exit status
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -72,8 +76,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
     except OSError as error:
-        status = _fail(1, ": ".join(str(x) for x in (error.filename, error.strerror or error)
-                                    if x))
+        parts = (error.filename, error.strerror or error)
+        status = _fail(2 if error.errno == errno.ENAMETOOLONG else 1,
+                       ": ".join(str(x) for x in parts if x))
     except MemoryError as error:
         status = _fail(1, f"not enough memory: {error}")
     except (KeyboardInterrupt, typer.Abort):
@@ -88,7 +93,7 @@ def _fail(status: int, message: str, details: str = "") -> int:
 
     if details:
         print(details, file=sys.stderr)
-    line = printable(" ".join(message.splitlines()))
+    line = shortened(printable(" ".join(message.splitlines())), LONGEST_MESSAGE)
     err.print(f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
     return status
 

@@ -7,7 +7,13 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import HetaError, InputError
+
+
+class InterruptedCommandError(HetaError):
+    """Ctrl-C ended a command that says no more about it."""
+
+    exit_status = 130
 
 
 class Commands(TyperGroup):
@@ -18,6 +24,12 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, cmd_name) or self._guest(cmd_name)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # typer would end without a word
+            raise InterruptedCommandError("interrupted") from None
 
     def _guest(self, name: str) -> Any:
         from dgl_heta.hooks.manager import plugins

@@ -7,9 +7,10 @@ import math
 import os
 import signal
 import sys
+import threading
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from dgl_heta.launch.activation import Command
     from dgl_heta.launch.cluster import Host, Roles
     from dgl_heta.launch.emulated import Link
-    from dgl_heta.launch.script_job import ScriptJob
+    from dgl_heta.launch.script_job import Outcome, ScriptJob
 
 app = typer.Typer()
 EXAMPLE = ("Example: dgl-heta launch --hosts 2 --rate 1gbit --part-config data/mag.json "
@@ -119,7 +120,8 @@ class ProcessOptions:
     graph_format: Annotated[str, typer.Option(
         help="Formats of the graph in servers: csc, csr, coo, separated by commas.")] = "csc"
     env: Annotated[list[str], typer.Option(
-        metavar="NAME=VALUE", help="A variable for all processes; repeat it for more.")] = field(
+        metavar="NAME[=VALUE]", help="A variable for all processes; repeat it for more. Without "
+        "a value it is this command's own, so that a secret is on no command line.")] = field(
             default_factory=list)
     workdir: Annotated[Path | None, typer.Option(
         metavar="DIR", help="Where the processes start, on every host. Default: here.")] = None
@@ -138,10 +140,19 @@ class ProcessOptions:
         variables = {}
         for text in self.env:
             name, equals, value = text.partition("=")
-            if not equals or not name:
-                raise InputError(f"--env {text}: write NAME=VALUE")
-            variables[name] = value
+            if not name:
+                raise InputError(f"--env {text}: write NAME=VALUE, or NAME for the variable of "
+                                 "this command")
+            if not equals and name not in os.environ:
+                raise InputError(f"--env {name}: there is no variable {name} here; set it, or "
+                                 f"write {name}=VALUE")
+            variables[name] = value if equals else os.environ[name]
         return variables
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Variables whose values were not written on the command line."""
+        return frozenset(text for text in self.env if "=" not in text)
 
 
 @dataclass(frozen=True)
@@ -192,18 +203,23 @@ def launch(
     """
     from dgl_heta.cli.launch_output import line_printer, show_outcome, show_processes
     from dgl_heta.launch.hosts import run_on_hosts
+    from dgl_heta.system.files import write_atomic
 
+    if output.json_file is not None:
+        _check_file(output.json_file)
     job, ours = make_job(command_of(command, source), part_config, hosts, emulation, processes,
                          limits)
     if ours and not job.command.active:
         note(f"{part_config} was made by meta-partitioning, which plain DistDGL refuses; "
              "give -c heta.toml or --set (as --set train.wrapper=raf)")
     if output.dry_run:
-        show_processes(job, output.as_json)
+        show_processes(job, output.as_json, processes.hidden)
         return
     outcome = run_on_hosts(job, line_printer(job))
     if output.json_file is not None:
-        output.json_file.write_text(json.dumps(outcome.to_json(job)) + "\n", encoding="utf-8")
+        write_atomic(output.json_file, json.dumps(outcome.to_json(job)) + "\n")
+    if outcome.unprinted:
+        _leave_unread(outcome)
     show_outcome(job, outcome)
     if output.as_json:
         print_json(outcome.to_json(job))
@@ -212,6 +228,31 @@ def launch(
         raise typer.Exit(outcome.status)
     if outcome.error is not None:
         raise outcome.error
+
+
+def _check_file(path: Path) -> None:
+    """
+    Raises
+    ------
+    InputError
+        The summary cannot be written there.
+    """
+    directory = path.absolute().parent
+    if not directory.is_dir():
+        raise InputError(f"--json-file {path}: there is no directory {directory}; make it")
+    if path.is_dir() or not os.access(path if path.exists() else directory, os.W_OK):
+        raise InputError(f"--json-file {path} cannot be written; name another file")
+
+
+def _leave_unread(outcome: Outcome) -> NoReturn:
+    """End this process though nobody reads what it writes; the error is written if it can be."""
+    message = (f"ended by {signal.Signals(outcome.signal).name}" if outcome.signal is not None
+               else str(outcome.error))
+    last = threading.Thread(target=os.write, args=(2, f"error: {message}\n".encode()),
+                            daemon=True)
+    last.start()
+    last.join(1.0)
+    os._exit(outcome.status)
 
 
 def make_job(command: Command, part_config: Path, hosts: HostOptions, emulation: EmulationOptions,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from rich.text import Text
 
@@ -30,13 +31,16 @@ def line_printer(job: ScriptJob) -> Callable[[str, str, str], None]:
     return show
 
 
-def show_processes(job: ScriptJob, as_json: bool) -> None:
-    """Every process with its environment and command, as they would be started."""
+def show_processes(job: ScriptJob, as_json: bool, hidden: Collection[str] = ()) -> None:
+    """Every process with its environment and command, as they would be started; of `hidden`
+    variables the names alone."""
     cores = len(os.sched_getaffinity(0))
     answers = {host.index: {
         "directory": "/tmp/dgl-heta-launch-…", "free_port": 0,
         "cores": len(job.cores[host.index]) if job.cores else cores} for host in job.hosts}
-    processes = job.processes(answers)
+    processes = [replace(p, environment={
+        name: "…" if name in hidden else value for name, value in p.environment.items()})
+        for p in job.processes(answers)]
     if as_json:
         print_json([{"host": p.host.index, "address": p.host.address, "role": p.role,
                            "number": p.number, "environment": p.environment,

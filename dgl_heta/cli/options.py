@@ -16,7 +16,8 @@ from dgl_heta.errors import InputError
 
 Input = Annotated[str, typer.Argument(
     help="Schema (.json), relation store, partition, directory of edge files or of a GraphBolt "
-    "data set, or the name of a data set (see `dgl-heta datasets`).")]
+    "data set, part_config of DistDGL's parts, or the name of a data set (see `dgl-heta "
+    "datasets`).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object (last line).")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]
 
@@ -31,6 +32,17 @@ class SettingsOptions:
     overrides: Annotated[list[str], typer.Option(
         "--set", metavar="SECTION.KEY=VALUE",
         help="Override a setting, e.g. --set train.lr=0.003.")] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How a graph is read that is no store yet."""
+
+    reverse: Annotated[bool, typer.Option(
+        "--reverse", help="Add a reverse relation, rev-NAME, for each that has none.")] = False
+    feature: Annotated[list[str], typer.Option(
+        "--feature", metavar="TYPE=ARRAY", help="Take this array of a node type for its features; "
+        "default: feat.")] = field(default_factory=list)
 
 
 def _number_or_auto(text: str) -> int | str:

@@ -15,6 +15,7 @@ from dgl_heta.cli.options import (
     Input,
     Overwrite,
     PlanOptions,
+    ReadingOptions,
     SettingsOptions,
     grouped,
 )
@@ -33,7 +34,8 @@ _MOST_COLUMNS = 8
 def partition(
     graph: Input,
     directory: Annotated[Path, typer.Option("--out", help="Directory to write.")],
-    options: PlanOptions, source: SettingsOptions, overwrite: Overwrite = False,
+    options: PlanOptions, source: SettingsOptions, files: ReadingOptions,
+    overwrite: Overwrite = False,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Check what can be known before the edges are read and show the plan, "
         "write nothing.")] = False,
@@ -44,8 +46,15 @@ def partition(
     From an existing store only the plan is written, which refers to the store. What the options
     leave open is as the settings say, if they do.
     """
-    from dgl_heta.cli.requests import cutter_of, filled, partition_request
+    from dgl_heta.cli.requests import (
+        cutter_of,
+        filled,
+        partition_request,
+        reading,
+        say_of_graph,
+    )
     from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.backends.base import MetatreeBackend, check_divided
     from dgl_heta.partition.inputs import open_input
     from dgl_heta.settings import load_settings
 
@@ -55,7 +64,7 @@ def partition(
                          "another directory for the partition")
     settings = load_settings(source.config, source.overrides)
     registry, options = plugins().configured(settings), filled(options, settings)
-    opened = open_input(graph, registry)
+    opened = open_input(graph, registry, settings.run.verify, reading(files))
     content = opened.store or opened.source
     if content is None:
         raise InputError(f"'{graph}' is a schema without edges; partition a graph, or use "
@@ -64,17 +73,26 @@ def partition(
     backend = registry.get("partition backend", method)
     request = partition_request(
         backend, opened, options, parts=2 if options.parts is None else options.parts,
-        cutter=cutter_of(options, registry), hubs=settings.partition.hubs)
+        cutter=cutter_of(options, registry), hubs=settings.partition.hubs,
+        shared=settings.partition.shared)
     if dry_run:
         _check(opened.source, directory, overwrite)
         from dgl_heta.cli.plan import show
+        from dgl_heta.planning.delegates import choose
         from dgl_heta.planning.workload import Workload
 
-        show(backend.plan(opened.schema, request), Workload(), as_json=as_json)
+        plan, _ = choose(backend.plan(opened.schema, request), request.workload, request.shared)
+        check_divided(plan, request)
+        say_of_graph(opened, request.target, bool(request.metapaths))
+        show(plan, Workload(), as_json=as_json)
         return
+    if opened.store is not None and settings.run.verify and not isinstance(
+            backend, MetatreeBackend):
+        opened.store.verify()  # which may read all of it
     with progress(not as_json) as advance:
         written = backend.partition(content, request, directory, overwrite=overwrite,
                                     progress=advance)
+    say_of_graph(opened, request.target, bool(request.metapaths))
     from dgl_heta.report.text import human_bytes
     from dgl_heta.system.memory import peak_rss_mb
 

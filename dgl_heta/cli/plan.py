@@ -13,6 +13,7 @@ from dgl_heta.cli.options import (
     AsJson,
     Input,
     PlanOptions,
+    ReadingOptions,
     SettingsOptions,
     at_least_one,
     grouped,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from dgl_heta.partition.inputs import GraphInput
     from dgl_heta.planning.plan import Plan
     from dgl_heta.planning.workload import Workload
+    from dgl_heta.settings import Settings
 
 app = typer.Typer()
 
@@ -71,7 +73,7 @@ class ClusterOptions:
 @grouped
 def plan(
     graph: Input, options: PlanOptions, work: WorkOptions, machines: ClusterOptions,
-    source: SettingsOptions,
+    source: SettingsOptions, files: ReadingOptions,
     svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
     compare: Annotated[bool, typer.Option(
         "--compare", help="Compare meta-partitioning with relation-random, random and METIS: bytes "
@@ -82,13 +84,14 @@ def plan(
 
     Of a partition, without options that ask for another plan, the plan that it has.
     """
+    from dgl_heta.cli.requests import reading
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.inputs import open_input
     from dgl_heta.settings import load_settings
 
     settings = load_settings(source.config, source.overrides)
     registry = plugins().configured(settings)
-    opened = open_input(graph, registry)
+    opened = open_input(graph, registry, settings.run.verify, reading(files))
     work.workload()  # checked, whatever is shown
     given = {**options.given(), "--svg": svg}
     if machines.cluster is not None:
@@ -107,7 +110,7 @@ def plan(
             "no effect on --compare, which shows methods side by side; leave one of them out")
         _compare(opened, options, work, as_json)
     elif opened.plan is not None and not options.given():
-        show(opened.plan, work.workload(opened.plan.hops), svg, as_json)
+        _show_shared(opened.plan, work, settings, svg, as_json)
     else:
         from dgl_heta.cli.requests import cutter_of, filled, partition_request, parts_of
 
@@ -116,8 +119,29 @@ def plan(
         request = partition_request(backend, opened, options, workload=work.workload(),
                                     parts=parts_of(opened, options.parts),
                                     cutter=cutter_of(options, registry))
-        chosen = backend.plan(opened.schema, request)
-        show(chosen, work.workload(chosen.hops), svg, as_json)
+        _show_shared(backend.plan(opened.schema, request), work, settings, svg, as_json)
+
+
+def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | None,
+                 as_json: bool) -> None:
+    """Show a plan with what partition.shared makes of it, and why."""
+    from dataclasses import replace
+
+    from dgl_heta.planning.delegates import choose
+    from dgl_heta.planning.delegation import undelegated
+
+    workload = work.workload(plan.hops)
+    if settings.partition.shared != "rows":
+        workload = replace(workload, model=settings.model.name, reduce=settings.model.reduce,
+                           seed_states=settings.train.seed_states)
+    if plan.delegates and "shared" not in settings.partition.model_fields_set:
+        show(plan, workload, svg, as_json)
+        return
+    chosen, choices = choose(undelegated(plan), workload, settings.partition.shared)
+    show(chosen, workload, svg, as_json)
+    if not as_json:
+        for choice in choices:
+            out.print(str(choice), highlight=False, markup=False)
 
 
 def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = False) -> None:
@@ -194,24 +218,23 @@ def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None
 
 
 def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, as_json: bool) -> None:
-    import tempfile
-
     from dgl_heta.cli.requests import partition_request, parts_of
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.comparison import compare
     from dgl_heta.report.tables import show_comparison
     from dgl_heta.store import Store, write_store
+    from dgl_heta.system.leftovers import scratch_directory
 
     request = partition_request(plugins().get("partition backend", "meta"), opened, options,
                                 parts=parts_of(opened, options.parts))
     workload = work.workload(request.hops)
-    with tempfile.TemporaryDirectory() as directory:
+    with scratch_directory(None, "dgl-heta-plan") as directory:
         if opened.store is None:
             if opened.source is None:
                 raise InputError("--compare samples the graph, but a schema has no edges; give a "
                                  "store, a partition, a directory of edge files or a data set")
-            write_store(opened.source, Path(directory) / "store")
-        store = opened.store or Store(Path(directory) / "store")
+            write_store(opened.source, directory / "store")
+        store = opened.store or Store(directory / "store")
         with err.status("comparing") as status:
             comparison = compare(store, request, workload,
                                  progress=lambda what: status.update(what))

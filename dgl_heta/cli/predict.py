@@ -17,13 +17,14 @@ app = typer.Typer()
 @app.command(epilog="Example: dgl-heta predict runs/debian-… --out predictions.npy")
 def predict(
     run_dir: Annotated[Path, typer.Argument(help="Directory of a finished run.")],
-    output: Annotated[Path, typer.Option("--out", help="File to write, .npy or .parquet: a row "
-                                         "per node of the type.")],
+    output: Annotated[Path, typer.Option("--out", help="File to write, .npy, .csv or "
+                                         ".parquet: a row per node of the type.")],
     ntype: Annotated[str | None, typer.Option("--type", help="Node type. Default: the task's.")] =
     None,
-    what: Annotated[str, typer.Option(help="predictions (classes, labels, numbers), scores (the "
-                                      "model's outputs) or embeddings (the last hidden states; of "
-                                      "any type with incoming relations).")] = "predictions",
+    what: Annotated[str, typer.Option(help="predictions (classes, labels, numbers), probabilities "
+                                      "(of classes or labels), scores (the model's outputs) or "
+                                      "embeddings (the last hidden states; of any type with "
+                                      "incoming relations).")] = "predictions",
     parts: Annotated[int | None, typer.Option(help="Number of workers. Default: the run's.")] =
     None,
     model: Annotated[str | None, typer.Option(

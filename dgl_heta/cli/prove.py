@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -25,6 +24,7 @@ from dgl_heta.cli.launch import (
 from dgl_heta.cli.options import AsJson, SettingsOptions, grouped
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.report.console import err, note, out, print_json, table
+from dgl_heta.system.leftovers import scratch_directory
 
 if TYPE_CHECKING:
     from dgl_heta.launch.script_job import ScriptJob
@@ -78,19 +78,17 @@ def prove(
     job, ours = make_job(command_of(command, source), part_config, hosts, emulation, processes,
                          limits)
     _check(job, ours)
-    directory = Path(tempfile.mkdtemp(prefix="dgl-heta-prove-")) if keep is None else (
-        _empty(keep.absolute()))
+    place = (scratch_directory(None, "dgl-heta-prove") if keep is None
+             else nullcontext(_empty(keep.absolute())))
     try:
-        for name, reference in (("raf", False), ("reference", True)):
-            _run(_recording(job, directory / name, reference, double), reference)
-        verdict = compare_runs(load(directory / "raf"), load(directory / "reference"))
+        with place as directory:
+            for name, reference in (("raf", False), ("reference", True)):
+                _run(_recording(job, directory / name, reference, double), reference)
+            verdict = compare_runs(load(directory / "raf"), load(directory / "reference"))
     except NotProvedError as error:
         if as_json:
             print_json(to_json(Verdict("not proved", str(error))))
         raise
-    finally:
-        if keep is None:
-            shutil.rmtree(directory, ignore_errors=True)
     if as_json:
         print_json(to_json(verdict))
     else:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from dgl_heta.cli.options import PlanOptions
+from dgl_heta.cli.options import PlanOptions, ReadingOptions
 from dgl_heta.errors import InputError
+from dgl_heta.graph.changes import features_text, unreached_text
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import Cutter, PartitionBackend
-from dgl_heta.partition.inputs import GraphInput
+from dgl_heta.partition.inputs import GraphInput, Reading
 from dgl_heta.partition.request import PartitionRequest, make_request, option
+from dgl_heta.report.console import note
 from dgl_heta.settings import Settings, section_name
 
 
@@ -31,6 +33,20 @@ def partition_request(backend: PartitionBackend, opened: GraphInput, options: Pl
         "parts": options.parts, "metapaths": options.metapaths, "seed": options.seed or 0,
         "replication": options.replication, "memory_mb": options.memory_mb,
         **given}, word=option)
+
+
+def reading(options: ReadingOptions) -> Reading:
+    """What the options change of a graph that is read."""
+    return Reading(options.reverse, tuple(options.feature))
+
+
+def say_of_graph(opened: GraphInput, targets: tuple[str, ...], metapaths: bool) -> None:
+    """Say what of a graph that was read training will use, and what not."""
+    if opened.source is None:
+        return
+    note(features_text(opened.source))
+    if not metapaths and (text := unreached_text(opened.schema, targets)):
+        note(text)
 
 
 def filled(options: PlanOptions, settings: Settings) -> PlanOptions:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -13,11 +12,16 @@ app = typer.Typer()
 
 
 @app.command(
-    epilog="Example: dgl-heta run -c heta.toml partition_graph.py --part_method meta",
+    epilog="Example: dgl-heta run -c heta.toml partition_graph.py --part_method meta. Or: dgl-heta "
+           "run -c heta.toml -m package.module --num-parts 2",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": True})
 @grouped
 def run(
-    script: Annotated[Path, typer.Argument(help="Python script.")], source: SettingsOptions,
+    script: Annotated[str, typer.Argument(help="Python script; with -m a module's name.")],
+    source: SettingsOptions,
+    module: Annotated[bool, typer.Option(
+        "-m", "--module", help="SCRIPT is a module's name, as for python -m. Give it after -c and "
+        "--set.")] = False,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
 ) -> None:
     """Run a DistDGL script, unchanged, with the selected partition method, wrapper and so on.
@@ -25,6 +29,7 @@ def run(
     Without settings that select something, and with partitions of DGL's own, it runs as by
     python.
     """
-    from dgl_heta.distdgl.activate import run_script
+    from dgl_heta.distdgl.running import run_module, run_script
 
-    run_script(script, arguments or [], source.config, source.overrides)
+    (run_module if module else run_script)(script, arguments or [], source.config,
+                                           source.overrides)

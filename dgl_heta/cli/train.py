@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
-from dgl_heta.cli.options import AsJson, Input, SettingsOptions, grouped
+from dgl_heta.cli.options import AsJson, Input, ReadingOptions, SettingsOptions, grouped
 from dgl_heta.report.console import out, print_json
 
 app = typer.Typer()
@@ -20,6 +20,7 @@ app = typer.Typer()
 def train(
     graph: Input,
     source: SettingsOptions,
+    files: ReadingOptions,
     model: Annotated[str | None, typer.Option(help="Model (see `dgl-heta plugins`).")] = None,
     parts: Annotated[int | None, typer.Option(help="Number of workers.")] = None,
     run_dir: Annotated[Path | None, typer.Option(
@@ -35,21 +36,29 @@ def train(
     Under torchrun every rank is a worker, on any number of machines.
     """
     from dgl_heta.cli.events import drawn_events
+    from dgl_heta.cli.requests import reading, say_of_graph
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.launch.jobs.training import TrainingJob
 
     overrides = [*source.overrides, *([f"model.name={model}"] if model else []),
                  *([f"partition.parts={parts}"] if parts is not None else [])]
-    job = TrainingJob.prepare(graph, source.config, overrides, plugins())
+    job = TrainingJob.prepare(graph, source.config, overrides, plugins(), reading(files))
     if dry_run:
         from dgl_heta.cli.plan import show
         from dgl_heta.planning.workload import Workload
 
-        show(job.plan, Workload.of(job.settings), as_json=as_json)
+        say_of_graph(job.opened, job.plan.targets, bool(job.plan.metapaths))
+        show(job.plan, Workload.of(job.settings, parts=job.plan.num_parts), as_json=as_json)
         return
     first = os.environ.get("RANK", "0") == "0"
+    unsaid = [True]
     with drawn_events(first and not as_json, job.settings.train.epochs) as report:
-        result = job.run(run_dir, resume=resume, report=report)
+        def receive(event: dict[str, Any]) -> None:
+            if unsaid and unsaid.pop():  # nothing was wrong, or that would be all that is said
+                say_of_graph(job.opened, job.plan.targets, bool(job.plan.metapaths))
+            report(event)
+
+        result = job.run(run_dir, resume=resume, report=receive)
     if result is None:
         return
     if as_json:

@@ -59,12 +59,23 @@ class Comm:
         self.group = group
         self.size = len(self.ranks)
         self._holders: dict[str | Relation, Comm] = {}
+        self._delegating: dict[str, Comm] = {}
         self.rank = self.ranks.index(dist.get_rank()) if self.size > 1 else 0
+
+    def counted_by(self, traffic: Traffic) -> Comm:
+        """The same workers, whose bytes another counter gets; without holders of types."""
+        other = Comm(traffic, self.ranks, self.group)
+        other._delegating = {t: comm.counted_by(traffic) for t, comm in self._delegating.items()}
+        return other
 
     def holders(self, held: str | Relation) -> Comm:
         """The workers of this group that hold rows of a node type in common, or a relation of
         which some nodes' in-edges are cut."""
         return self._holders.get(held, self)
+
+    def delegating(self, ntype: str) -> Comm:
+        """The workers of this group that aggregate rows of a node type for others, and those."""
+        return self._delegating.get(ntype, self)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
         """Reduce over all workers; returns a new tensor."""
@@ -147,8 +158,12 @@ class Comm:
 def init_workers(backend: str, timeout_s: float) -> None:
     """Join the process group that RANK and WORLD_SIZE describe.
 
-    The meeting point is DGL_HETA_RENDEZVOUS (host:port of the launcher's store), or else
-    MASTER_ADDR and MASTER_PORT as torchrun sets them.
+    They meet in the file that DGL_HETA_RENDEZVOUS names, or else at MASTER_ADDR and MASTER_PORT as
+    torchrun sets them. Nobody listens for a file.
+
+    torchrun serves all its restarts with one store, and newer releases of torch no longer tell
+    them apart there: a restarted worker may read the address of one that is dead. So every start
+    has a name of its own in the store.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size < 2 or dist.is_initialized():
@@ -157,12 +172,16 @@ def init_workers(backend: str, timeout_s: float) -> None:
     meeting = os.environ.get("DGL_HETA_RENDEZVOUS")
     try:
         if meeting:
-            host, _, port = meeting.rpartition(":")
-            store = dist.TCPStore(host, int(port), is_master=False, timeout=timeout)
+            store = dist.FileStore(meeting)
+            store.set_timeout(timeout)
             dist.init_process_group(backend, store=store, rank=int(os.environ["RANK"]),
                                     world_size=size, timeout=timeout)
         else:
-            dist.init_process_group(backend, timeout=timeout)
+            store, rank, size = next(dist.rendezvous("env://", timeout=timeout))
+            store.set_timeout(timeout)
+            start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            dist.init_process_group(backend, store=dist.PrefixStore(f"start-{start}", store),
+                                    rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise PeerLostError(f"worker {os.environ.get('RANK')} could not join the others: "
                             f"{error}") from error
@@ -175,7 +194,8 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
     With `apart` the group has a process group of its own even if it is all workers: collectives of
     two threads must not meet in one, and not on one GPU, so it is in memory.
 
-    Where the plan replicates nothing, the group has a group of its own for every set of
+    Where the plan delegates, the group has a group of its own for the workers that aggregate rows
+    of a node type for each other. Where it replicates nothing, it has one for every set of
     workers that holds a node type in common, or pieces of the same nodes' in-edges.
     """
     if not dist.is_initialized():
@@ -207,4 +227,16 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
                     holders[key] = sharers
         own = Comm(traffic, own.ranks, own.group)
         own._holders = holders
+    if plan.delegates and not apart:
+        delegating: dict[str, Comm] = {}
+        for ranks in plan.groups:
+            for ntype in plan.schema.node_types:
+                taking_part = [rank for rank in ranks if any(
+                    r.dst == ntype for r in (*plan.partitions[rank].asks,
+                                             *plan.partitions[rank].served))]
+                workers = comm(taking_part) if len(taking_part) > 1 else None
+                if workers is not None:
+                    delegating[ntype] = workers
+        own = Comm(traffic, own.ranks, own.group)
+        own._delegating = delegating
     return world, own

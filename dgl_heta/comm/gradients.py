@@ -28,10 +28,16 @@ class GradientAverage:
 
     It learns whose a parameter is from the gradients of earlier steps. A worker that gets a
     gradient of what was another's says so in the step itself, so nothing is left out.
+
+    Attributes
+    ----------
+    owners : per parameter the worker that alone has had a gradient of it, or NOBODY or SEVERAL so
+        far. Sums of three or more workers are rounded by how they are laid out, and that follows
+        from the owners: with those of an earlier step, the next one is equal to the last bit.
     """
 
     def __init__(self) -> None:
-        self._owners: list[int] = []
+        self.owners: list[int] = []
 
     def __call__(self, parameters: Iterable[nn.Parameter], world: Comm) -> None:
         """Average in place. A parameter that no worker used keeps no gradient.
@@ -50,9 +56,9 @@ class GradientAverage:
                     f"a parameter of shape {tuple(param.shape)} has a sparse gradient; keep rows "
                     "in dgl.distributed.DistEmbedding or torch.nn.Embedding, whose rows move "
                     "alone, or use sparse=False")
-        if len(self._owners) != len(params):
-            self._owners = [NOBODY] * len(params)
-        owners = self._owners
+        if len(self.owners) != len(params):
+            self.owners = [NOBODY] * len(params)
+        owners = self.owners
         if all(owner == SEVERAL for owner in owners):
             self._all_reduce(params, world)
             return
@@ -72,11 +78,11 @@ class GradientAverage:
 
     def _exchange(self, params: Sequence[nn.Parameter], world: Comm) -> list[list[int]]:
         """Send and take in the gradients that one worker alone has; returns who has which."""
-        sizes = [sum(p.numel() for p, owner in zip(params, self._owners) if owner == rank)
+        sizes = [sum(p.numel() for p, owner in zip(params, self.owners) if owner == rank)
                  for rank in range(world.size)]
         flags = torch.tensor([p.grad is not None for p in params], dtype=_dtype(params),
                              device=params[0].device)
-        own = [p for p, owner in zip(params, self._owners) if owner == world.rank]
+        own = [p for p, owner in zip(params, self.owners) if owner == world.rank]
         gathered = world.all_gather_rows(
             torch.cat([flags, *(_flat(p).to(flags.dtype) for p in own)]),
             [len(params) + size for size in sizes], "gradients")
@@ -84,7 +90,7 @@ class GradientAverage:
         everyone = torch.stack([piece[:len(params)] for piece in pieces]) > 0
         users = [torch.nonzero(column).flatten().tolist() for column in everyone.T]
         reached = [len(params)] * world.size
-        for param, owner, used in zip(params, self._owners, users):
+        for param, owner, used in zip(params, self.owners, users):
             if owner < 0:
                 continue
             start, reached[owner] = reached[owner], reached[owner] + param.numel()

@@ -1,21 +1,13 @@
-"""Switch dgl-heta on and off in a process; run a script with it.
-
-`dgl_heta.enable()`, `dgl_heta.disable()`, and what `dgl-heta run` does.
-"""
+"""Switch dgl-heta on and off in a process: `dgl_heta.enable()`, `dgl_heta.disable()`."""
 
 from __future__ import annotations
 
-import atexit
 import os
-import runpy
-import sys
-import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from dgl_heta.distdgl.selection import select
 from dgl_heta.distdgl.versions import release
-from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import plugins, use
 from dgl_heta.settings import load_settings
 from dgl_heta.system.patching import apply, remove
@@ -53,8 +45,10 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
         known.get(kind, name)
     release()
     from dgl_heta.distdgl.patches import PATCHES
+    from dgl_heta.distdgl.programs import watch_programs
 
     apply(PATCHES)
+    watch_programs()
     use(known)
     if chosen.run.reference:
         from dgl_heta.distdgl.reference import plain_settings
@@ -69,15 +63,18 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
 
 def disable() -> None:
     """Put DGL back as it was, and forget the graph that is open."""
-    from dgl_heta.distdgl import ending, proof, tensors
+    from dgl_heta.distdgl import ending, graphbolt_parts, proof, tensors
     from dgl_heta.distdgl.epochs import forget_epochs
     from dgl_heta.distdgl.own_part import close_part
+    from dgl_heta.distdgl.programs import forget_programs
     from dgl_heta.distdgl.session import close_session
     from dgl_heta.distdgl.sparse_steps import forget_steps
 
     remove()
+    forget_programs()
     close_part()
     ending.forget()
+    graphbolt_parts.forget()
     proof.stop()
     close_session()
     tensors.close()
@@ -85,40 +82,3 @@ def disable() -> None:
     forget_steps()
     use(None)
     select(None)
-
-
-def run_script(script: Path, arguments: Sequence[str], config: Path | None,
-               overrides: Sequence[str]) -> None:
-    """Run a script as `python script.py ARGS` would, with dgl-heta enabled.
-
-    Raises
-    ------
-    InputError
-        No such script, or as :func:`enable`.
-    """
-    if not script.is_file():
-        raise InputError(f"there is no script {script}")
-    enable(config, settings=overrides)
-    sys.argv = [str(script), *arguments]
-    sys.path[0] = str(script.resolve().parent)
-    try:
-        runpy.run_path(str(script), run_name="__main__")
-    except SystemExit as leave:
-        if leave.code not in (None, 0):
-            if isinstance(leave.code, str):
-                print(leave.code, file=sys.stderr)
-            raise HetaError(f"{script} ended with exit status {leave.code}") from None
-    except HetaError:
-        raise
-    except Exception:
-        traceback.print_exc()
-        raise HetaError(f"{script} failed") from None
-    from dgl_heta.distdgl.ending import end
-
-    end()
-    # DistDGL leaves its servers when the interpreter ends; after that the threads of a process
-    # group can hang or abort an ordinary exit.
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)

@@ -105,8 +105,7 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
         """
         relation = self._kinds.relations[place]
         self._layer.asked.add(relation)
-        return sum(len(edges.indices) for edges in self._layer.block.into(relation.dst)
-                   if edges.relation == relation)
+        return self._layer.count(relation)
 
     def has_nodes(self, place: int, ids: Tensor) -> Tensor:
         return ((ids >= 0) & (ids < self._nodes[place])).long()

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from dgl_heta.distdgl import hetero, multi_update
 from dgl_heta.distdgl.block_index import BlockIndex, itself, kinds
+from dgl_heta.distdgl.edge_view import Columns, EdgeFrames, EdgeView
+from dgl_heta.distdgl.hetero_convs import Called
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.reference import PlainBlock
 from dgl_heta.distdgl.refusals import EDGES, REFUSED, refuse
@@ -43,7 +45,8 @@ class RafBlock(DGLBlock):
 
     def __init__(self, index: BlockIndex, ntypes: Any, etypes: list[str], node_frames: Any
                  ) -> None:
-        self._init(index, ntypes, etypes, node_frames, _NoData() if index.partial else None)
+        frames = EdgeFrames([Columns()]) if index.partial else None
+        self._init(index, ntypes, etypes, node_frames, frames)
 
     @property
     def partial(self) -> bool:
@@ -52,11 +55,11 @@ class RafBlock(DGLBlock):
 
     @property
     def _edge_frames(self) -> Any:
-        return _NoData() if self.partial else self.__dict__["_edge_frames"]
+        return self.__dict__["_edge_frames"]
 
     @_edge_frames.setter
     def _edge_frames(self, frames: Any) -> None:
-        self.__dict__["_edge_frames"] = frames
+        self.__dict__["_edge_frames"] = EdgeFrames(frames) if self.partial else frames
 
     def num_edges(self, etype: Any = None) -> int:
         if not self.partial:
@@ -66,6 +69,11 @@ class RafBlock(DGLBlock):
 
     def number_of_edges(self, etype: Any = None) -> int:
         return self.num_edges(etype)
+
+    def heta_merge(self, conv: Any, inputs: Any, mod_args: Any, mod_kwargs: Any, called: Called
+                   ) -> dict[str, Tensor]:
+        """What a registered class in the place of HeteroGraphConv gives for the block."""
+        return hetero.forward(conv, self, inputs, mod_args, mod_kwargs, called)
 
     def multi_update_all(self, etype_dict: Any, cross_reducer: Any,
                          apply_node_func: Any = None) -> None:
@@ -102,13 +110,6 @@ class RafBlock(DGLBlock):
                         self._node_frames, self._edge_frames)
 
 
-class _NoData(list[Any]):
-    """Data of edges on a partial block: there are none."""
-
-    def __getitem__(self, place: Any) -> Any:
-        refuse("edge data", EDGES)
-
-
 def _refusing(name: str, instead: str) -> Any:
     """A name of DGLBlock, refused on partial blocks."""
     original: Any = inspect.getattr_static(DGLBlock, name)
@@ -127,15 +128,22 @@ def _refusing(name: str, instead: str) -> Any:
     return call
 
 
+def _edges(self: RafBlock) -> EdgeView:
+    return EdgeView(self, None if self.partial else DGLBlock.edges.fget(self))
+
+
 for _name, _instead in REFUSED.items():
     setattr(RafBlock, _name, _refusing(_name, _instead))
+setattr(RafBlock, "edges", property(_edges, doc=DGLBlock.edges.__doc__))  # noqa: B010
 
 
 def make_blocks(session: Session, batch: MiniBatch,
-                levels: Sequence[Mapping[str, Tensor]] = ()) -> list[RafBlock | PlainBlock]:
+                levels: Sequence[Mapping[str, Tensor]] = (), planned: bool = True
+                ) -> list[RafBlock | PlainBlock]:
     """The blocks of a batch as a script sees them, with node ids (dgl.NID) on both sides.
 
     `levels` has the ids of each block's sources and, last, of the last one's destinations.
+    `planned` says whether each machine has the relations that the plan gives it.
 
     In reference mode they are DGL's own.
     """
@@ -147,6 +155,7 @@ def make_blocks(session: Session, batch: MiniBatch,
     blocks: list[RafBlock | PlainBlock] = []
     for number, block in enumerate(batch.blocks):
         layer = Layer(session, block, ids, batch.blocks)
+        layer.planned = planned
         index = BlockIndex(layer, every)
         sides = levels[number:number + 2] or (ids, ids)
         frames = [Frame({dgl.NID: sides[i >= len(types)].get(t, _NO_IDS)[:index.num_nodes(i)]})
@@ -154,7 +163,7 @@ def make_blocks(session: Session, batch: MiniBatch,
         both: Any = ([*types], [*types])
         if session.reference:
             plain = PlainBlock(index.real(), both, etypes, frames)
-            plain.heta_layer = block.layer
+            plain.heta_layer, plain.layer = block.layer, layer
             blocks.append(plain)
         else:
             public = RafBlock(index, both, etypes, frames)

@@ -39,6 +39,7 @@ class Chains(Watch):
     passed : the chains that the last backward pass ran through.
     parameters : whose gradients are to be None where no trainer's loss depends on them.
     checking : whether to refuse what would see parts of a gradient.
+    wrapped_only : whether to refuse parameters below the first layer that are none of these.
     """
 
     flags = True
@@ -54,7 +55,7 @@ class Chains(Watch):
         self._running = self._retain = False
         self.passed: set[int] = set()
         self.parameters: list[nn.Parameter] = []
-        self.checking = True
+        self.checking, self.wrapped_only = True, False
         self._unused: set[Place] = set()
         self._roots: list[Tensor] = []
         self._empty: list[nn.Parameter] = []
@@ -84,7 +85,7 @@ class Chains(Watch):
         if not torch.is_grad_enabled():
             return
         if block.layer == 1 and self.checking and self.group.size > 1:
-            check_inputs(inputs)
+            check_inputs(inputs, self.parameters if self.wrapped_only else None)
         chain = self._chain
         if chain is None or self._call is None or self._at is not self._call or (
                 self._open[chain.number][1]() is not block.done):

@@ -3,6 +3,7 @@ run it."""
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import dgl
 import torch
+from dgl.nn.pytorch import GATConv, GraphConv, SAGEConv
 from torch import Tensor, nn
 
 from dgl_heta.distdgl.layers import Layer, RelationGraph
@@ -34,9 +36,10 @@ def call_module(module: Any, edges: RelationBlock, graph: RelationGraph, rows: A
     except KeyError as error:
         if error.args != (dgl.EID,):
             raise
-        raise HetaError(f"the module of {relation} reads edge ids (dgl.EID), which a "
-                        "meta-partitioned graph does not store; compute what it needs from the "
-                        "rows of both ends") from error
+        raise HetaError(f"the module of {relation} reads edge ids (dgl.EID) of its graph, which on "
+                        "a meta-partitioned graph has none; read data of edges by the block's, "
+                        "block.edges[relation].data[dgl.EID], and give the module the rows "
+                        "(mod_kwargs)") from error
     if not isinstance(value, Tensor):
         raise HetaError(f"the module of {relation} returned {type(value).__name__}; on a "
                         "meta-partitioned graph it must return one tensor, with a row for each "
@@ -46,6 +49,21 @@ def call_module(module: Any, edges: RelationBlock, graph: RelationGraph, rows: A
                         f"{tuple(value.shape)} for {edges.num_rows} destinations; on a "
                         "meta-partitioned graph it must return a row for each")
     return value
+
+
+_told: set[type] = set()
+
+
+def runs_alone(relation: Relation, module: Any) -> None:
+    """Log, once for each class of modules, that one is called by itself and why."""
+    kind = type(module)
+    if kind not in _told:
+        _told.add(kind)
+        why = ("hooks, options or inputs of it ask for its own forward"
+               if kind in (GraphConv, GATConv, SAGEConv) else "it is none of DGL's GraphConv, "
+               "GATConv and SAGEConv, of which all relations are computed together")
+        logging.getLogger("dgl_heta").info(
+            "%s of relation %s runs relation by relation: %s", kind.__name__, relation, why)
 
 
 @dataclass

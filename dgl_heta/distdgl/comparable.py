@@ -62,6 +62,7 @@ def in_double() -> None:
     stay in single precision, but what a script gets of them is double.
     """
     torch.set_default_dtype(torch.float64)
+    setattr(torch, "FloatTensor", torch.DoubleTensor)  # noqa: B010  # GATConv's parameters
     Tensor.float = Tensor.double  # type: ignore[method-assign]
     DistEmbedding.__call__ = _doubled(DistEmbedding.__call__, lambda _: True)
     DistTensor.__getitem__ = _doubled(DistTensor.__getitem__, _of_the_graph)

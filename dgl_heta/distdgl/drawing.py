@@ -5,15 +5,17 @@ A drawing refers to no data loader: a loader that is forgotten ends its pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
+from dgl_heta.comm.drawn_rows import delivery
 from dgl_heta.distdgl.reach import Reached, reached_by
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.sampler import NeighborSampler
@@ -32,6 +34,7 @@ class Drawing:
 
     Attributes
     ----------
+    targets : node types that seeds have, by their numbers.
     seeds : per trainer of the group (number of the target type, id) of its seeds, in their order.
     sizes : per trainer of the group how many of them a step has.
     group : the group's trainers, by process groups that nobody else uses meanwhile.
@@ -40,27 +43,56 @@ class Drawing:
 
     session: Session
     sampler: NeighborSampler
+    targets: Sequence[str]
     seeds: Sequence[np.ndarray]
     sizes: Sequence[Sequence[int]]
     group: Comm
     first: int
 
     def draw(self, step: int) -> Drawn:
-        """The batch of a step. Trainers agree on it only if there are embeddings."""
+        """The batch of a step. Trainers tell each other of it only if there are embeddings, or
+        relations are delegated."""
         session, pieces = self.session, []
         for seeds, sizes in zip(self.seeds, self.sizes):
             start = sum(sizes[:step])
             pieces.append(seeds[start:start + sizes[step]])
-        seeds_of, shares = join_seeds(
-            [{t: piece[piece[:, 0] == kind, 1] for kind, t in enumerate(session.plan.targets)}
-             for piece in pieces], session.group.rank)
-        batch = self.sampler.sample(seeds_of, shares, self.first + step)
-        done: set[tuple[int, str]] = set()
-        for block in batch.blocks:
-            block.done = done
-        if len(batch.blocks) > 1 and not session.all_complete:
-            mark_reads(batch.blocks[-2], batch.blocks[-1])
-        return batch, reached_by(session, batch, self.group)
+        return draw(session, self.sampler, [
+            {t: piece[piece[:, 0] == kind, 1] for kind, t in enumerate(self.targets)}
+            for piece in pieces], self.first + step, self.group)
+
+
+def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str, np.ndarray]],
+         number: int, group: Comm) -> Drawn:
+    """A batch of seeds (per trainer of the group target type → ids); draws follow from `number`.
+
+    `group` : the trainers, by process groups that nobody else uses meanwhile.
+    """
+    every, shares = join_seeds(seeds, session.group.rank)
+    deliver = delivery(session.store, group) if session.plan.delegates else None
+    batch = sampler.sample(every, shares, number, deliver=deliver)
+    done: set[tuple[int, str]] = set()
+    for block in batch.blocks:
+        block.done = done
+    if len(batch.blocks) > 1 and not session.all_complete:
+        mark_reads(batch.blocks[-2], batch.blocks[-1])
+    return batch, reached_by(session, batch, group)
+
+
+def draw_told(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor], number: int
+              ) -> Drawn:
+    """A batch of seeds that a trainer knows of its own alone (target type → ids): the trainers of
+    the group, who all call it, tell each other."""
+    group, targets = session.group, session.plan.targets
+    mine = [own.get(t, _NONE).to(torch.int64) for t in targets]
+    counts = group.all_gather_rows(torch.tensor([[len(ids) for ids in mine]]), [1] * group.size,
+                                   "seeds")
+    every = group.all_gather_rows(torch.cat(mine), counts.sum(1).tolist(), "seeds")
+    pieces = iter(every.split(counts.flatten().tolist()))
+    return draw(session, sampler, [{t: next(pieces).numpy() for t in targets}
+                                   for _ in range(group.size)], number, group)
+
+
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 class DrawingGroups:

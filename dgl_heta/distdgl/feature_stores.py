@@ -9,7 +9,7 @@ from typing import Any
 
 from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.graphbolt import CachedFeatureStore
+from dgl_heta.graphbolt import AsyncReads, CachedFeatureStore
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.system.patching import patch_all
 
@@ -74,8 +74,59 @@ def _update(original: Any) -> Any:
     return update
 
 
+class _ReadThrough(AsyncReads):
+    """A feature of a store with a cache, for as long as it is the store's."""
+
+    def __init__(self, feature: Any, owner: Any, key: Any, store: Any) -> None:
+        super().__init__()
+        self._feature, self._owner, self._key, self._cached = feature, owner, key, store
+
+    def __getattr__(self, name: str) -> Any:  # what only some features have
+        return getattr(self.__dict__["_feature"], name)
+
+    def read(self, ids: Any = None) -> Any:
+        if ids is None or self._owner._features.get(self._key) is not self._feature:
+            return self._feature.read(ids)
+        return self._cached.read(*self._key, ids)
+
+    def size(self) -> Any:
+        return self._feature.size()
+
+    def count(self) -> Any:
+        return self._feature.count()
+
+    def update(self, value: Any, ids: Any = None) -> None:
+        self._feature.update(value, ids)
+        written(self._owner, self._key)
+
+    def metadata(self) -> Any:
+        return self._feature.metadata()
+
+
+def _getitem(original: Any) -> Any:
+    def read(store: Any, domain: str, type_name: str, feature_name: str, ids: Any = None) -> Any:
+        return original(store, (domain, type_name, feature_name)).read(ids)
+
+    def __getitem__(self: Any, feature_key: Any) -> Any:
+        feature, store = original(self, feature_key), cached(self, read)
+        return feature if store is None else _ReadThrough(feature, self, feature_key, store)
+    return __getitem__
+
+
+def _setitem(original: Any) -> Any:
+    def __setitem__(self: Any, feature_key: Any, feature: Any) -> None:
+        original(self, feature_key, feature)
+        written(self, feature_key)
+    return __setitem__
+
+
 PATCHES = (
-    *patch_all(homes("BasicFeatureStore", "read"), _read_cached,
+    *patch_all(homes("reads of BasicFeatureStore", "read"), _read_cached,
                "the feature cache of GraphBolt scripts"),
-    *patch_all(homes("BasicFeatureStore", "update"), _update, "what is written is not cached"),
+    *patch_all(homes("reads of BasicFeatureStore", "update"), _update,
+               "what is written is not cached"),
+    *patch_all(homes("items of BasicFeatureStore", "__getitem__"), _getitem,
+               "the feature cache of GraphBolt scripts"),
+    *patch_all(homes("items of BasicFeatureStore", "__setitem__"), _setitem,
+               "what is written is not cached"),
 )

@@ -9,25 +9,32 @@ from dgl.distributed import rpc
 from dgl.distributed.kvstore import GetPartShapeRequest, KVClient
 
 from dgl_heta.distdgl import tensors
+from dgl_heta.distdgl.graphbolt_parts import check_graph, check_own_part
+from dgl_heta.distdgl.merging import canonical
 from dgl_heta.distdgl.own_part import open_part, own_part
 from dgl_heta.distdgl.parallel import check_no_plain_module, wrapper_for_any_graph
-from dgl_heta.distdgl.partitions import is_ours, load_graph
+from dgl_heta.distdgl.partitions import load_graph
+from dgl_heta.distdgl.queries import Queries, answer
 from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.session import open_session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.whereabouts import at
-from dgl_heta.errors import HetaError
+from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import plugins
+from dgl_heta.partition.directory import is_part_config
 from dgl_heta.system.patching import patch_all
 
 
 def open_graph(graph: Any, part_config: str | None) -> None:
     """Called for every new DistGraph: opens a session if its partition is ours."""
     config = part_config or os.environ.get("DGL_CONF_PATH")
-    if config is None or not is_ours(config):
+    if config is None or not is_part_config(config):
         tensors.open_graph(graph)
         wrapper = wrapper_for_any_graph()
-        open_part(graph, wrapper is not None and wrapper.own_part())
+        inside = wrapper is not None and wrapper.own_part()
+        if inside:
+            check_own_part(graph)
+        open_part(graph, inside)
         return
     check_no_plain_module()
     graph.heta = open_session(config, graph.get_partition_book().partid, selected(), plugins())
@@ -35,6 +42,8 @@ def open_graph(graph: Any, part_config: str | None) -> None:
 
 def _init(original: Any) -> Any:
     def __init__(self: Any, graph_name: str, gpb: Any = None, part_config: Any = None) -> None:
+        if part_config is not None and is_part_config(part_config):
+            check_graph(part_config)
         original(self, graph_name, gpb, part_config)
         open_graph(self, part_config)
     return __init__
@@ -51,20 +60,42 @@ def _local_partition(original: Any) -> Any:
     return property(local_partition, doc=original.__doc__)
 
 
-def _refused_access(original: Any) -> Any:
-    def access(g: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(g, "heta", None) is not None:
-            raise HetaError(
-                f"{original.__name__.removeprefix('_distributed_')} by DistDGL's servers cannot "
-                "be used on a meta-partitioned graph, whose servers hold no edges: sample with "
-                "DistNodeDataLoader, or load the graph with dgl.distributed.load_partition")
+def _queries(g: Any, session: Any) -> Queries:
+    """What answers a script's questions about a meta-partitioned graph, made at the first."""
+    found = g.__dict__.get("heta_queries")
+    if found is None:
+        own = session.partition.relations
+        unread = {r for r in session.store.schema.relations if r not in own}
+        found = g.heta_queries = Queries(session.store, session.ends, g.get_partition_book(),
+                                         unread if session.settings.run.verify else set())
+    return found
+
+
+def _access(original: Any) -> Any:
+    def access(g: Any, ids: Any, request: Any, local: Any, **more: Any) -> Any:
+        session = getattr(g, "heta", None)
+        if session is not None:
+            return answer(_queries(g, session), original.__name__, ids, request, **more)
         part = own_part()
         if part is not None and original.__name__ == "_distributed_access":
-            answer = part.access(g, *args, **kwargs)
-            if answer is not None:
-                return answer
-        return original(g, *args, **kwargs)
+            found = part.access(g, ids, request, local, **more)
+            if found is not None:
+                return found
+        return original(g, ids, request, local, **more)
     return access
+
+
+def _find_edges(original: Any) -> Any:
+    def find_edges(self: Any, edges: Any, etype: Any = None) -> Any:
+        session = getattr(self, "heta", None)
+        if session is None:
+            return original(self, edges, etype)
+        relations = session.store.schema.relations
+        if etype is None and len(relations) > 1:
+            raise InputError("find_edges needs etype on a graph with several relations")
+        return session.ends.of(relations[0] if etype is None else canonical(etype, relations),
+                               edges)
+    return find_edges
 
 
 def drain(client: Any) -> None:
@@ -96,9 +127,10 @@ PATCHES = (
     *patch_all(homes("DistGraph", "__init__"), _init, "open the store and the plan"),
     *patch_all(homes("DistGraph", "local_partition"), _local_partition,
                "this machine's relations"),
+    *patch_all(homes("DistGraph", "find_edges"), _find_edges, "edges' ends from the store"),
     *patch_all(homes("DistGraph", "barrier"), _barrier,
                "servers have done all writes before it, not server 0 alone"),
-    *patch_all(homes("queries of trainers"), _refused_access,
-               "refuse sampling and queries by servers, which hold no edges; inside a part, sample "
+    *patch_all(homes("queries of trainers"), _access,
+               "answer from this machine's store, as servers hold no edges; inside a part, sample "
                "its edges alone"),
 )

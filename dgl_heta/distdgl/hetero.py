@@ -14,8 +14,11 @@ import torch
 from dgl.nn.pytorch import GraphConv, hetero
 from torch import Tensor
 
-from dgl_heta.distdgl import gat_conv, graph_conv
-from dgl_heta.distdgl.children import call_module, share_state, state_of
+from dgl_heta.distdgl import gat_conv, graph_conv, sage_conv
+from dgl_heta.distdgl.children import call_module, runs_alone, share_state, state_of
+from dgl_heta.distdgl.edge_rows import EdgeRows, unguarded
+from dgl_heta.distdgl.guests import check_merge, has_guests, with_guests, without_absent
+from dgl_heta.distdgl.hetero_convs import DGLS, Called
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.merging import (
     Part,
@@ -31,6 +34,7 @@ from dgl_heta.distdgl.plain import is_plain_module
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.deferred import LazyRows
 from dgl_heta.graph.schema import Relation
+from dgl_heta.system.nested import of_type
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.blocks import RafBlock
@@ -40,8 +44,9 @@ _BY_FUNCTION = {hetero._sum_reduce_func: "sum", hetero._mean_reduce_func: "mean"
 
 
 def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
-            mod_kwargs: Any = None) -> dict[str, Tensor]:
-    """`HeteroGraphConv.forward` on a RAF block."""
+            mod_kwargs: Any = None, way: Called = DGLS) -> dict[str, Tensor]:
+    """`HeteroGraphConv.forward` on a RAF block, or that of a class that is called as `way` says.
+    """
     layer = layer_of(g)
     block, session = layer.block, layer.session
     session.chains.merging(block, inputs)
@@ -53,18 +58,22 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     like = next((x for rows in sources.values() for x in tensors_in(rows)),
                 torch.empty(0, device=g.device))
     merged = {}
+    check_merge(layer, aggregate)
 
     def call(relation: Relation) -> tuple[Any, Any, Any]:
-        return (conv._get_module(tuple(relation)), (mod_args or {}).get(relation.etype, ()),
-                (mod_kwargs or {}).get(relation.etype, {}))
+        return (conv._get_module(tuple(relation)), unguarded(way.of(mod_args, relation, ())),
+                unguarded(way.of(mod_kwargs, relation, {})))
 
     into = session.store.schema.into
     modules = _modules(conv, session.store.schema.relations, sources, destinations)
-    alone = _read_sources_alone(conv, layer, modules, sources)
-    rows = {t: destination_rows(layer, t, x, pair or (
-        block.own_states and any(r in modules and r not in alone for r in into[t])))
-            for t, x in destinations.items() if t in block.num_dst}
-    if block.last and aggregate == "sum":
+    by_edge = any(True for _ in of_type(EdgeRows, (mod_args, mod_kwargs)))
+    alone = _read_sources_alone(conv, layer, modules, sources, by_edge)
+    read = {t for t in {**destinations, **block.guests}
+            if any(r in modules and r not in alone for r in into[t])}
+    guests = (with_guests(layer, conv, destinations, read, like) if has_guests(layer) else {})
+    rows = {t: destination_rows(layer, t, x, t in read and (pair or block.own_states))
+            for t, x in destinations.items() if t in block.num_dst and t not in guests} | guests
+    if block.last and layer.planned and aggregate == "sum":
         for ntype in block.num_dst:
             if all(r in alone or r not in modules for r in into[ntype]):
                 members = graph_conv.narrow_first(session, ntype, modules, call)
@@ -86,6 +95,11 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
                   if gat_conv.known(module, sources[edges.relation.src], args, kwargs)}
     attended = dict(zip(attentions, gat_conv.run_together([*attentions.values()])
                         if attentions else ()))
+    means = {place: (module, edges, sources[edges.relation.src], rows[edges.relation.dst])
+             for place, (edges, module, args, kwargs) in chosen.items()
+             if sage_conv.known(module, sources[edges.relation.src], rows[edges.relation.dst],
+                                args, kwargs)}
+    attended.update(zip(means, sage_conv.run_together([*means.values()])))
     called: set[Relation] = set()
     state = state_of(conv, layer)
     before = state.marks() if state else []
@@ -100,20 +114,22 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
             continue
         else:
             called.add(relation)
+            runs_alone(relation, module)
             edges, graph = layer.relation(relation, g)
-            value = call_module(module, edges, graph, (source, mapped(
-                edges.of, rows[relation.dst])), args, kwargs)
+            ends = mapped(edges.of, rows[relation.dst]) if relation.dst in read else source
+            value = call_module(module, edges, graph, (source, ends), args, kwargs)
         parts[relation.dst].append((edges, value))
     if state:
         share_state(state, before, layer, called)
     for ntype, values in parts.items():
-        if values or ntype in block.seeds:
+        if values or ntype in block.seeds or ntype in block.guests:
             out = merge_relations(layer, ntype, values, aggregate, (conv, ntype), like,
                                   in_order(into[ntype]))
             if out is not None:
                 merged[ntype] = out
     reached = {r.dst for r in modules if r.src in sources and r.dst in destinations}
-    return complete_types(layer, merged, reached, (conv,), like)
+    return without_absent(layer, complete_types(layer, merged, reached, (conv,), like),
+                          destinations)
 
 
 def in_order(relations: Iterable[Relation]) -> list[Relation]:
@@ -123,16 +139,18 @@ def in_order(relations: Iterable[Relation]) -> list[Relation]:
 
 
 def _read_sources_alone(conv: Any, layer: Layer, modules: Mapping[Relation, Any],
-                        sources: Mapping[str, Any]) -> set[Relation]:
+                        sources: Mapping[str, Any], by_edge: bool) -> set[Relation]:
     """Relations whose module looks at no destinations and may be computed together with others:
-    GraphConv, with nothing hung on it and rows for it. All trainers of the group find the same.
+    GraphConv, with nothing hung on it, rows for it and no rows of edges. All trainers of the group
+    find the same.
 
     Raises
     ------
     InputError
         A GraphConv normalises by out-degrees, which inside a batch depend on the other trainers.
     HetaError
-        A hook was registered, or a node type left out, since the other trainers have been asked.
+        A hook was registered, a node type left out or data of edges given since the other trainers
+        have been asked.
     """
     session = layer.session
     block = layer.block
@@ -149,10 +167,15 @@ def _read_sources_alone(conv: Any, layer: Layer, modules: Mapping[Relation, Any]
                 "which depend on the other trainers' seeds on a meta-partitioned graph; use "
                 "norm='right' or 'none'")
         plain = plain and is_plain_module(module, GraphConv)
-    if not found or not layer.block.last:
+    guests = has_guests(layer)
+    if not found or not (layer.block.last or guests):
         return found if plain else set()
-    agreed = session.agreed((conv, layer.block.layer), plain and not absent)
-    if left := [t for t in absent if agreed and block.num_src[t]]:
+    agreed = session.agreed((conv, layer.block.layer),
+                            plain and (guests or (not absent and not by_edge)))
+    if agreed and by_edge and not guests:
+        raise HetaError("data of edges is given to HeteroGraphConv's modules inside an epoch; give "
+                        "it with all batches of an epoch, or with none")
+    if left := [t for t in absent if agreed and block.num_src[t] and not guests]:
         raise HetaError(f"the rows of '{left[0]}' are left out of HeteroGraphConv's inputs inside "
                         "an epoch; leave a node type out of all batches of an epoch, or of none")
     if agreed and not plain:

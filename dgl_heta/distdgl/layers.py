@@ -33,15 +33,19 @@ class Layer:
     ids : node ids of the batch's input rows per type; a block's rows on either side lead them.
     blocks : all of the batch, input side first.
     asked : relations of whose edges the script has asked the number.
+    edges_read : whether the script has read data by the ids of edges.
     """
 
     def __init__(self, session: Session, block: Block, ids: Mapping[str, Tensor],
                  blocks: Sequence[Block]) -> None:
         self.session, self.block, self.ids, self.blocks = session, block, ids, blocks
         self.asked: set[Relation] = set()
+        self.edges_read = False
         self.presence: Any = None  # a Presence, once it is asked for
         self._graphs: dict[int, RelationGraph] = {}
         self._joined: dict[Relation, tuple[RelationBlock, RelationGraph]] = {}
+        self.planned = True
+        """Whether the group's relations of the layer are those that the plan gives each machine."""
         self.origin: Any = None
         """Where the block came from, at a step to prove (:mod:`dgl_heta.distdgl.proof`)."""
 
@@ -65,9 +69,26 @@ class Layer:
         graph = made if made.device == g.device else made.to(g.device)
         sources = g._node_frames[g.get_ntype_id_from_src(relation.src)]
         graph._node_frames = [sources, self._destinations(edges, g)]
-        graph._edge_frames = [Frame(num_rows=graph.num_edges()) if g.partial else
+        graph._edge_frames = [Frame(dict(g._edge_frames.of(relation)), graph.num_edges())
+                              if g.partial else
                               g._edge_frames[g.get_etype_id(tuple(relation))]]
         return edges, graph
+
+    def count(self, relation: Relation) -> int:
+        """How many edges of a relation this machine has."""
+        return sum(len(edges.indices) for edges in self.block.into(relation.dst)
+                   if edges.relation == relation)
+
+    def data_of(self, place: int, g: RafBlock) -> dict[str, Tensor]:
+        """Data that a script has put on the edges at a place in `block.edges`."""
+        wanted = self.block.edges[place]
+        begin = 0
+        for edges in self.block.into(wanted.relation.dst):
+            if edges is wanted:
+                break
+            begin += len(edges.indices) * (edges.relation == wanted.relation)
+        return {name: column[begin:begin + len(wanted.indices)]
+                for name, column in g._edge_frames.of(wanted.relation).items()}
 
     def _made(self, edges: RelationBlock) -> RelationGraph:
         relation = edges.relation
@@ -87,14 +108,25 @@ class Layer:
         if self._same_rows(edges):
             return known
         rows = torch.arange(edges.start, edges.stop) if edges.rows is None else edges.rows
-        if not self.block.last:
+        guests = self.block.guests.get(relation.dst)
+        if not self.block.last and (guests is None or not guests.total):
             return known.subframe(rows)
-        ids = self.ids[relation.dst]
+        ids, whose = self.destination_ids(relation.dst), (
+            "seeds and the module runs for those" if self.block.last else
+            "rows and the module runs for some")
         return Frame({name: ids[rows].to(g.device) if name == dgl.NID else Absent(
             len(rows), f"'{name}' of destinations of {tuple(relation)} cannot be read by its "
-            "module at the last layer of a meta-partitioned graph, because the script has put it "
-            "on this trainer's own seeds and the module runs for those of all trainers; give it "
-            "to the module as input rows of HeteroGraphConv") for name in known}, len(rows))
+            f"module at {'the last layer' if self.block.last else 'layer 1'} of a "
+            f"meta-partitioned graph, because the script has put it on this trainer's own {whose} "
+            "of all trainers; give it to the module as input rows of HeteroGraphConv")
+            for name in known}, len(rows))
+
+    def destination_ids(self, ntype: str) -> Tensor:
+        """Node ids of all destination rows of a type, those of other trainers included."""
+        ids, guests = self.ids[ntype], self.block.guests.get(ntype)
+        if guests is None:
+            return ids[:self.block.num_dst[ntype]]
+        return torch.cat([ids[:self.block.num_own(ntype)], torch.from_numpy(guests.ids)])
 
     def _same_rows(self, edges: RelationBlock) -> bool:
         """Whether a relation's rows are the destination rows that the script sees."""

@@ -11,11 +11,10 @@ import itertools
 import logging
 import os
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import dgl
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,18 +24,19 @@ from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.drawing import Drawing
 from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.group_seeds import tell
-from dgl_heta.distdgl.merging import canonical
-from dgl_heta.distdgl.own_part import open_nodes, refuse_edges
+from dgl_heta.distdgl.loader_scope import check_types, fanouts_of, loader_scope
+from dgl_heta.distdgl.masked import masked_store
+from dgl_heta.distdgl.own_part import open_nodes
 from dgl_heta.distdgl.reach import Reached
 from dgl_heta.distdgl.recording import recorder
 from dgl_heta.distdgl.reference import PlainBlock
+from dgl_heta.distdgl.seed_loader import SeedLoader
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.whereabouts import took
-from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.sampling.blocks import MiniBatch, forget_reads
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.sampling.stages import Making
 from dgl_heta.system.patching import patch_all
 
@@ -66,38 +66,15 @@ class RafLoader:
     def __init__(self, session: Session, nids: Mapping[str, Tensor], graph_sampler: Any,
                  batch_size: int = 1, shuffle: bool = False, drop_last: bool = False,
                  num_workers: int = 0, **ignored: Any) -> None:
-        for name in ignored:
-            if name not in _IGNORED:
-                raise InputError(f"DistNodeDataLoader has no argument '{name}' on a "
-                                 "meta-partitioned graph")
-        targets = session.plan.targets
-        for ntype in nids:
-            if ntype not in targets:
-                raise InputError(
-                    f"the data loader is for nodes of type '{ntype}', but the graph was "
-                    f"partitioned for the target {listing(targets)}; partition it with target "
-                    f"'{ntype}'")
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; it must be 1 or more")
-        fanouts = _fanouts(graph_sampler, session)
-        session.connect()
-        self._session, self._shuffle, self._batch_size = session, shuffle, batch_size
-        self._source = session.source_for(num_workers)
-        self._number = session.loaders
-        session.loaders += 1
+        counts = self._prepare("DistNodeDataLoader", session, sum(map(len, nids.values())),
+                               graph_sampler, batch_size, shuffle, drop_last, num_workers, ignored,
+                               ntypes=nids)
+        targets = self._of.targets
         kinds = [np.full(len(ids), targets.index(t), np.int64) for t, ids in nids.items()]
         ids = [np.asarray(ids, np.int64) for ids in nids.values()]
-        self._check_ids(nids)
         mine = np.stack([np.concatenate(kinds), np.concatenate(ids)], 1) if ids else np.empty(
             (0, 2), np.int64)
-        source = zlib.crc32(f"{self._source.name} {self._source.settings!r}".encode())
-        session.agree("the data loaders", [self._number, batch_size, int(shuffle), int(drop_last),
-                                           source, *(f for layer in fanouts for f in (
-                                               layer.values() if isinstance(layer, dict)
-                                               else [layer]))])
-        ones = [1] * session.world.size
-        counts = session.world.all_gather_rows(torch.tensor([len(mine)]), ones, "control").tolist()
-        self.sizes = _step_sizes(counts, batch_size, drop_last)
+        self._check_ids(nids)
         group = session.group
         ranks = group.ranks if session.world.size > 1 else (0,)
         gathered = group.all_gather_rows(torch.from_numpy(mine), [counts[r] for r in ranks],
@@ -105,17 +82,48 @@ class RafLoader:
         bounds = np.cumsum([0] + [counts[r] for r in ranks])
         self._seeds = [gathered[a:b] for a, b in itertools.pairwise(bounds)]
         self._ranks = ranks
+
+    def _prepare(self, what: str, session: Session, seeds: int, graph_sampler: Any,
+                 batch_size: int, shuffle: bool, drop_last: bool, num_workers: int,
+                 ignored: Mapping[str, Any], kind: int = 0, ntypes: Iterable[str] = ()
+                 ) -> list[int]:
+        """What all loaders have, agreed on by all trainers; returns how many seeds each has."""
+        for name in ignored:
+            if name not in _IGNORED:
+                raise InputError(f"{what} has no argument '{name}' on a meta-partitioned graph")
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; it must be 1 or more")
+        fanouts = fanouts_of(graph_sampler, session)
+        check_types(session, ntypes, len(fanouts))
+        session.connect()
+        self._of = loader_scope(session, ntypes, len(fanouts))
+        self._session, self._shuffle, self._batch_size = session, shuffle, batch_size
+        self._source = session.source_for(num_workers)
+        self._number = session.loaders
+        session.loaders += 1
+        mask = getattr(graph_sampler, "prob", None)
+        source = zlib.crc32(f"{self._source.name} {self._source.settings!r} {mask!r}".encode())
+        session.agree("the data loaders", [
+            self._number, batch_size, int(shuffle), int(drop_last), source, kind,
+            int(self._of.planned), *(f for layer in fanouts for f in (
+                layer.values() if isinstance(layer, dict) else [layer]))])
+        ones = [1] * session.world.size
+        counts: list[int] = session.world.all_gather_rows(
+            torch.tensor([seeds]), ones, "control").tolist()
+        self.sizes = _step_sizes(counts, batch_size, drop_last)
         seed = torch.tensor([torch.initial_seed() % 2**62])
         seed = session.world.all_gather_rows(seed, ones, "control")[:1]
-        scope = SamplingScope.of(session.plan, session.part, len(fanouts))
         self.seed = int(seed)
         threads = session.settings.train.sampling_threads or torch.get_num_threads()
-        self.sampler = NeighborSampler(session.store, scope, fanouts, self.seed, threads=threads)
+        store = session.store if mask is None else masked_store(session.store, mask)
+        self.sampler = NeighborSampler(store, self._of.scope, fanouts, self.seed, threads=threads,
+                                       guest_states=False, together=True)
         self._epoch = -1
         self._step = 0
         self._making = Making(("sample",))
         self._batches: Iterator[Any] = iter(())
         self._open = ExitStack()
+        return counts
 
     def _check_ids(self, nids: Mapping[str, Tensor]) -> None:
         for ntype, ids in nids.items():
@@ -134,15 +142,8 @@ class RafLoader:
 
     def start(self) -> None:
         """Begin an epoch: shuffle as each trainer's own generator says."""
-        self._close()
-        self._epoch += 1
-        self._step = 0
+        self._begin_pass()
         session = self._session
-        session.agree("the epoch of a data loader, and whether all states are complete",
-                      [self._number, self._epoch, int(session.all_complete)])
-        session.forget_agreements()
-        if (recording := recorder()) is not None:
-            recording.start_pass(session)
         if self._shuffle:
             state = torch.get_rng_state()
             states = session.group.all_gather_rows(state[None], [1] * session.group.size, "seeds")
@@ -153,58 +154,86 @@ class RafLoader:
                 self._seeds[place] = seeds[order]
             torch.randperm(len(self._seeds[session.group.rank]))  # as DGL's own loader draws
 
-        in_order = bool(session.embeddings) and any(
-            len(members) > 1 for members in session.plan.groups)
+        in_order = bool(session.plan.delegates) or (bool(session.embeddings) and any(
+            len(members) > 1 for members in session.plan.groups))
         group = (self._open.enter_context(session.drawing.one(session)) if in_order
                  else session.group)
-        drawing = Drawing(session, self.sampler, [*self._seeds],
+        drawing = Drawing(session, self.sampler, self._of.targets, [*self._seeds],
                           [self.sizes[rank] for rank in self._ranks], group,
                           self._draws(self._epoch, 0))
         self._batches = self._making.start(self._source, len(self), in_order,
                                            {"sample": drawing.draw})
 
-    def next(self) -> Sample:
-        """The next batch; StopIteration at the end of the epoch."""
+    def _begin_pass(self) -> None:
+        self._close()
+        self._epoch += 1
+        self._step = 0
         session = self._session
-        recording = recorder()
-        if self._step >= len(self) or (recording is not None and recording.ends_pass(self._step)):
-            session.check_batches()
-            self._close()
-            session.at_batch = None
-            raise StopIteration
-        if session.world.size > 1:
-            session.at_batch = (self._number, self._epoch, self._step)
-            took(session.at_batch)
-        self._step += 1
+        session.agree("the epoch of a data loader, and whether all states are complete",
+                      [self._number, self._epoch, int(session.all_complete)])
+        session.forget_agreements()
+        if (recording := recorder()) is not None:
+            recording.start_pass(session)
+
+    def next(self) -> Any:
+        """The next batch; StopIteration at the end of the epoch."""
+        self._begin_step()
         drawn = self._making.next(self._batches)
         if drawn is None:
             raise HetaError(f"batch source '{self._source.name}' gave {self._step - 1} batches "
                             f"for {len(self)} steps; it must give one for each")
-        batch, reached = drawn
+        return self._hand_out(*drawn)
+
+    def _begin_step(self) -> None:
+        recording = recorder()
+        if self._step >= len(self) or (recording is not None and recording.ends_pass(self._step)):
+            self._end_pass()
+            raise StopIteration
+        self._take_step()
+
+    def _end_pass(self) -> None:
+        self._session.check_batches()
+        self._close()
+        self._session.at_batch = None
+
+    def _take_step(self) -> None:
+        session = self._session
+        if session.world.size > 1:
+            session.at_batch = (self._number, self._epoch, self._step)
+            took(session.at_batch)
+        self._step += 1
+
+    def _hand_out(self, batch: MiniBatch, reached: Reached) -> Sample:
+        session = self._session
         if session.all_complete:  # since it was drawn, maybe
             forget_reads(batch.blocks)
-        session.begin({(block.layer, t) for block in batch.blocks
-                       for t, s in block.seeds.items() if s.total}, batch.blocks[0].done)
-        sample = _sample(session, batch, reached)
+        session.begin({pair for block in batch.blocks for pair in session.expected(block)},
+                      batch.blocks[0].done)
+        sample = _sample(session, batch, reached, self._of.planned)
         if session.reference:
             tell(sample[2], self._seeds_with_raf(sample[1]))
-        if recording is not None:
+        if (recording := recorder()) is not None:
             recording.begin_batch(*sample[:2])
         step = self._step - 1
-        proof.handed_out(self, session, batch, sample[2], self._epoch, step,
-                         self._draws(self._epoch, step))
+        if self._of.planned:  # a proof replays the plan
+            proof.handed_out(self, session, batch, sample[2], self._epoch, step,
+                             self._draws(self._epoch, step))
         return sample
 
     def _seeds_with_raf(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Reference mode: what `all_seeds` would give with RAF."""
         session = self._session
         mine = [torch.stack([torch.full_like(own[t], kind), own[t]], 1)
-                for kind, t in enumerate(session.plan.targets) if t in own]
-        sizes = [of_trainer[self._step - 1] for of_trainer in self.sizes]
+                for kind, t in enumerate(self._of.targets) if t in own]
+        sizes = self._numbers_of_seeds(sum(map(len, mine)))
         every = session.world.all_gather_rows(torch.cat(mine), sizes, "control").split(sizes)
         rows = torch.cat([*mine, *(every[rank] for rank in session.partners
                                    if rank != session.world.rank)])
-        return {t: rows[rows[:, 0] == kind, 1] for kind, t in enumerate(session.plan.targets)}
+        return {t: rows[rows[:, 0] == kind, 1] for kind, t in enumerate(self._of.targets)}
+
+    def _numbers_of_seeds(self, own: int) -> list[int]:
+        """Of all trainers in this step."""
+        return [of_trainer[self._step - 1] for of_trainer in self.sizes]
 
     def _draws(self, epoch: int, step: int) -> int:
         """The number that a step's draws follow from."""
@@ -220,12 +249,12 @@ class RafLoader:
         self._making.reset()
 
 
-def _sample(session: Session, batch: MiniBatch, reached: Reached) -> Sample:
+def _sample(session: Session, batch: MiniBatch, reached: Reached, planned: bool) -> Sample:
     levels = session.handed.hand_out(batch, reached, session.world.rank)
     inputs = {t: levels[0].get(t, torch.empty(0, dtype=torch.int64))
               for t in session.store.schema.node_types}
     seeds = {t: ids for t, ids in levels[-1].items() if len(ids)}
-    return inputs, seeds, make_blocks(session, batch, levels)
+    return inputs, seeds, make_blocks(session, batch, levels, planned)
 
 
 def _step_sizes(counts: Sequence[int], batch_size: int, drop_last: bool) -> list[list[int]]:
@@ -253,48 +282,25 @@ def _step_sizes(counts: Sequence[int], batch_size: int, drop_last: bool) -> list
     return sizes
 
 
-def _fanouts(sampler: Any, session: Session) -> list[Any]:
-    """Fanouts of a sampler, input layer first, or an InputError that it cannot be used."""
-    name = type(sampler).__name__
-    known = (dgl.dataloading.NeighborSampler, dgl.dataloading.MultiLayerFullNeighborSampler)
-    if type(sampler) not in known:
-        raise InputError(f"sampler {name} cannot be used on a meta-partitioned graph; use "
-                         "dgl.dataloading.NeighborSampler (MultiLayerNeighborSampler) or "
-                         "MultiLayerFullNeighborSampler")
-    for attribute, plain in (("edge_dir", "in"), ("prob", None), ("replace", False)):
-        if getattr(sampler, attribute, plain) != plain:
-            raise InputError(f"{name} with {attribute}={getattr(sampler, attribute)!r} cannot be "
-                             "used on a meta-partitioned graph; leave it out")
-    for attribute in ("prefetch_node_feats", "prefetch_labels", "prefetch_edge_feats"):
-        if getattr(sampler, attribute, None):
-            raise InputError(f"{name} with {attribute} cannot be used with a DistGraph; leave it "
-                             "out")
-    fanouts: list[Any] = []
-    for fanout in sampler.fanouts:
-        if isinstance(fanout, Mapping):
-            fanouts.append({canonical(e, session.store.schema.relations): int(f)
-                            for e, f in fanout.items()})
-        else:
-            fanouts.append(int(fanout))
-    if len(fanouts) > session.plan.hops:
-        raise InputError(
-            f"{name} samples {len(fanouts)} layers, but the graph was partitioned for "
-            f"{session.plan.hops} hops; partition it with {len(fanouts)} hops "
-            "(model.layers in the settings, or --hops)")
-    return fanouts
+def open_options(what: str, device: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """A data loader's options, with the sampling workers that the environment asks for."""
+    if device not in (None, "cpu"):
+        raise InputError(f"{what} with device={device!r} cannot be used with a DistGraph; leave it "
+                         "out and move blocks with block.to(device)")
+    workers = max(int(options.get("num_workers", 0)), int(os.environ.get("DGL_NUM_SAMPLER", "0")))
+    return {**options, "num_workers": workers}
 
 
 def open_loader(session: Session, nids: Any, sampler: Any, device: Any, options: dict[str, Any]
-                ) -> RafLoader:
+                ) -> RafLoader | SeedLoader:
     """The loader of a DistNodeDataLoader on a meta-partitioned graph."""
-    if device not in (None, "cpu"):
-        raise InputError(f"DistNodeDataLoader with device={device!r} cannot be used with a "
-                         "DistGraph; leave it out and move blocks with block.to(device)")
-    options["num_workers"] = max(int(options.get("num_workers", 0)),
-                                 int(os.environ.get("DGL_NUM_SAMPLER", "0")))
+    options = open_options("DistNodeDataLoader", device, options)
     if not isinstance(nids, Mapping):
         nids = {session.plan.targets[0]: nids}
     nids = {t: torch.as_tensor(ids, dtype=torch.int64) for t, ids in nids.items()}
+    if not fanouts_of(sampler, session):
+        return SeedLoader(nids, **{name: options[name] for name in (
+            "batch_size", "shuffle", "drop_last") if name in options})
     return RafLoader(session, nids, sampler, **options)
 
 
@@ -307,11 +313,15 @@ def _init(original: Any) -> Any:
             open_nodes(self)
             return
         self.heta = open_loader(session, nids, graph_sampler, device, kwargs)
-        self.device = "cpu"
+        self.device, self.num_workers = "cpu", 0
+        self.batch_size = kwargs.get("batch_size", 1)
+        self.shuffle, self.drop_last = kwargs.get("shuffle", False), kwargs.get("drop_last", False)
+        # DGL's name for the number of batches; while `dgl-heta prove` records there is one.
+        self.expected_idxs = len(self.heta) if recorder() is None else 1
     return __init__
 
 
-def _iter(original: Any) -> Any:
+def start_pass(original: Any) -> Any:
     def __iter__(self: Any) -> Any:
         loader = getattr(self, "heta", None)
         current_epochs().started(self, _seeds_of(self))
@@ -322,7 +332,7 @@ def _iter(original: Any) -> Any:
     return __iter__
 
 
-def _next(original: Any) -> Any:
+def take_batch(original: Any) -> Any:
     def __next__(self: Any) -> Any:
         loader = getattr(self, "heta", None)
         try:
@@ -339,35 +349,19 @@ def _seeds_of(loader: Any) -> int:
     return len(loader.dataset) if ours is None else ours.seeds
 
 
-def _del(original: Any) -> Any:
+def forget_loader(original: Any) -> Any:
     def __del__(self: Any) -> None:
         if getattr(self, "heta", None) is None:
             original(self)
     return __del__
 
 
-def _edge_init(original: Any) -> Any:
-    def __init__(self: Any, g: Any, *args: Any, **kwargs: Any) -> None:
-        if getattr(g, "heta", None) is not None:
-            raise InputError("DistEdgeDataLoader cannot be used on a meta-partitioned graph yet; "
-                             "train on nodes (DistNodeDataLoader), or partition the graph by a "
-                             "method of DGL")
-        refuse_edges()
-        original(self, g, *args, **kwargs)
-    return __init__
-
-
 PATCHES = (
     *patch_all(homes("DistNodeDataLoader", "__init__"), _init,
                "sample by plan, or inside a part"),
-    *patch_all(homes("DistNodeDataLoader", "__iter__"), _iter,
+    *patch_all(homes("DistNodeDataLoader", "__iter__"), start_pass,
                "sample by plan; module wrappers are told when an epoch ends"),
-    *patch_all(homes("DistNodeDataLoader", "__next__"), _next,
+    *patch_all(homes("DistNodeDataLoader", "__next__"), take_batch,
                "sample by plan; module wrappers are told when an epoch ends"),
-    *patch_all(homes("DistNodeDataLoader", "__del__"), _del, "sample by plan"),
-    *patch_all(homes("DistEdgeDataLoader", "__init__"), _edge_init, "refuse it"),
-    *patch_all(homes("DistEdgeDataLoader", "__iter__"), _iter,
-               "module wrappers are told when an epoch ends"),
-    *patch_all(homes("DistEdgeDataLoader", "__next__"), _next,
-               "module wrappers are told when an epoch ends"),
+    *patch_all(homes("DistNodeDataLoader", "__del__"), forget_loader, "sample by plan"),
 )

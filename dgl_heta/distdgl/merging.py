@@ -178,24 +178,33 @@ def _agreed(layer: Layer, ntype: str, parts: list[Part], owner: tuple[Any, str]
 
     A trainer that holds no relation into the type learns them from the others, once an epoch.
     """
-    session = layer.session
+    session, block = layer.session, layer.block
     own = {value.shape[1:] for _, value in parts}
     dtypes = {value.dtype for _, value in parts}
     if len(own) > 1:
         shapes = " and ".join(sorted(str(tuple(shape)) for shape in own))
         raise HetaError(f"relations into '{ntype}' give rows of different shapes, {shapes}; they "
                         "cannot be merged")
-    if ntype not in layer.block.seeds or session.group.size == 1:
+    if session.group.size == 1 or (ntype not in block.seeds and ntype not in block.guests):
         return (own.pop(), functools.reduce(torch.promote_types, dtypes)) if own else None
-    key = (*owner, *_conditions(layer, owner[0]))
-    if key not in session.shapes:
-        told = session.group.all_reduce(_told(own, dtypes), "max", "control")
-        session.shapes[key] = _understood(told)
-    agreed = session.shapes[key]
+    agreed = agreed_shape(layer, owner, own, dtypes)
     for shape in own:
         if agreed is None or shape != agreed[0]:
             raise HetaError(f"relations into '{ntype}' give rows of shape {tuple(shape)} here and "
                             f"of {tuple(agreed[0] if agreed else ())} on another trainer")
+    return agreed
+
+
+def agreed_shape(layer: Layer, owner: tuple[Any, ...], shapes: Iterable[torch.Size],
+                 dtypes: Iterable[torch.dtype]) -> tuple[torch.Size, torch.dtype] | None:
+    """The shape of a row and the dtype as any trainer of the group knows them, asked once an epoch;
+    None if nobody does. All trainers call it alike."""
+    session = layer.session
+    key = (*owner, *_conditions(layer, owner[0]))
+    agreed = session.shapes.get(key)
+    if agreed is None:  # or nobody knew before
+        told = session.group.all_reduce(_told(shapes, dtypes), "max", "control")
+        agreed = session.shapes[key] = _understood(told)
     return agreed
 
 

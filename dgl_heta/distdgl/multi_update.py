@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dgl_heta.distdgl import agreement
 from dgl_heta.distdgl.agreement import EXTREMES, Field, Found, Functions, Plan, builtin
+from dgl_heta.distdgl.guests import check_by_batch, gathered, has_guests
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.merging import Part, destination_rows, layer_of, merge_agreed
 from dgl_heta.distdgl.presence import Presence, presence
@@ -65,19 +66,23 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
 def _run(g: RafBlock, layer: Layer, functions: Mapping[Relation, Functions], plan: Plan) -> Found:
     """Run the functions on this machine's relations."""
     block = layer.block
+    check_by_batch(layer, plan.by_batch)
     there = presence(layer) if plan.by_batch else None
-    gathered = {(t, name): destination_rows(layer, t, g.dstnodes[t].data[name], True)
-                for t in block.num_dst for name in plan.gathered.get(t, ())
-                if name in g.dstnodes[t].data}
+    columns_of = {(t, name): g.dstnodes[t].data[name] for t in block.num_dst
+                  for name in plan.gathered.get(t, ()) if name in g.dstnodes[t].data}
+    guests = block.guests if has_guests(layer) else ()
+    ends = {(t, name): gathered(layer, t, x) if t in guests else destination_rows(layer, t, x, True)
+            for (t, name), x in columns_of.items()}
     found = Found([], {}, {})
     for place, edges in enumerate(block.edges):
         if edges.relation not in functions:
             continue
         own = functions[edges.relation]
         graph = layer.graph(place, g.device).local_var()
-        data = {name: column[edges.start:edges.stop] for (t, name), column in gathered.items()
+        graph.edata.update(layer.data_of(place, g))
+        data = {name: column[edges.start:edges.stop] for (t, name), column in ends.items()
                 if t == edges.relation.dst}
-        data[NID] = layer.ids[edges.relation.dst][edges.start:edges.stop].to(g.device)
+        data[NID] = layer.destination_ids(edges.relation.dst)[edges.start:edges.stop].to(g.device)
         columns: dict[str, Tensor] = {}
         try:
             if there is not None:
@@ -106,7 +111,9 @@ def _of_nothing(g: RafBlock, layer: Layer, relation: Relation, own: Functions
     """The output fields of a relation that has no edge anywhere."""
     data = {name: column[:0] for name, column in g.dstnodes[relation.dst].data.items()}
     try:
-        return _columns(g, layer.empty_graph(relation, g.device), None, own, data, None)
+        graph = layer.empty_graph(relation, g.device)
+        graph.edata.update({name: x[:0] for name, x in g._edge_frames.of(relation).items()})
+        return _columns(g, graph, None, own, data, None)
     except Exception:  # a script's functions may not be made for this
         return {}
 
@@ -119,7 +126,7 @@ def _text(relation: Relation, error: Exception) -> str:
     if isinstance(error, KeyError):
         text = (f"multi_update_all over {relation}: there is no data {error} on the nodes or edges "
                 "that its functions read; put it on this block's source or destination nodes first "
-                "(edges of these blocks carry no data)")
+                "(or on its edges, rows read by their dgl.EID)")
     return text
 
 
@@ -209,7 +216,7 @@ def _merged(layer: Layer, ntype: str, name: str, into: Sequence[Relation], found
     order = [r for r in into if r in given]
     if plan.reducer == "stack":
         order = sorted(given)  # as DGL's blocks have relations
-    if not layer.block.num_dst.get(ntype):
+    if not layer.block.num_dst.get(ntype) and ntype not in layer.block.guests:
         rows = like.new_empty(0, *shape)
         return (torch.stack([rows] * len(order), 1) if reducer == "stack" else
                 rows if isinstance(reducer, str) else reducer([rows] * len(order), ntype))

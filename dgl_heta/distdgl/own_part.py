@@ -93,7 +93,7 @@ class OwnPart:
             self._whole = before
 
     def access(self, graph: Any, nodes: Tensor, issue: Callable[[Tensor], Any],
-               local: Callable[..., Any]) -> Any | None:
+               local: Callable[..., Any], exclude_edges: Tensor | None = None) -> Any | None:
         """The in-edges of nodes that a query asks for, of those that the part has.
 
         Parameters
@@ -101,6 +101,7 @@ class OwnPart:
         nodes : ids over all types, in any order.
         issue : makes DistDGL's request for other machines, which says what is asked for.
         local : answers for the machine's own nodes.
+        exclude_edges : edges that are left out after sampling; from DGL 2.4 on.
 
         Returns
         -------
@@ -108,11 +109,13 @@ class OwnPart:
         """
         if self._whole or graph is not self._graph:
             return None
+        nodes = torch.as_tensor(nodes)
         inner = self._book.nid2partid(nodes) == self._book.partid
         found = [local(graph.local_partition, self._book, nodes[inner])]
         if self._deep and not bool(inner.all()):
             found.append(self._around(nodes[~inner], issue))
-        return merge_graphs(found, graph.num_nodes())
+        left_out = {} if exclude_edges is None else {"exclude_edges": exclude_edges}
+        return merge_graphs(found, graph.num_nodes(), **left_out)
 
     def read(self, tensor: Any, ids: Tensor, pull: Callable[[Any, Any], Tensor]) -> Tensor | None:
         """Rows of node data; None if some of the nodes are not of this part, or nothing of it."""

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from dgl.distributed.optim.pytorch.sparse_optim import DistSparseGradOptimizer
-from dgl.nn.pytorch import HeteroGraphConv
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
@@ -25,6 +24,7 @@ from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock
 from dgl_heta.distdgl.ddp_options import on_device, take_options, unsynchronized
 from dgl_heta.distdgl.epochs import current_epochs
+from dgl_heta.distdgl.hetero_convs import hetero_convs
 from dgl_heta.distdgl.partial import check_hooks
 from dgl_heta.distdgl.selection import names, selected
 from dgl_heta.distdgl.session import Session, current
@@ -101,7 +101,7 @@ class RafParallel(Parallel):
         self.session = session
         session.all_complete = session.all_complete or any(
             isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
-        self._merges = any(isinstance(m, HeteroGraphConv) for m in module.modules())
+        self._merges = any(isinstance(m, hetero_convs()) for m in module.modules())
         self._chains: set[int] = set()
         self._averaged: set[int] = set()
         self._fired = self._reached = False
@@ -164,8 +164,7 @@ class RafParallel(Parallel):
         # A module that only looks at blocks (an input layer) is no model over them; one that
         # should have reduced and did not is found when the next batch is asked for.
         if blocks and (self._merges or any(done for done, _ in before)):
-            self.session.check({(block.layer, t) for block in blocks
-                                for t, shares in block.seeds.items() if shares.total},
+            self.session.check({pair for b in blocks for pair in self.session.expected(b)},
                                set().union(*(done for done, _ in before)))
         for done, earlier in before:
             done |= earlier
@@ -209,7 +208,8 @@ _plain: weakref.WeakSet[Any] = weakref.WeakSet()
 """Modules that were wrapped DGL's own way."""
 
 
-def check_no_plain_module() -> None:
+def check_no_plain_module(what: str = "DistGraph of a meta-partitioned graph",
+                          was: str = "was made", do: str = "make the DistGraph") -> None:
     """
     Raises
     ------
@@ -217,9 +217,8 @@ def check_no_plain_module() -> None:
         A module was wrapped before the graph that it should have been wrapped for was opened.
     """
     if _plain:
-        raise InputError("DistributedDataParallel was called before the DistGraph of a "
-                         "meta-partitioned graph was made, so it averages gradients the plain way; "
-                         "make the DistGraph first")
+        raise InputError(f"DistributedDataParallel was called before the {what} {was}, so it "
+                         f"averages gradients the plain way; {do} first")
 
 
 def _init(original: Any) -> Any:

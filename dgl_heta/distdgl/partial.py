@@ -7,6 +7,7 @@ would show it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,12 +38,13 @@ def check_hooks(module: nn.Module) -> None:
                             "after backward(), when they are averaged")
 
 
-def check_inputs(inputs: Any) -> None:
+def check_inputs(inputs: Any, wrapped: Sequence[nn.Parameter] | None = None) -> None:
     """
     Raises
     ------
     HetaError
-        A tensor that is no parameter, and no rows of a DistEmbedding, would get a gradient.
+        A tensor that is no parameter, and no rows of a DistEmbedding, would get a gradient; or a
+        parameter that is none of the `wrapped` ones.
     """
     tensors = [x for x in of_type(Tensor, inputs) if x.requires_grad]
     leaves = [x for x in tensors if x.is_leaf] + [
@@ -54,6 +56,11 @@ def check_inputs(inputs: Any) -> None:
                 "and is no nn.Parameter: its gradient would be this machine's part, for the seeds "
                 "of all trainers; gradients of inputs (saliency) need the whole graph in one "
                 "process (dgl.distributed.load_partition)")
+        if wrapped is not None and not any(leaf is p for p in wrapped):
+            raise HetaError(
+                f"a parameter of shape {tuple(leaf.shape)} below the first layer is not in "
+                "DistributedDataParallel, so its gradient would be of this part's relations alone; "
+                "wrap learnable embeddings with the model, or on their own")
 
 
 def check_grad(outputs: Any, inputs: Any) -> None:

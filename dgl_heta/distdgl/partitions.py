@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import dgl
+import dgl.distributed
 import numpy as np
 import torch
 
+from dgl_heta.distdgl.graphbolt_parts import no_graphbolt
 from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError
@@ -20,12 +24,9 @@ from dgl_heta.partition.directory import graph_names, is_part_config, open_parti
 from dgl_heta.planning.plan import Plan
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
+from dgl_heta.store.structure import copied
 from dgl_heta.system.patching import patch_all
-
-
-def is_ours(part_config: Any) -> bool:
-    """Whether a part_config JSON belongs to a partition of dgl-heta."""
-    return is_part_config(part_config)
+from dgl_heta.system.shared_memory import holders
 
 
 def partition(original: Callable[..., Any], settings: Settings, /, *args: Any, **kwargs: Any
@@ -47,7 +48,8 @@ def partition(original: Callable[..., Any], settings: Settings, /, *args: Any, *
 
 
 _SETTINGS = {"target_ntype": "target", "metapaths": "metapaths", "seed": "seed",
-             "replication": "replication", "memory_mb": "memory_mb", "cut": "cut"}
+             "replication": "replication", "memory_mb": "memory_mb", "cut": "cut",
+             "shared": "shared"}
 """Arguments that settings of the section `partition` have as well."""
 
 
@@ -63,6 +65,8 @@ def _decided(settings: Settings, given: dict[str, Any]) -> dict[str, Any]:
         return chosen
     named = {argument: getattr(said, key) for argument, key in _SETTINGS.items()
              if key in said.model_fields_set}
+    if len(named.get("target_ntype") or ()) == 1:
+        named["target_ntype"] = named["target_ntype"][0]
     if "layers" in settings.model.model_fields_set and said.metapaths is None:
         named["hops"] = settings.model.layers
     if said.metapaths is not None and given["num_hops"] not in (None, 1):
@@ -97,9 +101,9 @@ def load_graph(part_config: str, part_id: int) -> Any:
     sides: tuple[list[Any], list[Any]] = ([], [])
     edata: dict[str, list[Any]] = {dgl.EID: [], "inner_edge": [], dgl.ETYPE: []}
     for relation in part.relations:
-        csc = store.relation(relation)
+        csc = copied(relation, store.relation(relation), store.schema.node_counts[relation.src])
         rows = np.repeat(np.arange(len(csc.indptr) - 1), np.diff(csc.indptr))
-        sides[0].append(torch.from_numpy(csc.indices.astype(np.int64) + offsets[relation.src]))
+        sides[0].append(torch.from_numpy(csc.indices + offsets[relation.src]))
         sides[1].append(torch.from_numpy(rows + offsets[relation.dst]))
         ids = torch.from_numpy(np.array(store.edge_ids(relation)))
         edata[dgl.EID].append(book.map_to_homo_eid(ids, tuple(relation)))
@@ -144,24 +148,62 @@ def load_features(part_config: str, part_id: int) -> dict[str, Any]:
     config = json.loads(Path(part_config).read_text(encoding="utf-8"))
     features = {}
     for ntype, arrays in store.manifest.arrays.items():
-        low, high = _owned(config, ntype, part_id)
+        low, high = _range(config["node_map"][ntype], part_id)
         names = graph_names(store, ntype)
         for name in arrays:
             rows = torch.from_numpy(np.array(store.array(ntype, name)[low:high]))
             if rows.dtype == torch.bool:  # not in the key-value store; DGL's parts have uint8 too
                 rows = rows.to(torch.uint8)
-            features[f"{ntype}/{names.get(name, name)}"] = rows
+            key = f"{ntype}/{names.get(name, name)}"
+            if key in features:
+                raise InputError(f"'{key}' is the name of two arrays for DistDGL, because a node "
+                                 "type or an array has a slash; rename one of them")
+            features[key] = rows
     return features
 
 
-def _owned(config: dict[str, Any], ntype: str, part_id: int) -> tuple[int, int]:
-    """The ids of a type that a part owns; part by part its ranges make 0 … count."""
-    sizes = [high - low for low, high in config["node_map"][ntype]]
+def load_edge_data(part_config: str, part_id: int) -> dict[str, Any]:
+    """Arrays of the edges that a part owns, `src:etype:dst/name` → tensor, as in DistDGL."""
+    store, _, _ = _opened(part_config, part_id)
+    config = json.loads(Path(part_config).read_text(encoding="utf-8"))
+    found = {}
+    for relation in store.schema.relations:
+        low, high = _range(config["edge_map"][":".join(relation)], part_id)
+        for name, array in store.edge_arrays(relation).items():
+            if "/" in name:
+                raise InputError(f"edge data '{name}' of '{relation}' have a slash, by which "
+                                 "DistDGL separates names; rename them")
+            rows = torch.from_numpy(np.array(array[low:high]))
+            found[f"{':'.join(relation)}/{name}"] = (
+                rows.to(torch.uint8) if rows.dtype == torch.bool else rows)
+    return found
+
+
+def _range(ranges: list[list[int]], part_id: int) -> tuple[int, int]:
+    """The ids that a part owns; part by part the ranges of a type make 0 … count."""
+    sizes = [high - low for low, high in ranges]
     return sum(sizes[:part_id]), sum(sizes[:part_id + 1])
 
 
+def _check_alone(directory: Path) -> None:
+    """
+    Raises
+    ------
+    InputError
+        A program has put data for DGL's parts into the directory, which nobody would read.
+    """
+    later = next(iter(sorted(directory.glob("part*/*.dgl"))), None)
+    if later is not None:
+        raise InputError(
+            f"{later} was not written by dgl-heta: what a program adds to DGL's parts after "
+            "partition_graph is not read from a meta-partition; give the graph its data before, or "
+            "let DGL partition (part_method='metis' or 'random') and make meta-partitions of its "
+            "parts by `dgl-heta partition PARTS/NAME.json`")
+
+
 def _opened(part_config: str, part_id: int) -> tuple[Store, Plan, Any]:
-    store, plan = open_partition(Path(part_config).parent)
+    _check_alone(Path(part_config).parent)
+    store, plan = open_partition(Path(part_config).parent, verify=selected().run.verify)
     whole("part_id", part_id, least=0)
     if not 0 <= part_id < plan.num_parts:
         raise InputError(f"{part_config} has the parts 0 … {plan.num_parts - 1}, and no "
@@ -181,7 +223,7 @@ def _partition_graph(original: Any) -> Any:
 
 def _load_partition(original: Any) -> Any:
     def load_partition(part_config: str, *args: Any, **kwargs: Any) -> Any:
-        if not is_ours(part_config):
+        if not is_part_config(part_config):
             return original(part_config, *args, **kwargs)
         return _loaded(load_graph, part_config, *args, **kwargs)
     return load_partition
@@ -189,7 +231,7 @@ def _load_partition(original: Any) -> Any:
 
 def _load_partition_on_server(original: Any) -> Any:
     def load_partition(part_config: str, *args: Any, **kwargs: Any) -> Any:
-        if not is_ours(part_config):
+        if not is_part_config(part_config):
             return original(part_config, *args, **kwargs)
         _serving.append(part_config)
         return _loaded(load_nothing, part_config, *args, **kwargs)
@@ -204,23 +246,17 @@ def _loaded(load: Callable[[str, int], Any], part_config: str, /, part_id: int,
             load_feats: bool = True, use_graphbolt: bool = False) -> Any:
     """What `load_partition` returns, with the graph that `load` makes; DGL's own arguments."""
     if use_graphbolt:
-        raise _no_graphbolt("use_graphbolt=True", part_config)
+        raise no_graphbolt("use_graphbolt=True", part_config)
     graph = load(part_config, part_id)
     book, name, ntypes, etypes = dgl.distributed.load_partition_book(part_config, part_id)
-    features = load_features(part_config, part_id) if load_feats else {}
-    return graph, features, {}, book, name, list(ntypes), list(etypes)
-
-
-def _no_graphbolt(what: str, part_config: Any) -> InputError:
-    return InputError(f"{what} cannot be used with {part_config}, a meta-partitioned graph: its "
-                      "parts have no form for GraphBolt, trainers sample from the relation store; "
-                      "leave it out (in dgl.distributed.initialize as well), or partition with "
-                      "part_method='metis' for GraphBolt")
+    features, edge_data = (load(part_config, part_id) if load_feats else {}
+                           for load in (load_features, load_edge_data))
+    return graph, features, edge_data, book, name, list(ntypes), list(etypes)
 
 
 def _load_partition_feats(original: Any) -> Any:
     def load_partition_feats(part_config: str, *args: Any, **kwargs: Any) -> Any:
-        if not is_ours(part_config):
+        if not is_part_config(part_config):
             return original(part_config, *args, **kwargs)
         return _features(part_config, *args, **kwargs)
     return load_partition_feats
@@ -228,26 +264,35 @@ def _load_partition_feats(original: Any) -> Any:
 
 def _features(part_config: str, /, part_id: int, load_nodes: bool = True, load_edges: bool = True
               ) -> Any:
-    """What `load_partition_feats` returns; edges have no data."""
+    """What `load_partition_feats` returns."""
     return (load_features(part_config, part_id) if load_nodes else None,
-            {} if load_edges else None)
-
-
-def _to_graphbolt(original: Any) -> Any:
-    def dgl_partition_to_graphbolt(part_config: str, *args: Any, **kwargs: Any) -> Any:
-        if is_ours(part_config):
-            raise _no_graphbolt("dgl_partition_to_graphbolt", part_config)
-        return original(part_config, *args, **kwargs)
-    return dgl_partition_to_graphbolt
+            load_edge_data(part_config, part_id) if load_edges else None)
 
 
 def _empty_shared_mem(original: Any) -> Any:
     def empty_shared_mem(name: str, is_create: bool, shape: Any, dtype: Any = "float32") -> Any:
-        """Shared memory cannot be empty, but a part may own no node of a type."""
+        """Shared memory cannot be empty, but a part may own no node of a type. Nor may it be that
+        of another program, which DGL's names do not tell apart."""
         if 0 not in shape:
+            if is_create:
+                _refuse_another_programs(name.lstrip("/"))
             return original(name, is_create, shape, dtype)
         return dgl.ndarray.empty(tuple(shape), dtype)
     return empty_shared_mem
+
+
+def _refuse_another_programs(name: str) -> None:
+    run = "DGL_IP_CONFIG"
+    for pid in holders(name):
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            here = f"{run}={os.environ.get(run)}".encode()
+            if any(x.startswith(f"{run}=".encode()) and x != here for x in environment):
+                raise HetaError(
+                    f"'{name}' in shared memory belongs to another DGL program on this machine "
+                    f"(process {pid}): DGL names it by the graph and the feature alone, so one of "
+                    "the two would read the other's; wait for its end, or emulate hosts "
+                    "(`dgl-heta launch --hosts`), which have a shared memory of their own")
 
 
 def _refused_request(original: Any) -> Any:
@@ -267,9 +312,8 @@ PATCHES = (
                "servers of a meta-partitioned graph hold no edges"),
     *patch_all(homes("load_partition_feats"), _load_partition_feats,
                "node data of a part from the relation store"),
-    *patch_all(homes("dgl_partition_to_graphbolt"), _to_graphbolt,
-               "a meta-partition has no form for GraphBolt"),
-    *patch_all(homes("empty_shared_mem"), _empty_shared_mem, "a part may own no node of a type"),
+    *patch_all(homes("empty_shared_mem"), _empty_shared_mem,
+               "a part may own no node of a type; another program's memory is refused"),
     *patch_all(homes("requests to servers", "process_request"), _refused_request,
                "refuse sampling and queries on the servers, too"),
 )

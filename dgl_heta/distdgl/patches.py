@@ -8,12 +8,16 @@ back.
 
 from __future__ import annotations
 
+from dgl_heta.comm import meeting
 from dgl_heta.distdgl import (
     blocks,
+    edge_loader,
     embedding,
     ending,
     feature_stores,
     gradients,
+    graphbolt_loader,
+    graphbolt_parts,
     graphs,
     loader,
     message_passing,
@@ -26,15 +30,19 @@ from dgl_heta.system.patching import Patch
 
 PATCHES: tuple[Patch, ...] = (
     *partitions.PATCHES,
+    *graphbolt_parts.PATCHES,
     *graphs.PATCHES,
     *tensors.PATCHES,
     *loader.PATCHES,
+    *edge_loader.PATCHES,
     *blocks.PATCHES,
     *message_passing.PATCHES,
     *embedding.PATCHES,
     *feature_stores.PATCHES,
+    *graphbolt_loader.PATCHES,
     *parallel.PATCHES,
     *gradients.PATCHES,
     *own_part.PATCHES,
     *ending.PATCHES,
+    *meeting.PATCHES,
 )

@@ -1,8 +1,8 @@
 """Whether a module is so plain that its result can be computed without calling it.
 
-GraphConv and GATConv inside HeteroGraphConv are computed together, in our kernels, from their
-weights. What a script has hung on a module (hooks, a norm of its weights, another `forward`) would
-never run then; such a module is called, as in plain DGL.
+GraphConv, GATConv and SAGEConv inside HeteroGraphConv are computed together, in our kernels, from
+their weights. What a script has hung on a module (hooks, a norm of its weights, another `forward`)
+would never run then; such a module is called, as in plain DGL.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
-from dgl.nn.pytorch import GATConv, GraphConv
+from dgl.nn.pytorch import GATConv, GraphConv, SAGEConv
 from torch import nn
 from torch.nn.modules import module as modules
 
@@ -35,7 +35,7 @@ def is_plain_module(module: Any, kind: type[nn.Module]) -> bool:
 
     Parameters
     ----------
-    kind : GraphConv, GATConv or Linear.
+    kind : GraphConv, GATConv, SAGEConv or Linear.
     """
     return (type(module) is kind and _as_defined(kind) and not any(_global_hooks())
             and all(_unhooked(part) for part in module.modules()))
@@ -65,5 +65,5 @@ def _methods(kind: type[nn.Module]) -> tuple[Any, ...]:
 
 
 _DEFINED: dict[type[nn.Module], tuple[Any, ...]] = {
-    kind: _methods(kind) for kind in (GraphConv, GATConv, nn.Linear)}
+    kind: _methods(kind) for kind in (GraphConv, GATConv, SAGEConv, nn.Linear)}
 """Their methods as defined."""

@@ -193,10 +193,15 @@ class Watch:
         if session.plan.metapaths:
             self._tell("the partition follows metapaths, where a node can have two rows")
             return
+        if session.plan.delegates and 1 in frames:
+            self._tell("the partition was made with partition.shared, by which one trainer "
+                       "aggregates for others")
+            return
         if several:
             self._tell("a module is given blocks of several batches")
             return
         setting = DglSetting(session, origin)
+        by_edge = any(b.layer.edges_read for b in of_type(RafBlock, given) if b.layer)
         ids = levels(origin.batch, session.store.schema.node_types)
         call = Call(
             unwrap(module), {"args": given[0], "kwargs": given[1], "frames": frames},
@@ -207,6 +212,8 @@ class Watch:
             session.settings.train.learnable == "replica")
         try:
             with setting.aside(), torch.inference_mode(False), torch.enable_grad():
+                if setting.world.all_reduce(torch.tensor([int(by_edge)]), "max", "control").item():
+                    raise NotProvedError("data of edges is read by the ids of a block's edges")
                 text = Proof(setting, call).verdict()
         except NotProvedError as reason:
             self._tell(str(reason))

@@ -7,6 +7,7 @@ whose.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -63,14 +64,38 @@ def below(block: Block, rows: Mapping[str, np.ndarray], shares: Mapping[str, See
     reached = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
     for t, bits in rows.items():
         reached[t][:len(bits)] = bits
+    ends = _with_guests(block, rows, group, cause)
     for edges in block.edges:
         spread(edges.indptr.numpy(), edges.indices.numpy(),
-               rows[edges.relation.dst][edges.start:edges.stop], reached[edges.relation.src])
+               ends[edges.relation.dst][edges.start:edges.stop], reached[edges.relation.src])
     if group.size > 1:
         for t, share in shares.items():
             seeds = share.canonical(torch.from_numpy(reached[t][:share.total]))
             reached[t][:share.total] = share.local(group.all_reduce(seeds, "or", cause)).numpy()
     return reached
+
+
+def _with_guests(block: Block, rows: Mapping[str, np.ndarray], group: Comm, cause: str
+                 ) -> Mapping[str, np.ndarray]:
+    """The bits of all destination rows, from those of a worker's own: others say those of theirs
+    that are aggregated here."""
+    if not block.delegated or group.size == 1:
+        return rows
+    none = np.empty(0, np.int64)
+    own = {t: rows.get(t, none) for t in block.guests}
+    pieces = [[own[t][len(own[t]) - guests.sent[place]:] for t, guests in block.guests.items()]
+              for place in range(group.size)]
+    held = [[guests.held[place] for guests in block.guests.values()]
+            for place in range(group.size)]
+    arrived = group.all_to_all_rows(
+        torch.from_numpy(np.concatenate([none, *itertools.chain(*pieces)])),
+        [sum(map(len, piece)) for piece in pieces], [sum(sizes) for sizes in held], cause)
+    parts = iter(arrived.split([size for sizes in held for size in sizes]))
+    found = {t: [bits] for t, bits in own.items()}
+    for _ in range(group.size):
+        for t in block.guests:
+            found[t].append(next(parts).numpy())
+    return {**rows, **{t: np.concatenate(bits) for t, bits in found.items()}}
 
 
 @kernel

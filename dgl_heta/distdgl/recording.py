@@ -23,7 +23,6 @@ import torch
 from dgl.distributed import DistEmbedding
 from dgl.distributed.optim.pytorch.sparse_optim import DistSparseGradOptimizer
 from dgl.heterograph import DGLBlock
-from dgl.nn.pytorch import HeteroGraphConv
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
@@ -38,6 +37,8 @@ from dgl_heta.distdgl.comparable import (
     seed_all,
     without_randomness,
 )
+from dgl_heta.distdgl.edge_rows import EdgeRows
+from dgl_heta.distdgl.hetero_convs import hetero_convs
 from dgl_heta.distdgl.plain import own_hook
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.sides import (
@@ -170,7 +171,7 @@ class Recorder:
             _note(self.record.norms, self._named(module))
         if outermost:
             self._outputs(module, blocks, output)
-        elif blocks and not any(isinstance(m, HeteroGraphConv) for m in self._within):
+        elif blocks and not any(isinstance(m, hetero_convs()) for m in self._within):
             self._layer(module, blocks[-1], output)
         return output
 
@@ -200,7 +201,8 @@ class Recorder:
             return
         sides = sources(blocks[0])
         for path, tensor in (*items_of(Tensor, (*args, kwargs)), *node_data(blocks[0])):
-            side = side_of(path, len(tensor) if tensor.dim() else -1, sides)
+            side = None if isinstance(tensor, EdgeRows) else side_of(
+                path, len(tensor) if tensor.dim() else -1, sides)
             if side is not None:
                 self._add("input", self._named(module), path, tensor, side)
 

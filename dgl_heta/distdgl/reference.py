@@ -8,12 +8,15 @@ gradients are averaged plainly. It needs the complete store on every machine.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from dgl.heterograph import DGLBlock
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.gradients import average_rows
+from dgl_heta.distdgl.edge_view import EdgeView
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext, WrappedModule
 from dgl_heta.planning.plan import Plan
@@ -22,9 +25,15 @@ from dgl_heta.settings import Settings
 
 
 class PlainBlock(DGLBlock):
-    """DGL's block as it is; `heta_layer` is its layer, 1 … number of layers."""
+    """DGL's block as it is; `heta_layer` is its layer, 1 … number of layers, and `layer` what it
+    was made of."""
 
     heta_layer: int = 0
+    layer: Any = None
+
+    @property
+    def edges(self) -> EdgeView:
+        return EdgeView(self, super().edges)
 
 
 class Reference(ModuleWrapper):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.chains import Chains
 from dgl_heta.distdgl.drawing import DrawingGroups
+from dgl_heta.distdgl.edge_ends import EdgeEnds
 from dgl_heta.distdgl.handed import Handed
 from dgl_heta.distdgl.reference import Reference
 from dgl_heta.distdgl.whereabouts import meet
@@ -27,8 +29,10 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import BatchSource
 from dgl_heta.nn import use_kernel
 from dgl_heta.partition.directory import graph_names, open_partition
+from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.exchange import GroupExchange
+from dgl_heta.sampling.blocks import Block
 from dgl_heta.settings import Settings
 
 log = logging.getLogger("dgl_heta")
@@ -76,8 +80,13 @@ class Session:
         self.settings, self.part, self.part_config = settings, part, part_config
         self.whole: Any = None
         self.store, plan = open_partition(Path(part_config).parent)
+        if settings.run.verify and self._reads_first():
+            plan.verify()
+            own = plan.partitions[part]
+            self.store.verify(own.node_types, own.relations)
         self._stored_names = {(t, given): stored for t in self.store.schema.node_types
                               for stored, given in graph_names(self.store, t).items()}
+        plan = self._delegating(plan)
         if plan.replication != "full":
             raise InputError(f"the partition {part_config} was made with replication = "
                              f"{plan.replication}, which DistDGL scripts cannot use: their blocks "
@@ -109,6 +118,7 @@ class Session:
         self.batches: list[Batch] = []
         self.loaders = 0
         self.embeddings: list[Any] = []
+        self.ends = EdgeEnds(self.store)
         self.handed = Handed()
         self._meetings = 0
         self.at_batch: tuple[int, int, int] | None = None
@@ -128,6 +138,29 @@ class Session:
         self.all_complete = settings.train.complete_states
         """Whether the states of all seeds are wanted on all machines, read or not."""
 
+    def _reads_first(self) -> bool:
+        """Whether to compare checksums: its machine's other trainers read the same files, and need
+        this one."""
+        return os.environ.get("LOCAL_RANK", "0") == "0"
+
+    def _count_trainers(self) -> int:
+        """How many trainers there are."""
+        from dgl.distributed import role
+
+        return int(role.get_num_trainers())
+
+    def _delegating(self, plan: Plan) -> Plan:
+        """The plan as it was made, or without delegation if the settings ask for that."""
+        shared, train = self.settings.partition.shared, self.settings.train
+        asked = "shared" in self.settings.partition.model_fields_set
+        if asked and shared == "delegate" and not plan.delegates:
+            raise InputError(f"partition.shared = delegate, but the partition {self.part_config} "
+                             "was made without it; partition the graph with this setting")
+        if (asked and shared == "rows") or train.learnable == "replica" or (
+                self.settings.run.reference):
+            return undelegated(plan)
+        return plan
+
     @property
     def partition(self) -> Any:
         """This machine's part of the plan."""
@@ -137,12 +170,10 @@ class Session:
         """Form the groups; every trainer calls it at the same point (the first data loader)."""
         if self._connected:
             return
-        from dgl.distributed import role
-
-        trainers = role.get_num_trainers()
+        trainers = self._count_trainers()
         if trainers > 1 and not dist.is_initialized():
-            raise InputError("call torch.distributed.init_process_group before the first "
-                             "DistNodeDataLoader: trainers exchange partial aggregations")
+            raise InputError("call torch.distributed.init_process_group before the first data "
+                             "loader: trainers exchange partial aggregations")
         if trainers > 1:
             if dist.get_world_size() != trainers:
                 raise InputError(f"torch.distributed has {dist.get_world_size()} ranks, but "
@@ -198,16 +229,16 @@ class Session:
                            in self._plugins.providers("batch source").items()
                            if provider.value.serves_workers), self.source)
         if chosen.ahead:
-            self._say(f"batches are made ahead of time, on threads (train.batches = {chosen.name})")
+            self.say(f"batches are made ahead of time, on threads (train.batches = {chosen.name})")
         elif workers:
-            self._say("no sampling workers are started: on a meta-partitioned graph each trainer "
+            self.say("no sampling workers are started: on a meta-partitioned graph each trainer "
                       "samples from its own disk, when it takes a batch"
                       + ("" if "batches" in self.settings.train.model_fields_set else
                          "; with dgl-heta-hifuse installed, it does so ahead of time"))
         return chosen
 
-    def _say(self, text: str) -> None:
-        """Log a line, once a run."""
+    def say(self, text: str) -> None:
+        """Log a line on the first trainer, once a run."""
         if text not in self._said and self.world.rank == 0:
             log.warning("%s", text)
         self._said.add(text)
@@ -282,6 +313,14 @@ class Session:
         self.exchange.begin()
         self.chains.begin()
 
+    def expected(self, block: Block) -> set[tuple[int, str]]:
+        """The reductions that a block needs: of node types with seeds that relations lead into."""
+        into = self.store.schema.into
+        return {(block.layer, t) for t, shares in block.seeds.items()
+                if shares.total and into.get(t)} | {
+                    (block.layer, t) for t, guests in block.guests.items()
+                    if guests.total or any(guests.sent)}
+
     def check_batches(self) -> None:
         """Fail if a reduction of a batch is missing, unless the batch was not used yet."""
         waiting = []
@@ -325,9 +364,14 @@ def current() -> Session | None:
 
 def open_session(part_config: str, part: int, settings: Settings, plugins: Plugins) -> Session:
     """Open the session of this process; the last one that was opened counts."""
+    return use_session(Session(part_config, part, settings, plugins))
+
+
+def use_session(session: Session) -> Session:
+    """Let a session be that of this process."""
     global _current
-    _current = Session(part_config, part, settings, plugins)
-    return _current
+    _current = session
+    return session
 
 
 def close_session() -> None:

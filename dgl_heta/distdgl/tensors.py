@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from dgl.distributed.utils import totensor
+from dgl.utils import toindex
 from torch import Tensor
 
 from dgl_heta.cache.observing import ObservingCache, called_rows
+from dgl_heta.distdgl.edge_rows import EdgeIds
 from dgl_heta.distdgl.feature_stores import tell
 from dgl_heta.distdgl.own_part import own_part
 from dgl_heta.distdgl.selection import selected
@@ -37,6 +38,14 @@ _CPU = torch.device("cpu")
 _cache: ObservingCache | None = None
 _graph_data: set[str] = set()
 """Names of the node data of graphs that DGL partitioned."""
+
+
+def totensor(index: Any) -> Tensor:
+    """What a DistTensor is indexed by, as DGL takes it: a tensor, an array, a list or a slice."""
+    if isinstance(index, Tensor):
+        return index
+    ids: Tensor = toindex(index).tousertensor()
+    return ids
 
 
 def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor | None:
@@ -157,6 +166,8 @@ def _known(array: Any) -> set[torch.dtype]:
 
 def _getitem(original: Any) -> Any:
     def __getitem__(self: Any, idx: Any) -> Any:
+        if isinstance(idx, EdgeIds):
+            return idx.rows(self, lambda ids: self[ids])
         if not self._attach:
             session = current()
             rows = read(session, self, idx, original)

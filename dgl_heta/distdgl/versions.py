@@ -2,73 +2,143 @@
 
 from __future__ import annotations
 
+import importlib
+import logging
 from collections.abc import Iterator
+from functools import cache, reduce
 
-from dgl_heta.errors import InputError, listing
+from dgl_heta.errors import InputError
 from dgl_heta.system.optional import optional
+
+log = logging.getLogger("dgl_heta")
 
 _DIST = "dgl.distributed"
 _SERVICES = f"{_DIST}.graph_services"
-_LOADERS = "dgl.dataloading.dist_dataloader"
+_STORE = "dgl.graphbolt.impl.basic_feature_store:BasicFeatureStore"
 
-RELEASES: dict[str, dict[str, tuple[str, ...]]] = {
+Homes = dict[str, tuple[str, ...]]
+"""What is meant → every place that it must be replaced in ("module:name")."""
+
+_EVERYWHERE: Homes = {
+    "partition_graph": (f"{_DIST}:partition_graph", f"{_DIST}.partition:partition_graph"),
+    "load_partition": (f"{_DIST}:load_partition", f"{_DIST}.partition:load_partition"),
+    "load_partition of servers": (f"{_DIST}.dist_graph:load_partition",),
+    "load_partition_feats": (
+        f"{_DIST}:load_partition_feats", f"{_DIST}.partition:load_partition_feats",
+        f"{_DIST}.dist_graph:load_partition_feats"),
+    "dgl_partition_to_graphbolt": (f"{_DIST}:dgl_partition_to_graphbolt",
+                                   f"{_DIST}.partition:dgl_partition_to_graphbolt"),
+    "initialize": (f"{_DIST}:initialize", f"{_DIST}.dist_context:initialize"),
+    "DistGraphServer": (f"{_DIST}.dist_graph:DistGraphServer",),
+    "empty_shared_mem": (f"{_DIST}.kvstore:empty_shared_mem",
+                         f"{_DIST}.shared_mem_utils:empty_shared_mem"),
+    "queries of trainers": (
+        f"{_SERVICES}:_distributed_access", f"{_SERVICES}:_distributed_edge_access",
+        f"{_SERVICES}:_distributed_get_node_property"),
+    "requests to servers": tuple(f"{_SERVICES}:{name}" for name in (
+        "SamplingRequest", "SamplingRequestEtype", "EdgesRequest", "InDegreeRequest",
+        "OutDegreeRequest", "InSubgraphRequest")),
+    "node_split": (f"{_DIST}:node_split", f"{_DIST}.dist_graph:node_split"),
+    "DistGraph": (f"{_DIST}.dist_graph:DistGraph",),
+    "DistTensor": (f"{_DIST}.dist_tensor:DistTensor",),
+    "HeteroGraphConv": ("dgl.nn.pytorch.hetero:HeteroGraphConv",),
+    "gspmm": ("dgl.ops.spmm:gspmm_internal",),
+    "gsddmm": ("dgl.ops.sddmm:gsddmm_internal",),
+    "edge_softmax": ("dgl.ops.edge_softmax:edge_softmax_internal",),
+    "OnDiskDataset": ("dgl.graphbolt.impl.ondisk_dataset:OnDiskDataset",),
+    "samplers of GraphBolt": ("dgl.graphbolt.subgraph_sampler:SubgraphSampler",),
+    "DataLoader of GraphBolt": ("dgl.graphbolt.dataloader:DataLoader",),
+    "DistEmbedding": (f"{_DIST}.nn.pytorch.sparse_emb:DistEmbedding",),
+    "DistSparseGradOptimizer": (
+        f"{_DIST}.optim.pytorch.sparse_optim:DistSparseGradOptimizer",),
+    "backward": ("torch.autograd:backward",),
+    "grad": ("torch.autograd:grad",),
+    "Tensor": ("torch:Tensor",),
+    "barrier of torch": ("torch.distributed:barrier",),
+    "destroy_process_group": (
+        "torch.distributed:destroy_process_group",
+        "torch.distributed.distributed_c10d:destroy_process_group"),
+    "DistributedDataParallel": ("torch.nn.parallel.distributed:DistributedDataParallel",),
+}
+
+
+def _loaders(module: str) -> Homes:
+    return {name: (f"{module}:{name}",) for name in ("DistNodeDataLoader", "DistEdgeDataLoader")}
+
+
+RELEASES: dict[str, Homes] = {
     "2.1.0": {
-        "partition_graph": (f"{_DIST}:partition_graph", f"{_DIST}.partition:partition_graph"),
-        "load_partition": (f"{_DIST}:load_partition", f"{_DIST}.partition:load_partition"),
-        "load_partition of servers": (f"{_DIST}.dist_graph:load_partition",),
-        "load_partition_feats": (
-            f"{_DIST}:load_partition_feats", f"{_DIST}.partition:load_partition_feats",
-            f"{_DIST}.dist_graph:load_partition_feats"),
-        "dgl_partition_to_graphbolt": (f"{_DIST}:dgl_partition_to_graphbolt",
-                                       f"{_DIST}.partition:dgl_partition_to_graphbolt"),
-        "empty_shared_mem": (f"{_DIST}.kvstore:empty_shared_mem",
-                             f"{_DIST}.shared_mem_utils:empty_shared_mem"),
-        "queries of trainers": (
-            f"{_SERVICES}:_distributed_access", f"{_SERVICES}:_distributed_edge_access",
-            f"{_SERVICES}:_distributed_get_node_property"),
-        "requests to servers": tuple(f"{_SERVICES}:{name}" for name in (
-            "SamplingRequest", "SamplingRequestEtype", "EdgesRequest", "InDegreeRequest",
-            "OutDegreeRequest", "InSubgraphRequest")),
-        "node_split": (f"{_DIST}:node_split", f"{_DIST}.dist_graph:node_split"),
-        "DistGraph": (f"{_DIST}.dist_graph:DistGraph",),
-        "DistTensor": (f"{_DIST}.dist_tensor:DistTensor",),
-        "DistNodeDataLoader": (f"{_LOADERS}:DistNodeDataLoader",),
-        "DistEdgeDataLoader": (f"{_LOADERS}:DistEdgeDataLoader",),
-        "HeteroGraphConv": ("dgl.nn.pytorch.hetero:HeteroGraphConv",),
-        "gspmm": ("dgl.ops.spmm:gspmm_internal",),
-        "gsddmm": ("dgl.ops.sddmm:gsddmm_internal",),
-        "edge_softmax": ("dgl.ops.edge_softmax:edge_softmax_internal",),
-        "DistEmbedding": (f"{_DIST}.nn.pytorch.sparse_emb:DistEmbedding",),
-        "DistSparseGradOptimizer": (
-            f"{_DIST}.optim.pytorch.sparse_optim:DistSparseGradOptimizer",),
-        "BasicFeatureStore": ("dgl.graphbolt.impl.basic_feature_store:BasicFeatureStore",),
-        "backward": ("torch.autograd:backward",),
-        "grad": ("torch.autograd:grad",),
-        "Tensor": ("torch:Tensor",),
-        "barrier of torch": ("torch.distributed:barrier",),
-        "destroy_process_group": (
-            "torch.distributed:destroy_process_group",
-            "torch.distributed.distributed_c10d:destroy_process_group"),
-        "DistributedDataParallel": ("torch.nn.parallel.distributed:DistributedDataParallel",),
+        **_EVERYWHERE,
+        **_loaders("dgl.dataloading.dist_dataloader"),
+        "part to GraphBolt": (),
+        "reads of BasicFeatureStore": (_STORE,),
+        "items of BasicFeatureStore": (),
+    },
+    "2.4.0": {
+        **_EVERYWHERE,
+        **_loaders(f"{_DIST}.dist_dataloader"),
+        "part to GraphBolt": (f"{_DIST}.partition:gb_convert_single_dgl_partition",),
+        "reads of BasicFeatureStore": (),
+        "items of BasicFeatureStore": (_STORE,),
     },
 }
-"""Release → what is meant → every place that it must be replaced in ("module:name")."""
+"""The releases that dgl-heta is tested with."""
+
+_MEMBERS = {"items of BasicFeatureStore": "__getitem__"}
+"""Members without which a home is not the one that is meant."""
 
 
 def release() -> str:
-    """The release of DGL that is installed.
+    """The release of DGL that is installed, or the one between which names are where it has them.
+
+    A release between two that are known is taken with a warning, if all names are where one of
+    these has them.
 
     Raises
     ------
     InputError
-        It is none whose names are known here, or there is none.
+        It is none of these, or there is none.
     """
     dgl = optional("dgl", "switching DistDGL scripts", "dgl")
-    number: str = dgl.__version__.partition("+")[0]
-    if number not in RELEASES:
-        raise InputError(f"dgl {dgl.__version__} is installed; switching DistDGL scripts works "
-                         f"with dgl {listing(RELEASES)}: install that version")
-    return number
+    return _known(dgl.__version__)
+
+
+@cache
+def _known(version: str) -> str:
+    number = version.partition("+")[0]
+    if number in RELEASES:
+        return number
+    known = sorted(RELEASES, key=_order)
+    if _order(known[0]) < _order(number) < _order(known[-1]):
+        for name in known:
+            if all(map(_there, _places(name))):
+                log.warning("dgl %s is installed, which dgl-heta was not tested with (tested: %s); "
+                            "it has all names that are replaced", version, " and ".join(known))
+                return name
+    raise InputError(f"dgl {version} is installed; switching DistDGL scripts works with dgl "
+                     f"{' and '.join(known)}: install one of these")
+
+
+def _order(version: str) -> list[int]:
+    """What releases are ordered by: 2.2.1 is before 2.10; none for what is no release."""
+    pieces = version.split(".")
+    return [int(piece) for piece in pieces] if all(map(str.isdecimal, pieces)) else []
+
+
+def _places(name: str) -> Iterator[str]:
+    """All names that must be there in a release."""
+    for what, places in RELEASES[name].items():
+        for place in places:
+            yield f"{place}.{_MEMBERS[what]}" if what in _MEMBERS else place
+
+
+def _there(place: str) -> bool:
+    module, _, path = place.partition(":")
+    try:
+        reduce(getattr, path.split("."), importlib.import_module(module))
+    except (ImportError, AttributeError):
+        return False
+    return True
 
 
 def homes(name: str, member: str = "") -> Iterator[str]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import random
 import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -31,8 +32,13 @@ from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.metatree import Metapath
 from dgl_heta.store import Store
+from dgl_heta.store.structure import changed
+from dgl_heta.system.disk import new_array
 from dgl_heta.system.files import new_directory
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.sums import KEY, agrees, file_sum, write_signed
+
+log = logging.getLogger("dgl_heta")
 
 MANIFEST = "precomputed.json"
 MOST_PATHS = 10_000
@@ -79,9 +85,8 @@ def relation_subsets(schema: Schema, target: str, count: int, seed: int
 class Averages:
     """Arrays of neighbour averages in a directory, by name; each (target nodes, width)."""
 
-    def __init__(self, directory: Path, names: Sequence[str]) -> None:
-        self._arrays = [np.lib.format.open_memmap(directory / f"{name}.npy", mode="r")
-                        for name in names]
+    def __init__(self, directory: Path, names: Sequence[str], rows: int) -> None:
+        self._arrays = [_opened(directory / f"{name}.npy", rows) for name in names]
         self.bytes = sum(array.nbytes for array in self._arrays)
 
     def read(self, index: int, ids: np.ndarray) -> Tensor:
@@ -105,7 +110,7 @@ def path_averages(store: Store, paths: Sequence[Metapath], out: Path, *, width: 
     """
     names = [f"path-{i:05d}" for i in range(len(paths))]
     key = _key(store, [[list(r) for r in path] for path in paths], width, double, seed)
-    if not _complete(out, key):
+    if not _complete(out, key, names):
         with new_directory(out, overwrite=True, kind=MANIFEST) as directory:
             work = _Work(store, directory, width, memory_mb, double, seed)
             total = max(len({path[:k + 1] for path in paths for k in range(len(path))}), 1)
@@ -116,8 +121,8 @@ def path_averages(store: Store, paths: Sequence[Metapath], out: Path, *, width: 
                     if wanted == path:
                         work.keep(array, name)
             work.clean()
-            _finish(directory, key)
-    return Averages(out, names)
+            _finish(directory, key, names)
+    return Averages(out, names, store.schema.node_counts[paths[0][-1].dst] if paths else 0)
 
 
 def subset_averages(store: Store, target: str, subsets: Sequence[frozenset[Relation]], hops: int,
@@ -140,7 +145,7 @@ def subset_averages(store: Store, target: str, subsets: Sequence[frozenset[Relat
     chosen = sorted(roots)
     key = _key(store, [[list(r) for r in chosen], target, hops,
                        [sorted(map(list, s)) for s in subsets]], width, double, seed)
-    if not _complete(out, key):
+    if not _complete(out, key, names):
         with new_directory(out, overwrite=True, kind=MANIFEST) as directory:
             work = _Work(store, directory, width, memory_mb, double, seed)
             types = store.schema.node_types
@@ -160,8 +165,8 @@ def subset_averages(store: Store, target: str, subsets: Sequence[frozenset[Relat
                         states = reached
                 work.drop(states, inputs)
             work.clean()
-            _finish(directory, key)
-    return Averages(out, names)
+            _finish(directory, key, names)
+    return Averages(out, names, store.schema.node_counts[target])
 
 
 def common_width(store: Store, width: int) -> int:
@@ -223,12 +228,13 @@ class _Work:
         rows = self._store.schema.node_counts[ntype]
         width = next(iter(states.values())).shape[1]
         out = self._new(rows, width)
-        sums = [(self._store.relation(r), states[r.src]) for r in relations]
+        sums = [(r, self._store.relation(r), states[r.src]) for r in relations]
         pointers = [self._store.relation(r).indptr for r in counted]
         for low, high in self._chunks(rows, width):
             buffer = np.zeros((high - low, width), self._dtype)
-            for csc, source in sums:
-                _add(csc.indptr, csc.indices, source, low, buffer)
+            for relation, csc, source in sums:
+                if not _add(csc.indptr, csc.indices, source, low, buffer):
+                    raise changed(relation, csc)
             degrees = np.zeros(high - low, np.int64)
             for indptr in pointers:
                 degrees += np.diff(indptr[low:high + 1])
@@ -276,8 +282,7 @@ class _Work:
     def _new(self, rows: int, width: int) -> np.ndarray:
         self._count += 1
         file = self._directory / f"step-{self._count:05d}.npy"
-        array: np.ndarray = np.lib.format.open_memmap(file, "w+", self._dtype,
-                                                      (max(rows, 1), width))[:rows]
+        array = new_array(file, self._dtype, (max(rows, 1), width))[:rows]
         self._files[id(array)] = file
         return array
 
@@ -289,27 +294,59 @@ class _Work:
 
 @kernel
 def _add(indptr, indices, states, first, out):  # type: ignore[no-untyped-def]
+    """Add the states of neighbours; False where a number in a file is out of range."""
     for row in range(len(out)):
-        for edge in range(indptr[first + row], indptr[first + row + 1]):
+        begin = indptr[first + row]
+        end = indptr[first + row + 1]
+        if begin < 0 or end < begin or end > len(indices):
+            return False
+        for edge in range(begin, end):
             source = indices[edge]
+            if source < 0 or source >= len(states):
+                return False
             for k in range(out.shape[1]):
                 out[row, k] += states[source, k]
+    return True
 
 
 def _key(store: Store, what: Any, width: int, double: bool, seed: int) -> str:
-    content = json.dumps([store.manifest.to_json()["sha256"], what, width, double, seed])
+    content = json.dumps([store.manifest.to_json()[KEY], what, width, double, seed])
     return hashlib.sha256(content.encode()).hexdigest()
 
 
-def _complete(out: Path, key: str) -> bool:
-    """Whether a directory holds what a key stands for."""
+def _complete(out: Path, key: str, names: Sequence[str]) -> bool:
+    """Whether a directory holds what a key stands for, undamaged."""
     try:
         note = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        if not isinstance(note, dict) or note.get("key") != key:
+            return False
+        if agrees(note) and all(file_sum(out / f"{name}.npy") == note["files"].get(name)
+                                for name in set(names)):
+            return True
+    except FileNotFoundError:
         return False
-    return isinstance(note, dict) and note.get("key") == key
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        pass
+    log.warning("the neighbour averages in %s are damaged, or of an earlier version: they are "
+                "computed again", out)
+    return False
 
 
-def _finish(directory: Path, key: str) -> None:
-    (directory / MANIFEST).write_text(
-        json.dumps({"format": _FORMAT, "version": 1, "key": key}) + "\n", encoding="utf-8")
+def _finish(directory: Path, key: str, names: Sequence[str]) -> None:
+    sums = {name: file_sum(directory / f"{name}.npy") for name in sorted(set(names))}
+    write_signed(directory / MANIFEST, {"format": _FORMAT, "version": 1, "key": key,
+                                        "files": sums})
+
+
+def _opened(path: Path, rows: int) -> np.ndarray:
+    """A mapped array of so many rows; rows are read by number without a look at the length."""
+    try:
+        array = np.lib.format.open_memmap(path, mode="r")  # never unpickles
+    except Exception as error:  # NumPy's parser raises almost anything at a damaged header
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"cannot read neighbour averages {path}: {reason}; remove {path.parent} "
+                         "to compute them again") from None
+    if array.ndim != 2 or len(array) != max(rows, 1) or array.dtype.kind != "f":
+        raise InputError(f"neighbour averages {path} are {array.dtype.str}{list(array.shape)}; "
+                         f"there must be {rows} rows: remove {path.parent} to compute them again")
+    return array

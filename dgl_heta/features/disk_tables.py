@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.direct_reads import prefetch
 from dgl_heta.features.sparse_adam import RowTable
+from dgl_heta.system.disk import free_bytes, reserve
 
 
 class DiskTables:
@@ -44,7 +44,7 @@ class DiskTables:
         size = rows * 3 * width * dtype.itemsize
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            free = shutil.disk_usage(self._directory).free
+            free = free_bytes(self._directory)
             if free < size:
                 raise InputError(
                     f"learnable features '{name}' need {size / 1e6:,.0f} MB in {self._directory}, "
@@ -52,7 +52,7 @@ class DiskTables:
                     "or keep them in memory (cache.tables=memory)")
             handle, path = tempfile.mkstemp(prefix=".table-", dir=self._directory)
             os.unlink(path)  # the mapping keeps it; nothing is left behind, however we end
-            os.truncate(handle, size)
+            reserve(handle, size, self._directory)
             mapped = mmap.mmap(handle, size)  # has a handle of its own
         except OSError as error:
             raise HetaError(f"cannot make a table for '{name}' in {self._directory}: "

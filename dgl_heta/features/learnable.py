@@ -82,6 +82,7 @@ class LearnableFeatures:
     world : all workers.
     mode : `exact` or `replica`.
     repeated : node types of which a batch can name a node twice.
+    keepers : node type → ranks among which the rows of a shared type are spread; default: `users`.
     make : makes a table of zeros from name, rows, width and dtype; default: in memory.
 
     Attributes
@@ -94,7 +95,8 @@ class LearnableFeatures:
                  dtype: torch.dtype, world: Comm, mode: str = "exact",
                  adam: AdamSettings | None = None, seed: int = 0,
                  repeated: Sequence[str] = (),
-                 make: Callable[[str, int, int, torch.dtype], RowTable] = memory_tables) -> None:
+                 make: Callable[[str, int, int, torch.dtype], RowTable] = memory_tables,
+                 keepers: Mapping[str, Sequence[int]] | None = None) -> None:
         if mode not in MODES:
             raise InputError(f"learnable mode '{mode}' is unknown; known are {', '.join(MODES)}")
         self._world, self._adam = world, adam or AdamSettings()
@@ -105,7 +107,7 @@ class LearnableFeatures:
         for ntype, count in counts.items():
             ranks = tuple(users[ntype])
             if mode == "exact" and len(ranks) > 1:
-                self._shared[ntype] = _Shared(count, ranks)
+                self._shared[ntype] = _Shared(count, tuple((keepers or users)[ntype]))
             elif world.rank in ranks:
                 table = make(ntype, count, width, dtype)
                 _start(table.value, seed, ntype, 0)
@@ -240,7 +242,7 @@ def _start(value: Tensor, seed: int, ntype: str, low: int) -> None:
 
 
 class _Shared:
-    """A type whose rows are spread over its users in even contiguous ranges."""
+    """A type whose rows are spread over ranks in even contiguous ranges."""
 
     def __init__(self, count: int, ranks: tuple[int, ...]) -> None:
         self.count, self._ranks = count, np.asarray(ranks)

@@ -13,7 +13,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.errors import InputError, listing, nearest, quoted
+from dgl_heta.system.limited import read_limited
+
+JSON_BYTES = 32 << 20
+MOST = 2**48
+"""Nodes of a type or edges of a relation, at most."""
 
 
 class Relation(NamedTuple):
@@ -54,6 +59,8 @@ class Schema:
             raise InputError("the schema has no node types; 'node_counts' must name at least one")
         if not self.edge_counts:
             raise InputError("the schema has no relations; 'relations' must name at least one")
+        for name in {*self.node_counts, *(part for r in self.edge_counts for part in r)}:
+            _check_name(name)
         for ntype, count in self.node_counts.items():
             if _count(count, f"the number of nodes of type '{ntype}'") < 1:
                 raise InputError(f"node type '{ntype}' has {count} nodes; it must have at least 1")
@@ -144,7 +151,7 @@ class Schema:
             missing = [k for k in ("src", "etype", "dst", "edges")
                        if not isinstance(item, dict) or k not in item]
             if missing:
-                raise InputError(f"{where} lacks {listing(missing)}; got {item!r}")
+                raise InputError(f"{where} lacks {listing(missing)}; got {quoted(item)}")
             relation = Relation(str(item["src"]), str(item["etype"]), str(item["dst"]))
             if relation in edge_counts:
                 raise InputError(f"{where}: relation '{relation}' is named twice")
@@ -173,10 +180,11 @@ class Schema:
         }
 
 
-def read_json(path: str | Path, what: str) -> Any:
-    """The content of a JSON file; an :class:`InputError` says `what` cannot be read."""
+def read_json(path: str | Path, what: str, most: int = JSON_BYTES) -> Any:
+    """The content of a JSON file of at most `most` bytes; an :class:`InputError` says `what` cannot
+    be read."""
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return json.loads(read_limited(path, most).decode("utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {what} {path}: {error.strerror or error}") from None
     except RecursionError:
@@ -187,5 +195,14 @@ def read_json(path: str | Path, what: str) -> Any:
 
 def _count(value: Any, where: str) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InputError(f"{where} is {value!r}; it must be a whole number, 0 or more")
+        raise InputError(f"{where} is {quoted(value)}; it must be a whole number, 0 or more")
+    if value > MOST:
+        raise InputError(f"{where} is {quoted(value)}; it must be at most {MOST:,}")
     return value
+
+
+def _check_name(name: Any) -> None:
+    """Refuse a name that files cannot hold, or that runs into another where names are joined."""
+    if not isinstance(name, str) or "\0" in name or any("\ud800" <= c <= "\udfff" for c in name):
+        raise InputError(f"{quoted(name)} cannot be the name of a node type or edge type: it must "
+                         "be text without NUL and without halves of characters (surrogates)")

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from dgl_heta.errors import InputError
+from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.schema import Relation, Schema
 
 KINDS = ("classification", "multilabel", "regression")
@@ -85,9 +86,12 @@ class GraphSource:
         type are its array `feat` (floating point, two-dimensional); types without it get
         learnable features in training.
     task : what to train for, when known.
-    edge_arrays : relation to named arrays with one row per edge, for partition backends that
-        write edge data; a store leaves them out.
-    info : where the data comes from, free text per key, shown by `dgl-heta inspect`.
+    edge_arrays : relation to named arrays with one row per edge. A store that keeps edge ids holds
+        those of numbers.
+    info : where the data comes from, free text per key, shown by `dgl-heta inspect`. `classes`, a
+        list of as many texts as the task has classes, are their names.
+    node_ids : node type to the ids that its nodes have for whoever made the graph; predictions
+        name nodes by them.
     """
 
     name: str
@@ -97,6 +101,7 @@ class GraphSource:
     task: Task | None = None
     info: dict[str, Any] = field(default_factory=dict)
     edge_arrays: dict[Relation, dict[str, np.ndarray]] = field(default_factory=dict)
+    node_ids: dict[str, NodeIds] = field(default_factory=dict)
 
     def schema(self) -> Schema:
         """The schema of the graph, with bytes per feature row."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import numpy as np
     from pydantic import BaseModel
-    from torch import nn
+    from torch import Tensor, nn
 
     from dgl_heta.comm.collectives import Comm
     from dgl_heta.graph.schema import Relation, Schema
@@ -218,6 +218,14 @@ class WrappedModule:
         wait for each other here. Called in own training after an epoch was validated: only an
         epoch after which they are equal may be the best one."""
         return True
+
+    def state(self) -> dict[str, Tensor]:
+        """What this worker keeps beside the parameters, for its checkpoint: a run that goes on
+        computes, to the last bit, what one without a break does."""
+        return {}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        """Take over what :meth:`state` gave."""
 
     def finish(self) -> None:
         """Called once when training is over, on all workers, which may wait for each other here: in

@@ -7,10 +7,11 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
+from typing import NamedTuple
 
 from dgl_heta.errors import InputError
 
-WITH_VALUE = ("-W", "-X", "--check-hash-based-pycs")  # interpreter options before the script
+WITH_VALUE = ("--check-hash-based-pycs",)  # of the interpreter's long options
 
 
 @dataclass(frozen=True)
@@ -29,8 +30,8 @@ class Command:
     @property
     def script(self) -> str | None:
         """The Python script of the command, as it is written; None for any other command."""
-        at = _script(self.words)
-        return None if at is None else self.words[at]
+        program = _program(self.words)
+        return None if program is None or program.words[0] == "-m" else program.words[0]
 
     def run_by(self, interpreter: str) -> Command:
         """The same with this interpreter, where the command says no more than 'python'."""
@@ -51,42 +52,62 @@ def is_python(word: str) -> bool:
 
 
 def activate(command: Sequence[str], config: str | None, overrides: Sequence[str]) -> list[str]:
-    """`python [options] -m dgl_heta run [-c FILE] [--set …] SCRIPT ARGS` of a user's command.
+    """`python [options] -m dgl_heta run [-c FILE] [--set …] SCRIPT ARGS` of a user's command, or
+    `… -m MODULE ARGS`.
 
     Raises
     ------
     InputError
-        The command is not `python [options] SCRIPT ARGS`.
+        The command is neither `python [options] SCRIPT ARGS` nor `python [options] -m MODULE ARGS`.
     """
-    at = _script(command)
-    if at is None:
+    program = _program(command)
+    if program is None:
         raise InputError(
-            f"with settings (-c, --set, DGL_HETA_CONFIG) the command must be 'python SCRIPT …', "
-            f"but it is '{shlex.join(command)}'; write it so, or leave the settings out and call "
-            "dgl_heta.enable() in the script")
+            f"with settings (-c, --set, DGL_HETA_CONFIG) the command must be 'python SCRIPT …' or "
+            f"'python -m MODULE …', but it is '{shlex.join(command)}'; write it so, or leave the "
+            "settings out and call dgl_heta.enable() in the script")
     settings = ["-c", config] if config else []
     for override in overrides:
         settings += ["--set", override]
-    return [*command[:at], "-m", "dgl_heta", "run", *settings, *command[at:]]
+    return [*program.interpreter, "-m", "dgl_heta", "run", *settings, *program.words]
 
 
 def plain(command: Sequence[str]) -> list[str]:
     """A user's command without settings; a Python script ends at once when it fails."""
-    at = _script(command)
-    if at is None:
+    program = _program(command)
+    if program is None:
         return list(command)
-    return [*command[:at], "-m", "dgl_heta.launch.plain", *command[at:]]
+    return [*program.interpreter, "-m", "dgl_heta.launch.plain", *program.words]
 
 
-def _script(command: Sequence[str]) -> int | None:
-    """Where the script is in `python [options] SCRIPT ARGS`; None for any other form."""
+class _Program(NamedTuple):
+    """`python [options] SCRIPT ARGS` or `python [options] -m MODULE ARGS`, in two halves."""
+
+    interpreter: list[str]
+    words: list[str]
+    """From the script, or from `-m`, on."""
+
+
+def _program(command: Sequence[str]) -> _Program | None:
+    """The halves of a command; None for any other form."""
     if not command or not is_python(command[0]):
         return None
     at = 1
     while at < len(command) and command[at].startswith("-"):
         word = command[at]
-        short = re.fullmatch(r"-[A-Za-z?]+", word)
-        if word == "-" or (short and re.search(r"^-[^WX]*[cm]", word)):  # no script: stdin, -c, -m
+        if word == "-":  # a script on standard input
             return None
-        at += 2 if word in WITH_VALUE or (short and re.search(r"^-[^WX]+[WX]$", word)) else 1
-    return at if at < len(command) else None
+        if word.startswith("--"):
+            at += 2 if word in WITH_VALUE else 1
+            continue
+        cluster = re.match(r"-([^WXcm]*)([WXcm]?)(.*)", word, re.DOTALL)
+        assert cluster is not None
+        flags, last, value = cluster.groups()
+        if last == "c":
+            return None
+        if last == "m":
+            words = [value, *command[at + 1:]] if value else list(command[at + 1:])
+            return (_Program([*command[:at], *([f"-{flags}"] if flags else [])], ["-m", *words])
+                    if words else None)
+        at += 2 if last and not value else 1
+    return _Program(list(command[:at]), list(command[at:])) if at < len(command) else None

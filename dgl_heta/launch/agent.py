@@ -1,44 +1,46 @@
 """What runs on every host of a launch: it starts processes, passes on their output, ends them.
 
 Requests are lines of JSON on standard input, events lines of JSON on standard output. When the
-input ends, because the launcher ended however it ended, all processes are ended. This file uses
-the standard library alone: another host gets its text over the connection.
+input ends, because the launcher ended however it ended, all processes are ended. Output goes no
+further ahead of the launcher's printing than `AHEAD`; then it waits in the pipes of the processes,
+while all else is told and served as ever. This file and those that it imports use the standard
+library alone: a host gets their text over the connection.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import fcntl
 import json
 import os
 import re
 import selectors
 import shutil
 import signal
-import socket
-import struct
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 
+from dgl_heta.launch.agent_host import (
+    PR_SET_CHILD_SUBREAPER,
+    SHARED,
+    cannot_listen,
+    descendants,
+    die_with_parent,
+    free_port,
+    guarded,
+    interface_of,
+    own_directory,
+    prctl,
+    versions_of,
+)
+from dgl_heta.system.shared_memory import mapped, names, remove_unused
+
 KILL_AFTER_S = 3.0  # between the request to end and the kill
 MOST_LINE = 65536  # longer lines are passed on in pieces
-VERSIONS = """
-import importlib.metadata, json, platform
-found = {"python": platform.python_version()}
-for name in ("dgl", "torch", "dgl-heta"):
-    try:
-        found[name] = importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        found[name] = None
-print(json.dumps(found))
-"""
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
-SIOCGIFADDR = 0x8915
-LIBC = ctypes.CDLL(None)
+AHEAD = 1 << 20  # characters of output that the launcher has not printed yet
+LOOK_S = 2.0  # between two looks at the shared memory of the processes
+LAST_READS = 16  # of an output of a process that has ended
 
 
 class Stream:
@@ -71,7 +73,12 @@ class Agent:
         self.selector = selectors.DefaultSelector()
         self.requests = Stream("", "", 0)
         self.children: dict[int, tuple[str, subprocess.Popen, list[Stream]]] = {}  # by pid
+        self.streams: set[Stream] = set()  # that have not ended
+        self.ahead, self.paused = 0, False
         self.directory: str | None = None
+        self.memory_before = names()
+        self.memory: set[str] = set()  # names of shared memory that the processes made
+        self.look_at = 0.0
         self.interface: str | None = None
         self.bytes_before = (0, 0)
         self.ending = False
@@ -101,9 +108,11 @@ class Agent:
                     else:
                         self.pass_on(key.data)
                 self.reap()
+                self.look()
             self.reap()
             self.emit(event="ended", bytes=self.traffic())
         finally:
+            remove_unused(self.memory)
             if self.directory:
                 shutil.rmtree(self.directory, ignore_errors=True)
 
@@ -125,7 +134,7 @@ class Agent:
         *lines, self.requests.rest = self.requests.rest.split(b"\n")
         for line in lines:
             request = json.loads(line)
-            getattr(self, request.pop("do"))(**request)  # prepare, start or end
+            getattr(self, request.pop("do"))(**request)  # prepare, start, shown or end
 
     # --- before the start --------------------------------------------------------------------
 
@@ -151,13 +160,15 @@ class Agent:
             problem = cannot_listen(address, port)
             if problem:
                 problems.append(problem)
-        self.directory = tempfile.mkdtemp(prefix="dgl-heta-launch-")
+        self.directory = own_directory()
         for name, text in write.items():
             with open(os.path.join(self.directory, name), "w", encoding="utf-8") as file:
                 file.write(text)
         self.interface = interface_of(address)
         self.emit(event="ready", problems=problems, cores=len(os.sched_getaffinity(0)),
                   directory=self.directory, free_port=free_port(address, ports),
+                  interface=None if "GLOO_SOCKET_IFNAME" in full else (
+                      "lo" if address.startswith("127.") else self.interface),
                   versions=versions_of(found, full) if versions and found else None)
 
     # --- processes ---------------------------------------------------------------------------
@@ -181,7 +192,9 @@ class Agent:
                        for name, pipe in (("out", child.stdout), ("err", child.stderr)) if pipe]
             for stream in streams:
                 os.set_blocking(stream.fd, False)
-                self.selector.register(stream.fd, selectors.EVENT_READ, stream)
+                self.streams.add(stream)
+                if not self.paused:
+                    self.selector.register(stream.fd, selectors.EVENT_READ, stream)
             self.children[child.pid] = (label, child, streams)
 
     def pass_on(self, stream: Stream) -> bool:
@@ -193,8 +206,11 @@ class Agent:
         for line in stream.feed(data):
             self.line(stream, line)
         if not data:
-            self.selector.unregister(stream.fd)
+            self.streams.discard(stream)
+            if not self.paused:
+                self.selector.unregister(stream.fd)
             self.last_line(stream)
+        self.pause()
         return bool(data)
 
     def last_line(self, stream: Stream) -> None:
@@ -204,26 +220,50 @@ class Agent:
 
     def line(self, stream: Stream, line: bytes) -> None:
         """Send a line."""
-        self.emit(event="line", label=stream.label, stream=stream.name,
-                  text=line.rstrip(b"\r").decode("utf-8", "replace"))
+        text = line.rstrip(b"\r").decode("utf-8", "replace")
+        self.ahead += len(text) + 1
+        self.emit(event="line", label=stream.label, stream=stream.name, text=text)
+
+    def pause(self) -> None:
+        """Leave output in its pipes as long as too much is ahead, and go on after that."""
+        paused = self.ahead > (AHEAD // 2 if self.paused else AHEAD)
+        if paused == self.paused:
+            return
+        self.paused = paused
+        for stream in self.streams:
+            if paused:
+                self.selector.unregister(stream.fd)
+            else:
+                self.selector.register(stream.fd, selectors.EVENT_READ, stream)
+
+    def shown(self, size: int) -> None:
+        """The launcher has printed lines of so many characters, with their ends."""
+        self.ahead -= size
+        self.pause()
 
     def reap(self) -> None:
-        """Report who has ended, after the last that it wrote."""
+        """Report who has ended, after the last that it wrote, and who is stopped or goes on."""
         while True:
             try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
+                pid, status = os.waitpid(-1, os.WNOHANG | os.WUNTRACED | os.WCONTINUED)
             except ChildProcessError:
                 return
             if pid == 0:
                 return
+            if os.WIFSTOPPED(status) or os.WIFCONTINUED(status):
+                if pid in self.children:
+                    self.emit(event="stopped", label=self.children[pid][0],
+                              stopped=os.WIFSTOPPED(status))
+                continue
             label, child, streams = self.children.pop(pid, (None, None, ()))
             if child is None:
                 continue
             child.returncode = (-os.WTERMSIG(status) if os.WIFSIGNALED(status)
                                 else os.WEXITSTATUS(status))
             for stream in streams:
-                while stream.fd in self.selector.get_map() and self.pass_on(stream):
-                    pass
+                for _ in range(LAST_READS):  # what it left behind may write on
+                    if stream not in self.streams or not self.pass_on(stream):
+                        break
                 self.last_line(stream)
             self.emit(event="exit", label=label, status=child.returncode)
 
@@ -231,12 +271,25 @@ class Agent:
 
     def end(self, number: int, kill_after: float) -> None:
         """Ask all to end; the kill follows unless they do."""
+        self.look(now=True)
         first, self.ending = not self.ending, True
         self.kill_at = min(time.monotonic() + kill_after, self.kill_at)
         if first:
             for pid in descendants():
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
+
+    def look(self, now: bool = False) -> None:
+        """Note what the processes have made in shared memory: one that is killed leaves it."""
+        if not (self.children and (now or time.monotonic() >= self.look_at)):
+            return
+        self.look_at = time.monotonic() + LOOK_S
+        found = set().union(*map(mapped, descendants())) - self.memory_before
+        if not found <= self.memory and self.directory:
+            self.memory |= found
+            with contextlib.suppress(OSError), open(os.path.join(self.directory, SHARED),
+                                                    "w") as file:
+                file.write("\n".join(self.memory))
 
     def all_gone(self) -> bool:
         """Whether no process is left; kills those whose time is over."""
@@ -262,84 +315,7 @@ class Agent:
         return None
 
 
-def descendants() -> list[int]:
-    """All living processes below this one, also those in sessions of their own."""
-    parents: dict[int, list[int]] = {}
-    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit()]:
-        try:
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                state, parent = file.read().rpartition(b")")[2].split()[:2]
-        except OSError:
-            continue
-        if state != b"Z":
-            parents.setdefault(int(parent), []).append(pid)
-    found, queue = [], [os.getpid()]
-    while queue:
-        below = parents.get(queue.pop(), [])
-        found += below
-        queue += below
-    return found
-
-
-def cannot_listen(address: str, port: int) -> str | None:
-    """Why a server cannot listen there, or None."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind((address, port))
-            listener.listen(1)
-        except OSError as error:
-            return f"port {port} at {address} cannot be used: {error.strerror or error}"
-    return None
-
-
-def versions_of(python: str, environment: dict[str, str]) -> dict[str, str | None] | None:
-    """The versions of the packages that an interpreter finds."""
-    done = subprocess.run([python, "-c", VERSIONS], env=environment, capture_output=True,
-                          stdin=subprocess.DEVNULL, check=False)
-    try:
-        return json.loads(done.stdout)
-    except ValueError:
-        return None
-
-
-def free_port(address: str, taken: list[int]) -> int | None:
-    """A port that nothing uses, other than those taken."""
-    for _ in range(100):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
-            try:
-                listener.bind((address, 0))
-            except OSError:
-                return None
-            port = listener.getsockname()[1]
-        if port not in taken:
-            return port
-    return None
-
-
-def interface_of(address: str) -> str | None:
-    """The interface that has an address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        for _, name in socket.if_nameindex():
-            try:
-                answer = fcntl.ioctl(any_socket.fileno(), SIOCGIFADDR,
-                                     struct.pack("256s", name[:15].encode()))
-            except OSError:
-                continue
-            if socket.inet_ntoa(answer[20:24]) == address:
-                return name
-    return None
-
-
-def prctl(option: int, value: int) -> None:
-    """Set an attribute of this process (see prctl(2))."""
-    LIBC.prctl(option, value, 0, 0, 0)
-
-
-def die_with_parent() -> None:
-    """Have the kernel end this process when its parent ends, however it ends."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
 if __name__ == "__main__":
+    if os.getpid() != 1:
+        guarded()
     Agent().run()

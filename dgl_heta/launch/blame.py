@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import signal
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -23,6 +23,7 @@ GRACE_S = 2.0  # how long to wait for a better cause than a process that may hav
 LAST_LINES = 60
 LOST_PEER = re.compile(  # how a process says that another one is gone
     r"(closed|reset) by peer|broken pipe|connection refused|PeerLostError|DistConnectError", re.I)
+TIMED_OUT = re.compile(r"timed? ?-?out", re.I)  # how it says that another one did not answer
 SECONDARY = (signal.SIGABRT, signal.SIGPIPE)  # signals that a lost peer can bring about
 
 
@@ -46,6 +47,8 @@ class Watched:
         exit status is a cause for certain.
     lines : the last that it wrote.
     last_error : the last line on its standard error that is not blank.
+    pid : where it is a process of this machine.
+    stopped : whether its host says that it is stopped (SIGSTOP, a debugger).
     """
 
     title: str
@@ -53,6 +56,19 @@ class Watched:
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     last_error: str = ""
     ended: Ended | None = None
+    pid: int | None = None
+    stopped: bool = False
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it is there and stopped, so that others wait for it in vain."""
+        if self.ended is not None or self.pid is None:
+            return self.stopped and self.ended is None
+        try:
+            with open(f"/proc/{self.pid}/stat", "rb") as file:
+                return file.read().rpartition(b")")[2].split()[0] in (b"T", b"t")
+        except OSError:
+            return False
 
     @property
     def failed(self) -> bool:
@@ -64,6 +80,14 @@ class Watched:
         """What it found wrong with the input, if that is why it ended."""
         if self.ended and self.ended.status == EXIT_INPUT and self.last_error.startswith("error: "):
             return self.last_error.removeprefix("error: ")
+        return None
+
+    @property
+    def told(self) -> str | None:
+        """The cause in its own words, if it is a process of ours that gave one."""
+        if self.honest and self.ended and self.ended.status == 1:
+            return self.last_error.removeprefix("error: ") if self.last_error.startswith(
+                "error: ") else None
         return None
 
     @property
@@ -98,8 +122,10 @@ def cause(processes: Iterable[Watched], now: float, final: bool) -> Watched | No
     """The process to blame, once one has failed.
 
     One that may merely have lost another is not the cause, so that there is None for `GRACE_S`,
-    unless this is the `final` look. Of equals it is who failed first.
+    unless this is the `final` look. Of equals it is who failed first. Where one has lost another,
+    or waited for it in vain, and a third is stopped, that is the cause.
     """
+    processes = list(processes)
     failed = [(guilt(p), p.ended.at, number, p) for number, p in enumerate(processes)
               if p.failed and p.ended]
     if not failed:
@@ -109,22 +135,50 @@ def cause(processes: Iterable[Watched], now: float, final: bool) -> Watched | No
         level == Guilt.FAILED and first.honest and first.ended is not None
         and first.ended.status > 0)
     waited = now - min(at for _, at, _, _ in failed)
-    return first if certain or final or waited >= GRACE_S else None
+    if not (certain or final or waited >= GRACE_S):
+        return None
+    if level == Guilt.LOST_PEER or (level == Guilt.FAILED and any(
+            TIMED_OUT.search(line) for line in first.lines)):
+        return next((p for p in processes if p.is_stopped), first)
+    return first
 
 
-def failure(process: Watched, all_of_them: str = "all processes") -> HetaError:
-    """The error for a process to blame; its details are the last that it wrote."""
+def failure(process: Watched, all_of_them: str = "all processes",
+            short_files: Callable[[], Sequence[str]] = tuple) -> HetaError:
+    """The error for a process to blame; its details are the last that it wrote.
+
+    Parameters
+    ----------
+    short_files : says which files that it may have mapped are shorter than they were written; asked
+        where that is what its end means.
+    """
     if process.input_error is not None:
         return InputError(process.input_error)
-    assert process.ended is not None
+    if process.told is not None:
+        return HetaError(f"{process.title}: {process.told}; {all_of_them} were ended")
     end = process.ended
+    if end is None:
+        return HetaError(f"{process.title} was stopped (SIGSTOP or a debugger), and the others "
+                         f"waited for it in vain; {all_of_them} were ended",
+                         details=process.last_words)
     if end.reason:
         how = f"could not be started: {end.reason}"
     elif end.status < 0:
         how = f"was killed by signal {-end.status} ({_signal_name(-end.status)})"
+        if end.status == -signal.SIGBUS:
+            how += _of_mapped(short_files())
     else:
         how = f"failed with exit status {end.status}"
     return HetaError(f"{process.title} {how}; {all_of_them} were ended", details=process.last_words)
+
+
+def _of_mapped(short: Sequence[str]) -> str:
+    """What SIGBUS means."""
+    if short:
+        shown = ", ".join(short[:3]) + (f" and {len(short) - 3} more" if len(short) > 3 else "")
+        return f", for files that it had open were cut: {shown}; write the store again"
+    return (", as when a file that it had open is cut, its disk fails, or shared memory (/dev/shm) "
+            "has no room")
 
 
 def _signal_name(number: int) -> str:

@@ -9,9 +9,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, quoted
 from dgl_heta.launch.activation import Command
+from dgl_heta.system.limited import read_limited
 
+MOST_BYTES = 64 << 20  # of ip_config and part_config
 DGL_PORT = 30050  # of a line of ip_config without a port
 
 
@@ -87,7 +89,7 @@ def read_ip_config(path: Path) -> list[Host]:
         An unreadable file, a line of another form, an address that two hosts share.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_limited(path, MOST_BYTES).decode("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"cannot read {path} (--ip-config): "
                          f"{getattr(error, 'strerror', None) or error}") from None
@@ -139,19 +141,19 @@ def check_part_config(path: Path, hosts: int) -> bool:
         An unreadable file, one without `num_parts`, another number of partitions.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_limited(path, MOST_BYTES).decode("utf-8"))
     except OSError as error:
         raise InputError(f"cannot read {path} (--part-config): "
                          f"{error.strerror or error}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise InputError(f"{path} (--part-config) is not JSON; give the file that "
                          "partition_graph wrote, such as data/mag.json") from None
     parts = content.get("num_parts") if isinstance(content, dict) else None
-    if not isinstance(parts, int):
+    if not isinstance(parts, int) or isinstance(parts, bool):
         raise InputError(f"{path} (--part-config) has no 'num_parts'; give the file that "
                          "partition_graph wrote, such as data/mag.json")
     if parts != hosts:
-        raise InputError(f"{path} has {parts} partition{'s' * (parts != 1)}, but there "
+        raise InputError(f"{path} has {quoted(parts)} partition{'s' * (parts != 1)}, but there "
                          f"{'is 1 host' if hosts == 1 else f'are {hosts} hosts'}; DistDGL needs "
                          "one host per partition")
     part = content.get("part-0")
@@ -160,10 +162,11 @@ def check_part_config(path: Path, hosts: int) -> bool:
 
 def processes_of(host: Host, hosts: int, roles: Roles, files: Files, command: Command,
                  master: tuple[str, int], cores: int,
-                 variables: dict[str, str]) -> list[Process]:
+                 variables: dict[str, str], meeting: dict[str, str]) -> list[Process]:
     """The servers and trainers of a host, with what DistDGL and torch.distributed ask for.
 
-    `variables` are further ones that the host needs; those of `roles` win over all.
+    `variables` are further ones that the host needs, `meeting` those by which trainers meet;
+    those of `roles` win over all.
     """
     shared = {
         **variables,
@@ -190,9 +193,9 @@ def processes_of(host: Host, hosts: int, roles: Roles, files: Files, command: Co
     for i in range(roles.trainers):
         rank = host.index * roles.trainers + i
         found.append(Process(host, "trainer", rank, words, {
-            **shared, "DGL_ROLE": "client", "DGL_DIST_MODE": "distributed", "DGL_GROUP_ID": "0",
-            "OMP_NUM_THREADS": str(threads), "RANK": str(rank),
-            "WORLD_SIZE": str(roles.trainers * hosts), "LOCAL_RANK": str(i),
+            **shared, **meeting, "DGL_ROLE": "client", "DGL_DIST_MODE": "distributed",
+            "DGL_GROUP_ID": "0", "OMP_NUM_THREADS": str(threads),
+            "RANK": str(rank), "WORLD_SIZE": str(roles.trainers * hosts), "LOCAL_RANK": str(i),
             "LOCAL_WORLD_SIZE": str(roles.trainers), "MASTER_ADDR": master[0],
             "MASTER_PORT": str(master[1]), **roles.variables}))
     return found

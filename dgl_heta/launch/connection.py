@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,30 +13,42 @@ from typing import Any
 from dgl_heta.launch.cluster import Host
 from dgl_heta.launch.supervisor import Events
 
-AGENT = Path(__file__).with_name("agent.py")
+HERE = Path(__file__).parent
 # The agent's text comes first on its standard input, after its length.
 RECEIVE = ("import sys; i = sys.stdin.buffer; "
            "exec(compile(i.read(int(i.readline())), 'agent', 'exec'))")
+THIS_PYTHON = (sys.executable, "-I", "-S", "-c", RECEIVE)
+"""The command of an agent on this machine."""
 
+
+def agent_text() -> bytes:
+    """The agent with its length, and with the modules that it imports: a host may have none."""
+    text = "import sys, types\n"
+    for name in ("dgl_heta.system.shared_memory", "dgl_heta.launch.agent_host"):
+        path = HERE.parent.joinpath(*name.split(".")[1:]).with_suffix(".py")
+        text += (f"module = sys.modules[{name!r}] = types.ModuleType({name!r})\n"
+                 f"exec(compile({path.read_text('utf-8')!r}, {path.name!r}, 'exec'), "
+                 "module.__dict__)\n")
+    agent = (HERE / "agent.py").read_text("utf-8")
+    text += f"exec(compile({agent!r}, 'agent.py', 'exec'))\n"
+    return b"%d\n%s" % (len(text.encode()), text.encode())
 
 
 class Connection:
     """A host's agent: requests go to its input, its events to a queue as (host index, event)."""
 
-    def __init__(self, host: Host, command: list[str], events: Events, cwd: Path | None = None,
-                 send_agent: bool = False) -> None:
+    def __init__(self, host: Host, command: list[str], events: Events) -> None:
         self.host = host
+        self._writing = threading.Lock()  # who prints says so, too
         self.answering = False  # between its first event and its last
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            cwd=cwd, start_new_session=True)  # Ctrl-C in a terminal reaches the launcher alone
+            start_new_session=True)  # Ctrl-C in a terminal reaches the launcher alone
         self._complaint = self._greeting = ""
         self._errors = threading.Thread(target=self._read_errors, daemon=True)
         self._errors.start()
         threading.Thread(target=self._read_events, args=(events,), daemon=True).start()
-        if send_agent:
-            text = AGENT.read_bytes()
-            self._write(b"%d\n%s" % (len(text), text))
+        self._write(agent_text())
 
     def send(self, **request: Any) -> None:
         """Ask for something; without effect once the agent is gone, which is an event."""
@@ -62,7 +75,7 @@ class Connection:
         return self.process.stdin
 
     def _write(self, data: bytes) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError), self._writing:
             self._stdin.write(data)
             self._stdin.flush()
 

@@ -14,12 +14,13 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from types import TracebackType
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch.cluster import Host
-from dgl_heta.launch.connection import AGENT, Connection
+from dgl_heta.launch.connection import THIS_PYTHON, Connection
 from dgl_heta.launch.supervisor import Events
 
 MOST_HOSTS = 250
@@ -88,8 +89,8 @@ class Network:
         Hosts cannot be emulated here.
     """
 
-    def __init__(self, link: Link) -> None:
-        self.link = link
+    def __init__(self, link: Link, events: Events) -> None:
+        self.link, self.events = link, events
         reason = emulation_refused()
         if reason is not None:
             raise HetaError(f"hosts cannot be emulated here: {reason}; or name real hosts with "
@@ -105,19 +106,27 @@ class Network:
         self._bridge.stdout.readline()
         self._enter = ["nsenter", "--target", str(self._bridge.pid),
                        *(["--user", "--preserve-credentials"] if user else [])]
+        threading.Thread(target=self._watch, daemon=True).start()
         return self
+
+    def _watch(self) -> None:
+        """Tell when the bridge's process ends: the hosts are cut off from each other."""
+        self._bridge.wait()
+        self.events.put((-1, {"event": "bridge", "reason": (
+            f"the process that keeps the bridge of the emulated hosts (pid {self._bridge.pid}) "
+            f"ended (status {self._bridge.returncode}); all processes were ended")}))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self._bridge.kill()
         self._bridge.wait()
 
-    def connect(self, host: Host, events: Events) -> Connection:
+    def connect(self, host: Host) -> Connection:
         """Start the agent of a host, in namespaces of its own."""
         enter = [] if _privileged() else self._enter
         return Connection(host, [
             *enter, "unshare", *NAMESPACES, "sh", "-c", f'{PRIVATE_SHM} && exec "$@"', "sh",
-            sys.executable, "-I", "-S", str(AGENT)], events)
+            *THIS_PYTHON], self.events)
 
     def join(self, connections: list[Connection]) -> None:
         """Lay the links, once the agents run."""

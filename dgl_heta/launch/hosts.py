@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 import signal
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from dgl_heta.launch.blame import Ended, Watched
 from dgl_heta.launch.cluster import Process, write_ip_config
 from dgl_heta.launch.connection import Connection
 from dgl_heta.launch.emulated import Network
+from dgl_heta.launch.printer import Printer
 from dgl_heta.launch.remote import connect_directly, connect_over_ssh
 from dgl_heta.launch.script_job import Outcome, ScriptJob
 from dgl_heta.launch.supervisor import KILL_AFTER_S, TICK_S, Interrupted, Supervisor
@@ -34,9 +36,13 @@ class Hosts(Supervisor):
     silent_s = 30.0
     """For trainers that write nothing once a server has ended."""
 
+    unread_s = 5.0
+    """For output that nobody reads, at the end of a run that failed."""
+
     def __init__(self, job: ScriptJob, show: Callable[[str, str, str], None]) -> None:
         super().__init__()
-        self.job, self.show = job, show
+        self.job = job
+        self.printer = Printer(show, self._printed)
         self.connections: dict[int, Connection] = {}
         self.roles: dict[str, Process] = {}  # by label, as `processes`
         self.outcome = Outcome(0, [], {}, {})
@@ -47,24 +53,39 @@ class Hosts(Supervisor):
         """Run the job to its end."""
         started, outcome = time.monotonic(), self.outcome
         self.stop_at = started + self.job.stop_after
-        with contextlib.ExitStack() as self._network:
-            try:
+        wait: float | None = self.unread_s
+        try:
+            with contextlib.ExitStack() as self._network:
                 self.supervise()
-            except Interrupted:
-                pass
-            except HetaError as error:
-                outcome.error = error
+            wait = None
+        except Interrupted:
+            pass
+        except HetaError as error:
+            outcome.error = error
+        finally:
+            try:
+                outcome.unprinted = not self.printer.close(wait)
+            except KeyboardInterrupt:
+                outcome.unprinted, self.signalled = True, signal.SIGINT
         outcome.signal = self.signalled
         outcome.seconds = time.monotonic() - started
         outcome.processes = list(self.roles.values())
         outcome.ended = {label: p.ended for label, p in self.processes.items() if p.ended}
         return outcome
 
+    def short_files(self) -> list[str]:
+        """Those that this machine sees: of a partition that lies on hosts alone there are none."""
+        from dgl_heta.partition.directory import store_of_config
+        from dgl_heta.store.reader import short_files
+
+        store = store_of_config(self.job.part_config)
+        return [] if store is None else short_files(store)
+
     # --- start -------------------------------------------------------------------------------
 
     def start(self) -> None:
         network = (None if self.job.emulated is None else
-                   self._network.enter_context(Network(self.job.emulated)))
+                   self._network.enter_context(Network(self.job.emulated, self.events)))
         self._connect(network)
         self._start(self._prepare())
 
@@ -72,7 +93,7 @@ class Hosts(Supervisor):
         job = self.job
         for host in job.hosts:
             if network is not None:
-                opened = network.connect(host, self.events)
+                opened = network.connect(host)
             elif host.index in job.direct:
                 opened = connect_directly(host, self.events)
             else:
@@ -115,7 +136,8 @@ class Hosts(Supervisor):
                 raise InputError(f"all hosts need the same version of {package}: {text}")
 
     def _start(self, answers: dict[int, dict[str, Any]]) -> None:
-        self.roles = {process.label: process for process in self.job.processes(answers)}
+        self.roles = {process.label: process for process in self.job.processes(
+            answers, secret=secrets.token_hex(32))}
         self.processes = {label: Watched(str(p)) for label, p in self.roles.items()}
         self.last_word = time.monotonic()
         for host in self.job.hosts:
@@ -131,6 +153,8 @@ class Hosts(Supervisor):
             item = self.next_event(min(TICK_S, max(0.01, deadline - time.monotonic())))
             if item is not None:
                 index, event = item
+                if event["event"] == "bridge":
+                    raise HetaError(event["reason"])
                 if event["event"] == "gone":
                     raise HetaError(self._unreachable(index, event["status"]))
                 if event["event"] == kind:
@@ -152,7 +176,8 @@ class Hosts(Supervisor):
         item = super().next_event(timeout)
         if item is not None:
             index, event = item
-            self.connections[index].answering = event["event"] != "gone"
+            if index >= 0:
+                self.connections[index].answering = event["event"] != "gone"
         return item
 
     def note(self, source: int, event: dict[str, Any]) -> None:
@@ -165,7 +190,13 @@ class Hosts(Supervisor):
                 process.last_error = text
             if self.roles[label].role == "trainer":
                 self.last_word = time.monotonic()
-            self.show(label, event["stream"], text)
+            self.printer.put(source, label, event["stream"], text)
+        elif kind == "stopped":
+            self.processes[event["label"]].stopped = event["stopped"]
+        elif kind == "bridge":
+            raise HetaError(event["reason"])
+        elif kind == "unprinted":
+            raise event["error"]
         elif kind == "exit":
             self.processes[event["label"]].ended = Ended(
                 event["status"], time.monotonic(), event.get("reason", ""))
@@ -202,6 +233,12 @@ class Hosts(Supervisor):
                 f"a line of output there still are {_listed(trainers)}; all processes were ended",
                 details=_last_words(trainers))
 
+    def _printed(self, host: int, size: int, error: OSError | None) -> None:
+        """Lines of so many characters are printed, or cannot be; called by the printer."""
+        self.connections[host].send(do="shown", size=size)
+        if error is not None:
+            self.events.put((-1, {"event": "unprinted", "error": error}))
+
     # --- the end -----------------------------------------------------------------------------
 
     def end(self) -> None:
@@ -237,5 +274,5 @@ def _last_words(processes: dict[str, Watched]) -> str:
 
 
 def _listed(processes: dict[str, Watched]) -> str:
-    names = list(processes)
+    names = [f"{label} (stopped)" if p.is_stopped else label for label, p in processes.items()]
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")

@@ -17,6 +17,7 @@ from typing import IO, Any
 from dgl_heta.errors import HetaError
 from dgl_heta.launch.blame import Ended, Watched
 from dgl_heta.launch.supervisor import KILL_AFTER_S, Interrupted, Supervisor
+from dgl_heta.system.sums import write_signed
 
 PROGRAM = "dgl_heta.launch.worker"
 DRAIN_S = 1.0  # for the last events of a worker that has ended
@@ -51,7 +52,7 @@ class LocalWorkers(Supervisor):
         self.program = program
         self.job, self.workers, self.run_dir, self.report = job, workers, run_dir, report
         self.children: list[subprocess.Popen[bytes]] = []
-        self.rendezvous: Any = None
+        self.meeting: int | None = None
         self.summary: dict[str, Any] | None = None
         self.leave_by = math.inf
 
@@ -70,7 +71,7 @@ class LocalWorkers(Supervisor):
 
     def start(self) -> None:
         job_file = self.run_dir / "job.json"
-        job_file.write_text(json.dumps(self.job), encoding="utf-8")
+        write_signed(job_file, self.job)
         environment = self._environment()
         for rank in range(self.workers):
             self._start(rank, job_file, environment)
@@ -84,7 +85,9 @@ class LocalWorkers(Supervisor):
                 worker.lines.extend(lines)
                 # Its standard output is in the same log, maybe after the error.
                 errors = [line for line in lines if line.startswith("error: ")]
-                worker.last_error = (errors or lines or [""])[-1]
+                worker.last_error = worker.last_error or (errors or lines or [""])[-1]
+        elif event["event"] == "error":
+            self.processes[str(source)].last_error = f"error: {event['message']}"
         elif event["event"] == "summary":
             self.summary = {k: v for k, v in event.items() if k != "event"}
             self.leave_by = time.monotonic() + self.leave_s
@@ -105,7 +108,14 @@ class LocalWorkers(Supervisor):
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()
-        self.rendezvous = None
+        if self.meeting is not None:
+            os.close(self.meeting)
+            self.meeting = None
+
+    def short_files(self) -> list[str]:
+        from dgl_heta.store.reader import short_files
+
+        return short_files(self.job["store"]) if "store" in self.job else []
 
     def _log(self, rank: int) -> Path:
         return self.run_dir / f"worker-{rank}.log"
@@ -121,11 +131,10 @@ class LocalWorkers(Supervisor):
         # Tensors of megabytes on huge pages: PyTorch returns them to the system at every step.
         environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")
         if self.workers > 1:
-            from torch.distributed import TCPStore
-
-            # The launcher keeps the store, on a port of the system's choice: no race for a port.
-            self.rendezvous = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-            environment["DGL_HETA_RENDEZVOUS"] = f"127.0.0.1:{self.rendezvous.port}"
+            # They meet in a file that is memory, which they inherit: nobody listens, nobody else
+            # can open it, and it is gone with the last of them, however they end.
+            self.meeting = os.memfd_create("dgl-heta-meeting")
+            environment["DGL_HETA_RENDEZVOUS"] = f"/proc/self/fd/{self.meeting}"
             environment.setdefault("GLOO_SOCKET_IFNAME", "lo")
         return environment
 
@@ -136,9 +145,10 @@ class LocalWorkers(Supervisor):
             child = subprocess.Popen(
                 [sys.executable, "-m", self.program, str(job_file)],
                 env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output)
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output,
+                pass_fds=[] if self.meeting is None else [self.meeting])
         self.children.append(child)
-        self.processes[str(rank)] = Watched(f"worker {rank}", honest=True)
+        self.processes[str(rank)] = Watched(f"worker {rank}", honest=True, pid=child.pid)
         assert child.stdout is not None
         reader = threading.Thread(target=self._read, args=(rank, child.stdout), daemon=True)
         reader.start()

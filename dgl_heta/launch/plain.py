@@ -1,7 +1,8 @@
 """Run a script as it is, but end at once when it fails.
 
 A DistDGL process that fails waits at exit for the others, without end, so that nobody learns of
-it. `python -m dgl_heta.launch.plain SCRIPT ARGS` differs from `python SCRIPT ARGS` in that alone.
+it. `python -m dgl_heta.launch.plain SCRIPT ARGS` differs from `python SCRIPT ARGS` in that alone,
+and with `-m MODULE ARGS` from `python -m MODULE ARGS`.
 """
 
 from __future__ import annotations
@@ -12,13 +13,20 @@ import sys
 import traceback
 from pathlib import Path
 
+from dgl_heta.comm.meeting import meet_by_secret
+
 
 def main() -> None:
-    script = sys.argv[1]
-    sys.argv = sys.argv[1:]
-    sys.path[0] = str(Path(script).resolve().parent)
+    meet_by_secret()
+    named = sys.argv[1] == "-m"
+    script = sys.argv[1 + named]
+    sys.argv = sys.argv[1 + named:]
     try:
-        runpy.run_path(script, run_name="__main__")
+        if named:  # whose path begins with the working directory, as this process's does
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(script).resolve().parent)
+            runpy.run_path(script, run_name="__main__")
     except SystemExit as leave:
         if leave.code in (None, 0):
             return  # the ordinary way out, on which DistDGL leaves its servers

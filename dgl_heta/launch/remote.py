@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from dgl_heta.launch.activation import is_python
 from dgl_heta.launch.cluster import Host
-from dgl_heta.launch.connection import AGENT, RECEIVE, Connection
+from dgl_heta.launch.connection import RECEIVE, THIS_PYTHON, Connection
 from dgl_heta.launch.supervisor import Events
 
 
@@ -33,7 +32,7 @@ class Ssh:
 
 def connect_directly(host: Host, events: Events) -> Connection:
     """Start the agent on this machine."""
-    return Connection(host, [sys.executable, "-I", "-S", str(AGENT)], events)
+    return Connection(host, list(THIS_PYTHON), events)
 
 
 def connect_over_ssh(host: Host, events: Events, ssh: Ssh, workdir: Path,
@@ -42,7 +41,7 @@ def connect_over_ssh(host: Host, events: Events, ssh: Ssh, workdir: Path,
     python = executable if is_python(executable) else "python3"
     remote = (f"cd {shlex.quote(str(workdir))} && exec {shlex.quote(python)} -u -c "
               f"{shlex.quote(RECEIVE)}")
-    return Connection(host, ssh.command(host, remote), events, send_agent=True)
+    return Connection(host, ssh.command(host, remote), events)
 
 
 def is_this_machine(address: str) -> bool:

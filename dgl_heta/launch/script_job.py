@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dgl_heta.comm.meeting import SECRET
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch.activation import Command
 from dgl_heta.launch.blame import Ended
@@ -84,8 +85,10 @@ class ScriptJob:
             return {**VARIABLES, "NCCL_HOSTID": host.name}
         return self.carried if self.over_ssh(host) else {}
 
-    def processes(self, answers: Mapping[int, Mapping[str, Any]]) -> list[Process]:
-        """All processes, with what the hosts have answered: their cores, a directory, a port."""
+    def processes(self, answers: Mapping[int, Mapping[str, Any]],
+                  secret: str | None = None) -> list[Process]:
+        """All processes, with what the hosts have answered: their cores, a directory, a port, an
+        interface. The trainers meet by the secret, if there is one."""
         first = self.hosts[0]
         master = (first.address, self.master_port or (
             MASTER_PORT if self.emulated else answers[0]["free_port"]))
@@ -98,8 +101,11 @@ class ScriptJob:
                           if self.over_ssh(host) else str(config))
             if self.emulated and not self.cores:  # all hosts share the machine's
                 cores = cores // len(self.hosts)
+            meeting = {} if secret is None else {SECRET: secret}
+            if answer.get("interface"):  # gloo's own listeners, which ask nobody's name
+                meeting["GLOO_SOCKET_IFNAME"] = answer["interface"]
             found += processes_of(host, len(self.hosts), self.roles, files, self.command, master,
-                                  cores, self.variables(host))
+                                  cores, self.variables(host), meeting)
         return found
 
 
@@ -114,6 +120,7 @@ class Outcome:
     error: HetaError | None = None
     signal: int | None = None
     notes: list[str] = field(default_factory=list)
+    unprinted: bool = False  # whether nobody read the output until the end
 
     @property
     def status(self) -> int:

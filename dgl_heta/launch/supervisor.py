@@ -84,6 +84,10 @@ class Supervisor(ABC):
     def end(self) -> None:
         """End what is left of the processes, within seconds."""
 
+    def short_files(self) -> list[str]:
+        """Files of the store that processes read which are shorter than they were written."""
+        return []
+
     def next_event(self, timeout: float) -> tuple[int, dict[str, Any]] | None:
         """The next event, None if there is none in time.
 
@@ -120,7 +124,7 @@ class Supervisor(ABC):
     def _raise_failure(self, now: float, final: bool) -> None:
         first = cause(self.processes.values(), now, final)
         if first is not None:
-            raise failure(first, self.all_of_them)
+            raise failure(first, self.all_of_them, self.short_files)
 
 
 @contextlib.contextmanager

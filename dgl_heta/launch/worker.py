@@ -1,12 +1,13 @@
 """One worker process: `python -m dgl_heta.launch.worker JOB.json`, or a rank of torchrun.
 
 Events go to standard output as JSON lines, everything else to standard error. Exit status: 0,
-2 for wrong input, 3 when another worker was lost, 1 for any other failure.
+2 for wrong input, 3 when another worker was lost, 1 for any other failure. What a user can
+understand is one line, `error: …`; a traceback is for what nobody foresaw.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import json
 import os
 import signal
@@ -16,8 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch.blame import EXIT_INPUT, EXIT_PEER
+from dgl_heta.system.disk import is_full
+from dgl_heta.system.parent import die_with_parent
+from dgl_heta.system.sums import read_signed
 
 if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins
@@ -36,7 +40,8 @@ def run(job: dict[str, Any], report: Report) -> dict[str, Any]:
 
     first = os.environ.get("RANK", "0") == "0"
     registry = plugins().configured(Settings(**job["settings"]))
-    worker = {"train": _train, "predict": _predict, "profile": _profile}[job["kind"]]
+    worker = {"train": _train, "predict": _predict, "profile": _profile,
+              "check": _check}[job["kind"]]
     summary = worker(job, registry, report if first else lambda event: None)
     if first:
         report({"event": "summary", **summary})
@@ -65,6 +70,13 @@ def _profile(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str
     return profile_worker(_engine(job, registry), job, registry, report)
 
 
+def _check(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, Any]:
+    from dgl_heta.training.checked import write_steps
+
+    write_steps(_engine(job, registry), Path(job["run_dir"]))
+    return {}
+
+
 def _engine(job: dict[str, Any], registry: Plugins) -> Engine:
     from dgl_heta.planning.plan import Plan
     from dgl_heta.settings import Settings
@@ -86,32 +98,40 @@ def main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
 
     What `run` reports is an event; the last one is `summary`, from the worker of rank 0.
     """
-    _die_with_parent()
+    parent = int(os.environ.get("DGL_HETA_LAUNCHER", "0"))
+    die_with_parent(parent)
+    if parent:  # Ctrl-C in a terminal is for the launcher, which ends its workers
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
     from dgl_heta.comm.collectives import PeerLostError
 
     try:
-        run(json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")), emit)
+        run(read_signed(Path(sys.argv[1]), "run the command again"), emit)
         sys.stderr.flush()
         # All results are written and all workers are past their last collective. The threads
         # of a process group sometimes abort or hang a process that ends the usual way.
         os._exit(0)
-    except InputError as error:
-        print("error:", " ".join(str(error).splitlines()), file=sys.stderr, flush=True)
-        os._exit(EXIT_INPUT)
     except BaseException as error:
-        traceback.print_exc()
-        sys.stderr.flush()
+        said = None if isinstance(error, PeerLostError) else _said(error)
+        with contextlib.suppress(OSError):  # the log may be on a disk that is full
+            if said is None:
+                traceback.print_exc()
+            else:
+                emit({"event": "error", "message": said})
+                print("error:", said, file=sys.stderr)
+            sys.stderr.flush()
         # Not sys.exit: a process group that has lost a member may wait in its destructors.
-        os._exit(EXIT_PEER if isinstance(error, PeerLostError) else 1)
+        os._exit(EXIT_PEER if isinstance(error, PeerLostError)
+                 else EXIT_INPUT if isinstance(error, InputError) else 1)
 
 
-def _die_with_parent() -> None:
-    """Ask the kernel to end this process when the launcher ends, however it ends."""
-    if sys.platform == "linux":
-        parent = int(os.environ.get("DGL_HETA_LAUNCHER", "0"))
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-        if parent and os.getppid() != parent:
-            os._exit(1)
+def _said(error: BaseException) -> str | None:
+    """An error in a line, if it tells a user what is wrong: one of ours, or that the disk is full,
+    wherever that was noticed."""
+    if isinstance(error, HetaError):
+        return " ".join(str(error).splitlines())
+    if isinstance(error, OSError) and is_full(error):
+        return f"no space left on the disk: cannot write {error.filename or 'a file'}"
+    return None
 
 
 if __name__ == "__main__":

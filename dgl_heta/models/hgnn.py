@@ -16,7 +16,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.models.relations import Edges, Relations
 from dgl_heta.models.spec import ModelSpec, slot
 from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
-from dgl_heta.nn.joined import grouped
+from dgl_heta.nn.joined import Joined, grouped
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.parts import Part, Parts
 from dgl_heta.sampling.blocks import Block, MiniBatch
@@ -46,13 +46,18 @@ class HGNNLayer(nn.Module):
     heads : attention heads, where `reduce` is softmax.
     reads_state : whether :meth:`score`, :meth:`aggregate` or :meth:`update` read the state of
         the destination. If not, training can leave it out (`train.seed_states = false`).
+    attends : whether :meth:`score`, :meth:`attend` or :meth:`aggregate` read the state of the
+        destination. If not, it need not be where a relation is delegated to
+        (`partition.shared`).
     zero_without_edges : whether :meth:`aggregate` gives 0 for a row without edges (no bias, for
         one). Then sum and mean leave such rows out, which most relations have many of.
     """
 
     def __init__(self, reduce: str = "sum", width: int = 64, heads: int = 1,
-                 reads_state: bool = True, zero_without_edges: bool = False) -> None:
+                 reads_state: bool = True, zero_without_edges: bool = False,
+                 attends: bool = True) -> None:
         super().__init__()
+        self.attends = attends
         if reduce in REDUCERS:
             self.cross: CrossRelation = CrossRelation(reduce)
         elif reduce in ("softmax", "stack"):
@@ -123,6 +128,8 @@ class HGNNLayer(nn.Module):
         relations, softmax = Relations(views.values()), isinstance(self.cross, CrossSoftmax)
         values = (self.score_all if softmax else self.aggregate_all)(relations) if views else ()
         like, updated = next(iter(states.values())), {}
+        if not softmax:
+            _check_shapes(list(views.values()), values, self.width)
         of_types = grouped(values, [len(edges_of) for edges_of in into.values()])
         for (ntype, edges_of), of_type in zip(into.items(), of_types):
             parts: Sequence[Part] = Parts(edges_of, of_type)
@@ -152,6 +159,22 @@ def _state(block: Block, states: Mapping[str, Tensor], ntype: str) -> Tensor:
     """The states of the wanted destination rows."""
     block.check_destinations(ntype)
     return kernel_in_use().gather([states[ntype]], [slice(0, block.wanted(ntype))])[0]
+
+
+def _check_shapes(views: Sequence[Edges], values: Sequence[Tensor], width: int) -> None:
+    """
+    Raises
+    ------
+    InputError
+        What AGG_r returned for a relation is of another shape than AGG_all merges.
+    """
+    joined = isinstance(values, Joined) and values.whole.shape[1:] == (width,)
+    for edges, value in () if joined else zip(views, values):
+        if tuple(value.shape) != (edges.num_rows, width):
+            raise InputError(
+                f"AGG_r of '{edges.relation}' returned {tuple(value.shape)}, but "
+                f"{(edges.num_rows, width)} is wanted: (edges.num_rows, width), with the width "
+                f"that the layer gives HGNNLayer ({width})")
 
 
 def _of_one(of_all: Callable[..., Sequence[Tensor]]) -> Callable[..., Tensor]:
@@ -192,3 +215,9 @@ class HGNN(nn.Module):
         for layer, block in zip(self.layers, batch.blocks):
             states = layer(block, states)
         return {t: self.heads[slot(t)](states[t]) for t in self.targets}
+
+
+def attends(model: nn.Module) -> bool:
+    """Whether a model's aggregations may read the state of their destination."""
+    layers = [m for m in model.modules() if isinstance(m, HGNNLayer)]
+    return not layers or any(layer.attends for layer in layers)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from typing import TypeVar
 
 from torch import Tensor
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, RelationError
 from dgl_heta.nn.aggregate import reduce_each
 from dgl_heta.nn.cross import Exchange
 from dgl_heta.nn.joined import Joined
@@ -58,7 +60,7 @@ class Edges:
     @property
     def destination(self) -> Tensor:
         """States of the destination rows (num_rows, width)."""
-        self._block.check_destinations(self.relation.dst)
+        self._block.check_rows(self._edges)
         return self._edges.of(self._states[self.relation.dst])
 
     @property
@@ -118,6 +120,21 @@ class Edges:
         return Relations([self]).attend([weights], None if states is None else [states])[0]
 
 
+Method = TypeVar("Method", bound=Callable[..., Sequence[Tensor]])
+
+
+def _naming(method: Method) -> Method:
+    """The method, whose errors of a kernel name the relation."""
+    @functools.wraps(method)
+    def named(self: Relations, *args: object, **kwargs: object) -> Sequence[Tensor]:
+        try:
+            return method(self, *args, **kwargs)
+        except RelationError as error:
+            raise InputError(f"relation '{self[error.place].relation}': {error.text}") from error
+
+    return named  # type: ignore[return-value]
+
+
 class Relations(tuple[Edges, ...]):
     """The in-edges by several relations of a block.
 
@@ -134,7 +151,7 @@ class Relations(tuple[Edges, ...]):
     def destinations(self) -> Sequence[Tensor]:
         """States of the destination rows."""
         for edges in self:
-            edges._block.check_destinations(edges.relation.dst)
+            edges._block.check_rows(edges._edges)
         return kernel_in_use().gather([edges._states[edges.relation.dst] for edges in self],
                                       [edges._edges.index for edges in self])
 
@@ -148,7 +165,8 @@ class Relations(tuple[Edges, ...]):
         for ntype, group in itertools.groupby(self, lambda edges: edges.relation.dst):
             of_type = list(group)
             block, states = of_type[0]._block, of_type[0]._states[ntype]
-            block.check_destinations(ntype)
+            for edges in of_type:
+                block.check_rows(edges._edges)
             rows, count = [edges._edges.index for edges in of_type], block.num_dst[ntype]
             if sum(edges.num_rows for edges in of_type) >= count:
                 states = function(ntype, kernel.gather([states], [slice(0, count)])[0])
@@ -159,6 +177,7 @@ class Relations(tuple[Edges, ...]):
                       if isinstance(chosen, Joined) else [function(ntype, x) for x in chosen])
         return found
 
+    @_naming
     def matmul(self, rows: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
                ) -> Sequence[Tensor]:
         """Products of each relation's rows, (rows, A) with (A, B) or per head (rows, heads, A) with
@@ -171,33 +190,39 @@ class Relations(tuple[Edges, ...]):
         whole = [i for i, edges in enumerate(self) if edges._exchange is None]
         csc = self._in_edges()
         if len(whole) == len(self):
-            return reduce_each(csc, states, op)
+            return self._reduce(csc, states, op)
         found = dict(zip(whole, reduce_each([csc[i] for i in whole], [states[i] for i in whole],
                                             op)))
         return [found[i] if i in found else reduce_shared(e._edges, states[i], op, e._join)
                 for i, e in enumerate(self)]
 
+    @_naming
     def dot(self, queries: Sequence[Tensor], states: Sequence[Tensor] | None = None
             ) -> Sequence[Tensor]:
         return kernel_in_use().u_dot_v(
             self._in_edges(), self.sources if states is None else states, queries)
 
+    @_naming
     def products(self, weights: Tensor) -> Sequence[Tensor]:
         """For each edge its source's state times its relation's weight, (relations, width, heads):
         (edges, heads)."""
         return kernel_in_use().u_mm(self._in_edges(), self.sources, weights)
 
+    @_naming
     def dot_projected(self, queries: Sequence[Tensor], weights: Tensor) -> Sequence[Tensor]:
         """:meth:`dot` of queries (rows, heads, A) times weights (relations, heads, A, width)."""
         return kernel_in_use().u_dot_v_mm(self._in_edges(), self.sources, queries, weights)
 
+    @_naming
     def add(self, sources: Sequence[Tensor], destinations: Sequence[Tensor]
             ) -> Sequence[Tensor]:
         return kernel_in_use().u_add_v(self._in_edges(), sources, destinations)
 
+    @_naming
     def spread(self, values: Sequence[Tensor]) -> Sequence[Tensor]:
         return kernel_in_use().copy_v(self._in_edges(), values)
 
+    @_naming
     def total(self, weights: Sequence[Tensor]) -> Sequence[Tensor]:
         return self._joined(kernel_in_use().e_sum(self._in_edges(), weights))
 
@@ -205,21 +230,32 @@ class Relations(tuple[Edges, ...]):
         whole = [i for i, edges in enumerate(self) if edges._exchange is None]
         csc = self._in_edges()
         if len(whole) == len(self):
-            return kernel_in_use().edge_softmax(csc, scores)
+            return self._softmax(csc, scores)
         found = dict(zip(whole, kernel_in_use().edge_softmax(
             [csc[i] for i in whole], [scores[i] for i in whole]) if whole else ()))
         return [found[i] if i in found else softmax_shared(e._edges, scores[i], e._join)
                 for i, e in enumerate(self)]
 
+    @_naming
     def attend(self, weights: Sequence[Tensor], states: Sequence[Tensor] | None = None
                ) -> Sequence[Tensor]:
         return self._joined(kernel_in_use().u_mul_e_sum(
             self._in_edges(), self.sources if states is None else states, weights))
 
+    @_naming
     def attend_projected(self, weights: Sequence[Tensor], of_sums: Tensor) -> Sequence[Tensor]:
         """:meth:`attend`, times weights (relations, heads, width, B): (rows, heads, B)."""
         return self._joined(kernel_in_use().u_mul_e_sum_mm(
             self._in_edges(), self.sources, weights, of_sums))
+
+    @_naming
+    def _reduce(self, csc: Sequence[InEdges], states: Sequence[Tensor], op: str
+                ) -> Sequence[Tensor]:
+        return reduce_each(csc, states, op)
+
+    @_naming
+    def _softmax(self, csc: Sequence[InEdges], scores: Sequence[Tensor]) -> Sequence[Tensor]:
+        return kernel_in_use().edge_softmax(csc, scores)
 
     def _joined(self, sums: Sequence[Tensor]) -> Sequence[Tensor]:
         if all(edges._exchange is None or edges._weighted for edges in self):

@@ -34,7 +34,7 @@ class RGCNLayer(HGNNLayer):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec.reduce, spec.hidden, reads_state=spec.self_loop,
-                         zero_without_edges=True)
+                         zero_without_edges=True, attends=False)
         width, relations = spec.hidden, spec.schema.relations
         self._spec = spec
         self._place = {r: i for i, r in enumerate(relations)}

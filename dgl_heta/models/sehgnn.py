@@ -20,8 +20,11 @@ from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
 
 
 def part_key(edges: RelationBlock, *numbers: int) -> str:
-    """The name among a model's inputs of the rows that belong to a part of its block."""
-    return "/".join([edges.relation.dst, *map(str, (edges.place, edges.start, *numbers))])
+    """The name among a model's inputs of the rows that belong to a part of its block.
+
+    No node type is named so: a schema refuses names with a NUL.
+    """
+    return "\0".join([edges.relation.dst, *map(str, (edges.place, edges.start, *numbers))])
 
 
 class SeHGNN(nn.Module):

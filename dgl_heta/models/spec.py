@@ -45,6 +45,7 @@ class ModelSpec:
 
 
 def slot(name: str | Relation) -> str:
-    """A key for a node type or relation that `nn.ModuleDict` accepts."""
-    text = name if isinstance(name, str) else ":".join(name)
-    return "of " + text.replace("%", "%25").replace(".", "%2E")
+    """A key for a node type or relation that `nn.ModuleDict` accepts; different ones differ."""
+    parts = (name,) if isinstance(name, str) else name
+    return "of " + ":".join(part.replace("%", "%25").replace(".", "%2E").replace(":", "%3A")
+                            for part in parts)

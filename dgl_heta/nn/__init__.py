@@ -1,11 +1,12 @@
 """Building blocks of models, Heta Eq. (1): AGG_r (`aggregate`, by a kernel of `kernels`) and
 AGG_all (`cross`)."""
 
+from dgl_heta.errors import RelationError
 from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
 from dgl_heta.nn.joined import Joined, elementwise
 from dgl_heta.nn.kernels import BaseKernel, FusedKernel, TorchKernel, kernel_in_use, use_kernel
 
 __all__ = ["REDUCERS", "BaseKernel", "CrossRelation", "CrossSoftmax", "CrossStack",
-           "FusedKernel", "Joined", "TorchKernel", "elementwise", "kernel_in_use", "segment_reduce",
-           "use_kernel"]
+           "FusedKernel", "Joined", "RelationError", "TorchKernel", "elementwise", "kernel_in_use",
+           "segment_reduce", "use_kernel"]

@@ -273,7 +273,8 @@ class CrossStack(CrossRelation):
         seeds = block.num_seeds(ntype)
         whole = coverage(parts, at, count, seeds)
         claimed = [column for column, all_rows in enumerate(whole) if all_rows]
-        layout = self.exchange.layout(ntype, block.layer, whole) if seeds else None
+        layout = (self.exchange.layout(ntype, block.layer, whole)
+                  if seeds and not block.delegated else None)
         own = list(range(count)) if layout is None or seeds < rows else claimed
         stacked = stack_parts(parts, at, own, like.new_zeros((rows, width)))
         if layout is None:

@@ -24,8 +24,10 @@ log = logging.getLogger("dgl_heta")
 OBJECTIVES = ("cut", "vol")
 FORMATS = ("coo", "csr", "csc")
 
-CONVERSION = ("store_eids", "store_inner_node", "store_inner_edge")
-"""Arguments of `dgl_partition_to_graphbolt`, which DGL takes by `partition_graph`, too."""
+_STORED = ("store_eids", "store_inner_node", "store_inner_edge")
+CONVERSION = (*_STORED, "n_jobs")
+"""Arguments of `dgl_partition_to_graphbolt`, which DGL takes by `partition_graph`, too; `n_jobs`
+from 2.4 on."""
 
 FORMER = ("reshuffle",)
 """Arguments that DGL had once and now ignores; scripts still give them."""
@@ -138,7 +140,7 @@ def _usual(name: str, value: Any) -> bool:
         return value is None
     if name == "graph_formats":
         return not value
-    return bool(value == _DEFAULTS.get(name, False))
+    return bool(value == _DEFAULTS.get(name, 1 if name == "n_jobs" else False))
 
 
 def shown(value: Any) -> str:
@@ -179,7 +181,7 @@ def _formats(name: str, value: Any) -> Any:
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "num_hops": whole, "num_trainers_per_machine": whole, "balance_edges": flag,
     "use_graphbolt": flag, "objtype": _objective, "graph_formats": _formats,
-    **dict.fromkeys(CONVERSION, flag),
+    **dict.fromkeys(_STORED, flag), "n_jobs": whole,
 }
 
 

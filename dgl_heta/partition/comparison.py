@@ -32,6 +32,7 @@ from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store
+from dgl_heta.store.structure import copied
 
 _METIS_EDGES = 30_000_000  # more take METIS minutes and gigabytes
 
@@ -286,7 +287,7 @@ class _Counting:
             seen = np.zeros((parts, schema.node_counts[ntype]), bool)
             for relation in schema.relations:
                 if relation.src == ntype:
-                    csc = self._store.relation(relation)
+                    csc = copied(relation, self._store.relation(relation), seen.shape[1])
                     seen[np.repeat(owner[relation.dst], np.diff(csc.indptr)), csc.indices] = True
             seen[owner[ntype], np.arange(seen.shape[1])] = False
             halo += seen.sum(1)

@@ -29,17 +29,16 @@ from dgl_heta.partition.directory import is_partition
 from dgl_heta.partition.request import PartitionResult, make_request
 from dgl_heta.planning.workload import DEFAULT_HOPS
 from dgl_heta.settings import load_settings
+from dgl_heta.store.writer import OWN_NAMES, kept_edge_arrays
 from dgl_heta.system.patching import plain
 
 DGL_METHODS = ("metis", "random")
 
-OWN = ("target_ntype", "metapaths", "hops", "seed", "replication", "memory_mb", "cut")
+OWN = ("target_ntype", "metapaths", "hops", "seed", "replication", "memory_mb", "cut",
+       "shared")
 """Arguments that only the methods of dgl-heta have; None where a call does not give them."""
 
 _WORDS = {"method": "part_method", "parts": "num_parts", "target": "target_ntype"}
-_KEPT_BY_DGL = ("_ID", "_TYPE", "inner_edge")
-"""Edge data that are DGL's own: ids and types of a graph that came from another."""
-
 # Without it, importing dgl writes a file into the home directory, which may be read-only.
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
@@ -66,6 +65,7 @@ def partition_graph(
     replication: str | None = None,
     memory_mb: float | None = None,
     cut: str | None = None,
+    shared: str | None = None,
     overwrite: bool = True,
     settings: Iterable[str] = (),
     **dgl_arguments: Any,
@@ -81,8 +81,8 @@ def partition_graph(
     ----------
     num_parts : number of partitions, or "auto" for methods that decide it themselves.
     target_ntype : target node type or types, for `meta` and its like; default: the only type, or
-        the only one with a `train_mask`. Without its labels and train mask the graph is
-        partitioned, but `dgl-heta train` has no task.
+        the only one with a `train_mask`, or the ends of the relations with one. Without its labels
+        and train mask the graph is partitioned, but `dgl-heta train` has no task.
     num_hops : for methods that make halo nodes, DGL's among them, the hops of these (default 1).
         For `meta` and its like 2 or more is the plan's depth, unless `hops` says it. 1 is DGL's
         default, which scripts give for halo nodes: it says nothing of the depth.
@@ -93,6 +93,8 @@ def partition_graph(
     replication : full, none, or (default) the method's own; DistDGL scripts need full.
     memory_mb : MB that a partition may hold, as predicted.
     cut : the cutter of relations that are too large for a partition, without replication.
+    shared : rows (default), delegate or auto: whether rows of learnable features that several
+        partitions read move, or one partition aggregates them for the others.
     overwrite : whether an earlier partition in `out_path` is replaced, as DGL does. What holds
         anything else is left alone in any case, with an error.
     settings : settings of plugins, as by `--set`: "plugins.NAME.key=value".
@@ -137,7 +139,7 @@ def perform(given: Mapping[str, Any], original: Callable[..., Any] | None) -> An
     `original` is DGL's own function where DGL's name is patched.
     """
     if given["part_method"] in DGL_METHODS:
-        import dgl
+        import dgl.distributed
 
         return _by_dgl(original or plain(dgl.distributed.partition_graph), given)
     return _by_backend(**given)
@@ -152,7 +154,7 @@ def _by_dgl(original: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         if there:
             raise InputError(f"{name} goes with the methods of dgl-heta (part_method='meta'), not "
                              f"with '{given['part_method']}'")
-    known = [name for name in (*_names(), *CONVERSION) if name not in OWN]
+    known = [name for name in (*_names(), *_of_conversion()) if name not in OWN]
     unknown = [name for name in given if name not in known]
     if unknown and given["use_graphbolt"]:
         check_names(f"part_method='{given['part_method']}'", unknown, known)
@@ -165,10 +167,18 @@ def _by_dgl(original: Callable[..., Any], given: Mapping[str, Any]) -> Any:
     return original(**given)
 
 
+def _of_conversion() -> list[str]:
+    """Arguments of `dgl_partition_to_graphbolt` in the installed DGL."""
+    from dgl.distributed import dgl_partition_to_graphbolt
+
+    names = inspect.signature(plain(dgl_partition_to_graphbolt)).parameters
+    return [name for name in names if name not in ("part_config", "graph_formats")]
+
+
 def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
                 num_hops: int | None, part_method: str, return_mapping: bool, target_ntype: Any,
                 metapaths: Any, hops: int | None, seed: int | None, replication: str | None,
-                memory_mb: float | None, cut: str | None, overwrite: bool,
+                memory_mb: float | None, cut: str | None, shared: str | None, overwrite: bool,
                 settings: Iterable[str], **script: Any) -> Any:
     from dgl_heta.graph.readers.dgl_graph import check_graph
 
@@ -188,13 +198,13 @@ def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
         targets, hops=depth, metapaths=metapaths, edge_ids=True,
         seed=0 if seed is None else whole("seed", seed, least=0),
         replication=replication, memory_mb=_megabytes(memory_mb),
-        cutter=None if cut is None else registry.get("cutter", cut),
+        cutter=None if cut is None else registry.get("cutter", cut), shared=shared,
         script={"num_hops": 1 if num_hops is None else num_hops, **script},
         word=lambda name: _WORDS.get(name, name))
     out = Path(out_path)
     result = backend.partition(source, request, out, overwrite=replace)
     if is_partition(out):  # a store, which has no place for them
-        _warn_of_edge_data(g)
+        _warn_of_edge_data(g, source)
     return _mapping(g, result) if mapping else None
 
 
@@ -254,6 +264,11 @@ def _targets(g: Any, given: Any, backend: PartitionBackend) -> tuple[str, ...]:
     if not backend.needs_target:
         return ()
     masked = [t for t in g.ntypes if TRAIN_MASK in g.nodes[t].data]
+    if not masked:  # edges to train on: their ends
+        ends = {t for src, etype, dst in g.canonical_etypes for t in (src, dst)
+                if TRAIN_MASK in g.edges[src, etype, dst].data}
+        if ends:
+            return tuple(t for t in g.ntypes if t in ends)
     if len(masked) != 1:
         raise InputError(f"part_method='{backend.name}' needs target_ntype, the node type to train "
                          "for (with a file of settings, set partition.target): no type, or more "
@@ -276,11 +291,12 @@ def _source(g: Any, name: str, targets: tuple[str, ...]) -> GraphSource:
     return read_dgl_graph(g, name, target=targets[0] if labelled else None)
 
 
-def _warn_of_edge_data(g: Any) -> None:
-    lost = [f"{' '.join(etype)} ({listing(names)})" for etype in g.canonical_etypes
-            if (names := set(g.edges[etype].data) - {*_KEPT_BY_DGL})]
+def _warn_of_edge_data(g: Any, source: GraphSource) -> None:
+    lost = [f"{' '.join(relation)} ({listing(names)})" for relation in source.edges
+            if (names := {*g.edges[tuple(relation)].data} - {*OWN_NAMES}
+                - {*kept_edge_arrays(source, relation, True)})]
     if lost:
-        warn_once(f"edge data are not stored: {listing(lost)}")
+        warn_once("edge data that are no arrays of numbers are not stored: " + listing(lost))
 
 
 def _mapping(g: Any, result: PartitionResult) -> Any:

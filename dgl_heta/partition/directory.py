@@ -97,8 +97,8 @@ def is_partition(path: Path) -> bool:
     return (path / PLAN_FILE).is_file()
 
 
-def open_partition(path: str | Path) -> tuple[Store, Plan]:
-    """The store and the plan of a partition directory.
+def open_partition(path: str | Path, verify: bool = False) -> tuple[Store, Plan]:
+    """The store and the plan of a partition directory; `verify` as for :class:`Store`.
 
     Raises
     ------
@@ -125,12 +125,20 @@ def open_partition(path: str | Path) -> tuple[Store, Plan]:
     if part_config(plan, name, location) != config:
         raise InputError(f"part_config {configs[0]} was edited: it does not follow from "
                          f"{PLAN_FILE}; make the partition again")
-    store = Store(path / location)
+    store = Store(path / location, verify)
     if not _same(store.schema, plan.schema):
         raise InputError(f"the plan in {path} was made for another graph than the store "
                          f"{store.directory}: node types, relations, counts or feature sizes "
                          "differ")
     return store, plan
+
+
+def store_of_config(config: Path) -> Path | None:
+    """Where the store of a partition is, as its part_config says; None where it cannot be read."""
+    try:
+        return config.parent / json.loads(config.read_text("utf-8"))["part-0"]["dgl_heta_store"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def graph_names(store: Store, ntype: str) -> dict[str, str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.graph.changes import with_features, with_reverse
 from dgl_heta.graph.options import split_options
+from dgl_heta.graph.readers.distdgl import find_config
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import TRAIN_MASK, GraphSource, Task
 from dgl_heta.hooks.manager import Plugins
@@ -52,12 +54,54 @@ class GraphInput:
         return 0 if mask is None else int((mask[:] != 0).sum())
 
 
-def open_input(text: str, plugins: Plugins) -> GraphInput:
-    """Open what a user names.
+@dataclass(frozen=True)
+class Reading:
+    """What is to be changed of a graph that is read from files.
 
-    A JSON file is a schema. A directory is a partition, a relation store, or what a reader knows,
-    told apart by what it holds; a file other than JSON is for a reader, too. Any other text is a
-    data set of a plugin or a name that a reader knows (`ogbn-…`, in the directory `dataset`).
+    Attributes
+    ----------
+    reverse : add reverse relations (:func:`~dgl_heta.graph.changes.with_reverse`).
+    features : `TYPE=ARRAY`, which array of a type to take for its features.
+    """
+
+    reverse: bool = False
+    features: Sequence[str] = ()
+
+    def changed(self, opened: GraphInput, text: str) -> GraphInput:
+        """The graph with the changes.
+
+        Raises
+        ------
+        InputError
+            It is a store or a schema, a type or array that is not there, an item of another form.
+        """
+        if not (self.reverse or self.features):
+            return opened
+        if opened.source is None:
+            option, kind = ("--reverse" if self.reverse else "--feature",
+                            "store" if opened.store else "schema")
+            raise InputError(f"{option} changes a graph when it is read, but '{text}' is a {kind} "
+                             "already; give it the files that it was made from")
+        source, chosen = opened.source, {}
+        for item in self.features:
+            ntype, equals, name = item.rpartition("=")
+            if not (ntype and equals and name):
+                raise InputError(f"--feature is '{item}'; write a node type and the name of its "
+                                 "array, for example paper=x")
+            chosen[ntype] = name
+        source = with_features(source, chosen) if chosen else source
+        source = with_reverse(source) if self.reverse else source
+        return GraphInput(source.schema(), opened.name, source=source)
+
+
+def open_input(text: str, plugins: Plugins, verify: bool = False,
+               reading: Reading | None = None) -> GraphInput:
+    """Open what a user names; `verify` as for :class:`dgl_heta.store.Store`.
+
+    A JSON file is a schema, or a part_config of DistDGL's parts. A directory is a partition, a
+    relation store, or what a reader knows, told apart by what it holds; a file other than JSON is
+    for a reader, too. Any other text is a data set of a plugin or a name that a reader knows
+    (`ogbn-…`, in the directory `dataset`).
     Options of a data set or reader follow after a colon: `name:option=value,…`.
 
     Raises
@@ -65,6 +109,11 @@ def open_input(text: str, plugins: Plugins) -> GraphInput:
     InputError
         None of these; the message lists what would be right.
     """
+    opened = _opened(text, plugins, verify)
+    return reading.changed(opened, text) if reading else opened
+
+
+def _opened(text: str, plugins: Plugins, verify: bool) -> GraphInput:
     from dgl_heta.graph.datasets import load_dataset
     from dgl_heta.graph.readers import find_reader, open_source
 
@@ -74,7 +123,7 @@ def open_input(text: str, plugins: Plugins) -> GraphInput:
     if name in datasets and not Path(text).exists():  # `name:option=1`, whatever is in `name`
         source = load_dataset(plugins.get("dataset", name), options)
         return GraphInput(source.schema(), source.name, source=source)
-    opened = _written(path)
+    opened = _written(path, verify)
     if opened is not None:
         if options:
             raise InputError(f"'{name}' takes no options, but '{options}' are given; leave them "
@@ -106,19 +155,16 @@ def _name_and_options(text: str, datasets: Mapping[str, Any]) -> tuple[str, str]
     return head, rest
 
 
-def _written(path: Path) -> GraphInput | None:
+def _written(path: Path, verify: bool) -> GraphInput | None:
     """What dgl-heta has written itself: a schema, a partition, a store."""
-    if path.is_file() and path.suffix == ".json":
+    if path.is_file() and path.suffix == ".json" and find_config(path) is None:
         return GraphInput(Schema.load(path), path.stem)
     if not path.is_dir():
         return None
     if is_partition(path):
-        store, plan = open_partition(path)
+        store, plan = open_partition(path, verify)
         return GraphInput(store.schema, store.manifest.name, store, plan)
     if Store.is_store(path):
-        store = Store(path)
+        store = Store(path, verify)
         return GraphInput(store.schema, store.manifest.name, store)
-    if any('"part_graph"' in file.read_text(errors="replace") for file in path.glob("*.json")):
-        raise InputError(f"{path} holds parts for DistDGL (method metis or random), which only "
-                         "DGL reads; partition the graph with --method meta for dgl-heta")
     return None

@@ -22,9 +22,9 @@ def part_config(plan: Plan, graph_name: str, store: str) -> dict[str, Any]:
     """DistDGL's partition JSON for a plan.
 
     Every part claims the nodes and edges that it owns: target nodes in even contiguous
-    ranges, another type by the partition that uses it, or evenly by those that do. The parts
-    name no `part_graph`, so that plain DGL refuses them instead of training on a graph that
-    lacks edges.
+    ranges, another type by the partition that uses it, evenly by those that do, or by the one
+    that aggregates it for the others. The parts name no `part_graph`, so that plain DGL refuses
+    them instead of training on a graph that lacks edges.
     """
     schema, everyone = plan.schema, tuple(range(plan.num_parts))
     for name in (*schema.node_types, *(r.etype for r in schema.relations)):
@@ -32,7 +32,7 @@ def part_config(plan: Plan, graph_name: str, store: str) -> dict[str, Any]:
             raise InputError(f"'{name}' has a colon, by which DistDGL's part_config separates "
                              "names; rename the node type or edge type")
     node_map = _tile(everyone, {
-        t: (n, everyone if t in plan.targets else plan.users(t) or everyone)
+        t: (n, everyone if t in plan.targets else plan.keepers(t) or everyone)
         for t, n in schema.node_counts.items()})
     edge_map = _tile(everyone, {
         ":".join(r): (n, tuple(p.index for p in plan.partitions if r in p.relations) or everyone)

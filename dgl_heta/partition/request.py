@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,10 +13,12 @@ from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.protocols import Cutter, PartitionBackend
 from dgl_heta.partition.arguments import ScriptArguments, script_arguments
+from dgl_heta.planning.delegates import WAYS
 from dgl_heta.planning.making import check_parts
 from dgl_heta.planning.metatree import Metapath, load_metapaths, parse_metapaths
 from dgl_heta.planning.workload import DEFAULT_HOPS, Workload
 
+MOST_MB = 1e12
 AUTO = 0
 """The number of partitions is for the backend to decide (`parts = "auto"`)."""
 
@@ -45,6 +46,9 @@ class PartitionRequest:
     """From how many in-edges on, in even pieces of a relation that is cut, those of one node may
     be cut, too; 0: never."""
     workload: Workload = field(default_factory=Workload)
+    shared: str = "rows"
+    """Whether rows of learnable features that several partitions read move, or one partition
+    aggregates them for the others (:mod:`dgl_heta.planning.delegates`)."""
     script: ScriptArguments = field(default_factory=ScriptArguments)
 
 
@@ -89,6 +93,7 @@ def make_request(
     cutter: Cutter | None = None,
     hubs: float = 1.0,
     workload: Workload | None = None,
+    shared: str | None = None,
     script: Mapping[str, Any] | None = None,
     word: Callable[[str], str] = str,
 ) -> PartitionRequest:
@@ -100,6 +105,7 @@ def make_request(
     hops : default: 2, or with metapaths the length of the longest.
     metapaths : a list of them, or the path of a JSON file with one.
     memory_mb : MB that a partition may hold, as predicted for `workload`.
+    shared : rows (default), delegate or auto.
     script : arguments of a script's `partition_graph`, by name; they are checked, and those that
         the backend does not honour left out
         (:func:`~dgl_heta.partition.arguments.script_arguments`).
@@ -123,8 +129,11 @@ def make_request(
         check_parts(parts)
     if replication not in (None, "full", "none"):
         raise InputError(f"{word('replication')} is '{replication}'; it must be full or none")
-    if memory_mb is not None and not (0 < memory_mb < math.inf):
-        raise InputError(f"{word('memory_mb')} is {memory_mb}; it must be a number above 0")
+    if memory_mb is not None and not (0 < memory_mb <= MOST_MB):
+        raise InputError(f"{word('memory_mb')} is {memory_mb}; it must be a number above 0 and at "
+                         f"most {MOST_MB:g}")
+    if shared not in (None, *WAYS):
+        raise InputError(f"{word('shared')} is '{shared}'; it must be {' or '.join(WAYS)}")
     targets = tuple(target)
     if backend.needs_target and not targets:
         raise InputError(f"{what} needs {word('target')}, the node type to train for; node types: "
@@ -136,4 +145,5 @@ def make_request(
     return PartitionRequest(
         parts, targets, DEFAULT_HOPS if hops is None and metapaths is None else hops, paths, seed,
         edge_ids, replication, None if memory_mb is None else round(memory_mb * 1e6), cutter, hubs,
-        workload or Workload(), script_arguments(backend, script or {}, schema, what))
+        workload or Workload(), shared or "rows",
+        script_arguments(backend, script or {}, schema, what))

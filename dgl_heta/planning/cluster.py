@@ -16,15 +16,16 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.errors import InputError, listing, nearest, quoted
 from dgl_heta.graph.schema import read_json
 from dgl_heta.planning import traffic
 from dgl_heta.planning.compute import UNITS, parameter_groups, step_units
 from dgl_heta.planning.footprint import distdgl_footprint, footprint, type_bytes
+from dgl_heta.planning.making import MOST_PARTS
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.reach import Reach, reach, reach_of_one_process
 from dgl_heta.planning.workload import Workload
-from dgl_heta.settings import tomllib
+from dgl_heta.settings import read_toml
 
 SERIAL = ("step", "module", "exchange")
 """Units that more cores do not make faster."""
@@ -65,7 +66,7 @@ class Cluster(_File):
     `coefficients`, a file of fit_cost.py, replace those that dgl-heta comes with.
     """
 
-    machines: int = Field(ge=1, le=65536)
+    machines: int = Field(ge=1, le=MOST_PARTS)
     trainers: int = Field(1, ge=1)
     cores: int = Field(1, ge=1)
     link_gbit: float = Field(gt=0)
@@ -88,12 +89,7 @@ class Cluster(_File):
         if path.suffix == ".json":
             data = read_json(path, "cluster")
         else:
-            try:
-                data = tomllib.loads(path.read_text(encoding="utf-8"))
-            except OSError as error:
-                raise InputError(f"cannot read cluster {path}: {error.strerror or error}") from None
-            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise InputError(f"cluster {path} is not TOML: {error}") from None
+            data = read_toml(path, "cluster")
         read = _read(cls, data, f"cluster {path}")
         if read.coefficients:
             read = read.model_copy(update={"coefficients": str(path.parent / read.coefficients)})
@@ -112,7 +108,7 @@ def _read(kind: Any, data: Any, origin: str) -> Any:
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        got = "" if first["type"] == "missing" else f"; got {first['input']!r}"
+        got = "" if first["type"] == "missing" else f"; got {quoted(first['input'])}"
         raise InputError(f"{origin}: {where}: {first['msg']}{got}") from None
 
 

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dgl_heta.planning import traffic
+from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.footprint import topology_bytes, type_bytes
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.reach import destinations, reach_of_one_process
+from dgl_heta.planning.reach import destinations, reach, reach_of_one_process
 from dgl_heta.planning.workload import Workload
 
 
@@ -39,6 +40,7 @@ class PartitionCost:
 def predict(plan: Plan, work: Workload) -> list[PartitionCost]:
     """Predict each partition's cost in `dgl-heta train`."""
     per_type = _below_last(plan, work) if plan.replication == "none" else {}
+    for_others = _for_others(plan, work)
     costs = []
     for partition in plan.partitions:
         features, learnable = type_bytes(plan.schema, partition.node_types, work)
@@ -54,10 +56,31 @@ def predict(plan: Plan, work: Workload) -> list[PartitionCost]:
             feature_bytes=features,
             learnable_bytes=learnable,
             boundary_nodes=plan.boundary_nodes // len(plan.groups),
-            partial_bytes=int(partials + sum(per_type.get(t, 0.0) for t in partition.node_types)),
+            partial_bytes=int(partials + for_others[partition.index]
+                              + sum(per_type.get(t, 0.0) for t in partition.node_types)),
             gradient_bytes=int(traffic.gradients(plan.num_parts, work.parameters, 0, work)),
         ))
     return costs
+
+
+def _for_others(plan: Plan, work: Workload) -> list[float]:
+    """Bytes that each partition sends where relations are delegated: partial aggregations of rows
+    of others, and gradients of those of its own rows."""
+    sent = [0.0] * plan.num_parts
+    if not plan.delegates:
+        return sent
+    alone, fanouts = undelegated(plan), work.fanouts_of(plan.hops)
+    for partition in plan.partitions:
+        group = plan.groups[partition.group]
+        asked = {(group[plan.delegates[r]], r.dst) for r in partition.asks}
+        if asked:
+            step = reach(alone, partition.index, fanouts, work.batch_size * len(group),
+                         work.batch_size)
+            for owner, ntype in asked:
+                rows = step.layers[-1].inner.get(ntype, 0.0)
+                sent[owner] += rows * work.row_bytes
+                sent[partition.index] += rows * work.row_bytes
+    return sent
 
 
 def _below_last(plan: Plan, work: Workload) -> dict[str, float]:

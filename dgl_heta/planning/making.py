@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.assignment import (
     Assignment,
@@ -28,7 +28,8 @@ Assign = Callable[[Sequence[int], int], Sequence[Sequence[int]]]
 Deal = Callable[[Schema, Sequence[Relation], int], Sequence[Sequence[Piece]]]
 """`deal(schema, relations, parts)` returns for each partition its pieces of the relations."""
 
-MOST_PARTS = 65536
+MOST_PARTS = 4096
+MOST_LAYERS = 16 * MOST_PARTS
 
 
 def make_plan(
@@ -53,9 +54,9 @@ def make_plan(
         See :func:`dgl_heta.planning.metatree.sub_metatrees`; `parts` < 1; `assign` did not deal
         every sub-metatree once.
     """
-    check_parts(parts)
     targets = (target,) if isinstance(target, str) else tuple(target)
     hops = check_hops(hops, metapaths)
+    check_parts(parts, hops)
     trees = tuple(sub_metatrees(schema, targets, hops, metapaths))
     weights = [tree.weight for tree in trees]
     assignment: list[tuple[int, dict[int, Share]]] = []
@@ -97,7 +98,7 @@ def plan_without_replication(schema: Schema, target: str | Sequence[str], hops: 
     InputError
         See :func:`dgl_heta.planning.metatree.sub_metatrees`; `parts` < 1; pieces that do not fit.
     """
-    check_parts(parts)
+    check_parts(parts, hops)
     targets = (target,) if isinstance(target, str) else tuple(target)
     trees = tuple(sub_metatrees(schema, targets, hops))
     used = used_relations(schema, trees)
@@ -136,16 +137,21 @@ def deal_whole(schema: Schema, relations: Sequence[Relation], parts: int) -> lis
             for part in dealt]
 
 
-def check_parts(parts: int) -> None:
+def check_parts(parts: int, hops: int = 1) -> None:
     """Refuse a number of partitions that no cluster has.
 
     Raises
     ------
     InputError
-        It is less than 1 or more than :data:`MOST_PARTS`.
+        It is less than 1 or more than :data:`MOST_PARTS`, or with so many hops the plan would
+        have more than :data:`MOST_LAYERS` layers of partitions.
     """
     if not 1 <= parts <= MOST_PARTS:
-        raise InputError(f"the number of partitions is {parts}; it must be 1 to {MOST_PARTS}")
+        raise InputError(f"the number of partitions is {quoted(parts)}; it must be 1 to "
+                         f"{MOST_PARTS:,}")
+    if parts * hops > MOST_LAYERS:
+        raise InputError(f"{parts:,} partitions with {hops} hops are more than a plan can have: "
+                         f"their product must be at most {MOST_LAYERS:,}")
 
 
 def _dealt_once(assigned: Sequence[Sequence[int]], trees: int, parts: int,

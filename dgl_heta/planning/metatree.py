@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dgl_heta.errors import InputError, listing
+from dgl_heta.errors import InputError, listing, quoted
 from dgl_heta.graph.schema import Relation, Schema, read_json
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 Metapath = tuple[Relation, ...]
 """Relations in edge direction: the last one ends at the target node type."""
+
+
+MOST_HOPS = 100
+"""Layers of a model, levels of a metatree."""
 
 
 @dataclass(frozen=True)
@@ -111,11 +115,15 @@ def check_hops(hops: int | None, metapaths: Sequence[Metapath] | None) -> int:
         raise InputError("a metapath is empty; it needs at least one relation")
     longest = max((len(path) for path in metapaths), default=0) if metapaths else 0
     if hops is None:
+        if longest > MOST_HOPS:
+            raise InputError(f"a metapath has {longest} relations; it can have {MOST_HOPS}")
         if not longest:
             raise InputError("give the number of hops (layers of the model) or metapaths")
         return longest
     if hops < 1:
-        raise InputError(f"the number of hops is {hops}; it must be 1 or more")
+        raise InputError(f"the number of hops is {quoted(hops)}; it must be 1 or more")
+    if hops > MOST_HOPS:
+        raise InputError(f"the number of hops is {quoted(hops)}; it must be at most {MOST_HOPS}")
     if longest > hops:
         raise InputError(
             f"a metapath has {longest} relations, but the number of hops is {hops}; "
@@ -248,7 +256,7 @@ def parse_metapaths(data: Any, schema: Schema, origin: str = "metapaths") -> lis
     for path in data:
         for item in path:
             if not isinstance(item, str | list | tuple):
-                raise InputError(f"{origin}: a relation is {item!r}; write [src, etype, dst]")
+                raise InputError(f"{origin}: a relation is {quoted(item)}; write [src, etype, dst]")
         paths.append(tuple(schema.find_relation(item) for item in path))
     return list(dict.fromkeys(paths))
 

@@ -22,6 +22,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 
 _PARTITION = np.dtype("<u2")
+_CHUNK = 2**20  # nodes
 
 
 @dataclass(frozen=True)
@@ -107,6 +108,21 @@ class Ownership:
         InputError
             The file is missing or holds something else.
         """
+        array = self._mapped()
+        if self._array is not None:
+            return array
+        counts = np.zeros(len(self.rows), np.int64)
+        for start in range(0, len(array), _CHUNK):
+            found = np.bincount(array[start:start + _CHUNK], minlength=len(counts))
+            if len(found) > len(counts):
+                break  # of a partition that there is not
+            counts += found
+        if counts.tolist() != list(self.rows):
+            raise InputError(f"{self.file} was edited or damaged: partitions own other numbers of "
+                             "nodes in it than the plan says; make the partition again")
+        return array
+
+    def _mapped(self) -> np.ndarray:
         if self._array is not None:
             return self._array
         try:
@@ -127,11 +143,12 @@ class Ownership:
         Raises
         ------
         InputError
-            They differ.
+            They differ, or it does not fit the plan.
         """
-        if _digest(self.owner, self.hubs) != self.sha256:
+        if _digest(self._mapped(), self.hubs) != self.sha256:
             raise InputError(f"{self.file} was edited or damaged: its checksum does not agree with "
                              "the plan; make the partition again")
+        _ = self.owner
 
     def save(self, file: Path) -> None:
         """Write the array."""
@@ -204,6 +221,6 @@ def _are_cut_once(own: Ownership, nodes: int, parts: int) -> bool:
 def _digest(array: np.ndarray, hubs: Sequence[Hub]) -> str:
     listed = json.dumps([[hub.node, hub.pieces] for hub in hubs]) if hubs else ""
     digest = hashlib.sha256(listed.encode())
-    for start in range(0, len(array), 2**20):
-        digest.update(np.ascontiguousarray(array[start:start + 2**20]).data)
+    for start in range(0, len(array), _CHUNK):
+        digest.update(np.ascontiguousarray(array[start:start + _CHUNK]).data)
     return digest.hexdigest()

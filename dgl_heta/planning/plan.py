@@ -26,6 +26,7 @@ from dgl_heta.planning.assignment import (
     partitions_of_shares,
     used_relations,
 )
+from dgl_heta.planning.delegation import delegated
 from dgl_heta.planning.metatree import (
     Metapath,
     SubMetatree,
@@ -33,10 +34,13 @@ from dgl_heta.planning.metatree import (
     parse_metapaths,
     sub_metatrees,
 )
+from dgl_heta.planning.ownership import Ownership, check_counts
+from dgl_heta.system.sums import KEY, agrees, signed
 
 if TYPE_CHECKING:
     import networkx as nx
-from dgl_heta.planning.ownership import Ownership, check_counts
+
+PLAN_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,9 @@ class Plan:
     replication: str = "full"
     ownership: dict[Relation, Ownership] = field(default_factory=dict)
     """Relations that are cut by an array, not by ranges; without replication."""
+    delegates: dict[Relation, int] = field(default_factory=dict)
+    """Relations that one partition runs at layer 1 for all others of its group, and its place in
+    the group (:mod:`dgl_heta.planning.delegation`)."""
 
     @property
     def num_parts(self) -> int:
@@ -80,6 +87,11 @@ class Plan:
     def owners(self, layer: int, relation: Relation) -> tuple[int, ...]:
         """Partitions that run `relation` at `layer` (1 … hops)."""
         return tuple(p.index for p in self.partitions if relation in p.layers[layer])
+
+    def keepers(self, ntype: str) -> tuple[int, ...]:
+        """Partitions that keep the rows of a learnable node type for all that use it."""
+        places = {place for r, place in self.delegates.items() if r.src == ntype}
+        return tuple(group[place] for group in self.groups for place in places) or self.users(ntype)
 
     def users(self, ntype: str, group: int | None = None) -> tuple[int, ...]:
         """Partitions, of a group or of all, that need the features of a node type."""
@@ -175,6 +187,8 @@ class Plan:
             "boundary_nodes": self.boundary_nodes,
             **({"ownership": [own.to_json(r) for r, own in self.ownership.items()]}
                if self.ownership else {}),
+            **({"delegates": [[listed[r], place] for r, place in self.delegates.items()]}
+               if self.delegates else {}),
         }
 
     def save(self, path: str | Path) -> None:
@@ -184,9 +198,10 @@ class Plan:
                                                   self.ownership.values())):
             entry["file"] = f"owner-{number}.npy"
             own.save(Path(path).with_name(entry["file"]))
-        version = 2 if any(own.hubs for own in self.ownership.values()) else 1
-        data = {"format": "dgl-heta-plan", "version": version, "schema": self.schema.to_json(),
-                "plan": content}
+        version = (3 if self.delegates else
+                   2 if any(own.hubs for own in self.ownership.values()) else 1)
+        data = signed({"format": "dgl-heta-plan", "version": version,
+                       "schema": self.schema.to_json(), "plan": content})
         Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
 
     def verify(self) -> None:
@@ -203,12 +218,15 @@ class Plan:
     @classmethod
     def load(cls, path: str | Path) -> Plan:
         """Read a plan written by :meth:`save`."""
-        data = read_json(path, "plan")
+        data = read_json(path, "plan", PLAN_BYTES)
         if not isinstance(data, dict) or data.get("format") != "dgl-heta-plan":
             raise InputError(f"{path} is not a dgl-heta plan (no field format: dgl-heta-plan)")
-        if data.get("version") not in (1, 2):
+        if data.get("version") not in (1, 2, 3):
             raise InputError(f"plan {path} has format version {data.get('version')!r}; "
-                             "this dgl-heta reads versions 1 and 2")
+                             "this dgl-heta reads versions 1 to 3")
+        if KEY in data and not agrees(data):  # earlier versions wrote none; all follows from less
+            raise InputError(f"plan {path} was edited or damaged: its checksum does not agree; "
+                             "make the partition again")
         for name in ("schema", "plan"):
             if name not in data:
                 raise InputError(f"plan {path} is damaged: it lacks the field '{name}'")
@@ -216,6 +234,9 @@ class Plan:
                              Path(path).absolute().parent)
         if data["version"] == 1 and any(own.hubs for own in plan.ownership.values()):
             raise InputError(f"plan {path} is damaged: it has hubs, which version 1 has not")
+        if data["version"] < 3 and plan.delegates:
+            raise InputError(f"plan {path} is damaged: it delegates, which version "
+                             f"{data['version']} does not")
         return plan
 
     @classmethod
@@ -279,8 +300,11 @@ class Plan:
             if not is_whole(assignment, len(trees)):
                 return None
             partitions = partitions_of_shares(schema, targets, hops, trees, assignment)
-        return cls(schema, targets, hops, method, tuple(paths), trees, partitions, replication,
+        plan = cls(schema, targets, hops, method, tuple(paths), trees, partitions, replication,
                    ownership)
+        owners = {schema.find_relation(names).src: int(place)
+                  for names, place in data.get("delegates", ())}
+        return delegated(plan, owners)
 
 
 def _pieces(partition: dict[str, Any], schema: Schema) -> list[Piece]:

@@ -8,12 +8,15 @@ rows of each, h the hidden width and e bytes per element:
 partials
     Partial aggregations of rows that n workers have in common, and their gradients (Heta §4,
     Algorithm 1, lines 6-8): c (n - 1) r h e, c the crossings of :func:`last_layer` and
-    :func:`lower_layer`. The exchanges themselves are in dgl_heta/raf/exchange.py.
+    :func:`lower_layer`. The exchanges themselves are in dgl_heta/raf/maps.py.
 gradients
     Of dense parameters: (n - 1) / n e (p1 + 2 p), p parameters of several workers in an all-reduce,
     p1 that one worker alone has and sends to the others (Heta §4: under RAF most are a relation's).
 learnable
     Of rows owned by others: r (8 + 2 h e): an id there, the value back, a gradient there.
+delegated
+    Of rows that another partition aggregates: r 2 h e, a partial aggregation back and its gradient;
+    the id that went there counts as sampling: r 4.
 features
     Of rows of width w owned by others (DistDGL): r (8 + w), an id there and the row back.
 sampling
@@ -28,6 +31,7 @@ from __future__ import annotations
 from dgl_heta.planning.workload import Workload
 
 ID_BYTES = 8
+SHORT_ID_BYTES = 4
 SAMPLED_EDGE_BYTES = 24
 """DistDGL returns source, destination and id of a remotely sampled edge."""
 
@@ -86,6 +90,14 @@ def gradients(workers: int, several: float, alone: float, work: Workload) -> flo
 def learnable(rows: float, work: Workload) -> float:
     """Bytes, of all workers together, for `rows` learnable rows that have another owner."""
     return rows * (ID_BYTES + 2 * work.row_bytes)
+
+
+def delegated(rows: float, work: Workload) -> float:
+    """Bytes, of all workers together, for `rows` destination rows that another one aggregates.
+
+    Attention over all relations also sends maxima and sums of weights, which are left out.
+    """
+    return rows * (SHORT_ID_BYTES + 2 * work.row_bytes)
 
 
 def features(rows: float, width: int) -> float:

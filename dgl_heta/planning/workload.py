@@ -51,11 +51,14 @@ class Workload:
     feature_itemsize: int = 4
 
     @classmethod
-    def of(cls, settings: Settings, parameters: int = 0) -> Workload:
-        """The workload of a run of `dgl-heta train`."""
+    def of(cls, settings: Settings, parameters: int = 0, parts: int | None = None) -> Workload:
+        """The workload of a run of `dgl-heta train`; `parts` where a plan has others than the
+        settings."""
         train, model = settings.train, settings.model
-        return cls(train.batch_size, model.hidden, 8 if train.dtype == "float64" else 4,
-                   parameters, train.seed_states, model.reduce, tuple(train.fanouts), model.name)
+        workers = (parts or settings.partition.parts) * train.trainers
+        return cls(-(-train.step_size(workers) // workers), model.hidden,
+                   8 if train.dtype == "float64" else 4, parameters, train.seed_states,
+                   model.reduce, tuple(train.fanouts), model.name)
 
     @property
     def row_bytes(self) -> int:

@@ -26,6 +26,8 @@ from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block, RelationBlock
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store
+from dgl_heta.store.structure import in_edges
+from dgl_heta.system.disk import new_array
 
 Inputs = Callable[[str, int, int], Tensor]
 """Input features of nodes `low … high - 1` of a type."""
@@ -126,11 +128,9 @@ class Layerwise:
         order = {r: i for i, r in enumerate(self._store.schema.relations)}
         parts, sources = [], {ntype: [ids]}
         for relation in sorted(relations, key=order.__getitem__):
-            csc = self._store.relation(relation)
-            degrees = csc.indptr[ids + 1] - csc.indptr[ids]
-            indptr = np.concatenate([[0], np.cumsum(degrees)])
-            positions = np.repeat(csc.indptr[ids] - indptr[:-1], degrees) + np.arange(indptr[-1])
-            parts.append((relation, indptr, csc.indices[positions].astype(np.int64)))
+            indptr, neighbours = in_edges(relation, self._store.relation(relation), ids,
+                                          self._store.schema.node_counts[relation.src])
+            parts.append((relation, indptr, neighbours))
         rows, found = {}, []
         for source in {r.src for r, _, _ in parts}:
             mine = [n for r, _, n in parts if r.src == source]
@@ -172,7 +172,7 @@ class Layerwise:
         if self._world.rank == 0:
             for ntype, path in paths.items():
                 shape = (max(self._store.schema.node_counts[ntype], 1), self._width)
-                np.lib.format.open_memmap(path, "w+", dtype, shape)
+                new_array(path, dtype, shape)
             for old in self._scratch.glob(f"layer-{number - 2}-*.npy"):
                 old.unlink()
         self._world.barrier()

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from torch import Tensor
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.models import HGNN, slot
+from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction.layerwise import Layerwise, head
 from dgl_heta.settings import Settings
@@ -53,11 +55,8 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
     spec, _, provider = read_spec(Path(job["run_dir"]), registry, job["model"])
     model = provider.build(spec)
     assert isinstance(model, HGNN)
-    with safe_open(file, "pt") as weights:
-        names = [k for k in weights.keys() if k.startswith("model.")]  # noqa: SIM118
-        found = {k.removeprefix("model."): weights.get_tensor(k) for k in names}
-        model.to(next(iter(found.values())).dtype)
-        model.load_state_dict(found)
+    with _weights(file) as weights:
+        _load(model, weights)
 
         def inputs(ntype: str, low: int, high: int) -> Tensor:
             if store.has_array(ntype, "feat"):
@@ -72,18 +71,16 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
             rows = states if finish is None else finish(states)
             out[ids] = _of_kind(rows, job["what"], job["task"])
 
-        Layerwise(store, plan, model, inputs, world, Path(job["scratch"]), job["chunk"],
-                  report if world.rank == 0 else lambda event: None).run(write)
+        Layerwise(store, undelegated(plan), model, inputs, world, Path(job["scratch"]),
+                  job["chunk"], report if world.rank == 0 else lambda event: None).run(write)
 
 
 @torch.no_grad()
 def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings,
                registry: Plugins, out: np.ndarray, report: Report) -> None:
     engine = build_engine(store, plan, settings, registry, Path(job["run_dir"]))
-    with safe_open(Path(job["run_dir"]) / MODEL_FILE, "pt") as weights:
-        names = [k for k in weights.keys() if k.startswith("model.")]  # noqa: SIM118
-        engine.model.load_state_dict(
-            {k.removeprefix("model."): weights.get_tensor(k) for k in names})
+    with _weights(Path(job["run_dir"]) / MODEL_FILE) as weights:
+        _load(engine.model, weights)
         for ntype, (low, rows) in engine.learnable.shards().items():
             rows.copy_(weights.get_slice(f"features.{slot(ntype)}.weight")[low:low + len(rows)])
     engine.model.eval()
@@ -100,13 +97,38 @@ def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
     engine.world.barrier()
 
 
+@contextmanager
+def _weights(file: Path) -> Iterator[Any]:
+    """The file of a model, open; one that is no such file is an :class:`InputError`."""
+    try:
+        with safe_open(file, "pt") as weights:
+            yield weights
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"model {file} is damaged: {error}") from None
+
+
+def _load(model: nn.Module, weights: Any) -> None:
+    """Load what stands under `model.`, in its own precision."""
+    names = [k for k in weights.keys() if k.startswith("model.")]  # noqa: SIM118
+    found = {k.removeprefix("model."): weights.get_tensor(k) for k in names}
+    try:
+        model.to(next(iter(found.values())).dtype)
+        model.load_state_dict(found)
+    except (RuntimeError, TypeError, StopIteration) as error:
+        raise InputError("the model in the run's model.safetensors is not the one that model.json "
+                         f"describes: {' '.join(str(error).split()) or 'it is empty'}") from None
+
+
 def _of_kind(rows: Tensor, what: str, kind: str) -> np.ndarray:
     """Outputs as what the user asked for."""
     if what == "predictions" and kind == "classification":
         rows = rows.argmax(1)
     elif what == "predictions" and kind == "multilabel":
         rows = (rows > 0).to(torch.uint8)
+    elif what == "probabilities":
+        rows = rows.softmax(1) if kind == "classification" else rows.sigmoid()
     elif what not in ("predictions", "scores", "embeddings"):
-        raise InputError(f"'{what}' is unknown; known are predictions, scores, embeddings")
+        raise InputError(f"'{what}' is unknown; known are predictions, probabilities, "
+                         "scores, embeddings")
     found: np.ndarray = rows.cpu().numpy()
     return found

@@ -113,8 +113,8 @@ def compare(place: Place, got: np.ndarray | None, want: np.ndarray | None,
     ----------
     got, want : of the run to be proved and of the reference; None where there is no such array,
         which is not the same as zeros (a gradient that is None).
-    got_ids, want_ids : (rows,) int64, unique, the node of each row; without them rows are in one
-        order.
+    got_ids, want_ids : (rows,) int64, the node of each row, of which the first counts where a node
+        is a seed of several trainers; without them rows are in one order.
     tolerance : relative; 0 for numbers that must be equal.
     floor : the least size to take differences relative to.
     counts : bool, of the shape of `want`: which numbers count at all.
@@ -131,8 +131,7 @@ def compare(place: Place, got: np.ndarray | None, want: np.ndarray | None,
         return Measure(place, np.inf, tolerance, 0, reason=reason)
     ids = None
     if got_ids is not None and want_ids is not None:
-        ids, mine, other = np.intersect1d(got_ids, want_ids, assume_unique=True,
-                                          return_indices=True)
+        ids, mine, other = np.intersect1d(got_ids, want_ids, return_indices=True)
         if not len(ids):
             return None
         got, want = got[mine], want[other]

@@ -61,13 +61,37 @@ def fewer_seeds(batch: MiniBatch, most: int) -> list[Ids] | None:
 def edges_of(block: Block, ids: Ids, relations: Sequence[Relation]) -> list[Pairs]:
     """Per relation the edges of a block; `ids` are those of its source side."""
     found: list[list[Pairs]] = [[] for _ in relations]
+    hosted: list[list[np.ndarray]] = [[] for _ in relations]
     for edges in block.edges:
         rows = edges.in_edges.rows().cpu().numpy()
         rows = rows + edges.start if edges.rows is None else edges.rows.cpu().numpy()[rows]
-        found[edges.place].append((ids[edges.relation.dst][rows],
-                                   ids[edges.relation.src][edges.indices.cpu().numpy()]))
+        sources = ids[edges.relation.src][edges.indices.cpu().numpy()]
+        found[edges.place].append((_destinations(block, ids, edges.relation.dst)[rows], sources))
+        if edges.relation.dst in block.guests:
+            hosted[edges.place].append(rows)
+    for place, pieces in enumerate(hosted):
+        if pieces:
+            found[place] = [_once(np.concatenate(pieces), found[place])]
     return [(np.concatenate([d for d, _ in pairs]), np.concatenate([s for _, s in pairs]))
             if pairs else (_NONE, _NONE) for pairs in found]
+
+
+def _destinations(block: Block, ids: Ids, ntype: str) -> np.ndarray:
+    """Ids of the destination rows of a type, those of other workers among them."""
+    if ntype not in block.guests:
+        return ids[ntype]
+    return np.concatenate([ids[ntype][:block.num_own(ntype)], block.guests[ntype].ids])
+
+
+def _once(rows: np.ndarray, pieces: Sequence[Pairs]) -> Pairs:
+    """Edges of a relation without those of nodes that have an earlier row, too: other workers'
+    rows can be this worker's own."""
+    dst, src = (np.concatenate(ends) for ends in zip(*pieces))
+    _, inverse = np.unique(dst, return_inverse=True)
+    first = np.full(inverse.max(initial=-1) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first, inverse, rows)
+    kept = rows == first[inverse]
+    return dst[kept], src[kept]
 
 
 def gather_edges(comm: Comm, layers: Sequence[Sequence[Pairs]]) -> list[list[Pairs]]:

@@ -104,7 +104,7 @@ class Inputs:
         for argument, worst in zip(aligned, exchange.differences([rows[a.path] for a in aligned])):
             of = rows[argument.path]
             if worst.size > self._tolerance(argument):
-                if call.drawn or (call.replicas and argument.learned):
+                if call.drawn or (call.replicas and (argument.learned or not call.trained)):
                     raise NotProvedError(
                         f"{call.name(argument.path)} of a node is not the same on all trainers, "
                         "and random numbers were drawn for it (or each trains its own copy)")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,7 +140,8 @@ def _load(file: Path) -> Record:
             for number, (*key, dtype) in enumerate(listed):
                 record.entries[Key(*key)] = Entry(
                     arrays.get(f"{number}.values"), arrays.get(f"{number}.ids"), dtype)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError,
+            EOFError, zipfile.BadZipFile) as error:
         raise HetaError(f"{file} is damaged ({error}); record it again") from None
     return record
 

@@ -1,47 +1,31 @@
-"""The exchanges of Relation-Aggregation-First training, all of them, as differentiable functions.
+"""The exchange of a model-parallel group: which rows are exchanged, and in which order.
 
-Heta, Algorithm 1 (Zhong et al., PVLDB 18(9), 2025, https://doi.org/10.14778/3746405.3746408): every
-worker of a model-parallel group aggregates the step's seeds over its own relations. What it has
-then are *partial* rows x_w; the complete ones are merged over the workers w (line 8), and in the
-backward pass gradients of complete rows come back as gradients of partial ones (lines 11-14). The
-paper sends all partial rows to one designated worker. Here every worker merges its own seeds' rows,
-which is the same mathematics (Prop. 1) without a worker that the others wait for. What moves are
-rows of seeds, never neighbours' features; so what is sent grows with the number of boundary nodes
-and not with that of edges (Prop. 2).
-
-Notation: n workers, S seeds of the group, S_w of worker w, D numbers a row. x_w are worker w's
-inputs of an exchange, y_w its outputs, L the loss, the sum of all workers' losses. Bytes are what
-one worker sends, in numbers; the counter's cause is `partials`.
-
-==================  ==================================  ==========================================
-exchange            forward                             adjoint
-==================  ==================================  ==========================================
-`AllReduce`         y_w = Σ_v x_v                       ∂L/∂x_w = Σ_v ∂L/∂y_v
-`ReduceScatter`     y_w = (Σ_v x_v)[seeds of w]         ∂L/∂x_w = [∂L/∂y_1; …; ∂L/∂y_n]
-`ReduceForReaders`  y_w = (Σ_v x_v)[rows w reads]       ∂L/∂x_w = the sum over who reads each row
-all-gather          y_w = [x_1; …; x_n]                 ∂L/∂x_w = (Σ_v ∂L/∂y_v)[seeds of w]
-`ColumnGather`      y_w = [x_1 | … | x_n][seeds of w]   ∂L/∂x_w = own columns of [∂L/∂y_1; …]
-extreme             y_w = max_v x_v                     ∂L/∂x_w = [x_w attained it] Σ_v ∂L/∂y_v
-==================  ==================================  ==========================================
-
-All but the last are linear, so the adjoint is the transposed map: a reduce-scatter's is an
-all-gather, and the other way round.
-Why all workers run the adjoints of all exchanges, in one order: :mod:`dgl_heta.raf.chain`.
+What an exchange is, forward and backward, and what it sends: :mod:`dgl_heta.raf.maps`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
+from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.parts import NOBODY
-from dgl_heta.raf.chain import Adjoint, Carry, Chain, Map
+from dgl_heta.raf.chain import Adjoint, Chain, Map
+from dgl_heta.raf.maps import (
+    AllGather,
+    AllReduce,
+    ColumnGather,
+    DelegatedSum,
+    ReduceForReaders,
+    ReduceScatter,
+)
 from dgl_heta.sampling.blocks import Block
-from dgl_heta.sampling.seeds import SeedReads, SeedShares
+from dgl_heta.sampling.seeds import SeedShares
 
 
 class GroupExchange:
@@ -91,6 +75,10 @@ class GroupExchange:
         Tensor (destination rows, D), or at the last layer (own seeds, D). Below it, rows that
         nobody reads on this worker may have any finite values (`block.reads`).
         """
+        if ntype in block.guests:
+            self._note(block, ntype)
+            delegated = self._delegation(block, ntype)
+            partial = self._link(block, partial, delegated.forward, delegated.adjoint)
         shares = self._begin_exchange(block, ntype)
         if shares is None:
             return partial
@@ -122,6 +110,10 @@ class GroupExchange:
         -------
         Tensor as for :meth:`reduce_sum`; 0 where no relation reaches a row.
         """
+        if ntype in block.guests:
+            raise InputError(f"relations into '{ntype}' are delegated to another partition, which "
+                             f"a model that merges relations by {op} cannot be; make the "
+                             "partition with partition.shared = rows")
         shares = self._begin_exchange(block, ntype)
         if shares is None:
             return partial
@@ -146,6 +138,9 @@ class GroupExchange:
     @torch.no_grad()
     def reduce_max(self, partial: Tensor, block: Block, ntype: str) -> Tensor:
         """The maxima of the seeds' rows, all of them, without a gradient; others as they are."""
+        if ntype in block.guests:
+            self._note(block, ntype)
+            partial = self._delegation(block, ntype).maxima(partial)
         shares = self._begin_exchange(block, ntype)
         if shares is None:
             return partial
@@ -201,11 +196,24 @@ class GroupExchange:
     def gather_rows(self, rows: Tensor, block: Block, ntype: str) -> Tensor:
         """All seeds' rows (seeds, …), of which every worker has its own (own seeds, …)."""
         shape = rows.shape[1:]
+        width = math.prod(shape)  # said, as a worker may have no seed
         exchange = AllGather(self._group, block.seeds[ntype])
         return self._link(
-            block, rows, lambda x: exchange.forward(x.reshape(len(x), -1)).view(-1, *shape),
-            lambda grad, carry: exchange.adjoint(grad.reshape(len(grad), -1), carry).view(
+            block, rows, lambda x: exchange.forward(x.reshape(len(x), width)).view(-1, *shape),
+            lambda grad, carry: exchange.adjoint(grad.reshape(len(grad), width), carry).view(
                 -1, *shape))
+
+    def gather_guests(self, rows: Tensor, block: Block, ntype: str) -> Tensor:
+        """Rows (own destination rows, …) with those of guests after them, from who asked."""
+        shape = rows.shape[1:]
+        width, exchange = math.prod(shape), self._delegation(block, ntype)
+        return self._link(
+            block, rows, lambda x: exchange.guests(x.reshape(len(x), width)).view(-1, *shape),
+            lambda grad, carry: exchange.adjoint_of_guests(
+                grad.reshape(len(grad), width), carry).view(-1, *shape))
+
+    def _delegation(self, block: Block, ntype: str) -> DelegatedSum:
+        return DelegatedSum(self._group, ntype, block.guests[ntype], block.num_own(ntype))
 
     def _begin_exchange(self, block: Block, ntype: str) -> SeedShares | None:
         """How the seeds are shared; None if there are none, on all workers alike."""
@@ -221,169 +229,6 @@ class GroupExchange:
 
     def _link(self, block: Block, rows: Tensor, forward: Map, adjoint: Adjoint) -> Tensor:
         return self._chain_of(block).link(rows, forward, adjoint)
-
-
-class AllReduce:
-    """y_w = Σ_v x_v: all rows are wanted everywhere. It is its own adjoint.
-
-    Sends 2 (n - 1) / n · S D, in either direction.
-    """
-
-    def __init__(self, group: Comm, shares: SeedShares) -> None:
-        self._group, self._shares = group, shares
-
-    def reduce(self, rows: Tensor, op: str) -> Tensor:
-        """Rows (seeds, D) merged by `op`: sum, max or min."""
-        return self._shares.local(self._group.all_reduce(self._shares.canonical(rows), op))
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """(seeds, D) to (seeds, D)."""
-        return self.reduce(rows, "sum")
-
-    def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
-        """(seeds, D) to (seeds, D)."""
-        return AllReduce(carry(self._group), self._shares).forward(grad)
-
-
-class ReduceScatter:
-    """y_w = (Σ_v x_v)[seeds of w]: each worker wants its own seeds' rows, as at the last layer.
-
-    Sends (S - S_w) D forward, and S_w D (n - 1) in the adjoint, an all-gather.
-    """
-
-    def __init__(self, group: Comm, shares: SeedShares) -> None:
-        self._group, self._shares = group, shares
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """(seeds, D) to (own seeds, D)."""
-        return self._group.reduce_scatter_rows(self._shares.canonical(rows), self._shares.sizes,
-                                               "partials")
-
-    def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
-        """(own seeds, D) to (seeds, D)."""
-        return AllGather(carry(self._group), self._shares).forward(grad)
-
-
-class AllGather:
-    """y_w = [x_1; …; x_n]: all workers want all seeds' rows, of which each has its own.
-
-    Sends S_w D (n - 1) forward, and (S - S_w) D in the adjoint, a reduce-scatter.
-    """
-
-    def __init__(self, group: Comm, shares: SeedShares) -> None:
-        self._group, self._shares = group, shares
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """(own seeds, D) to (seeds, D)."""
-        return self._shares.local(
-            self._group.all_gather_rows(rows, self._shares.sizes, "partials"))
-
-    def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
-        """(seeds, D) to (own seeds, D)."""
-        return ReduceScatter(carry(self._group), self._shares).forward(grad)
-
-
-class ReduceForReaders:
-    """Below the last layer: of the others' seeds only those rows that the next layer reads here.
-
-    A reduce-scatter, then each worker sends the R_vw rows of its own seeds that worker v reads.
-    Sends (S - S_w) D + Σ_v R_vw D forward; backward Σ_v R_wv D and S_w D (n - 1). Which rows are
-    read is told once a step, 4 bytes a row.
-    """
-
-    def __init__(self, group: Comm, shares: SeedShares, reads: SeedReads) -> None:
-        self._group, self._shares, self._reads = group, shares, reads
-        self._scatter = ReduceScatter(group, shares)
-
-    def _agree(self) -> Tensor:
-        """Positions among the own seeds of the rows that others read, one worker's after the
-        other's; asked for when the step's first exchange needs them."""
-        group, reads, counts = self._group, self._reads, self._reads.counts()
-        if reads.given is None:
-            ones = [1] * group.size
-            reads.given_counts = group.all_to_all_rows(torch.tensor(counts), ones, ones,
-                                                       "partials").tolist()
-            starts = torch.tensor([0, *self._shares.sizes[:-1]]).cumsum(0)
-            positions = reads.canonical() - starts.repeat_interleave(torch.tensor(counts))
-            reads.given = group.all_to_all_rows(positions.int(), counts, reads.given_counts,
-                                                "partials").long()
-        return reads.given
-
-    def forward(self, rows: Tensor) -> Tensor:
-        """(seeds, D) to (seeds, D)."""
-        own, reads = self._scatter.forward(rows), self._reads
-        given = self._agree()
-        read = self._group.all_to_all_rows(own[given], reads.given_counts, reads.counts(),
-                                           "partials")
-        # Rows that nobody reads here are no zeros: a model may divide by their norm.
-        out = torch.cat([own, own[:1].expand(self._shares.total - self._shares.own, -1)])
-        out[reads.rows] = read
-        return out
-
-    def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
-        """(seeds, D) to (seeds, D)."""
-        reads, given = self._reads, self._agree()
-        arrived = self._group.all_to_all_rows(grad[reads.rows], reads.counts(), reads.given_counts,
-                                              "partials")
-        own = grad[:self._shares.own].index_add(0, given.to(grad.device), arrived)
-        return self._scatter.adjoint(own, carry)
-
-
-class ColumnGather:
-    """y = [x_1 | … | x_n]: the workers' columns side by side, each column on one worker.
-
-    For functions over all relations that are no merge (attention over relations), and where rows
-    are narrower before a product with weights than after it. Of C columns worker w has C_w. At the
-    last layer, with `own`, it sends (S - S_w) C_w D forward and S_w (C - C_w) D backward; else
-    (n - 1) S C_w D and S (C - C_w) D.
-
-    Parameters
-    ----------
-    layout : per worker its columns among all.
-    own : whether a worker wants its own seeds' rows, or all.
-    """
-
-    def __init__(self, group: Comm, shares: SeedShares, layout: Sequence[Sequence[int]], own: bool
-                 ) -> None:
-        self._group, self._shares, self._own = group, shares, own
-        self._layout, self._columns = layout, [len(columns) for columns in layout]
-        order = [c for columns in layout for c in columns]
-        self._order = torch.tensor(order) if order != list(range(len(order))) else None
-        """The columns as they arrive, one worker's after the other's; None if that is in order."""
-
-    def forward(self, columns: Tensor) -> Tensor:
-        """(seeds, own columns, D) to (rows, all columns, D)."""
-        group, shares, width = self._group, self._shares, columns.shape[2]
-        size = columns.shape[1] * width  # of a row that is sent
-        rows = shares.own if self._own else shares.total
-        flat = shares.canonical(columns).reshape(-1)
-        arrived = group.all_to_all_rows(
-            flat if self._own else flat.repeat(group.size),
-            [seeds * size for seeds in shares.sizes] if self._own else [rows * size] * group.size,
-            [rows * count * width for count in self._columns], "partials")
-        out = torch.cat([piece.view(rows, count, width) for piece, count in zip(
-            arrived.split([rows * count * width for count in self._columns]), self._columns)], 1)
-        if self._order is not None:
-            out = out[:, torch.argsort(self._order)]
-        return out if self._own else shares.local(out)
-
-    def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
-        """(rows, all columns, D) to (seeds, own columns, D)."""
-        group, shares, width = carry(self._group), self._shares, grad.shape[2]
-        grad = grad if self._own else shares.canonical(grad)
-        of_each = (grad.split(self._columns, 1) if self._order is None
-                   else [grad[:, columns] for columns in self._layout])
-        pieces = torch.cat([piece.reshape(-1) for piece in of_each])
-        send = [len(grad) * count * width for count in self._columns]
-        columns = self._columns[group.rank]
-        if self._own:
-            arrived = group.all_to_all_rows(
-                pieces, send, [seeds * columns * width for seeds in shares.sizes], "partials")
-        else:
-            arrived = group.all_to_all_rows(
-                pieces, send, [len(grad) * columns * width] * group.size,
-                "partials").view(group.size, -1).sum(0)
-        return shares.local(arrived.view(shares.total, columns, width))
 
 
 def _leading(function: Map, rows: int) -> Map:

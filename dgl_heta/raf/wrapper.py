@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
@@ -30,6 +31,12 @@ class GradientSync(WrappedModule):
         self._context, self._average = context, GradientAverage()
         alone = {id(table) for table in context.tables}
         self._dense = [p for p in module.parameters() if id(p) not in alone]
+
+    def state(self) -> dict[str, Tensor]:
+        return {"owners": torch.tensor(self._average.owners, dtype=torch.int64)}
+
+    def load_state(self, state: dict[str, Tensor]) -> None:
+        self._average.owners = state["owners"].tolist()
 
     def after_backward(self) -> None:
         world = self._context.world
@@ -104,6 +111,7 @@ class RafModule(nn.Module):
         outputs = self.module(batch, inputs)
         expected = {(block.layer, t) for block in batch.blocks
                     for t, shares in block.seeds.items() if shares.total}
+        expected |= {(block.layer, t) for block in batch.blocks for t in block.guests}
         if self._several and (missing := expected - exchange.done):
             layer, ntype = min(missing)
             raise HetaError(

@@ -70,7 +70,7 @@ def _warnings(run: Run) -> Iterator[dict[str, str]]:
     if not can_draw():
         yield {"what": "No charts:", "text": "they need matplotlib; install 'dgl-heta[charts]'."}
     if run.damaged:
-        yield {"what": "Left out, not readable:", "text": (
+        yield {"what": "Left out, damaged or not readable:", "text": (
             ", ".join(run.damaged[:5]) + (" …" if len(run.damaged) > 5 else ""))}
 
 

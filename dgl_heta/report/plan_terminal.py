@@ -43,6 +43,9 @@ def terminal(plan: Plan, costs: list[PartitionCost], console: Console, max_lines
             f"{len(plan.groups)} group{'s' * (len(plan.groups) > 1)} of partitions, each with "
             "seeds of its own; share k/n of a sub-metatree is part k of n of the group's seeds.",
             style="dim"))
+    for part, types in delegated_to(plan).items():
+        console.print(Text(f"At layer 1 partition {part} aggregates {', '.join(types)} for the "
+                           "others, too.", style="dim"))
     console.print()
     _print_table(console, _cost_table(plan, costs, max_rows))
     console.print()
@@ -55,6 +58,15 @@ def terminal(plan: Plan, costs: list[PartitionCost], console: Console, max_lines
             "the saved plan has them per partition and layer.", style="dim"))
     else:
         _print_table(console, _layer_table(plan, [r for r in plan.schema.relations if r in used]))
+
+
+def delegated_to(plan: Plan) -> dict[int, list[str]]:
+    """Partition → node types whose relations it runs at layer 1 for the others of its group."""
+    found: dict[int, list[str]] = {}
+    for partition in plan.partitions:
+        if partition.served:
+            found[partition.index] = list(dict.fromkeys(r.src for r in partition.served))
+    return found
 
 
 def _print_table(console: Console, table: Table) -> None:

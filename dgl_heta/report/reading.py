@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import InputError
+from dgl_heta.report.log import log_lines
+from dgl_heta.system.sums import read_signed
 
 
 @dataclass
 class Run:
-    """What a run directory holds; `damaged` counts unreadable lines and files."""
+    """What a run directory holds; `damaged` names lines and files that are unreadable."""
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -22,7 +23,8 @@ class Run:
 def read_run(run_dir: Path) -> Run:
     """Read `metrics.jsonl` and `summary.json`, either of which may be missing.
 
-    An epoch that was run again after a restart counts once, as its last run left it.
+    Lines and files whose checksum does not agree count as damaged, and nothing of them is read. An
+    epoch that was run again after a restart counts once, as its last run left it.
 
     Raises
     ------
@@ -33,38 +35,30 @@ def read_run(run_dir: Path) -> Run:
         raise InputError(f"run directory {run_dir} does not exist or is not a directory")
     run = Run()
     epochs: dict[int, dict[str, Any]] = {}
-    for number, line in enumerate(_read(run, run_dir / "metrics.jsonl").splitlines(), 1):
-        event = _parse(line) if line.strip() else {}
+    log = run_dir / "metrics.jsonl"
+    for line in log_lines(_read(run, log), log):
+        event = line.content
         if event is None:
-            run.damaged.append(f"metrics.jsonl line {number}")
+            run.damaged.append(f"metrics.jsonl line {line.number}")
         elif event.get("event") == "epoch" and isinstance(event.get("epoch"), int):
             epochs[event["epoch"]] = event
         elif event.get("event") == "summary":
             run.summary = event
     run.epochs = [epochs[epoch] for epoch in sorted(epochs)]
-    text = _read(run, run_dir / "summary.json")
-    if text:
-        summary = _parse(text)
-        if summary is None:
+    file = run_dir / "summary.json"
+    if _read(run, file):
+        try:
+            run.summary = read_signed(file, "")
+        except InputError:
             run.damaged.append("summary.json")
-        else:
-            run.summary = summary
     return run
 
 
-def _read(run: Run, path: Path) -> str:
+def _read(run: Run, path: Path) -> bytes:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError):
+        return b""
+    except OSError:
         run.damaged.append(path.name)
-        return ""
-
-
-def _parse(text: str) -> dict[str, Any] | None:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError:
-        return None
-    return data if isinstance(data, dict) else None
+        return b""

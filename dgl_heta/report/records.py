@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from pydantic import TypeAdapter
+
 STAGES = ("sample", "fetch", "forward", "backward", "update")
 """What a step's seconds are spent on."""
 CAUSES = ("partials", "gradients", "learnable", "sampling")
@@ -49,6 +51,13 @@ class EpochRecord:
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> EpochRecord:
-        """What :meth:`to_json` made a line of."""
+        """What :meth:`to_json` made a line of.
+
+        Raises
+        ------
+        ValueError
+            It made no such line: a field is missing or of another type.
+        """
         names = {field.name for field in fields(cls)}
-        return cls(**{key: value for key, value in line.items() if key in names})
+        return TypeAdapter(cls).validate_python(
+            {key: value for key, value in line.items() if key in names})

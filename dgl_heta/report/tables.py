@@ -86,7 +86,9 @@ def show_store(manifest: Manifest, out: Console) -> None:
     for ntype, count in manifest.node_counts.items():
         arrays = ", ".join(f"{k} {np.dtype(a.dtype).name}{list(a.shape[1:]) or ''}"
                            for k, a in manifest.arrays.get(ntype, {}).items())
-        nodes.add_row(escape(ntype), f"{count:,}", escape(arrays) or "none: learnable features")
+        arrays = escape(arrays) or "none: learnable features"
+        nodes.add_row(escape(ntype), f"{count:,}",
+                      arrays + ("; own ids" if ntype in manifest.ids else ""))
     edges = table("relation", "edges", "bytes", title="Relations", right=("edges", "bytes"))
     for entry in manifest.relations:
         edges.add_row(escape(str(entry.relation)), f"{entry.edges:,}",

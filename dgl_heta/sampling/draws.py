@@ -22,10 +22,12 @@ from torch import Tensor
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock, SharedRows
-from dgl_heta.sampling.kernels import count_drawn, draw, draw_pieces, give_rows
+from dgl_heta.sampling.kernels import BAD, count_drawn, draw, draw_pieces, give_rows
+from dgl_heta.sampling.positions import EdgeDraw
 from dgl_heta.sampling.rows import NodeRows
 from dgl_heta.sampling.scope import HubPieces
 from dgl_heta.store import CSC
+from dgl_heta.store.structure import changed
 
 PIECE = 8192  # destination rows that a thread draws for at a time
 FEW = 2048    # destination rows of a layer, over its relations, that one thread draws for
@@ -41,6 +43,7 @@ class Draw:
     start, chosen : which destination rows they are, as in :class:`RelationBlock`.
     hubs : where the nodes' in-edges are cut, the pieces that are here, an entry per node.
     left_out : as :meth:`HeldOut.pairs_left_out` has it.
+    weights : of the relation's edges, as :func:`draw` has them.
     """
 
     relation: Relation
@@ -53,28 +56,44 @@ class Draw:
     key: np.uint64
     left_out: tuple[Any, ...] | None = None
     hubs: HubPieces | None = None
+    weights: np.ndarray | None = None
 
     def most(self, indptr: np.ndarray) -> int:
         """Make room: the largest number of edges. `indptr` is filled, but not that of hubs."""
         if self.hubs is None:
-            most: int = count_drawn(self.csc.indptr, self.nodes, self.fanout, indptr)
+            most: int = count_drawn(self.csc.indptr, self.nodes, self.fanout,
+                                    len(self.csc.indices), indptr)
+            self.check(most)
             return most
         here = self.hubs.high - self.hubs.low
         return int((here if self.fanout < 0 else np.minimum(here, self.fanout)).sum())
+
+    def check(self, result: int) -> None:
+        """What a kernel has returned.
+
+        Raises
+        ------
+        InputError
+            It found a number that leads out of the graph in the relation's files.
+        """
+        if result == BAD:
+            raise changed(self.relation, self.csc)
 
     def block(self, indptr: np.ndarray, indices: np.ndarray, order: np.ndarray | None = None
               ) -> RelationBlock:
         shared = None if self.hubs is None or order is None else SharedRows(
             torch.from_numpy(self.hubs.own), torch.from_numpy(order))
+        drawn = None if self.left_out is not None else EdgeDraw(
+            self.relation, self.csc, self.fanout, self.key, self.hubs, self.weights)
         return RelationBlock(self.relation, self.start, torch.from_numpy(indptr),
-                             torch.from_numpy(indices), self.place, self.chosen, shared)
+                             torch.from_numpy(indices), self.place, self.chosen, shared, drawn)
 
     def pieces(self) -> list[Draw]:
         """The same for some of the nodes each."""
         if self.hubs is not None or len(self.nodes) <= PIECE:
             return [self]
         return [Draw(self.relation, self.place, self.csc, self.nodes[low:low + PIECE], 0, None,
-                     self.fanout, self.key, self.left_out)
+                     self.fanout, self.key, self.left_out, weights=self.weights)
                 for low in range(0, len(self.nodes), PIECE)]
 
 
@@ -98,13 +117,15 @@ def _run(wanted: Draw, indptr: np.ndarray, out: np.ndarray, place: np.ndarray | 
     edges, and the number of edges."""
     csc, hubs = wanted.csc, wanted.hubs
     if hubs is None:
-        size, total = draw(csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key, indptr,
-                           out, place, rows, size, wanted.left_out)
+        size, total = draw(csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key,
+                           wanted.weights, indptr, out, place, rows, size, wanted.left_out)
+        wanted.check(total)
         return size, None, total
     order = np.empty(len(out), np.int64)
     size, total = draw_pieces(csc.indptr, csc.indices, wanted.nodes, hubs.low, hubs.high,
-                              wanted.fanout, wanted.key, indptr, out, order, place, rows, size,
-                              wanted.left_out)
+                              wanted.fanout, wanted.key, wanted.weights, indptr, out, order, place,
+                              rows, size, wanted.left_out)
+    wanted.check(total)
     return size, order[:total], total
 
 
@@ -154,8 +175,9 @@ def _with_rows(wanted: Draw, pieces: Sequence[_Drawn], sources: NodeRows) -> Rel
     row = edge = 0
     for piece in pieces:
         stop = edge + len(piece.ids)
-        sources.size = give_rows(piece.ids, indices[edge:stop], sources.place, sources.buffer,
-                                 sources.size)
+        sources.size, given = give_rows(piece.ids, indices[edge:stop], sources.place,
+                                        sources.buffer, sources.size)
+        wanted.check(given)
         if len(pieces) > 1:
             np.add(piece.indptr[1:], edge, out=indptr[row + 1:row + len(piece.indptr)])
             row += len(piece.indptr) - 1

@@ -5,6 +5,9 @@ step, layer, relation), and of the node's id; whoever draws them, on whatever wo
 same. The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood 2014,
 https://doi.org/10.1145/2660193.2660195), a sample without replacement is Floyd's (Bentley and Floyd
 1987, https://doi.org/10.1145/30401.315746).
+
+`indptr` and `indices` are mapped files, which can change at any time, so kernels check each number
+that they read from them and use as an index. Each is read once: what was checked is what is used.
 """
 
 from __future__ import annotations
@@ -34,13 +37,27 @@ def _mix(value):  # type: ignore[no-untyped-def]
     return value ^ (value >> np.uint64(31))
 
 
+BAD = -1
+"""What kernels return for a number of edges where a number in a file leads out of an array."""
+
+
 @kernel
-def count_drawn(indptr, nodes, fanout, out):  # type: ignore[no-untyped-def]
-    """Fill `out` with the CSC pointers of the sample; return the number of its edges."""
+def count_drawn(indptr, nodes, fanout, edges, out):  # type: ignore[no-untyped-def]
+    """Fill `out` with the CSC pointers of the sample; return the number of its edges, or BAD.
+
+    `edges` is how many the relation has.
+    """
     total = 0
     out[0] = 0
     for i in range(len(nodes)):
-        degree = indptr[nodes[i] + 1] - indptr[nodes[i]]
+        node = nodes[i]
+        if node < 0 or node >= len(indptr) - 1:
+            return BAD
+        begin = indptr[node]
+        end = indptr[node + 1]
+        if begin < 0 or end < begin or end > edges:
+            return BAD
+        degree = end - begin
         if fanout >= 0 and degree > fanout:
             degree = fanout
         total += degree
@@ -64,27 +81,68 @@ def _choose(key, node, drawn, degree, positions):  # type: ignore[no-untyped-def
 
 
 @kernel
-def draw(indptr, indices, nodes, fanout, key, out_ptr, out, place, rows, size, left_out):  # type: ignore[no-untyped-def]
+def _choose_weighted(key, node, drawn, weights, positions, keys):  # type: ignore[no-untyped-def]
+    """As :func:`_choose`, of as many numbers as there are `weights`, one after the other with a
+    chance proportional to a number's weight among those that are left.
+
+    The smallest of the keys -log(u) / w (Efraimidis and Spirakis 2006,
+    https://doi.org/10.1016/j.ipl.2005.11.003), compared by their logarithms, which are finite for
+    every w. `keys` is as long as `positions`, for the ones chosen so far.
+    """
+    if drawn == 0:
+        return
+    state = _mix(key ^ (np.uint64(node) * _GOLDEN))
+    for position in range(len(weights)):
+        state += _GOLDEN
+        chance = (np.float64(_mix(state) >> np.uint64(12)) + 0.5) / 4503599627370496.0
+        own = np.log(-np.log(chance)) - np.log(weights[position])
+        k = position
+        if position >= drawn:
+            k = drawn - 1
+            if own >= keys[k]:
+                continue
+        while k > 0 and keys[k - 1] > own:
+            keys[k] = keys[k - 1]
+            positions[k] = positions[k - 1]
+            k -= 1
+        keys[k] = own
+        positions[k] = position
+
+
+@kernel
+def draw(  # type: ignore[no-untyped-def]
+        indptr, indices, nodes, fanout, key, weights, out_ptr, out, place, rows, size, left_out):
     """Draw the neighbours of `nodes` and turn them into rows, or without `place`, None, into ids.
 
-    `out_ptr` is as :func:`count_drawn` fills it. `place` (int32, a row per node id or -1), `rows`
+    `weights` (float64, positive and finite) has a number for each edge, which its chance is
+    proportional to; without it, None, all edges of a node are alike. `out_ptr` is as
+    :func:`count_drawn` fills it. `place` (int32, a row per node id or -1), `rows`
     (int64, the node of each row) and `size` are the rows so far; new nodes are appended. With
     `left_out` (see :meth:`HeldOut.pairs_left_out`) those edges are drawn like others and dropped;
     `out_ptr` is corrected. Without it, None, numba compiles no such branch.
 
-    Returns the number of rows and that of edges, which are the first ones of `out`.
+    Returns the number of rows and that of edges, which are the first ones of `out`; or BAD for the
+    number of edges.
     """
     positions = np.empty(max(fanout, 0), np.int64)
+    keys = np.empty(len(positions) if weights is not None else 0)
     total = 0
     low = out_ptr[0]
     for i in range(len(nodes)):
         node = nodes[i]
         begin = indptr[node]
-        degree = indptr[node + 1] - begin
+        end = indptr[node + 1]
+        degree = end - begin
         drawn = out_ptr[i + 1] - low
         low = out_ptr[i + 1]
+        if begin < 0 or end > len(indices) or drawn != (
+                fanout if 0 <= fanout < degree else degree):
+            return size, BAD  # not what :func:`count_drawn` has seen
         if drawn < degree:
-            _choose(key, node, drawn, degree, positions)
+            if weights is None:
+                _choose(key, node, drawn, degree, positions)
+            else:
+                _choose_weighted(key, node, drawn, weights[begin:end], positions, keys)
         for k in range(drawn):
             source = np.int64(indices[begin + (positions[k] if drawn < degree else k)])
             if left_out is not None and _is_left_out(left_out, source, node):
@@ -92,7 +150,10 @@ def draw(indptr, indices, nodes, fanout, key, out_ptr, out, place, rows, size, l
             if place is None:
                 out[total] = source
             else:
-                out[total], size = _row(source, place, rows, size)
+                row, size = _row(source, place, rows, size)
+                if row < 0:
+                    return size, BAD
+                out[total] = row
             total += 1
         if left_out is not None:
             out_ptr[i + 1] = total
@@ -101,8 +162,8 @@ def draw(indptr, indices, nodes, fanout, key, out_ptr, out, place, rows, size, l
 
 @kernel
 def draw_pieces(  # type: ignore[no-untyped-def]
-        indptr, indices, nodes, low, high, fanout, key, out_ptr, out, order, place, rows, size,
-        left_out):
+        indptr, indices, nodes, low, high, fanout, key, weights, out_ptr, out, order, place, rows,
+        size, left_out):
     """As :func:`draw`, of nodes of which in-edges `low … high - 1` alone are here.
 
     The same are drawn as :func:`draw` draws of all of a node's in-edges, and those that are here
@@ -110,16 +171,25 @@ def draw_pieces(  # type: ignore[no-untyped-def]
     edges, wherever these are.
     """
     positions = np.empty(max(fanout, 0), np.int64)
+    keys = np.empty(len(positions) if weights is not None else 0)
     total = 0
     out_ptr[0] = 0
     for i in range(len(nodes)):
         node = nodes[i]
+        if node < 0 or node >= len(indptr) - 1:
+            return size, BAD
         begin = indptr[node]
-        degree = indptr[node + 1] - begin
+        end = indptr[node + 1]
+        degree = end - begin
+        if begin < 0 or end > len(indices) or low[i] < 0 or high[i] > degree:
+            return size, BAD
         all_drawn = fanout < 0 or degree <= fanout
         first, last = (low[i], high[i]) if all_drawn else (0, fanout)
         if not all_drawn:
-            _choose(key, node, fanout, degree, positions)
+            if weights is None:
+                _choose(key, node, fanout, degree, positions)
+            else:
+                _choose_weighted(key, node, fanout, weights[begin:end], positions, keys)
         for k in range(first, last):
             position = k if all_drawn else positions[k]
             if position < low[i] or position >= high[i]:
@@ -127,10 +197,15 @@ def draw_pieces(  # type: ignore[no-untyped-def]
             source = np.int64(indices[begin + position])
             if left_out is not None and _is_left_out(left_out, source, node):
                 continue
+            if total == len(out):
+                return size, BAD
             if place is None:
                 out[total] = source
             else:
-                out[total], size = _row(source, place, rows, size)
+                row, size = _row(source, place, rows, size)
+                if row < 0:
+                    return size, BAD
+                out[total] = row
             order[total] = k
             total += 1
         out_ptr[i + 1] = total
@@ -138,19 +213,62 @@ def draw_pieces(  # type: ignore[no-untyped-def]
 
 
 @kernel
+def draw_positions(  # type: ignore[no-untyped-def]
+        indptr, nodes, low, high, fanout, key, weights, edges, out):
+    """Fill `out` with the CSC positions of what :func:`draw` draws, or :func:`draw_pieces` where
+    `low` and `high` are not None; return their number, or BAD. `edges` is as in
+    :func:`count_drawn`."""
+    positions = np.empty(max(fanout, 0), np.int64)
+    keys = np.empty(len(positions) if weights is not None else 0)
+    total = 0
+    for i in range(len(nodes)):
+        node = nodes[i]
+        if node < 0 or node >= len(indptr) - 1:
+            return BAD
+        begin = indptr[node]
+        end = indptr[node + 1]
+        if begin < 0 or end < begin or end > edges:
+            return BAD
+        degree = end - begin
+        drawn = fanout if 0 <= fanout < degree else degree
+        if drawn < degree:
+            if weights is None:
+                _choose(key, node, drawn, degree, positions)
+            else:
+                _choose_weighted(key, node, drawn, weights[begin:end], positions, keys)
+        for k in range(drawn):
+            position = positions[k] if drawn < degree else k
+            if low is not None and (position < low[i] or position >= high[i]):
+                continue
+            if total == len(out):
+                return BAD
+            out[total] = begin + position
+            total += 1
+    return total
+
+
+@kernel
 def give_rows(ids, out, place, rows, size):  # type: ignore[no-untyped-def]
     """Fill `out` with the rows of nodes, new ones for those that have none; return how many rows
-    there are then."""
+    there are then, and the number of ids, or BAD."""
     for i in range(len(ids)):
-        out[i], size = _row(ids[i], place, rows, size)
-    return size
+        row, size = _row(ids[i], place, rows, size)
+        if row < 0:
+            return size, BAD
+        out[i] = row
+    return size, len(ids)
 
 
 @kernel
 def _row(source, place, rows, size):  # type: ignore[no-untyped-def]
-    """The row of a node, a new one if it has none yet, and the number of rows."""
-    row = place[source]
+    """The row of a node, a new one if it has none yet, and the number of rows. -1 for the row if
+    there is no such node."""
+    if source < 0 or source >= len(place):
+        return -1, size
+    row = np.int64(place[source])
     if row < 0:
+        if size >= len(rows):
+            return -1, size
         row = size
         place[source] = row
         rows[size] = source

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
+from dgl_heta.sampling.blocks import Block, GuestRows, MiniBatch, RelationBlock
 from dgl_heta.sampling.draws import FEW, Draw, Threads, draw_in_turn, draw_on_threads
 from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.sampling.kernels import hash_key
@@ -31,6 +31,11 @@ Fanout = int | Mapping[Relation, int]
 Agree = Callable[[Mapping[str, np.ndarray]], Mapping[str, Sequence[np.ndarray]]]
 """Given this worker's new nodes per type, those of all workers that hold the type in common, in
 rank order. Every worker of the group calls it alike."""
+
+Deliver = Callable[[Mapping[str, np.ndarray], Mapping[str, Sequence[int]]],
+                   Mapping[str, Sequence[np.ndarray]]]
+"""Given this worker's rows per type, and per type the workers of the group that aggregate them,
+what each worker of the group sends this one, in rank order. Every worker calls it alike."""
 
 
 class NeighborSampler:
@@ -52,11 +57,19 @@ class NeighborSampler:
         plan replicates nothing.
     held_out : edges that are left out of every sample. They are drawn like others and dropped.
     threads : on how many threads relations are drawn side by side; blocks are the same.
+    deliver : how rows come to the workers that aggregate them; needed where relations are
+        delegated.
+    guest_states : whether the input features of such rows are read there, too; for models whose
+        aggregations read the destination.
+    together : whether every worker of the group has each node type of which any worker has such
+        rows, maybe none.
     """
 
     def __init__(self, store: Store, scope: SamplingScope, fanouts: Sequence[Fanout], seed: int = 0,
                  seed_states: bool = True, agree: Agree | None = None,
-                 held_out: HeldOut | None = None, threads: int = 1) -> None:
+                 held_out: HeldOut | None = None, threads: int = 1,
+                 deliver: Deliver | None = None, guest_states: bool = True,
+                 together: bool = False) -> None:
         if len(fanouts) != scope.hops:
             raise InputError(
                 f"{len(fanouts)} fanouts are given, but the plan has {scope.hops} hops; give one "
@@ -70,10 +83,18 @@ class NeighborSampler:
         self._scope, self._fanouts, self._seed = scope, tuple(fanouts), seed
         self._seed_states, self._agree, self._held_out = seed_states, agree, held_out
         self._threads = Threads(threads) if threads > 1 else None
+        self._deliver, self._guest_states = deliver, guest_states and seed_states
+        self._together = together
         self._types = store.schema.node_types
+        self._served = frozenset(scope.delegation.served if scope.delegation else ())
         self._order = {r: i for i, r in enumerate(store.schema.relations)}
         used = set(scope.roots).union(*scope.inner.values(), *scope.on_common.values())
+        if scope.delegation is not None:
+            upper = [scope.inner[layer] for layer in range(2, scope.hops + 1)]
+            used = set(scope.roots).union(*upper, scope.delegation.roots, scope.inner[1],
+                                          scope.delegation.served)
         self._graph: dict[Relation, CSC] = {r: store.relation(r) for r in self._order if r in used}
+        self._weights = {r: store.weights(r) for r in self._graph}
         for relation, hubs in scope.hubs.items():
             indptr = store.relation(relation).indptr
             if (indptr[hubs.nodes + 1] - indptr[hubs.nodes] != hubs.degree).any():
@@ -84,7 +105,7 @@ class NeighborSampler:
 
     def sample(self, seeds: Mapping[str, np.ndarray],
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
-               without: np.ndarray | None = None) -> MiniBatch:
+               without: np.ndarray | None = None, deliver: Deliver | None = None) -> MiniBatch:
         """Sample the blocks of one step.
 
         Parameters
@@ -95,6 +116,7 @@ class NeighborSampler:
             is alone.
         step : any number that differs from step to step, the same on all workers.
         without : pairs (see :class:`HeldOut`) to leave out besides those held out, int64.
+        deliver : how rows come to the workers that aggregate them, this time; default: as always.
         """
         targets = self._scope.targets
         shares = shares or join_seeds([seeds])[1]
@@ -102,10 +124,11 @@ class NeighborSampler:
                    for t in targets}
         pairs = _NONE if without is None else np.unique(without)
         with self._scratch.borrow() as rows:
-            return self._sample(ordered, shares, step, rows, pairs)
+            return self._sample(ordered, shares, step, rows, pairs, deliver or self._deliver)
 
     def _sample(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
-                step: int, rows: dict[str, NodeRows], without: np.ndarray) -> MiniBatch:
+                step: int, rows: dict[str, NodeRows], without: np.ndarray,
+                deliver: Deliver | None) -> MiniBatch:
         scope, hops = self._scope, self._scope.hops
         blocks = []
         if self._seed_states:
@@ -119,8 +142,11 @@ class NeighborSampler:
                             {t: table.ids() for t, table in rows.items()})
             destinations = {t: destinations[t] for t in self._types if t in destinations}
             sharing = self._sharing(last, destinations, shares)
+            guests: dict[str, GuestRows] = {}
+            if scope.delegation is not None and layer == 1:
+                destinations, guests = self._invite(destinations, sharing, rows, deliver)
             before = {t: len(table) for t, table in rows.items()}
-            wanted = self._draws(layer, step, destinations, sharing, without)
+            wanted = self._draws(layer, step, destinations, sharing, without, guests)
             if self._threads and sum(len(each.nodes) for each in wanted) > FEW:
                 edges = draw_on_threads(wanted, rows, self._threads)
             else:
@@ -135,8 +161,11 @@ class NeighborSampler:
                 edges=edges,
                 seeds=sharing, last=last,
                 seed_relations=scope.seed_relations if merged is None else merged,
-                inner_relations=by_destination(scope.inner[layer]) if merged is None else merged,
+                inner_relations=(by_destination(scope.reaching(layer)) if merged is None
+                                 else merged),
                 has_destinations=self._seed_states or not last,
+                delegated=scope.delegation is not None and layer == 1,
+                guests=guests, guest_states=self._guest_states,
             ))
         return MiniBatch(
             blocks=blocks[::-1],
@@ -144,6 +173,32 @@ class NeighborSampler:
             seeds=seeds,
             own_seeds={t: seeds[t][:shares[t].own] for t in scope.targets},
         )
+
+    def _invite(self, destinations: Mapping[str, np.ndarray], sharing: Mapping[str, SeedShares],
+                rows: Mapping[str, NodeRows], deliver: Deliver | None
+                ) -> tuple[dict[str, np.ndarray], dict[str, GuestRows]]:
+        """Destination rows of layer 1 with those of other workers after them."""
+        delegation = self._scope.delegation
+        assert delegation is not None
+        assert deliver is not None
+        own = {t: ids[sharing[t].total if t in sharing else 0:]
+               for t, ids in destinations.items()}
+        arrived = deliver({t: own.get(t, _NONE) for t in delegation.asked}, delegation.asked)
+        found, guests = dict(destinations), {}
+        for ntype in self._types:
+            here = ntype in delegation.asked or ntype in delegation.asking
+            if not here and not (self._together and ntype in delegation.types):
+                continue
+            of_workers = arrived[ntype]
+            ids = np.concatenate(of_workers)
+            found[ntype] = np.concatenate([destinations.get(ntype, _NONE), ids])
+            guests[ntype] = GuestRows(
+                tuple(map(len, of_workers)),
+                tuple(len(own.get(ntype, _NONE)) if place in delegation.asked.get(ntype, ()) else 0
+                      for place in range(len(of_workers))), ids)
+            if self._guest_states and len(ids):
+                rows[ntype].add(ids, findable=False)
+        return {t: found[t] for t in self._types if t in found}, guests
 
     def _sharing(self, last: bool, destinations: Mapping[str, np.ndarray],
                  shares: Mapping[str, SeedShares]) -> dict[str, SeedShares]:
@@ -160,15 +215,18 @@ class NeighborSampler:
         return sharing
 
     def _rows_of(self, layer: int, relation: Relation, destinations: Mapping[str, np.ndarray],
-                 sharing: Mapping[str, SeedShares]
+                 sharing: Mapping[str, SeedShares], guests: Mapping[str, GuestRows]
                  ) -> Iterator[tuple[int, Tensor | None, np.ndarray]]:
         """Destination rows that `relation` is run for at `layer`: start, rows if chosen, nodes."""
         ids = destinations.get(relation.dst, _NONE)
         if not len(ids):
             return
         if self._scope.replicated:
-            for low, high in self._ranges(layer, relation, len(ids), sharing):
+            invited = guests[relation.dst].total if relation.dst in guests else 0
+            for low, high in self._ranges(layer, relation, len(ids) - invited, sharing):
                 yield low, None, ids[low:high]
+            if invited and relation in self._served:
+                yield len(ids) - invited, None, ids[len(ids) - invited:]
         elif relation in self._scope.on_common[layer]:
             if relation in self._scope.ranges:
                 low, high = self._scope.ranges[relation]
@@ -189,8 +247,9 @@ class NeighborSampler:
         shares = sharing.get(relation.dst)
         seeds = shares.total if shares else 0
         ranges: list[tuple[int, int]] = []
-        if shares and relation in self._scope.roots:
-            ranges = shares.local_ranges(*self._scope.roots[relation].rows(seeds)) or [(0, 0)]
+        roots = self._scope.roots_at(layer)
+        if shares and relation in roots:
+            ranges = shares.local_ranges(*roots[relation].rows(seeds)) or [(0, 0)]
         if relation in self._scope.inner[layer]:
             if ranges and ranges[-1][1] == seeds:
                 ranges[-1] = (ranges[-1][0], rows)
@@ -199,7 +258,8 @@ class NeighborSampler:
         return ranges
 
     def _draws(self, layer: int, step: int, destinations: Mapping[str, np.ndarray],
-               sharing: Mapping[str, SeedShares], without: np.ndarray) -> list[Draw]:
+               sharing: Mapping[str, SeedShares], without: np.ndarray,
+               guests: Mapping[str, GuestRows]) -> list[Draw]:
         """What is drawn for a layer, in the order of the block's edges.
 
         Of destination rows whose in-edges are cut, those that are here: on all workers that have
@@ -208,7 +268,8 @@ class NeighborSampler:
         draws = []
         for relation in self._graph:
             parts: list[_Part] = [
-                (*part, None) for part in self._rows_of(layer, relation, destinations, sharing)]
+                (*part, None)
+                for part in self._rows_of(layer, relation, destinations, sharing, guests)]
             if relation in self._scope.hubs and relation in self._scope.on_common[layer]:
                 hubs = self._scope.hubs[relation]
                 rows, at = hubs.find(destinations.get(relation.dst, _NONE))
@@ -225,7 +286,8 @@ class NeighborSampler:
         fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
         left_out = self._held_out.pairs_left_out(relation, without) if self._held_out else None
         return [Draw(relation, place, self._graph[relation], nodes, start, chosen, fanout, key,
-                     left_out, hubs) for start, chosen, nodes, hubs in parts]
+                     left_out, hubs, self._weights[relation])
+                for start, chosen, nodes, hubs in parts]
 
     def _settle(self, rows: Mapping[str, NodeRows], before: Mapping[str, int],
                 edges: Iterable[RelationBlock]) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.planning.assignment import Share
+from dgl_heta.planning.assignment import Partition, Share
+from dgl_heta.planning.delegation import roots_at_first
 from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
 
@@ -55,6 +56,48 @@ class HubPieces(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Delegation:
+    """Layer 1 where some relations are run by one worker for all of its group.
+
+    Attributes
+    ----------
+    roots : relations that this worker runs on seeds at layer 1, with its share of the seeds.
+    served : those that it runs on the other workers' rows that are no seeds.
+    reaching : those that reach rows that are no seeds, whoever runs them on whosever rows.
+    asked : node type → workers (places in the group) that are sent this worker's rows of the type.
+    asking : node type → workers that send theirs.
+    types : those of which any worker of the group sends rows.
+    """
+
+    roots: dict[Relation, Share]
+    served: tuple[Relation, ...]
+    reaching: tuple[Relation, ...]
+    asked: dict[str, tuple[int, ...]]
+    asking: dict[str, tuple[int, ...]]
+    types: tuple[str, ...]
+
+    @classmethod
+    def of(cls, plan: Plan, part: int) -> Delegation:
+        """That of a partition."""
+        own = plan.partitions[part]
+        group = [plan.partitions[index] for index in plan.groups[own.group]]
+        types = plan.schema.node_types
+
+        def owners(partition: Partition, ntype: str) -> set[int]:
+            return {plan.delegates[r] for r in partition.asks if r.dst == ntype}
+
+        asked = {t: tuple(sorted(owners(own, t))) for t in types}
+        asking = {t: tuple(place for place, p in enumerate(group)
+                           if group.index(own) in owners(p, t)) for t in types}
+        every = {r for p in group for r in (*p.inner[1], *p.asks)}
+        return cls(roots_at_first(plan, part), own.served,
+                   tuple(r for r in plan.schema.relations if r in every),
+                   {t: workers for t, workers in asked.items() if workers},
+                   {t: workers for t, workers in asking.items() if workers},
+                   tuple(t for t in types if any(owners(p, t) for p in group)))
+
+
+@dataclass(frozen=True)
 class SamplingScope:
     """What one worker samples.
 
@@ -71,6 +114,7 @@ class SamplingScope:
     owner : the same by an array, (destination nodes,): the partition that holds each one's
         in-edges; `part` is this worker's.
     hubs : of these relations, those with nodes whose in-edges are cut, too.
+    delegation : at layer 1, where relations are delegated; None where none are.
     """
 
     targets: tuple[str, ...]
@@ -89,6 +133,17 @@ class SamplingScope:
     owner: dict[Relation, np.ndarray] = field(default_factory=dict)
     hubs: dict[Relation, HubPieces] = field(default_factory=dict)
     part: int = 0
+    delegation: Delegation | None = None
+
+    def roots_at(self, layer: int) -> dict[Relation, Share]:
+        """The relations that it runs on seeds at a layer."""
+        return self.delegation.roots if self.delegation and layer == 1 else self.roots
+
+    def reaching(self, layer: int) -> Iterable[Relation]:
+        """The relations that reach rows that are no seeds, whoever runs them."""
+        if self.delegation is None or layer > 1:
+            return self.inner[layer]
+        return self.delegation.reaching
 
     @classmethod
     def of(cls, plan: Plan, part: int, layers: int | None = None) -> SamplingScope:
@@ -107,7 +162,9 @@ class SamplingScope:
         inner = {layer: own.inner[layer + skipped] for layer in range(1, hops + 1)}
         apart = bool(plan.metapaths)
         if plan.replication == "full":
-            return cls(plan.targets, hops, plan.roots(part), inner, roots, apart)
+            delegation = Delegation.of(plan, part) if plan.delegates and not skipped else None
+            return cls(plan.targets, hops, plan.roots(part), inner, roots, apart,
+                       delegation=delegation)
         every = {layer: [r for p in plan.partitions if p.group == own.group
                          for r in p.layers[layer + skipped]] for layer in range(1, hops + 1)}
         # Arrays name partitions as they were cut; each may have several trainers by now, in turn.

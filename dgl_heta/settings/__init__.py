@@ -15,7 +15,6 @@ from dgl_heta.settings.loading import (
     load_settings,
     read_section,
     section_name,
-    tomllib,
 )
 from dgl_heta.settings.sections import (
     CacheSettings,
@@ -27,7 +26,8 @@ from dgl_heta.settings.sections import (
     TrainSettings,
     default_fanouts,
 )
+from dgl_heta.settings.toml import parse_toml, read_toml
 
 __all__ = ["ENV_PREFIX", "PLAIN_VARIABLES", "CacheSettings", "ModelSettings", "PartitionSettings",
            "RunSettings", "Settings", "TaskSettings", "TrainSettings", "default_fanouts", "keys",
-           "load_settings", "read_section", "section_name", "tomllib"]
+           "load_settings", "parse_toml", "read_section", "read_toml", "section_name"]

@@ -5,24 +5,19 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.errors import InputError, listing, nearest, quoted, shortened
 from dgl_heta.settings.sections import Settings, default_fanouts, renamed
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+from dgl_heta.settings.toml import NotToml, parse_toml, read_toml
 
 ENV_PREFIX = "DGL_HETA_"
 PLAIN_VARIABLES = ("DGL_HETA_CONFIG", "DGL_HETA_TRACE", "DGL_HETA_LAUNCHER", "DGL_HETA_RENDEZVOUS",
-                   "DGL_HETA_READS")
+                   "DGL_HETA_READS", "DGL_HETA_MEETING")
 
 
 def load_settings(
@@ -49,24 +44,34 @@ def load_settings(
     values: dict[str, Any] = {}
     for section, content in (base or {}).items():
         values[section] = copy.deepcopy(dict(content))
+    before = values.get("model", {}).get("name")
     file = file or environ.get("DGL_HETA_CONFIG") or None
     if file:
-        _merge(values, _read_toml(Path(file)), str(file))
+        _merge(values, read_toml(Path(file), "settings"), str(file))
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and name not in PLAIN_VARIABLES:
             section, _, key = name[len(ENV_PREFIX):].lower().partition("__")
             _merge(values, _one(section, key.replace("__", "."), text), f"variable {name}")
+    name = values.get("model", {}).get("name")
+    if isinstance(name, str) and ".py:" in name and name != before:
+        raise InputError(f"model.name '{name}' names a file of code, which the command line alone "
+                         "may do: give --model, or name a module, as in mine:Net")
     for text in overrides:
         path, equals, value = text.partition("=")
         section, dot, key = path.strip().partition(".")
         if not equals or not dot:
-            raise InputError(f"--set {text}: write section.key=value, for example train.lr=0.01"
-                             + _suggestion(path.strip()))
-        _merge(values, _one(section, key, value), f"--set {text}")
+            raise InputError(f"--set {shortened(text)}: write section.key=value, for example "
+                             "train.lr=0.01" + _suggestion(path.strip()))
+        _merge(values, _one(section, key, value), f"--set {shortened(text)}")
     try:
         settings = Settings(**values)
     except ValidationError as error:
         raise _wrong(error) from None
+    train = settings.train
+    if train.global_batch_size is not None and "batch_size" in values["train"]:
+        raise InputError(f"train.global_batch_size = {train.global_batch_size} is for all workers "
+                         f"together, train.batch_size = {train.batch_size} for each, and both are "
+                         "set; leave one of them out")
     if "fanouts" not in values.get("train", {}):
         fanouts = list(default_fanouts(settings.model.layers))
         train = settings.train.model_copy(update={"fanouts": fanouts})
@@ -99,7 +104,7 @@ def read_section(model: type[BaseModel], values: Mapping[str, Any], name: str) -
         read[key] = _parse(value, annotation) if isinstance(value, str) else value
         if isinstance(read[key], bool) and not _may_be(bool, annotation):
             raise InputError(f"setting {name}.{key}: this setting is no switch, so it cannot be "
-                             f"true or false; got {read[key]!r}")
+                             f"true or false; got {read[key]}")
     try:
         return model(**read)
     except ValidationError as error:
@@ -114,7 +119,7 @@ def _wrong(error: ValidationError, *section: str) -> InputError:
     first = error.errors()[0]
     where = ".".join(map(str, (*section, *first["loc"])))
     message = first["msg"].removeprefix("Value error, ")
-    return InputError(f"setting {where}: {message}; got {first['input']!r}")
+    return InputError(f"setting {where}: {message}; got {quoted(first['input'])}")
 
 
 def _one(section: str, key: str, text: str) -> dict[str, Any]:
@@ -172,15 +177,6 @@ def _suggestion(name: str) -> str:
     return nearest(name, known)
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"cannot read settings {path}: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"settings {path} are not TOML: {error}") from None
-
-
 def _may_be(kind: type, annotation: Any) -> bool:
     """Whether an annotation is a type, or a union (`X | None`) or a list that has it."""
     return annotation in (kind, Any) or any(_may_be(kind, a) for a in get_args(annotation))
@@ -194,8 +190,8 @@ def _parse(text: str, annotation: Any) -> Any:
     textual = annotation in (str, str | None, Path, Path | None)
     for toml in (text, f"[{text}]") if text.strip() else ():
         try:
-            value = tomllib.loads(f"value = {toml}")["value"]
-        except tomllib.TOMLDecodeError:
+            value = parse_toml(f"value = {toml}")["value"]
+        except NotToml:
             continue
         return text if textual and not isinstance(value, str) else value
     return text

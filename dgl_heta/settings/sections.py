@@ -27,6 +27,8 @@ class _Section(BaseModel):
         values = value if isinstance(value, list) else [value]
         if annotation is not bool and any(isinstance(v, bool) for v in values):
             raise ValueError("this setting is no switch, so it cannot be true or false")
+        if any(isinstance(v, int) and abs(v) >= 2**63 for v in values):
+            raise ValueError("whole numbers are below 2^63")
         return value
 
 
@@ -43,25 +45,44 @@ def renamed(section: str, content: Mapping[str, Any]) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in content.items()}
 
 
+def by_commas(value: Any) -> Any:
+    """Names, from a text with commas."""
+    return [t.strip() for t in value.split(",")] if isinstance(value, str) else value
+
+
 class PartitionSettings(_Section):
     """Which worker gets what."""
 
     method: str = Field("meta", description="partition backend (see `dgl-heta plugins`)")
     parts: int = Field(2, ge=1, description="number of partitions, one worker each")
-    target: str | None = Field(None, description="target node type of a script's "
-                               "partition_graph; default: the type with a train_mask")
+    target: list[str] | None = Field(None, description="target node types of a script's "
+                                     "partition_graph; default: the type with a train_mask, or "
+                                     "the ends of the relations with one")
     metapaths: str | None = Field(None, description="JSON file of metapaths; default: all hops")
     replication: Literal["full", "none"] | None = Field(
         None, description="full: each partition has all relations that its sub-metatrees need; "
         "none: a relation is on one partition only; default: the method's own")
-    memory_mb: float | None = Field(None, gt=0, description="memory that a partition may hold, as "
-                                    "predicted; with replication = none large relations are cut")
+    memory_mb: float | None = Field(None, gt=0, le=1e12, description="memory that a partition may "
+                                    "hold, as predicted; with replication = none large relations "
+                                    "are cut")
     cut: str | None = Field(None, description="cutter of relations that are too large for a "
                             "partition (see `dgl-heta plugins`); default: the method's own, or "
                             "ranges of destinations")
     hubs: float = Field(1.0, ge=0, description="with another cut than ranges: the in-edges of one "
                         "node are cut, too, if they are more than so many even pieces; 0: never")
+    shared: Literal["rows", "delegate", "auto"] = Field(
+        "rows", description="learnable features that several partitions read: rows: they and their "
+        "gradients move; delegate: one partition aggregates them for all; auto: whichever sends "
+        "fewer bytes, as predicted; DistDGL scripts: as the partition was made")
     seed: int = Field(0, ge=0, description="seed of backends that draw at random")
+    graphbolt: str | None = Field(None, description="GraphBolt scripts: the partition (a directory "
+                                  "that `dgl-heta partition` wrote) of the data set that the "
+                                  "script loads, which is sampled by relation")
+
+    @field_validator("target", mode="before")
+    @classmethod
+    def _by_commas(cls, value: Any) -> Any:
+        return by_commas(value)
 
 
 class TaskSettings(_Section):
@@ -84,17 +105,18 @@ class TaskSettings(_Section):
     @field_validator("targets", mode="before")
     @classmethod
     def _by_commas(cls, value: Any) -> Any:
-        return [t.strip() for t in value.split(",")] if isinstance(value, str) else value
+        return by_commas(value)
 
 
 class ModelSettings(_Section):
     """The model."""
 
     name: str = Field("rgcn", description="model provider")
-    layers: int = Field(2, ge=1, description="layers of the model, hops of the plan")
-    hidden: int = Field(64, ge=1, description="width of hidden states and learnable features")
-    subsets: int = Field(8, ge=1, description="subsets of relations (nars)")
-    heads: int = Field(4, ge=1, description="attention heads (rgat, han, hgt, sehgnn)")
+    layers: int = Field(2, ge=1, le=100, description="layers of the model, hops of the plan")
+    hidden: int = Field(64, ge=1, le=65536, description="width of hidden states and learnable "
+                        "features")
+    subsets: int = Field(8, ge=1, le=4096, description="subsets of relations (nars)")
+    heads: int = Field(4, ge=1, le=1024, description="attention heads (rgat, han, hgt, sehgnn)")
     bases: int = Field(0, ge=0, description="R-GCN bases; 0 gives every relation its own weight")
     self_loop: bool = Field(True, description="add the destination's own state")
     layer_norm: bool = Field(False, description="normalise hidden states")
@@ -110,6 +132,9 @@ class TrainSettings(_Section):
 
     epochs: int = Field(10, ge=1, description="passes over the training nodes")
     batch_size: int = Field(1024, ge=1, description="seeds per worker and step")
+    global_batch_size: int | None = Field(
+        None, ge=1, description="instead of batch_size: seeds of all workers together, so that any "
+        "number of workers takes the same steps (dgl-heta train)")
     fanouts: list[int] = Field(
         list(default_fanouts(2)), description="neighbours per relation and layer, input layer "
         "first; -1 for all; default: 25, then 20 for every further layer")
@@ -145,6 +170,10 @@ class TrainSettings(_Section):
         0, ge=0, description="threads that draw a batch's relations side by side, which gives the "
         "same batches; 0: as many as compute")
     eval_every: int = Field(1, ge=1, description="epochs between validations")
+
+    def step_size(self, workers: int) -> int:
+        """Seeds of a step over so many workers."""
+        return self.global_batch_size or self.batch_size * workers
 
     @field_validator("fanouts", "eval_fanouts", mode="before")
     @classmethod
@@ -192,7 +221,7 @@ class RunSettings(_Section):
 
     directory: str | None = Field(None, description="run directory; default: runs/NAME-TIME")
     timeout_s: float = Field(300, gt=0, description="limit of every wait for another worker")
-    verify: bool = Field(True, description="compare the checksums of the store's files first")
+    verify: bool = Field(True, description="compare the checksums of a store's files first")
     record: str | None = Field(None, description="DistDGL scripts: directory to record the first "
                                "steps in, as `dgl-heta prove` does; the script ends after them")
     reference: bool = Field(False, description="DistDGL scripts: run as with plain DGL, for "

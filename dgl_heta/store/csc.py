@@ -221,9 +221,10 @@ def _count(src, dst, num_src, counts):  # type: ignore[no-untyped-def]
     """Add in-degrees to counts[1:]; the index of the first edge out of range, or -1."""
     num_dst = len(counts) - 1
     for i in range(len(dst)):
-        if src[i] < 0 or src[i] >= num_src or dst[i] < 0 or dst[i] >= num_dst:
+        row = dst[i]  # once: the array may be a mapped file
+        if src[i] < 0 or src[i] >= num_src or row < 0 or row >= num_dst:
             return i
-        counts[dst[i] + 1] += 1
+        counts[row + 1] += 1
     return -1
 
 
@@ -233,6 +234,8 @@ def _scatter(src, dst, low, cursor, ends, indices, ids, places):  # type: ignore
     keep = len(ids) > 0
     for i in range(len(src)):
         row = dst[i] - low
+        if row < 0 or row >= len(cursor):
+            return False
         place = cursor[row]
         if place >= ends[row]:
             return False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
@@ -13,10 +12,14 @@ import numpy as np
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import Task
+from dgl_heta.store.types import check_types
+from dgl_heta.system.sums import agrees, signed
 
 FILE_NAME = "manifest.json"
 FORMAT = "dgl-heta-store"
-VERSION = 1
+VERSIONS = (1, 2)
+"""2 where nodes have ids of their own, else 1."""
+_INDICES = (np.int32, np.int64)
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class ArrayEntry:
 class RelationEntry:
     """One relation in CSC: in-edges of destination node v are indices[indptr[v]:indptr[v+1]].
 
-    `edge_ids`, where kept, gives for each CSC position the edge's position in the source.
+    `edge_ids`, where kept, gives for each CSC position the edge's position in the source. `arrays`
+    have a row per edge, in the order of the source.
     """
 
     relation: Relation
@@ -42,6 +46,15 @@ class RelationEntry:
     indptr: ArrayEntry
     indices: ArrayEntry
     edge_ids: ArrayEntry | None = None
+    arrays: dict[str, ArrayEntry] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class IdsEntry:
+    """Ids of the nodes of a type, as :class:`~dgl_heta.graph.node_ids.NodeIds`."""
+
+    offsets: ArrayEntry
+    text: ArrayEntry
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ class Manifest:
     task: Task | None = None
     info: dict[str, Any] = field(default_factory=dict)
     created_by: str = ""
+    ids: dict[str, IdsEntry] = field(default_factory=dict)
 
     def schema(self) -> Schema:
         widths = {}
@@ -71,10 +85,13 @@ class Manifest:
         for ntype, arrays in self.arrays.items():
             if ntypes is None or ntype in ntypes:
                 found += list(arrays.values())
+                ids = self.ids.get(ntype)
+                found += [ids.offsets, ids.text] if ids else []
         for entry in self.relations:
             if relations is None or entry.relation in relations:
                 found += [entry.indptr, entry.indices]
                 found += [entry.edge_ids] if entry.edge_ids else []
+                found += list(entry.arrays.values())
         return found
 
     @property
@@ -83,24 +100,28 @@ class Manifest:
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
-            "format": FORMAT, "version": VERSION, "created_by": self.created_by,
+            "format": FORMAT, "version": VERSIONS[bool(self.ids)], "created_by": self.created_by,
             "name": self.name,
             "node_types": {
                 t: {"count": n, "arrays": {k: _entry_json(a)
-                                           for k, a in self.arrays.get(t, {}).items()}}
+                                           for k, a in self.arrays.get(t, {}).items()},
+                    **({"ids": {k: _entry_json(getattr(self.ids[t], k))
+                                for k in ("offsets", "text")}} if t in self.ids else {})}
                 for t, n in self.node_counts.items()
             },
             "relations": [
                 {"src": r.relation.src, "etype": r.relation.etype, "dst": r.relation.dst,
                  "edges": r.edges, "indptr": _entry_json(r.indptr),
                  "indices": _entry_json(r.indices),
-                 **({"edge_ids": _entry_json(r.edge_ids)} if r.edge_ids else {})}
+                 **({"edge_ids": _entry_json(r.edge_ids)} if r.edge_ids else {}),
+                 **({"arrays": {k: _entry_json(a) for k, a in r.arrays.items()}}
+                    if r.arrays else {})}
                 for r in self.relations
             ],
             "task": asdict(self.task) if self.task else None,
             "info": self.info,
         }
-        return {**data, "sha256": _digest(data)}
+        return signed(data)
 
     def save(self, directory: Path) -> None:
         text = json.dumps(self.to_json(), indent=1)
@@ -121,18 +142,18 @@ class Manifest:
             raise InputError(f"store {path} is damaged: it is not JSON ({error})") from None
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise InputError(f"{path} is not the manifest of a relation store (format: {FORMAT})")
-        if data.get("version") != VERSION:
+        if data.get("version") not in VERSIONS:
             raise InputError(
-                f"store {directory} has format version {data.get('version')!r}; this dgl-heta "
-                f"reads version {VERSION}"
+                f"store {path} has format version {data.get('version')!r}; this dgl-heta "
+                f"reads versions {VERSIONS[0]} to {VERSIONS[-1]}"
             )
-        content = {key: value for key, value in data.items() if key != "sha256"}
-        if data.get("sha256") != _digest(content):
+        if not agrees(data):
             raise InputError(
                 f"store manifest {path} was edited or damaged: its checksum does not agree; "
                 "write the store again"
             )
         try:
+            check_types(data)
             manifest = cls(
                 name=data["name"],
                 node_counts={t: int(v["count"]) for t, v in data["node_types"].items()},
@@ -141,15 +162,20 @@ class Manifest:
                 relations=tuple(
                     RelationEntry(Relation(r["src"], r["etype"], r["dst"]), int(r["edges"]),
                                   _entry(r["indptr"]), _entry(r["indices"]),
-                                  _entry(r["edge_ids"]) if "edge_ids" in r else None)
+                                  _entry(r["edge_ids"]) if "edge_ids" in r else None,
+                                  {k: _entry(a) for k, a in r.get("arrays", {}).items()})
                     for r in data["relations"]
                 ),
                 task=Task(**data["task"]) if data["task"] else None,
                 info=data["info"], created_by=data["created_by"],
+                ids={t: IdsEntry(_entry(v["ids"]["offsets"]), _entry(v["ids"]["text"]))
+                     for t, v in data["node_types"].items() if v.get("ids")},
             )
             manifest._check_shapes()
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise InputError(f"store manifest {path} is damaged: {error!r}") from None
+            manifest.schema()
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError,
+                InputError) as error:
+            raise InputError(f"store manifest {path} is damaged: {error}") from None
         return manifest
 
     def _check_shapes(self) -> None:
@@ -158,16 +184,20 @@ class Manifest:
             for name, entry in arrays.items():
                 if entry.shape[:1] != (self.node_counts[ntype],):
                     raise ValueError(f"array '{name}' of '{ntype}' has shape {entry.shape}")
+        for ntype, ids in self.ids.items():
+            if (ids.offsets.shape != (self.node_counts[ntype] + 1,) or len(ids.text.shape) != 1
+                    or np.dtype(ids.offsets.dtype) != np.int64
+                    or np.dtype(ids.text.dtype) != np.uint8):
+                raise ValueError(f"ids of '{ntype}' have files of other shapes or numbers")
         for item in self.relations:
             shapes = [(item.indptr, self.node_counts[item.relation.dst] + 1),
                       (item.indices, item.edges), (item.edge_ids or item.indices, item.edges)]
-            if any(entry.shape != (count,) for entry, count in shapes):
+            if any(entry.shape != (count,) for entry, count in shapes) or any(
+                    entry.shape[:1] != (item.edges,) for entry in item.arrays.values()):
                 raise ValueError(f"relation '{item.relation}' has files of other shapes")
-
-
-def _digest(content: dict[str, Any]) -> str:
-    plain = json.loads(json.dumps(content))  # as it will be read: keys that are text, lists
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+            kinds = [np.dtype(entry.dtype) for entry, _ in shapes]
+            if kinds[0] != np.int64 or not {*kinds[1:]} <= {np.dtype(t) for t in _INDICES}:
+                raise ValueError(f"relation '{item.relation}' has files of other numbers")
 
 
 def _entry_json(entry: ArrayEntry) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,21 +12,27 @@ from pathlib import Path
 import numpy as np
 
 from dgl_heta.errors import InputError, listing
+from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import GraphSource
+from dgl_heta.graph.source import MASKS, GraphSource, Task
 from dgl_heta.store.csc import CSC
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
+from dgl_heta.store.structure import pointers, rule_of, wrong_label
+
+_BLOCK = 2**22  # bytes
 
 
 class Store:
     """A relation store that is open for reading.
 
     Opening reads the manifest and compares the size of every file with it; arrays are
-    memory-mapped when asked for. :meth:`verify` compares the checksums too.
+    memory-mapped when asked for. :meth:`verify` compares checksums and contents.
 
     Parameters
     ----------
     directory : the directory that `write_store` made.
+    verify : compare each file when it is first opened, as :meth:`verify` does. For readers that
+        do not know beforehand what they will read.
 
     Raises
     ------
@@ -32,8 +40,12 @@ class Store:
         Not a store, another format version, a file missing or of another size.
     """
 
-    def __init__(self, directory: str | Path) -> None:
+    def __init__(self, directory: str | Path, verify: bool = False) -> None:
         self.directory = Path(directory)
+        self._verify_opened = verify
+        self._verified: set[str] = set()  # files
+        self._ascending: set[Relation] = set()  # whose pointers were checked
+        self._mapped_files: dict[str, tuple[ArrayEntry, tuple[int, int]]] = {}  # device and inode
         self.manifest = Manifest.load(self.directory)
         self.schema: Schema = self.manifest.schema()
         self._relations = {entry.relation: entry for entry in self.manifest.relations}
@@ -46,9 +58,25 @@ class Store:
         return (Path(directory) / FILE_NAME).is_file()
 
     def relation(self, relation: Relation) -> CSC:
-        """The CSC of a relation, memory-mapped."""
+        """The CSC of a relation, memory-mapped; its pointers ascend to the number of edges.
+
+        Raises
+        ------
+        InputError
+            A file is damaged, or its pointers do not.
+        """
         entry = self._entry(relation)
-        return CSC(self._open(entry.indptr), self._open(entry.indices))
+        csc = CSC(self._open(entry.indptr), self._open(entry.indices))
+        if relation not in self._ascending:
+            if entry.indptr.file not in self._verified:
+                self._refuse(entry.indptr, pointers(entry).check(csc.indptr))
+            self._ascending.add(relation)
+        return csc
+
+    def weights(self, relation: Relation) -> np.ndarray | None:
+        """For each CSC position what the edge's chance of being sampled is proportional to,
+        float64, positive and finite; None, as here, if a node's edges are all alike."""
+        return None
 
     def edge_ids(self, relation: Relation) -> np.ndarray:
         """For each CSC position the edge's position in the source, int64."""
@@ -56,6 +84,10 @@ class Store:
         if entry.edge_ids is None:
             raise InputError(f"store {self.directory} keeps no edge ids; write it with edge_ids")
         return self._open(entry.edge_ids)
+
+    def edge_arrays(self, relation: Relation) -> dict[str, np.ndarray]:
+        """Arrays of a relation's edges, memory-mapped, a row per edge in the source's order."""
+        return {name: self._open(entry) for name, entry in self._entry(relation).arrays.items()}
 
     def array(self, ntype: str, name: str) -> np.ndarray:
         """A node array, one row per node of the type, memory-mapped."""
@@ -66,6 +98,12 @@ class Store:
                              f"{listing(arrays)}")
         return self._open(arrays[name])
 
+    def ids(self, ntype: str) -> NodeIds | None:
+        """The ids that nodes of a type have for whoever made the graph, or None."""
+        self.schema.check_node_type(ntype)
+        entry = self.manifest.ids.get(ntype)
+        return NodeIds(self._open(entry.offsets), self._open(entry.text)) if entry else None
+
     def has_array(self, ntype: str, name: str) -> bool:
         return name in self.manifest.arrays.get(ntype, {})
 
@@ -74,10 +112,14 @@ class Store:
                progress: Callable[[str, float], None] | None = None) -> None:
         """Compare the checksums of all files, or of those of some node types and relations.
 
+        In the same pass their contents are checked: pointers ascend, ids are those of nodes and
+        edges, truth values are 0 and 1, labels in masks are classes.
+
         Raises
         ------
         InputError
-            A file that differs from what was written, by name; an unknown type or relation.
+            A file that differs from what was written, or that a store cannot hold, by name; an
+            unknown type or relation.
         """
         ntypes = None if ntypes is None else {self.schema.check_node_type(t) for t in ntypes}
         relations = None if relations is None else {self._entry(r).relation for r in relations}
@@ -85,32 +127,83 @@ class Store:
         total = max(sum(entry.bytes for entry in entries), 1)
         done = 0
         for entry in entries:
-            digest = hashlib.sha256()
-            path = self.directory / entry.file
-            try:
-                with path.open("rb") as file:
-                    while data := file.read(2**22):
-                        digest.update(data)
-                        done += len(data)
-                        if progress:
-                            progress(entry.file, min(done / total, 1.0))
-            except OSError as error:
-                raise InputError(f"cannot read store file {path}: "
-                                 f"{error.strerror or error}") from None
-            if digest.hexdigest() != entry.sha256:
-                raise InputError(
-                    f"store file {path} was edited or damaged: its checksum does not agree with "
-                    "the manifest; write the store again"
-                )
+            for size in self._compared(entry):
+                done += size
+                if progress:
+                    progress(entry.file, min(done / total, 1.0))
+        task = self.manifest.task
+        if task and task.kind == "classification" and (ntypes is None or task.target in ntypes):
+            self._check_labels(task)
+
+    def check_sizes(self) -> None:
+        """Look whether a file that is mapped was cut since: reading it would end the process by
+        SIGBUS. What has another file in its place is still there.
+
+        Raises
+        ------
+        InputError
+            It was, by name.
+        """
+        for entry, file in self._mapped_files.values():
+            with contextlib.suppress(OSError):  # it has no name any more, but is still there
+                if _identity(self.directory / entry.file) == file:
+                    self._check_size(entry)
+
+    def _check_labels(self, task: Task) -> None:
+        """Labels of nodes in a mask are classes."""
+        arrays = self.manifest.arrays.get(task.target, {})
+        label = arrays.get(task.label)
+        for name in MASKS if label else ():
+            if label and name in arrays and (wrong := wrong_label(
+                    self._mapped(arrays[name]), self._mapped(label), task.num_classes)):
+                self._refuse(label, f"node {wrong[0]} is in {name} but has label {wrong[1]}; "
+                                    f"labels go from 0 to {task.num_classes - 1}")
+
+    def _compared(self, entry: ArrayEntry) -> Iterator[int]:
+        """Compare a file with its checksum, and its content with its rule; yields bytes done."""
+        digest, path = hashlib.sha256(), self.directory / entry.file
+        rule, dtype = rule_of(self.manifest, entry), np.dtype(entry.dtype)
+        skip, rest = max(entry.bytes - dtype.itemsize * math.prod(entry.shape), 0), b""
+        try:
+            with path.open("rb", buffering=0) as file:
+                while data := file.read(_BLOCK):
+                    digest.update(data)
+                    if rule is not None:
+                        body, skip = data[skip:] if skip else data, max(skip - len(data), 0)
+                        body = rest + body if rest else body
+                        whole = len(body) // dtype.itemsize
+                        rule.add(np.frombuffer(body, dtype, whole))
+                        rest = body[whole * dtype.itemsize:]
+                    yield len(data)
+        except OSError as error:
+            raise InputError(f"cannot read store file {path}: "
+                             f"{error.strerror or error}") from None
+        if digest.hexdigest() != entry.sha256:
+            raise InputError(
+                f"store file {path} was edited or damaged: its checksum does not agree with "
+                "the manifest; write the store again"
+            )
+        self._refuse(entry, rule.end() if rule is not None else "")
+        self._verified.add(entry.file)
+
+    def _refuse(self, entry: ArrayEntry, fault: str) -> None:
+        if fault:
+            raise InputError(f"store file {self.directory / entry.file} cannot be of a graph: "
+                             f"{fault}; write the store again")
 
     def source(self) -> GraphSource:
-        """The stored graph as a source; edges come by destination, arrays are memory maps."""
+        """The stored graph as a source; edges come by destination, arrays are memory maps.
+
+        Arrays are not compared with their checksums, whatever `verify` is: call :meth:`verify`.
+        """
         manifest = self.manifest
         return GraphSource(
             manifest.name, dict(manifest.node_counts),
-            {r: _StoredEdges(self.relation(r)) for r in self.schema.relations},
-            {t: {name: self.array(t, name) for name in arrays}
-             for t, arrays in manifest.arrays.items()}, manifest.task, dict(manifest.info))
+            {r: _StoredEdges(self, r) for r in self.schema.relations},
+            {t: {name: self._mapped(entry) for name, entry in arrays.items()}
+             for t, arrays in manifest.arrays.items()}, manifest.task, dict(manifest.info),
+            node_ids={t: NodeIds(self._mapped(e.offsets), self._mapped(e.text))
+                      for t, e in manifest.ids.items()})
 
     def _entry(self, relation: Relation) -> RelationEntry:
         if relation not in self._relations:
@@ -131,6 +224,12 @@ class Store:
             )
 
     def _open(self, entry: ArrayEntry) -> np.ndarray:
+        if self._verify_opened and entry.file not in self._verified:
+            for _ in self._compared(entry):
+                pass
+        return self._mapped(entry)
+
+    def _mapped(self, entry: ArrayEntry) -> np.ndarray:
         path = self.directory / entry.file
         try:
             array = np.lib.format.open_memmap(path, mode="r")  # never unpickles
@@ -145,6 +244,8 @@ class Store:
         if not array.flags.c_contiguous or array.offset + array.nbytes != entry.bytes:
             raise InputError(f"store file {path} is damaged: its header puts the rows in another "
                              "place than they were written to; write the store again")
+        with contextlib.suppress(OSError):
+            self._mapped_files[entry.file] = entry, _identity(path)
         return array
 
 
@@ -152,20 +253,42 @@ class Store:
 class _StoredEdges:
     """Edges of a stored relation, by destination."""
 
-    csc: CSC
+    store: Store
+    relation: Relation
 
     @property
     def num_edges(self) -> int:
-        return len(self.csc.indices)
+        return self.store.schema.edge_counts[self.relation]
 
     def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        indptr, indices = self.csc
+        indptr, indices = self.store.relation(self.relation)
         for start in range(0, len(indices), size):
             stop = min(start + size, len(indices))
             low = int(np.searchsorted(indptr, start, "right")) - 1
             high = int(np.searchsorted(indptr, stop, "left"))
             degrees = np.diff(np.clip(indptr[low:high + 1], start, stop))
             yield np.asarray(indices[start:stop]), np.repeat(np.arange(low, high), degrees)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
+def short_files(directory: str | Path) -> list[str]:
+    """Files of a store that are shorter than its manifest says, with both sizes; none where the
+    manifest cannot be read."""
+    found = []
+    try:
+        entries = Manifest.load(directory).entries()
+    except InputError:
+        return []
+    for entry in entries:
+        path = Path(directory) / entry.file
+        with contextlib.suppress(OSError):
+            if (size := path.stat().st_size) < entry.bytes:
+                found.append(f"{path} ({size} of {entry.bytes} bytes)")
+    return found
 
 
 def as_source(graph: GraphSource | Store) -> GraphSource:

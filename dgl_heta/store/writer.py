@@ -17,8 +17,12 @@ from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import KINDS, MASKS, TRAIN_MASK, GraphSource, Task
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
-from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
+from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
+from dgl_heta.store.structure import wrong_label
 from dgl_heta.system.files import new_directory
+
+OWN_NAMES = ("_ID", "_TYPE", "inner_edge")
+"""Edge data that are DGL's own: ids and types of a graph that came from another."""
 
 Progress = Callable[[str, float], None]
 """`progress(what, fraction done of the whole)`, called often."""
@@ -135,12 +139,18 @@ def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
 
     # Indices in file names keep apart what safe_name makes alike ("a/b" and "a_b").
     arrays: dict[str, dict[str, ArrayEntry]] = {}
+    named: dict[str, IdsEntry] = {}
     for index, ntype in enumerate(source.node_counts):
         arrays[ntype] = {}
         for place, (name, array) in enumerate(source.node_arrays.get(ntype, {}).items()):
             file = f"nodes/{index}-{safe_name(ntype)}/{place}-{safe_name(name)}.npy"
             arrays[ntype][name] = _write_array(directory, file, ntype, name, array,
                                                advancing(f"{ntype} {name}"))
+        if ntype in source.node_ids:
+            named[ntype] = IdsEntry(*(
+                _write_rows(directory, f"nodes/{index}-{safe_name(ntype)}/ids-{part}.npy",
+                            getattr(source.node_ids[ntype], part), advancing(f"{ntype} ids"))
+                for part in ("offsets", "text")))
     relations = []
     for index, (triple, edges) in enumerate(source.edges.items()):
         relation = Relation(*triple)
@@ -162,29 +172,52 @@ def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
                 body.append(indices)
                 if ids:
                     ids.append(positions)
-            relations.append(RelationEntry(relation, shape[0], pointer.close(), body.close(),
-                                           ids.close() if ids else None))
+            entry = RelationEntry(relation, shape[0], pointer.close(), body.close(),
+                                  ids.close() if ids else None)
+        for place, (name, array) in enumerate(kept_edge_arrays(source, relation, edge_ids).items()):
+            entry.arrays[name] = _write_rows(directory, f"{folder}/{place}-{safe_name(name)}.npy",
+                                             array, advancing(f"{relation} {name}"))
+        relations.append(entry)
     task = source.task and Task(source.task.target, int(source.task.num_classes),
                                 source.task.label, source.task.kind)
     return Manifest(source.name, {t: int(n) for t, n in source.node_counts.items()}, arrays,
-                    tuple(relations), task, source.info, f"dgl-heta {__version__}")
+                    tuple(relations), task, source.info, f"dgl-heta {__version__}", named)
+
+
+def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
+                     ) -> dict[str, np.ndarray]:
+    """Arrays of a relation's edges that a store holds: numbers of at most 64 bits, a row per edge.
+
+    They go by the edges' ids, so none where these are not kept.
+    """
+    count = source.edges[relation].num_edges
+    return {name: array for name, array in source.edge_arrays.get(relation, {}).items()
+            if edge_ids and name not in OWN_NAMES and array.ndim and len(array) == count
+            and array.dtype.kind in "fiub" and array.dtype.itemsize <= 8}
 
 
 def _write_array(directory: Path, file: str, ntype: str, name: str, array: np.ndarray,
                  advance: Callable[[int], None]) -> ArrayEntry:
+    def check(start: int, rows: np.ndarray) -> None:
+        if rows.dtype.kind == "f":
+            finite = np.isfinite(rows)
+            if not finite.all():
+                bad = start + int(np.argwhere(~finite)[0][0])
+                raise InputError(
+                    f"array '{name}' of node type '{ntype}' has a value that is not finite "
+                    f"(NaN or infinity), first in row {bad}; replace or drop it"
+                )
+    return _write_rows(directory, file, array, advance, check)
+
+
+def _write_rows(directory: Path, file: str, array: np.ndarray, advance: Callable[[int], None],
+                check: Callable[[int, np.ndarray], None] = lambda *_: None) -> ArrayEntry:
     row_bytes = max(array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)), 1)
     step = max(2**25 // row_bytes, 1)
     with NpyWriter(directory, file, array.dtype, array.shape) as writer:
         for start in range(0, len(array), step):
             rows = np.asarray(array[start:start + step])
-            if rows.dtype.kind == "f":
-                finite = np.isfinite(rows)
-                if not finite.all():
-                    bad = start + int(np.argwhere(~finite)[0][0])
-                    raise InputError(
-                        f"array '{name}' of node type '{ntype}' has a value that is not finite "
-                        f"(NaN or infinity), first in row {bad}; replace or drop it"
-                    )
+            check(start, rows)
             writer.append(rows)
             _forget(array)
             advance(len(rows) * row_bytes)
@@ -232,6 +265,10 @@ def check_source(source: GraphSource) -> None:
             raise InputError(f"features 'feat' of node type '{ntype}' are {feat.dtype} of shape "
                              f"{feat.shape}; they must be floating point, one row per node and "
                              "one column per feature")
+    for ntype, ids in source.node_ids.items():
+        if len(ids) != source.node_counts.get(ntype):
+            raise InputError(f"node type '{ntype}' has {source.node_counts.get(ntype, 0)} nodes, "
+                             f"but {len(ids)} ids; it must have one for each node")
     task = source.task
     if task is None:
         return
@@ -262,17 +299,15 @@ def check_source(source: GraphSource) -> None:
                              f"{mask.shape}; it must be boolean, one entry per node")
         if task.kind != "classification":
             continue
-        chosen = np.flatnonzero(mask)
-        values = np.asarray(label[chosen])
-        wrong = np.flatnonzero((values < 0) | (values >= task.num_classes))
-        if len(wrong):
-            raise InputError(f"node {chosen[wrong[0]]} of '{task.target}' is in {name} but has "
-                             f"label {values[wrong[0]]}; labels go from 0 to "
-                             f"{task.num_classes - 1}")
+        if wrong := wrong_label(mask, label, task.num_classes):
+            raise InputError(f"node {wrong[0]} of '{task.target}' is in {name} but has label "
+                             f"{wrong[1]}; labels go from 0 to {task.num_classes - 1}")
 
 
 def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: int) -> None:
-    need = sum(array.nbytes for arrays in source.node_arrays.values() for array in arrays.values())
+    need = _node_bytes(source)
+    need += sum(array.nbytes for relation in source.edges
+                for array in kept_edge_arrays(source, relation, edge_ids).values())
     scratch = 0
     for (src, _, dst), edges in source.edges.items():
         width = index_dtype(source.node_counts[src]).itemsize + 8 * edge_ids
@@ -281,14 +316,20 @@ def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: in
             scratch = max(scratch, edges.num_edges * (width + 8))
     free = shutil.disk_usage(directory).free
     if need + scratch > free:
-        raise HetaError(f"the store needs {need:,} bytes and {scratch:,} more while it is "
-                        f"written, but the disk has {free:,} free")
+        raise HetaError(f"no space left on the disk: the store needs {need:,} bytes and "
+                        f"{scratch:,} more while it is written, but {free:,} are free")
 
 
 def _work(source: GraphSource) -> int:
     """Bytes of arrays plus two passes over the edges, the unit of the progress."""
-    arrays = sum(a.nbytes for named in source.node_arrays.values() for a in named.values())
-    return max(arrays + 2 * sum(edges.num_edges for edges in source.edges.values()), 1)
+    return max(_node_bytes(source) + 2 * sum(edges.num_edges for edges in source.edges.values()), 1)
+
+
+def _node_bytes(source: GraphSource) -> int:
+    """Of arrays and ids of nodes."""
+    arrays = [a for named in source.node_arrays.values() for a in named.values()]
+    ids = [a for named in source.node_ids.values() for a in (named.offsets, named.text)]
+    return sum(array.nbytes for array in arrays + ids)
 
 
 def safe_name(name: str) -> str:

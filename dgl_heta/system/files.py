@@ -5,16 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
-import secrets
 import shutil
-import signal
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.system.disk import is_full, sync_directory, sync_file, sync_tree
+from dgl_heta.system.leftovers import clear, temporary_name
+from dgl_heta.system.signals import leave_on_signals
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
     shown = out
     temporary: Path | None = None
     made: list[Path] = []
-    with _exit_on_sigterm():
+    with leave_on_signals():
         try:
             try:
                 out = _located(out)
@@ -42,16 +42,17 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
                 if not parent.is_dir():
                     raise InputError(f"cannot write {shown}: {parent} is not a directory")
                 out.parent.mkdir(parents=True, exist_ok=True)
-                # Names have at most 255 bytes; a character has at most four.
-                name = f".{out.name[:40]}.partial-{os.getpid()}-{secrets.token_hex(4)}"
-                temporary = out.parent / name
+                clear(out.parent, out.name)
+                temporary = out.parent / temporary_name(out.name, "partial")
                 temporary.mkdir()
             except (OSError, ValueError) as error:
-                kind_of_error = HetaError if _is_full(error) else InputError
+                kind_of_error = HetaError if is_full(error) else InputError
                 raise kind_of_error(f"cannot write {shown}: {_reason(error)}") from error
             try:
                 yield temporary
+                sync_tree(temporary)
                 _put_in_place(temporary, out, shown, replace)
+                sync_directory(out.parent)
             except OSError as error:
                 raise HetaError(_failure(error, (temporary, out), shown)) from error
         finally:
@@ -60,24 +61,6 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
             for parent in made:
                 with suppress(OSError):  # not empty: `out` is complete
                     parent.rmdir()
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM unwind the stack, so that what was begun is removed, unless it is handled."""
-    if (threading.current_thread() is not threading.main_thread()
-            or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL):
-        yield
-        return
-
-    def leave(number: int, frame: object) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, leave)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _located(out: Path) -> Path:
@@ -147,12 +130,8 @@ def _reason(error: OSError | ValueError) -> str:
     return error.strerror or str(error)
 
 
-def _is_full(error: OSError | ValueError) -> bool:
-    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-
-
 def _failure(error: OSError, written: tuple[Path, Path], shown: Path) -> str:
-    if _is_full(error):
+    if is_full(error):
         return f"no space left on the disk while writing {shown}; nothing was kept"
     file = str(error.filename or "")
     if file and not any(file.startswith(str(path)) for path in written):  # one of the source
@@ -165,17 +144,35 @@ def replacing(path: Path) -> Iterator[Path]:
     """The name of a file to write that becomes `path` at the end, whole and on the disk.
 
     A reader sees the old or the new one, never a part, also after a crash; if writing fails, the
-    old one stays. Errors are those of the operating system.
+    old one stays. Errors are those of the operating system, and EINVAL where `path` is a device or
+    a pipe, which is never replaced.
     """
-    temporary = path.with_name(f".{path.name[:40]}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    with suppress(FileNotFoundError):
+        mode = path.stat().st_mode
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise OSError(errno.EINVAL, "it is a device or a pipe, no regular file", str(path))
+    clear(path.parent, path.name)
+    temporary = path.with_name(temporary_name(path.name, "tmp"))
     try:
         yield temporary
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
+        _like_others(temporary)
+        sync_file(temporary)
         temporary.replace(path)
+        sync_directory(path.parent)
     finally:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+
+
+def _like_others(path: Path) -> None:
+    """Give a file that its writer made for the owner alone, as that of safetensors does, the mode
+    of other new files, by the process's umask."""
+    if path.lstat().st_mode != stat.S_IFREG | 0o600:
+        return
+    with suppress(OSError):  # without /proc the mode stays
+        for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines():
+            if line.startswith("Umask:"):
+                path.chmod(0o666 & ~int(line.split()[1], 8))
 
 
 def write_atomic(path: Path, text: str) -> Path:

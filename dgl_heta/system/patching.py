@@ -65,7 +65,8 @@ def apply(patches: Sequence[Patch]) -> None:
             inherited = getattr(owner, name)
         except (ImportError, AttributeError) as error:
             raise InputError(f"the installed DGL cannot be used: {patch.target} is not there "
-                             f"({error}); dgl-heta is tested with dgl 2.1.0") from error
+                             f"({error}); docs/patched-names.md lists what must be, by release "
+                             "of DGL") from error
         found.append((owner, name, inherited, vars(owner).get(name, _MISSING), patch))
     for owner, name, inherited, own, patch in found:
         replacement = patch.make(inherited)

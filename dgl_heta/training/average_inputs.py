@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.comm.collectives import Comm
-from dgl_heta.errors import HetaError
+from dgl_heta.comm.collectives import Comm, PeerLostError
 from dgl_heta.features import StaticFeatures, initial_rows
 from dgl_heta.features.averages import (
     Averages,
@@ -168,4 +167,5 @@ def _together(work: Callable[[], None], world: Comm) -> None:
                 future.result()
                 return
             if broken and done:
-                raise HetaError("another worker could not compute its neighbour averages")
+                # Not a cause: that is what the other one says, which may end after this one.
+                raise PeerLostError("another worker could not compute its neighbour averages")

@@ -33,6 +33,7 @@ from dgl_heta.cache.profile import ProfileFiles, Visits, hardware
 from dgl_heta.features.row_kernels import count_ids
 from dgl_heta.features.sparse_adam import AdamSettings, RowTable
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.store.structure import check_range
 from dgl_heta.system.memory import capacity_bytes
 from dgl_heta.training.engine import Engine
 
@@ -76,13 +77,15 @@ class Profiler:
 
     def _sampling(self) -> dict[str, Any]:
         engine, train = self.engine, self.engine.settings.train
+        together = {} if train.global_batch_size is None else {
+            "global_batch_size": train.global_batch_size}
         return {
             "graph": _digest(engine.store.manifest.to_json()["sha256"]),
             "plan": _digest(engine.plan.to_json()), "workers": engine.world.size,
             "fanouts": train.fanouts, "batch_size": train.batch_size,
             "seed_states": train.seed_states, "learnable": train.learnable,
             "task": engine.settings.task.model_dump(), "epochs": engine.settings.cache.epochs,
-            "counts": self._counts,
+            "counts": self._counts, **together,
         }
 
     def _machine(self) -> dict[str, Any]:
@@ -134,9 +137,11 @@ class Profiler:
         found = {t: np.zeros(store.schema.node_counts[t], np.int64) for t in sorted(types)}
         for relation in engine.plan.partitions[engine.rank].relations:
             if relation.src in found:
-                indices = store.relation(relation).indices
-                for start in range(0, len(indices), 2**22):
-                    count_ids(found[relation.src], indices[start:start + 2**22].astype(np.int64))
+                csc, counts = store.relation(relation), found[relation.src]
+                for start in range(0, len(csc.indices), 2**22):
+                    ids = csc.indices[start:start + 2**22].astype(np.int64)
+                    check_range(relation, csc, ids, len(counts))
+                    count_ids(counts, ids)
         return found, 1
 
     def _together(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -2,12 +2,13 @@
 
 All files are safetensors and JSON: nothing that is loaded can execute code. A checkpoint is a
 directory `checkpoints/epoch-0003`; it counts once its `complete-<rank>.json` are there, which
-are written after every worker has written its shard.
+are written after every worker has written its shard. They hold the checksums of the shards, and
+`model.json` that of the model; both carry one of themselves.
 """
 
 from __future__ import annotations
 
-import json
+import logging
 import os
 import re
 import shutil
@@ -28,11 +29,15 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
 from dgl_heta.settings import Settings, section_name
-from dgl_heta.system.files import replacing, write_atomic
+from dgl_heta.system.files import replacing
+from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 from dgl_heta.training.engine import Engine
+from dgl_heta.training.recorded import check_model
 from dgl_heta.training.table_files import load_tables, write_tables
 
 MODEL_FILE, SPEC_FILE = "model.safetensors", "model.json"
+
+log = logging.getLogger("dgl_heta")
 
 
 def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, Any],
@@ -47,12 +52,15 @@ def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, A
     tensors = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
     for index, state in engine.optimizer.state_dict()["state"].items():
         tensors.update({f"adam.{index}.{k}": torch.as_tensor(v) for k, v in state.items()})
-    _save(folder / f"rank-{engine.rank}.safetensors", tensors)
-    with _whole(folder / f"rows-{engine.rank}.safetensors") as rows:
+    tensors.update({f"wrapper.{k}": v for k, v in engine.wrapped.state().items()})
+    shard, tables = _files(engine.rank)
+    _save(folder / shard, tensors)
+    with _whole(folder / tables) as rows:
         write_tables(rows, engine.learnable.tables())
+    sums = {name: _sum(folder / name) for name in (shard, tables)}
     engine.world.barrier()
-    note = {"epoch": epoch, "best": best, "fingerprint": fingerprint}
-    write_atomic(folder / f"complete-{engine.rank}.json", json.dumps(note) + "\n")
+    write_signed(folder / _complete_name(engine.rank), {
+        "epoch": epoch, "best": best, "fingerprint": fingerprint, "files": sums})
     engine.world.barrier()
     if int(os.environ.get("LOCAL_RANK", engine.rank)) == 0:
         for old in _complete(run_dir, engine.rank):
@@ -61,10 +69,24 @@ def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, A
 
 
 def load_checkpoint(engine: Engine, run_dir: Path, epoch: int) -> dict[str, Any]:
-    """Restore model, optimizers and learnable features; returns the checkpoint's note."""
+    """Restore model, optimizers and learnable features; returns the checkpoint's note.
+
+    Raises
+    ------
+    InputError
+        A file of it is damaged, or it does not fit the run.
+    """
     folder = _folder(run_dir, epoch)
-    note = _note(folder / f"complete-{engine.rank}.json")
-    tensors = _load(folder / f"rank-{engine.rank}.safetensors")
+    note, (shard, tables) = _note(run_dir, epoch, engine.rank), _files(engine.rank)
+    sums = note.get("files")
+    if sums is None:
+        log.warning("checkpoint %s was written without checksums, so damage to it would not be "
+                    "seen", folder)
+    else:
+        for name in (shard, tables):
+            check_file(folder / name, sums.get(name), _complete_name(engine.rank),
+                       _remedy(run_dir, epoch, engine.rank))
+    tensors = _load(folder / shard)
     try:
         engine.model.load_state_dict(
             {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
@@ -75,7 +97,9 @@ def load_checkpoint(engine: Engine, run_dir: Path, epoch: int) -> dict[str, Any]
                 state.setdefault(int(index), {})[key] = value
         groups = engine.optimizer.state_dict()["param_groups"]
         engine.optimizer.load_state_dict({"state": state, "param_groups": groups})
-        load_tables(folder / f"rows-{engine.rank}.safetensors", engine.learnable.tables())
+        engine.wrapped.load_state({k.removeprefix("wrapper."): v for k, v in tensors.items()
+                                   if k.startswith("wrapper.")})
+        load_tables(folder / tables, engine.learnable.tables())
     except (KeyError, RuntimeError, ValueError) as error:
         raise InputError(f"checkpoint {folder} does not fit this run: {error}") from None
     return note
@@ -93,13 +117,18 @@ def latest_epoch(run_dir: Path, rank: int, world: Comm, fingerprint: str) -> int
     oldest = torch.tensor([float(mine)])
     epoch = int(world.all_reduce(oldest, "min", "control").item())
     if epoch:
-        note = _note(_folder(run_dir, epoch) / f"complete-{rank}.json")
+        note = _note(run_dir, epoch, rank)
         if note.get("fingerprint") != fingerprint:
             raise InputError(
                 f"the checkpoint in {run_dir} was made with other settings, another plan or "
                 "another graph; resume with the same ones, or start in a new run directory"
             )
     return epoch
+
+
+def saved_epoch(run_dir: Path, workers: int) -> int:
+    """The last epoch that all workers have saved, seen from outside; 0 if none."""
+    return min(max(_complete(run_dir, rank), default=0) for rank in range(workers))
 
 
 def consolidate(engine: Engine, run_dir: Path) -> None:
@@ -114,7 +143,7 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
     weights.update({f"features.{slot(t)}.weight": rows for t, rows in tables.items()})
     _save(run_dir / MODEL_FILE, weights)
     spec = engine.spec
-    write_atomic(run_dir / SPEC_FILE, json.dumps({
+    write_signed(run_dir / SPEC_FILE, {
         "format": "dgl-heta-model", "version": 1,
         "provider": engine.settings.model.name,
         "plugins": {name: values for name, values in engine.settings.plugins.items()
@@ -125,7 +154,8 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
         "paths": {t: [[[list(r) for r in path], width] for path, width in paths]
                   for t, paths in spec.paths.items()},
         **{key: getattr(spec, key) for key in _SIZES},
-    }, indent=1) + "\n")
+        "files": {MODEL_FILE: _sum(run_dir / MODEL_FILE)},
+    }, indent=1)
 
 
 _BLOCK = 2**16  # rows
@@ -161,6 +191,7 @@ def load_model(run_dir: str | Path, provider: ModelProvider | None = None) -> Pl
     """
     run_dir = Path(run_dir)
     spec, rows, named = read_spec(run_dir, plugins(), given=provider)
+    check_weights(run_dir)
     model = PlainModel(spec, rows, named)
     try:
         weights = _load(run_dir / MODEL_FILE)
@@ -179,8 +210,9 @@ def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
     The provider is the one `given`, or that of a `name` that the user said, or the plugin that
     the file names. A file must not say which code to import.
     """
-    note = _note(run_dir / SPEC_FILE)
+    note = _spec(run_dir)
     try:
+        check_model(note)
         spec = ModelSpec(Schema.from_json(note["schema"]), note["input_dims"],
                          frozenset(note["static"]), note["num_classes"],
                          **{key: note[key] for key in _SIZES},
@@ -198,7 +230,7 @@ def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
             own = registry.configured(Settings(plugins=note.get("plugins", {})))
             found = find_model(own, name or note["provider"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"model {run_dir} is damaged: {error!r}") from None
+        raise InputError(f"model {run_dir} is damaged: {error}") from None
     return spec, rows, found
 
 
@@ -246,14 +278,64 @@ def _complete(run_dir: Path, rank: int) -> list[int]:
     return sorted(found)
 
 
-def _note(path: Path) -> dict[str, Any]:
+def _files(rank: int) -> tuple[str, str]:
+    """What a worker writes of a checkpoint: its shard, its tables of learnable features."""
+    return f"rank-{rank}.safetensors", f"rows-{rank}.safetensors"
+
+
+def _complete_name(rank: int) -> str:
+    return f"complete-{rank}.json"
+
+
+def _note(run_dir: Path, epoch: int, rank: int) -> dict[str, Any]:
+    """What stands in a checkpoint's file that says that it is complete."""
+    path, remedy = _folder(run_dir, epoch) / _complete_name(rank), _remedy(run_dir, epoch, rank)
+    note = read_signed(path, remedy)
+    if note.get("epoch") != epoch or not isinstance(note.get("best"), dict) or not isinstance(
+            note.get("files", {}), dict):
+        raise InputError(f"{path} is damaged: it is not of epoch {epoch}; {remedy}")
+    return note
+
+
+def _remedy(run_dir: Path, epoch: int, rank: int) -> str:
+    """What can be done about a damaged checkpoint."""
+    found = _complete(run_dir, rank)
+    earlier = [e for e in found if e < epoch]
+    if earlier and epoch == max(found):
+        return (f"that of epoch {max(earlier)} is complete: remove {_folder(run_dir, epoch)} and "
+                "resume to go on from there")
+    return "there is no other one to go on from; train in a new run directory"
+
+
+def _spec(run_dir: Path) -> dict[str, Any]:
+    return read_signed(run_dir / SPEC_FILE, "train again, or resume the run to write it again")
+
+
+def check_weights(run_dir: Path) -> None:
+    """Compare the consolidated model with the checksum in `model.json`.
+
+    Raises
+    ------
+    InputError
+        They differ, or a file cannot be read.
+    """
+    files = _spec(run_dir).get("files")
+    if files is None:
+        log.warning("model %s was written without checksums, so damage to it would not be seen",
+                    run_dir)
+    elif not isinstance(files, dict):
+        raise InputError(f"model {run_dir} is damaged: {SPEC_FILE} lists no files")
+    else:
+        check_file(run_dir / MODEL_FILE, files.get(MODEL_FILE), SPEC_FILE,
+                   "resume the run to write it again from its last checkpoint")
+
+
+def _sum(path: Path) -> str:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None
-    if not isinstance(data, dict):
-        raise InputError(f"{path} is damaged: it holds no object")
-    return data
+        return file_sum(path)
+    except OSError as error:
+        raise HetaError(f"cannot read {path} again, which was just written: "
+                        f"{error.strerror or error}") from None
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
@@ -268,7 +350,8 @@ def _whole(path: Path) -> Iterator[Path]:
         with replacing(path) as temporary:
             yield temporary
     except (OSError, SafetensorError) as error:
-        raise HetaError(f"cannot write {path}: {error}") from error
+        reason = getattr(error, "strerror", None) or error
+        raise HetaError(f"cannot write {path}: {reason}") from error
 
 
 def _load(path: Path) -> dict[str, Tensor]:

@@ -178,7 +178,7 @@ class Engine:
         train = self.settings.train
         if split == "train" and self._wrapper.uneven_steps:
             return self.task.steps(split, epoch, train.batch_size, self._owned)
-        return self.task.steps(split, epoch, train.batch_size * self.world.size)
+        return self.task.steps(split, epoch, train.step_size(self.world.size))
 
     def owned(self) -> int:
         """The number of seeds that this worker has in an epoch."""
@@ -191,7 +191,7 @@ class Engine:
         """This worker's batches of some steps, whose numbers start from `first`."""
         sampler = self._eval_sampler if evaluate else self._sampler
         batches = self.making.start(
-            self._source, len(steps), self.plan.replication == "none",
+            self._source, len(steps), self.plan.replication == "none" or bool(self.plan.delegates),
             {"sample": lambda index: self._batch(sampler, steps[index], first + index),
              "fetch": self._fetching.fetch})
         with self._fetching.of_pass(), _closed(batches):
@@ -237,6 +237,14 @@ class Engine:
         return self._sampler.sample(*join_seeds(parts, self.group.rank), number,
                                     self.task.without(step)).to(self.device)
 
+    @contextmanager
+    def counted_apart(self, traffic: Traffic) -> Iterator[None]:
+        """What sampling sends meanwhile is counted there, and not for the run."""
+        before = self._traffic[1].bytes.copy()
+        yield
+        traffic.bytes.update(self._traffic[1].bytes - before)
+        self._traffic[1].bytes = before
+
     def loss(self, outputs: dict[str, Tensor], step: Step) -> tuple[Tensor, Tensor]:
         """`(loss, statistics)` of this worker's share of a step.
 
@@ -250,7 +258,7 @@ class Engine:
         """`(score, mean loss)` over a split, by all workers together; NaN if it is empty."""
         self.model.eval()
         totals, steps = None, self.task.steps(
-            split, 0, self.settings.train.batch_size * self.world.size)
+            split, 0, self.settings.train.step_size(self.world.size))
         batches = self.batches(steps, _EVAL_STEPS, evaluate=True)
         with _closed(batches):
             for step, batch in zip(steps, batches):

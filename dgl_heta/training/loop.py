@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
+import logging
 import math
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -16,11 +18,14 @@ from typing import Any
 import torch
 
 from dgl_heta._version import __version__
-from dgl_heta.errors import InputError
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.report.log import Line, log_line, log_lines
 from dgl_heta.report.records import CAUSES, STAGES, EpochRecord
 from dgl_heta.settings import Settings
+from dgl_heta.system.files import write_atomic
 from dgl_heta.system.memory import peak_rss_mb
+from dgl_heta.system.sums import write_signed
 from dgl_heta.training.checkpoint import (
     consolidate,
     latest_epoch,
@@ -28,7 +33,9 @@ from dgl_heta.training.checkpoint import (
     save_checkpoint,
 )
 from dgl_heta.training.engine import Engine
+from dgl_heta.training.recorded import best_epoch
 
+logger = logging.getLogger("dgl_heta")
 Report = Callable[[dict[str, Any]], None]
 """Receives progress events: {"event": "step" | "epoch", …}."""
 
@@ -52,25 +59,25 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     start = latest_epoch(run_dir, rank, engine.world, mark) if resume else 0
     _check_directory(engine, run_dir, resume)
     if start:
-        best = load_checkpoint(engine, run_dir, start)["best"]
+        best = best_epoch(load_checkpoint(engine, run_dir, start), start, run_dir)
     log = run_dir / "metrics.jsonl"
     history = _history(log, start)
     if first:
-        log.write_text("".join(json.dumps(record.to_json()) + "\n" for record in history),
-                       encoding="utf-8")
+        write_atomic(log, "".join(log_line(record.to_json()) for record in history))
     registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
     own: list[OwnEpoch] = []
     for epoch in range(start + 1, settings.train.epochs + 1):
+        engine.store.check_sizes()
         record = _epoch(engine, epoch, settings, own, report if first else lambda event: None)
         if engine.wrapped.equal() and (not validates or (
                 record.val_acc is not None and (not best or record.val_acc > best["val_acc"]))):
             best = {"epoch": epoch, "val_acc": record.val_acc}
         history.append(record)
+        if first:  # before the checkpoint: a line without one is dropped when the run goes on
+            _append(log, record.to_json())
         save_checkpoint(engine, run_dir, epoch, best, mark)
         registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=record.to_json())
         if first:
-            with log.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(record.to_json()) + "\n")
             report(record.to_json())
     best = _finish(engine, run_dir, best, max(start, settings.train.epochs))
     engine.reset_traffic()
@@ -80,10 +87,8 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     consolidate(engine, run_dir)
     summary = _summary(engine, settings, history, own, best, scores)
     if first:
-        (run_dir / "summary.json").write_text(json.dumps(summary, indent=1) + "\n",
-                                              encoding="utf-8")
-        with log.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"event": "summary", **summary}) + "\n")
+        write_signed(run_dir / "summary.json", summary, indent=1)
+        _append(log, {"event": "summary", **summary})
     registry.hook.dgl_heta_run_ended(run_dir=run_dir, rank=rank, summary=summary)
     engine.world.barrier()  # nobody leaves while another worker's hook may still fail
     return summary
@@ -131,6 +136,8 @@ def fingerprint(engine: Engine, settings: Settings) -> str:
     train = settings.train.model_dump(
         exclude={"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
                  "sampling_threads"})
+    if train["global_batch_size"] is None:
+        del train["global_batch_size"]  # which runs from before do not know
     plan = engine.plan.to_json()
     for entry in plan.get("ownership", ()):
         del entry["file"]  # its content counts, not where it lies
@@ -255,19 +262,62 @@ def _number(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
+def _append(log: Path, record: dict[str, Any]) -> None:
+    """Add a line to the log, on the disk before anything counts on it.
+
+    Raises
+    ------
+    HetaError
+        It cannot be written, for example because the disk is full.
+    """
+    try:
+        with log.open("a", encoding="utf-8") as file:
+            file.write(log_line(record))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise HetaError(f"cannot write {log}: {error.strerror or error}") from None
+
+
 def _history(log: Path, epochs: int) -> list[EpochRecord]:
-    """The epochs that a resumed run has behind it."""
+    """The epochs that a resumed run has behind it.
+
+    Raises
+    ------
+    InputError
+        A line of them is not as it was written. The last line may be cut off, if it is of a later
+        epoch: a line is on the disk before the checkpoint of its epoch.
+    """
     if not epochs or not log.exists():
         return []
+    try:
+        lines = log_lines(log.read_bytes(), log)
+    except OSError as error:
+        raise InputError(f"cannot read {log}: {error.strerror or error}") from None
     records = []
-    for text in log.read_text(encoding="utf-8").splitlines():
+    for line in lines:
+        if line.content is None and not line.cut:
+            raise _damaged(log, line, "it is not what was written")
+        if line.content is None or line.content.get("event") != "epoch":
+            continue
         try:
-            line = json.loads(text)
+            record = EpochRecord.from_json(line.content)
         except ValueError:
-            continue  # cut off when the run was stopped
-        if line.get("event") == "epoch" and line["epoch"] <= epochs:
-            records.append(EpochRecord.from_json(line))
+            raise _damaged(log, line, "it is no epoch as training writes one") from None
+        if record.epoch <= epochs:
+            records.append(record)
+    known = {record.epoch for record in records}
+    if len(known) < epochs:
+        if lines and lines[-1].cut and lines[-1].checked and epochs not in known:
+            raise _damaged(log, lines[-1], "it is cut off")
+        logger.warning("%s has lines of %d epochs of the %d behind this run; figures of the run "
+                       "leave the others out", log, len(known), epochs)
     return records
+
+
+def _damaged(log: Path, line: Line, fault: str) -> InputError:
+    return InputError(f"{log}, line {line.number}, is damaged: {fault}; remove the line to resume "
+                      "without it")
 
 
 def versions() -> dict[str, str]:

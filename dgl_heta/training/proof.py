@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.errors import HetaError
 from dgl_heta.hooks.protocols import ModuleWrapper
+from dgl_heta.models.hgnn import attends
 from dgl_heta.nn.cross import Alone, CrossRelation, Exchange
 from dgl_heta.proof.copies import NotProvedError
 from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds, levels
@@ -114,6 +115,10 @@ def _never(engine: Engine, wrapper: ModuleWrapper) -> str | None:
         return "the plan follows metapaths, where a node can have two rows"
     if plan.replication != "full":
         return "the plan is one without replication"
+    if plan.delegates and attends(engine.model):
+        return "the plan delegates relations, and the model's aggregations read destinations"
+    if plan.delegates and engine.ahead is not None:
+        return "the plan delegates relations, and batches are made ahead of their steps"
     if engine.averages is not None:
         return "the model reads averages that were computed before"
     if not train.seed_states:
@@ -141,7 +146,7 @@ class _TrainingSetting:
     def __init__(self, engine: Engine, step: Step, number: int, batch: MiniBatch) -> None:
         self._engine, self._step, self._number, self._batch = engine, step, number, batch
         self.traffic = Traffic()
-        self.world, self.group = (Comm(self.traffic, comm.ranks, comm.group)
+        self.world, self.group = (comm.counted_by(self.traffic)
                                   for comm in (engine.world, engine.group))
         self.relations = engine.store.schema.relations
         self.types: Sequence[str] = engine.store.schema.node_types
@@ -151,8 +156,10 @@ class _TrainingSetting:
 
     def sample(self, most: int) -> MiniBatch:
         parts = fewer_seeds(self._batch, most)
-        return self._batch if parts is None else self._engine.sample_again(
-            parts, self._step, self._number)
+        if parts is None:
+            return self._batch
+        with self._engine.counted_apart(self.traffic):
+            return self._engine.sample_again(parts, self._step, self._number)
 
     def shared(self, value: Any) -> bool:
         return isinstance(value, GroupExchange | Comm)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from dgl_heta.comm.collectives import Comm, Traffic, init_workers, make_comms
+from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
+from dgl_heta.comm.drawn_rows import agreement, delivery
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.averages import common_width
@@ -19,7 +20,9 @@ from dgl_heta.features.sparse_adam import AdamSettings, RowTable
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
+from dgl_heta.models.hgnn import attends
 from dgl_heta.nn import use_kernel
+from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
@@ -30,6 +33,8 @@ from dgl_heta.training.average_inputs import AverageInputs, paths_of
 from dgl_heta.training.engine import Engine, Inputs, Sampler, Workers
 from dgl_heta.training.proof import StepProof
 from dgl_heta.training.tasks import TrainingTask, make_task
+
+log = logging.getLogger("dgl_heta")
 
 
 def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
@@ -58,12 +63,15 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
     plan = with_trainers(wrapper.plan(plan), train.trainers)
     workers = join(plan, settings)
     if wrapper.uneven_steps:
+        if train.global_batch_size is not None:
+            raise InputError(f"with train.wrapper = {train.wrapper} each worker takes steps of its "
+                             "own, so train.global_batch_size means nothing; set train.batch_size")
         _check_apart(store, plan, settings)
     inputs = _inputs(store, plan, settings, workers, spec, task,
                      getattr(provider, "precomputed", None), scratch)
-    samplers = _samplers(store, plan, settings, workers, task, inputs.averages)
     torch.manual_seed(train.seed % 2**63)
     model = provider.build(spec).to(workers.device, _dtype(settings))
+    samplers = _samplers(store, plan, settings, workers, task, inputs.averages, attends(model))
     engine = Engine(store, plan, settings, task, spec, workers, samplers, source, inputs, model,
                     wrapper)
     if any(len(ranks) > 1 for ranks in plan.groups):
@@ -101,6 +109,17 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
     spec = model_spec(store, settings, task.outputs, plan, precomputed)
     with torch.random.fork_rng(devices=[]):
         built = provider.build(spec)
+    norms = [name for name, m in built.named_modules()
+             if isinstance(m, torch.nn.modules.batchnorm._BatchNorm)]
+    if norms and plan.num_parts * train.trainers > 1:
+        log.warning("model '%s' has %s '%s', whose statistics are over the rows of one worker, not "
+                    "of the batch: it does not compute what one worker does; LayerNorm does",
+                    model.name, type(built.get_submodule(norms[0])).__name__, norms[0])
+    merging = [m.op for m in built.modules() if isinstance(m, CrossRelation)]
+    if plan.delegates and (precomputed or {"max", "min"} & set(merging)):
+        raise InputError(f"the plan delegates relations, which model '{model.name}' "
+                         + ("does not sample" if precomputed else f"cannot merge by {model.reduce}")
+                         + "; use partition.shared = rows")
     if not train.seed_states and any(getattr(m, "reads_state", False) for m in built.modules()):
         raise InputError(f"model '{model.name}' reads the destination's state, which "
                          "train.seed_states = false leaves out; set it to true")
@@ -122,7 +141,7 @@ def join(plan: Plan, settings: Settings) -> Workers:
     training, sampling = Traffic(), Traffic()
     world, group = make_comms(plan, training, settings.run.timeout_s)
     apart = (make_comms(plan, sampling, settings.run.timeout_s, apart=True)[1]
-             if plan.replication == "none" else group)
+             if plan.replication == "none" or plan.delegates else group)
     return Workers(int(os.environ.get("RANK", "0")), local, device, world, group, apart,
                    (training, sampling))
 
@@ -152,17 +171,19 @@ def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec
     if tables and scratch is not None:
         make = DiskTables(scratch, fits)
     static = StaticFeatures(store, own, dtype, workers.device, settings.cache.reads, fits)
-    twice = plan.targets if plan.metapaths or task.held_out else ()
+    twice = {*(plan.targets if plan.metapaths or task.held_out else ()),
+             *(r.dst for r in plan.delegates)}
     learnable = LearnableFeatures(
         {t: store.schema.node_counts[t] for t in featureless},
         {t: plan.users(t) for t in featureless},
         model.hidden, dtype, workers.world, train.learnable, AdamSettings(train.sparse_lr),
-        train.seed, twice, make)
+        train.seed, sorted(twice), make, {t: plan.keepers(t) for t in featureless})
     return Inputs(static, learnable, averages, fits)
 
 
 def _samplers(store: Store, plan: Plan, settings: Settings, workers: Workers,
-              task: TrainingTask, averages: AverageInputs | None) -> tuple[Sampler, Sampler]:
+              task: TrainingTask, averages: AverageInputs | None, reads_guests: bool
+              ) -> tuple[Sampler, Sampler]:
     """The samplers of training and of evaluation."""
     if averages is not None:
         return averages, averages
@@ -171,30 +192,11 @@ def _samplers(store: Store, plan: Plan, settings: Settings, workers: Workers,
     def sampler(fanouts: list[int]) -> NeighborSampler:
         return NeighborSampler(store, scope, fanouts, train.seed, train.seed_states,
                                agreement(store, workers.sampling), task.held_out,
-                               train.sampling_threads or torch.get_num_threads())
+                               train.sampling_threads or torch.get_num_threads(),
+                               delivery(store, workers.sampling), reads_guests)
 
     training = sampler(train.fanouts)
     return training, training if train.eval_fanouts is None else sampler(train.eval_fanouts)
-
-
-def agreement(store: Store, group: Comm
-              ) -> Callable[[Mapping[str, np.ndarray]], dict[str, list[np.ndarray]]]:
-    """How workers of a group agree on rows that several of them hold, see
-    :class:`dgl_heta.sampling.sampler.NeighborSampler`."""
-    types = store.schema.node_types
-
-    def agree(new: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
-        counts = torch.tensor([[len(new.get(t, ())) for t in types]])
-        every = group.all_gather_rows(counts, [1] * group.size, "sampling")
-        united = {}
-        for ntype, ids in new.items():
-            holders = group.holders(ntype)
-            column = types.index(ntype)
-            sizes = [int(every[group.ranks.index(rank), column]) for rank in holders.ranks]
-            rows = holders.all_gather_rows(torch.from_numpy(ids), sizes, "sampling")
-            united[ntype] = [part.numpy() for part in rows.split(sizes)]
-        return united
-    return agree
 
 
 def _check_apart(store: Store, plan: Plan, settings: Settings) -> None:

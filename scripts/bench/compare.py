@@ -11,7 +11,9 @@ parts and the settings of `dgl-heta launch` differ:
   heta-shared               the same with heavy sub-metatrees shared for equal work (method
                             meta-shared): more stored per host, less waiting.
   heta-merged               as heta-shared, with the kernel of plugins/hifuse.
-  heta-exact                as heta, learnable features exactly as DistDGL has them.
+  heta-exact                as heta, learnable features exactly as DistDGL has them, rows moving.
+  heta-delegated            the same, one host aggregating them for the others
+                            (`partition.shared=delegate`).
   graphlearn                GraphLearn-for-PyTorch by its own script (systems/graphlearn), with
                             --graphlearn PYTHON: R-GCN on graphs with features on all types.
 
@@ -61,9 +63,11 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
     "heta-shared": ("meta-shared", HETA),
     "heta-merged": ("meta-shared", [*HETA, "--set", "train.kernel=merged"]),
     "heta-exact": ("meta", ["--set", "train.learnable=exact"]),
+    "heta-delegated": ("meta-delegated", ["--set", "train.learnable=exact"]),
     "graphlearn": ("graphlearn", []),
 }
-OURS = ("meta", "meta-shared", "relation-random")
+DELEGATED = "-delegated"
+OURS = ("meta", "meta-shared", "relation-random", "meta" + DELEGATED)
 STAGES = ("sample", "features", "forward", "backward", "update")
 
 
@@ -76,13 +80,16 @@ def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tupl
     if not record.exists() and method == "graphlearn":
         graphlearn_parts(args, shape, hosts, out, record)
     if not record.exists():
-        way, objective = ("metis", "vol") if method == "metis-vol" else (method, "cut")
+        way, objective = (("metis", "vol") if method == "metis-vol" else
+                          (method.removesuffix(DELEGATED), "cut"))
         script = [str(SYSTEMS_DIR / "distdgl/parts.py"), "--dataset",
                   f"synthetic-{shape}:scale={args.scales[shape]:g}", "--name", "graph",
                   "--part_method", way, "--objtype", objective, "--num_parts", str(hosts),
                   "--output", str(out)]
         ours = method in OURS
-        settings = ["--set", f"model.layers={layers}", "--set", "partition.replication=full"]
+        shared = "delegate" if method.endswith(DELEGATED) else "rows"
+        settings = ["--set", f"model.layers={layers}", "--set", "partition.replication=full",
+                    "--set", f"partition.shared={shared}"]
         child = run_child([*CLI, "run", *settings, *script] if ours
                           else [sys.executable, *script], f"{method} parts of {shape}", 3600)
         size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())

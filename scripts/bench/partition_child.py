@@ -20,6 +20,7 @@ REPEATS = 5
 def dgl_partition(files: str, out: str, method: str, parts: int) -> dict[str, Any]:
     """Load the edge files into a DGLGraph and partition it with DGL."""
     import dgl
+    import dgl.distributed
     import numpy as np
     import torch
 

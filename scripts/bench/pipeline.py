@@ -132,7 +132,7 @@ def main() -> None:
     options.add_argument("--threads", type=int, default=0,
                          help="train.threads (default: 0, all cores)")
     options.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                         help="any other setting, such as plugins.pipeline.one_core=true")
+                         help="any other setting, such as plugins.pipeline.all_cores=true")
     options.add_argument("--child", help=argparse.SUPPRESS)
     args = options.parse_args()
     if args.child:

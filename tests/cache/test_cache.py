@@ -351,8 +351,14 @@ def test_a_cache_that_observes_reads_the_same_before_and_after_it_is_filled() ->
     assert held is None or (np.concatenate(held.slots.held) % 2 == 0).all()
     assert "node/a/feat" in cache.describe()
     cache.forget(("node", "a", "feat"))
+    before = stats["node", "a", "feat"]
+    after = cache.stats()["node", "a", "feat"]
+    assert (after["reads"], after["hits"], after["rows"]) == (before["reads"], before["hits"], 0)
+    assert (f"node/a/feat: {before['hits']:,} hits before it was written to, not cached since, "
+            f"{before['hits'] / before['reads']:.1%} hits") in cache.describe()
     arrays["node", "a", "feat"][:] = 7
     assert (cache.read(("node", "a", "feat"), np.arange(200)).numpy() == 7).all()
+    assert cache.stats()["node", "a", "feat"]["reads"] == before["reads"] + 200
 
 
 def test_what_costs_nothing_to_miss_is_cached_only_without_the_gate() -> None:

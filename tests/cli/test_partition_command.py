@@ -7,8 +7,11 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import EdgeArrays, GraphSource
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store, write_store
 from tests.support.command_line import edge_files, graphbolt, refused, tree
@@ -42,6 +45,17 @@ def test_partition_of_a_store_writes_a_plan_that_refers_to_it(heta, store, tmp_p
     assert heta("inspect", tmp_path / "elsewhere/p2").status == 0
 
 
+@pytest.mark.parametrize("more", [[], ["--dry-run"], ["--method", "meta-shared"]])
+def test_copies_of_the_whole_graph_are_refused(heta, tmp_path, more):
+    edges = {Relation("paper", "cites", "paper"): EdgeArrays(np.arange(4), np.arange(4)[::-1])}
+    write_store(GraphSource("papers", {"paper": 4}, edges), tmp_path / "store")
+    result = heta("partition", tmp_path / "store", "--out", tmp_path / "out", "--target", "paper",
+                  *more)
+    assert result.status == 2
+    assert "each hold the whole graph" in result.err
+    assert not (tmp_path / "out").exists()
+
+
 @pytest.mark.parametrize("kind", ["data set", "graphbolt", "absolute"])
 def test_partition_of_other_inputs(heta, tmp_path, monkeypatch, kind):
     monkeypatch.chdir(tmp_path)
@@ -57,6 +71,7 @@ def test_partition_of_other_inputs(heta, tmp_path, monkeypatch, kind):
 
 def test_metis_and_random_give_what_dgl_loads(heta, tmp_path):
     dgl = pytest.importorskip("dgl")
+    pytest.importorskip("dgl.distributed")
     # Large enough that DGL finds nodes of every type for both parts, which it needs.
     source = academic(papers=240)
     files, store = edge_files(tmp_path / "files", source), tmp_path / "store"

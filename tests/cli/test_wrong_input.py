@@ -81,7 +81,7 @@ BAD_GRAPHS = {
     "no relation into the target": (lambda: no_edges_into("institution"), None,
                                     ("--target", "institution"),
                                     "no relation ends at target node type 'institution'"),
-    "no parts": (academic, None, ("--parts", "0"), "number of partitions is 0; .*1 to 65536"),
+    "no parts": (academic, None, ("--parts", "0"), "number of partitions is 0; .*1 to 4,096"),
     "negative parts": (academic, None, ("--parts", "-3"), "number of partitions is -3"),
     "no hops": (academic, None, ("--hops", "0"), "number of hops is 0"),
     "empty relation": (academic, lambda files: [np.save(files / f"cites-{side}.npy", IDS[:0])
@@ -222,3 +222,15 @@ def test_a_failure_of_dgl_itself_is_one_line(heta, store, tmp_path):
     refused(heta("partition", store, "--out", tmp_path / "out", "--method", "random",
                  "--parts", 60), r"partition_graph \(part_method='random'\) failed for 60", 1)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("args", [
+    ("plan", "x" * 100_000), ("plan", "debian", "--method", "x" * 100_000),
+    ("plan", "debian", "--target", "paper " * 20_000), ("settings", "--set", "x" * 100_000),
+    ("plan", "debian", "--parts", "9" * 4000), ("x" * 100_000,),
+    ("plan", "debian", "--hops", "1000000"), ("plan", "debian", "--parts", "65536"),
+])
+def test_messages_are_short_whatever_they_quote(heta, args):
+    result = heta(*args)
+    refused(result, "error: ")
+    assert len(result.err) < 1000

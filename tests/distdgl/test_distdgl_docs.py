@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from dgl_heta.distdgl.patches import PATCHES
+from dgl_heta.distdgl.versions import RELEASES, release
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_every_patched_name_is_documented_and_nothing_else() -> None:
     table = (DOCS / "patched-names.md").read_text(encoding="utf-8")
-    listed = [line.split("`")[1] for line in table.splitlines() if line.startswith("| `")]
+    rows = re.findall(r"^\| `([\w.]+)`(?: \(DGL ([\d.]+)\))? \|", table, re.MULTILINE)
+    assert {only for _, only in rows} == {"", *RELEASES}
+    listed = [name for name, only in rows if only in ("", release())]
     assert listed == [patch.target.replace(":", ".") for patch in PATCHES]
+    assert len(rows) == table.count("\n| `")

@@ -13,12 +13,13 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support.dist_reference import compare_all, parts, read, whole_graph
-from tests.support.dist_script import cases
+from tests.support.dist_script import cases, delegated_cases
 from tests.support.waiting import PATIENCE, PROMPT
 
 pytestmark = pytest.mark.needs("hosts")
@@ -27,6 +28,8 @@ OTHERS = ["SparseAdam", "SparseAdagrad", "SparseAdagrad ahead", "uneven", "drop 
 ALL = [*cases(), *OTHERS]
 SOME = ["graph-sum", "sage-max", "gat-mean", "multi-stack", "rgcn", "wide", "sparse table",
         "one layer", "SparseAdam", "SparseAdagrad ahead", "uneven", "drop last", "evaluate"]
+EXACT = ("--set", "train.learnable=exact")
+DELEGATED = {"hops": 3, "shared": "delegate"}
 
 
 @dataclass
@@ -40,9 +43,10 @@ class Launched:
         return [line for line in self.text.splitlines() if line.startswith("error: ")][-1]
 
 
-def launch(graph, directory: Path, hosts: int, names: Sequence[str], *options: str) -> Launched:
+def launch(graph, directory: Path, hosts: int, names: Sequence[str], *options: str,
+           **partition: Any) -> Launched:
     """Run the cases; everything that is started has the directory in its command line."""
-    config = parts(graph, hosts, directory / "parts")
+    config = parts(graph, hosts, directory / "parts", **partition)
     command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", str(hosts), "--part-config",
                config, "--num-omp-threads", "1", "--stop-after", PATIENCE, *options, "--",
                sys.executable, SCRIPT, "--ip-config", "{ip_config}", "--part-config",
@@ -100,6 +104,30 @@ def test_two_trainers_per_host_compute_what_one_process_does_until_one_is_killed
     assert result.ended - float((tmp_path / "killed at").read_text()) < 10
     assert living(tmp_path) == []
     assert compare_all(graph, SOME, tmp_path, 4) == []
+
+
+def test_hosts_that_aggregate_for_each_other_compute_what_one_process_does(tmp_path):
+    graph, names = whole_graph(), [*delegated_cases(), "SparseAdam deep", "SparseAdagrad"]
+    result = launch(graph, tmp_path, 3, [*names, "refused max"], *EXACT, **DELEGATED)
+    assert result.status == 0, result.text
+    assert compare_all(graph, names, tmp_path, 3) == []
+    refusal = ("HetaError: relations cannot be merged by 'max' where one partition aggregates for "
+               "the others")
+    assert [text for text in message(tmp_path, "refused max", 3) if refusal not in text] == []
+
+
+def test_two_trainers_per_host_aggregate_for_each_other(tmp_path):
+    graph, names = whole_graph(), ["deep sage", "few graph", "SparseAdam deep"]
+    result = launch(graph, tmp_path, 2, names, "--num-trainers", "2", *EXACT, **DELEGATED)
+    assert result.status == 0, result.text
+    assert compare_all(graph, names, tmp_path, 4) == []
+
+
+def test_a_partition_without_delegation_says_that_it_has_none(tmp_path):
+    result = launch(whole_graph(), tmp_path, 2, ["graph-sum"], "--set",
+                    "partition.shared=delegate")
+    assert result.status == 2
+    assert "made without it; partition the graph with this setting" in result.text
 
 
 def test_replicas_compute_the_same_until_embeddings_part_ways(tmp_path):

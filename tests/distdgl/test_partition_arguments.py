@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import re
@@ -11,11 +12,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import dgl
+import dgl.distributed
 import pytest
 import torch
 
 import dgl_heta
+from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation
 from dgl_heta.partition import arguments
 from dgl_heta.partition.backends.distdgl import to_dgl_graph
 from dgl_heta.partition.directory import open_partition
@@ -88,6 +92,7 @@ def test_a_relation_without_edges_is_refused_and_can_be_left_out(door, tmp_path)
     ({"use_graphbolt": "garbage"}, "use_graphbolt is 'garbage'; it must be True or False"),
     ({"use_graphbolt": True}, "use_graphbolt=True cannot be used with part_method='meta'.*leave"),
     ({"store_eids": 7}, "store_eids is 7; it must be True or False"),
+    ({"n_jobs": 0}, "n_jobs is 0; it must be a whole number, 1 or more"),
     ({"balance_ntype": None}, "takes no argument 'balance_ntype'; did you mean 'balance_ntypes'"),
     ({"objtypes": "cut"}, "takes no argument 'objtypes'; did you mean 'objtype'"),
     ({"shuffle_seed": 5}, "takes no argument 'shuffle_seed'"),
@@ -209,9 +214,14 @@ def test_the_target_is_the_only_type_with_a_train_mask(door, tmp_path):
 
 @both
 def test_edge_data_that_are_not_stored_are_named_once(door, tmp_path, said):
+    one = graph(edge_data=True)
+    one.edges["cites"].data["phase"] = torch.zeros(one.num_edges("cites"), dtype=torch.complex64)
     for _ in range(2):
-        door(graph(edge_data=True), "g", 2, str(tmp_path / "out"), part_method="meta")
-    assert said() == ["edge data are not stored: paper cites paper (weight)"]
+        door(one, "g", 2, str(tmp_path / "out"), part_method="meta")
+    assert said() == ["edge data that are no arrays of numbers are not stored: "
+                      "paper cites paper (phase)"]
+    store, _ = open_partition(tmp_path / "out")
+    assert [*store.edge_arrays(Relation("paper", "cites", "paper"))] == ["weight"]
 
 
 @both
@@ -298,7 +308,7 @@ def test_an_unmodified_script_is_told_by_the_command(given, status, message, tmp
     assert (tmp_path / "out/g.json").exists() == (status == 0)
     if status == 0:
         assert open_partition(tmp_path / "out")[1].hops == 2
-        assert done.stderr.count("edge data are not stored: a r b (w)") == 1
+        assert "edge data" not in done.stderr
         assert done.stderr.count("num_hops=1 has no effect") == 1
 
 
@@ -324,12 +334,29 @@ def test_graphbolt_is_refused_by_name_on_a_meta_partition_and_works_on_dgls(tmp_
                     dgl.distributed.partition.dgl_partition_to_graphbolt):
         with pytest.raises(InputError, match="dgl_partition_to_graphbolt cannot be used with .*g"):
             convert(config, store_eids=True)
+    for place in homes("part to GraphBolt"):
+        module, _, name = place.partition(":")
+        with pytest.raises(InputError, match=f"{name} cannot be used with .*g"):
+            getattr(importlib.import_module(module), name)(0, None, config, True, False, False)
     with pytest.raises(InputError, match="part_id is '0'; it must be a whole number"):
         dgl.distributed.load_partition(config, "0")
     dgl.distributed.partition_graph(graph(), "g", 1, str(tmp_path / "dgl"), part_method="random",
                                     use_graphbolt=True, store_eids=True)
     loaded = dgl.distributed.load_partition(str(tmp_path / "dgl/g.json"), 0, use_graphbolt=True)
     assert type(loaded[0]).__name__ == "FusedCSCSamplingGraph"
+
+
+def test_data_that_a_program_adds_to_the_parts_later_are_named(tmp_path):
+    """As GraphStorm does, whose parts are there when it writes features."""
+    direct(graph(), "g", 2, str(tmp_path), part_method="meta")
+    dgl_heta.enable()
+    config = str(tmp_path / "g.json")
+    assert dgl.distributed.load_partition(config, 1)[0].num_nodes() > 0
+    (tmp_path / "part0").mkdir()
+    dgl.data.utils.save_tensors(str(tmp_path / "part0/node_feat.dgl"), {"paper/x": MASK})
+    for load in (dgl.distributed.load_partition, dgl.distributed.load_partition_feats):
+        with pytest.raises(InputError, match=r"part0/node_feat\.dgl was not written by dgl-heta"):
+            load(config, 1)
 
 
 # --- documentation ---------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import dgl
+import dgl.distributed
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -157,7 +158,7 @@ def test_both_doors_agree_and_nothing_is_silent(caplog, call, there, edge_data):
         assert plan["hops"] == 2
     if given.get("num_hops") not in (None, plan["hops"]):
         assert f"num_hops={given['num_hops']} has no effect" in text
-    assert ("edge data are not stored: paper cites paper (weight)" in text) == edge_data
+    assert "edge data" not in text
     assert (one.result is not None) == given.get("return_mapping", False)
 
 

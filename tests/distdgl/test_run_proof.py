@@ -54,6 +54,14 @@ def test_wrong_programs_are_named_on_all_trainers(machines: int, trainers: int, 
             raise AssertionError(texts.pop())
 
 
+def test_copies_that_parted_are_not_proved_in_inference(tmp_path: Path) -> None:
+    """With `replica`, where a script reads its tables outside of the module: nothing is wrong."""
+    name = f"{HERE}:parted_copies"
+    found = run([name], 2, 1, tmp_path, raf=True,
+                settings=["run.prove=auto", "train.learnable=replica"])
+    assert [each.error for each in found[name]] == [None, None]
+
+
 PROGRAMS = HERE.rpartition(".")[0]
 LAYER = r"output differs by .*; the first that differ are rows.* from module 'layers\.[01]"
 OFF = {

@@ -31,7 +31,7 @@ def test_a_model_of_the_documentation_runs_on_workers_as_on_one(
     write_store(academic(), tmp_path / "store")
     losses = []
     for parts in (1, 2):
-        sets = [f"model.name={model}", "model.hidden=8", f"train.batch_size={12 // parts}",
+        sets = [f"model.name={model}", "model.hidden=8", "train.global_batch_size=13",
                 "train.fanouts=3,3", "train.dtype=float64", "train.epochs=2", "train.threads=1",
                 f"partition.parts={parts}"]
         done = subprocess.run(

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from dgl_heta.cli import app
-from dgl_heta.settings import keys, tomllib
+from dgl_heta.settings import keys, parse_toml
 from tests.docs.pages import PAGES, ROOT, anchors, blocks, commands, links, prose
 from tests.support.needs import lacking
 
@@ -82,8 +82,7 @@ def test_commands_and_options_of_dgl_heta_are_those_it_has() -> None:
 
 
 def test_scripts_and_their_options_are_those_in_the_tree() -> None:
-    """Options are searched for as words of the script and of what the benchmarks share."""
-    common = (ROOT / "scripts/bench/common.py").read_text(encoding="utf-8")
+    """Options are searched for as words of the script and of what scripts beside it share."""
     count = 0
     for where, words in written():
         script = next((word for word in words if word.startswith(("scripts/", "./scripts/"))), None)
@@ -93,7 +92,9 @@ def test_scripts_and_their_options_are_those_in_the_tree() -> None:
         assert file.is_file(), f"{where}: no such script"
         count += 1
         if file.suffix == ".py" and words[0] == "python":
-            text = file.read_text(encoding="utf-8") + common
+            common = file.with_name("common.py")
+            text = file.read_text(encoding="utf-8") + (
+                common.read_text(encoding="utf-8") if common.exists() else "")
             for option in option_names(words):
                 assert f'"{option}"' in text, f"{where}: {script} has no {option}"
     assert count > 10
@@ -107,7 +108,7 @@ def test_settings_are_those_there_are() -> None:
             if word == "--set" and "." in key and not key.startswith("plugins."):
                 assert key in there, f"{where}: no setting {key}"
     for code in blocks("toml"):
-        for section, values in tomllib.loads(code.text).items():
+        for section, values in parse_toml(code.text).items():
             if isinstance(values, dict) and section in {key.split(".")[0] for key in there}:
                 unknown = {f"{section}.{key}" for key in values} - there
                 assert not unknown, f"{code}: no settings {unknown}"

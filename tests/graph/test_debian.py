@@ -406,6 +406,7 @@ def test_pickled_content_is_never_run(tmp_path):
     ("dst_0", np.array([1, 2, 99]), "relation 'depends' has values"),
     ("dst_0", np.array([1, 2]), "relation 'depends' has 2 edges"),
     ("degree_0", np.array([3]), "degrees has shape"),
+    ("degree_0", np.array([3, 0, 0, 0, 2**30]), "degrees does not add up to 3"),
     ("word_column", np.array([200], np.uint8), "word_column has values"),
     ("split", None, "split"),
     ("meta", np.frombuffer(b"[]", np.uint8), "damaged"),

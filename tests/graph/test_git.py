@@ -190,3 +190,18 @@ def test_without_git_it_says_so(repository, monkeypatch):
 def test_variables_of_a_hook_do_not_lead_elsewhere(repository, monkeypatch, tmp_path):
     monkeypatch.setenv("GIT_DIR", str(tmp_path))
     assert git.load(repository.path, least=2).node_counts["commit"] == 6
+
+
+@pytest.mark.parametrize("when", ["18446744073709551614", "9" * 5000, "99999999999999999999"])
+def test_a_time_that_no_clock_shows_is_unknown(tmp_path, when):
+    repository = Repository(tmp_path / "odd")
+    for number in range(3):
+        repository.commit(f"commit {number}", "ann", f"a{number}.py", f"b{number}.md")
+    text = repository.git("cat-file", "commit", "HEAD")
+    odd = subprocess.run(
+        ["git", "-C", str(repository.path), "hash-object", "-t", "commit", "-w", "--literally",
+         "--stdin"], check=True, capture_output=True, text=True,
+        input=text.replace(str(START + DAY * 2), when) + "\n").stdout.strip()
+    assert next(read_log(repository.path, odd)).time == 0
+    source = load_dataset(Git(), f"{repository.path},revision={odd},least=1")
+    assert source.node_counts["commit"] == 3

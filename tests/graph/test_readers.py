@@ -646,7 +646,7 @@ def packed(content: bytes) -> bytes:
 @needs_ogb
 @pytest.mark.parametrize(("file", "content", "message"), [
     ("raw/relations/paper___cites___paper/edge.csv.gz", None, "missing: raw/relations/paper___c"),
-    ("raw/relations/paper___cites___paper/edge.csv.gz", b"0,1\n", "cannot read ogbn-mag"),
+    ("raw/relations/paper___cites___paper/edge.csv.gz", b"0,1\n", "cannot read .*edge.csv.gz"),
     ("raw/relations/paper___cites___paper/edge.csv.gz", packed(b"a,b\n"), "cannot read"),
     ("raw/relations/paper___cites___paper/edge.csv.gz", packed(b"0\n1\n2\n3\n"),
      "has 1 columns"),
@@ -977,3 +977,79 @@ def test_what_cannot_be_read_says_what_would_be_right(tmp_path):
     if not os.access(tmp_path / "metadata.json", os.R_OK):
         with pytest.raises(InputError, match=r"cannot read .*metadata\.json"):
             open_source(tmp_path)
+
+
+# --- what expands -----------------------------------------------------------------------------
+
+
+def expanding_yaml(levels: int, merged: bool) -> str:
+    """A few lines that stand for 8 ** levels entries."""
+    lines = ["a0: &a0 {k: v}"] + [
+        f"a{i}: &a{i} {{k{i}: [{', '.join([f'*a{i - 1}'] * 8)}]}}" for i in range(1, levels)]
+    last = f"*a{levels - 1}"
+    return "\n".join([*lines, f"graph: {{<<: [{', '.join([last] * 8)}]}}" if merged
+                      else f"graph: [{last}]"])
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_yaml_references_expand_within_limits(tmp_path, merged):
+    pytest.importorskip("yaml")
+    (tmp_path / "metadata.yaml").write_text(expanding_yaml(12, merged))
+    with pytest.raises(InputError, match=r"metadata\.yaml has more than 200,000 entries"):
+        read_graphbolt(tmp_path)
+    for text in ("a: &a [*a]", "graph: " + "[" * 200 + "]" * 200, "{" * 100_000):
+        (tmp_path / "metadata.yaml").write_text(text)
+        with pytest.raises(InputError, match=r"metadata\.yaml is not YAML: it is nested too"):
+            read_graphbolt(tmp_path)
+
+
+def test_yaml_references_that_are_few_are_followed(tmp_path):
+    yaml = pytest.importorskip("yaml")
+    write_graphbolt(tmp_path)
+    data = yaml.safe_load((tmp_path / "metadata.yaml").read_text())
+    data["tasks"].append(data["tasks"][0])  # which PyYAML writes as a reference
+    (tmp_path / "metadata.yaml").write_text(yaml.dump(data))
+    assert "*id" in (tmp_path / "metadata.yaml").read_text()
+    assert read_graphbolt(tmp_path).task is not None
+
+
+@pytest.mark.parametrize("damage", ["compressed", "repeated", "hashed", "named"])
+def test_torch_files_do_not_expand(tmp_path, damage):
+    torch = pytest.importorskip("torch")
+    path = tmp_path / "t.pt"
+    torch.save(torch.zeros(1).expand(2, 3), path)
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    (pkl,) = [name for name in members if name.endswith("data.pkl")]
+    doubled = b"K\x01\x85" + b"".join(
+        bytes([ord("q"), i, ord("h"), i, ord("h"), i, 0x86]) for i in range(1, 60))
+    members[pkl] = {
+        "compressed": members[pkl],
+        "repeated": members[pkl].replace(b"K\x02K\x03", b"J\xff\xff\xff\x00J\xff\xff\xff\x00"),
+        "hashed": b"\x80\x02}" + doubled + b"K\x01s.",
+        "named": b"\x80\x04" + doubled + b"\x8c\x01a\x93.",
+    }[damage]
+    if damage == "compressed":
+        members[next(n for n in members if n.endswith("data/0"))] = bytes(200 << 20)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if damage == "compressed"
+                         else zipfile.ZIP_STORED) as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    with pytest.raises(InputError, match=r"t\.pt as one dense tensor.*("
+                       "compressed|repeats|neither texts, numbers|by what is no text)"):
+        read_tensor(path)
+
+
+@needs_ogb
+@pytest.mark.parametrize(("file", "lines"), [
+    ("relations/paper___cites___paper/edge.csv.gz", b"0,1\n1,1e4294967297\n"),
+    ("relations/paper___cites___paper/num-edge-list.csv.gz", b"4.0\n"),
+    ("node-feat/paper/node-feat.csv.gz", b"0.5,1\n1e2147483648,2\n"),
+    ("num-node-dict.csv.gz", b"author,paper\n1e99999999999,5\n"),
+    ("node-label/paper/node-label.csv.gz", b"\n" * (80 << 20)),
+])
+def test_ogb_numbers_that_pandas_would_misread_are_named(tmp_path, file, lines):
+    directory = write_ogb_mag(tmp_path)
+    (directory / "raw" / file).write_bytes(gzip.compress(lines, 1))
+    with pytest.raises(InputError, match=rf"{Path(file).name}(, line \d: '.*' is not| expands)"):
+        open_source(directory)

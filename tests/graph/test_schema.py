@@ -198,3 +198,16 @@ def test_any_json_is_read_or_refused_with_a_message(data):
     except InputError:
         return
     assert Schema.from_json(schema.to_json()) == schema
+
+
+def test_a_schema_has_a_size_and_names_that_files_can_hold(tmp_path):
+    path = tmp_path / "schema.json"
+    path.write_text("[" + "[]," * 12_000_000 + "[]]")
+    with pytest.raises(InputError, match=r"schema\.json: it has more than 33,554,432 bytes"):
+        Schema.load(path)
+    with pytest.raises(InputError, match="schema /dev/zero: it has more than"):
+        Schema.load("/dev/zero")
+    relation = {"src": "a\ud800", "etype": "x", "dst": "a\ud800", "edges": 1}
+    path.write_text(json.dumps({"node_counts": {"a\ud800": 3}, "relations": [relation]}))
+    with pytest.raises(InputError, match="cannot be the name of a node type"):
+        Schema.load(path)

@@ -15,6 +15,9 @@ from dgl_heta.errors import InputError
 from tests.support.waiting import PATIENCE
 
 gb = pytest.importorskip("dgl.graphbolt")
+import dgl_heta  # noqa: E402
+from dgl_heta.distdgl.feature_stores import cached  # noqa: E402
+from dgl_heta.distdgl.versions import release  # noqa: E402
 from dgl_heta.graphbolt import CachedFeature, CachedFeatureStore  # noqa: E402
 
 PAPER, AUTHOR = ("node", "paper", "feat"), ("node", "author", "feat")
@@ -33,7 +36,8 @@ def write_dataset(directory: Path, papers: int = 400, authors: int = 300) -> Pat
         pairs = np.stack([(rng.random(1500) ** 2 * src), rng.random(1500) * dst]).astype(np.int64)
         return {"type": name, **save(name.replace(":", "-"), pairs)}
 
-    train = np.arange(0, papers, 5)
+    # DGL 2.4 keeps the ids of a graph of this size in 32 bits, and wants seeds to be alike.
+    train = np.arange(0, papers, 5, np.int32 if release() == "2.4.0" else np.int64)
     (directory / "metadata.yaml").write_text(yaml.safe_dump({
         "dataset_name": "small",
         "graph": {"nodes": [{"type": "paper", "num": papers}, {"type": "author", "num": authors}],
@@ -83,9 +87,54 @@ def test_what_is_written_is_read() -> None:
     store = CachedFeatureStore(plain, "hotness", 1, batches=1, gate=False)
     for _ in range(3):
         store.read(*PAPER, torch.arange(50))
+    hits = store.stats()[PAPER]["hits"]
     store.update(*PAPER, torch.ones(2, 4), torch.tensor([3, 4]))
+    assert store.stats()[PAPER]["hits"] == hits > 0
+    assert f"{hits:,} hits before it was written to" in store.cache.describe()
     rows[PAPER][3:5] = 1
     assert torch.equal(store.read(*PAPER, torch.arange(50)), rows[PAPER])
+
+
+def test_a_feature_taken_out_of_a_store_is_read_and_written_through_it() -> None:
+    plain, rows = stores()
+    store = CachedFeatureStore(plain, "hotness", 1, batches=1, gate=False)
+    assert PAPER in store
+    assert ("node", "paper", "nothing") not in store
+    feature, ids = store[PAPER], torch.arange(50)
+    for _ in range(3):
+        found = list(feature.read_async(ids))
+        assert len(found) == feature.read_async_num_stages(ids.device)
+        assert torch.equal(found[-1].wait(), rows[PAPER])
+    assert store.stats()[PAPER]["hits"] > 0
+    feature.update(torch.ones(50, 4))
+    assert torch.equal(feature.read(ids), torch.ones(50, 4))
+
+
+@pytest.mark.skipif(release() != "2.4.0", reason="DGL 2.1 has no features by key")
+def test_what_is_put_in_the_place_of_a_feature_is_read() -> None:
+    class Twice(gb.Feature):
+        def __init__(self, feature: gb.Feature) -> None:
+            super().__init__()
+            self.feature = feature
+
+        def read(self, ids: torch.Tensor | None = None) -> torch.Tensor:
+            return 2 * self.feature.read(ids)
+
+    dgl_heta.enable(settings=["cache.policy=hotness", "cache.batches=1", "cache.gate=false",
+                              "cache.capacity_mb=1"])
+    try:
+        store, rows = stores()
+        feature, ids = store[PAPER], torch.arange(50)
+        for _ in range(3):
+            assert torch.equal(feature.read(ids), rows[PAPER])
+        assert cached(store, None).stats()[PAPER]["hits"] > 0
+        store[PAPER] = Twice(feature)
+        for _ in range(3):
+            assert torch.equal(store.read(*PAPER, ids), 2 * rows[PAPER])
+            assert torch.equal(store[PAPER].read(ids), 2 * rows[PAPER])
+            assert torch.equal(feature.read(ids), rows[PAPER])
+    finally:
+        dgl_heta.disable()
 
 
 def test_one_feature_with_visits_that_are_known() -> None:
@@ -131,7 +180,8 @@ def test_what_is_not_cached_is_read_as_before(caplog: pytest.LogCaptureFixture) 
     for _ in range(3):
         for key in store.keys():  # noqa: SIM118 - a method of feature stores
             assert torch.equal(store.read(*key, torch.arange(4)), store.read(*key)[:4])
-    assert store.read(*PAPER, torch.arange(4)).requires_grad
+    if release() == "2.1.0":  # from DGL 2.4 on reads have no gradient
+        assert store.read(*PAPER, torch.arange(4)).requires_grad
     for reason in ("requires gradients", "rows is not known (give counts)", "no torch.bfloat16"):
         assert caplog.text.count(reason) == 1
     plain, rows = stores()
@@ -161,8 +211,11 @@ def test_wrong_options_are_said() -> None:
 
 def run(out: Path, dataset: Path, *options: str) -> str:
     script = Path(__file__).parents[1] / "support/gb_script.py"
+    # As by python, but for the end of the interpreter, which threads of DGL 2.4 can abort.
+    plain = ("import os, runpy, sys; del sys.argv[0]; "
+             "runpy.run_path(sys.argv[0], run_name='__main__'); os._exit(0)")
     command = ([sys.executable, "-m", "dgl_heta", "run", *options] if options
-               else [sys.executable])
+               else [sys.executable, "-c", plain])
     done = subprocess.run([*command, str(script), str(dataset), str(out)], capture_output=True,
                           text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,16 +18,25 @@ from dgl_heta.launch.activation import activate
     ("python3 -uXdev t.py", "python3 -uXdev -m dgl_heta run -c h.toml --set a.b=1 t.py"),
     ("python -X dev -Wcommon t.py",
      "python -X dev -Wcommon -m dgl_heta run -c h.toml --set a.b=1 t.py"),
+    ("python --check-hash-based-pycs never t.py -m x",
+     "python --check-hash-based-pycs never -m dgl_heta run -c h.toml --set a.b=1 t.py -m x"),
+    ("python -m package.module -c x",
+     "python -m dgl_heta run -c h.toml --set a.b=1 -m package.module -c x"),
+    ("python -W ignore -um package -m y",
+     "python -W ignore -u -m dgl_heta run -c h.toml --set a.b=1 -m package -m y"),
+    ("python3 -Bmpackage.module", "python3 -B -m dgl_heta run -c h.toml --set a.b=1 -m "
+     "package.module"),
 ])
 def test_settings_run_the_script_under_dgl_heta(command, expected):
     assert activate(command.split(), "h.toml", ["a.b=1"]) == expected.split()
 
 
 @pytest.mark.parametrize("command", [
-    "torchrun t.py", "./t.py", "python -m package", "python -c pass", "python -uc pass", "python",
+    "torchrun t.py", "./t.py", "python -m", "python -c pass", "python -uc pass", "python",
     "python -", "python -u", "pythonic t.py"])
-def test_settings_need_a_python_script(command):
-    with pytest.raises(InputError, match=r"must be 'python SCRIPT.*dgl_heta\.enable\(\)"):
+def test_settings_need_a_python_script_or_module(command):
+    with pytest.raises(InputError, match=r"must be 'python SCRIPT …' or 'python -m MODULE.*"
+                                         r"dgl_heta\.enable\(\)"):
         activate(command.split(), "h.toml", [])
 
 
@@ -44,6 +53,16 @@ def test_without_settings_the_command_is_plain(place, monkeypatch, way):
     given = {"set": ["--set", "train.lr=0.1"], "none": []}.get(way, ["-c", str(config)])
     expected = ["-m", *(["dgl_heta", "run", *given] if given else ["dgl_heta.launch.plain"])]
     assert {tuple(p["command"]) for p in shown} == {(sys.executable, *expected, "t.py", "-x")}
+
+
+def test_a_module_runs_under_dgl_heta_or_plainly(place):
+    config = place.script("[train]\nlr = 0.1\n", "heta.toml")
+    for options, runner in ((["-c", "heta.toml"], ["dgl_heta", "run", "-c", str(config)]),
+                            ([], ["dgl_heta.launch.plain"])):
+        shown = place.run(*place.where("direct", 1), *options, "--dry-run", "--json", "--",
+                          "python", "-m", "package.module", "-x").json
+        assert {tuple(p["command"]) for p in shown} == {
+            (sys.executable, "-m", *runner, "-m", "package.module", "-x")}
 
 
 @pytest.mark.parametrize(("kind", "options", "word", "expected"), [

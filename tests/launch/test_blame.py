@@ -61,6 +61,20 @@ def test_the_error_names_how_it_ended_and_shows_what_it_wrote() -> None:
         str(i) for i in range(39, 99)]
 
 
+def test_sigbus_is_explained_by_files_that_were_cut() -> None:
+    killed = "process -7 was killed by signal 7 (SIGBUS), "
+    assert str(failure(ended(-7))) == (
+        f"{killed}as when a file that it had open is cut, its disk fails, or shared memory "
+        "(/dev/shm) has no room; all processes were ended")
+    short = [f"{name}.npy (0 of 9 bytes)" for name in "abcde"]
+    assert str(failure(ended(-7), short_files=lambda: short[:1])) == (
+        f"{killed}for files that it had open were cut: a.npy (0 of 9 bytes); write the store "
+        "again; all processes were ended")
+    assert "c.npy (0 of 9 bytes) and 2 more; write" in str(failure(ended(-7),
+                                                                   short_files=lambda: short))
+    assert "a.npy" not in str(failure(ended(-9), short_files=lambda: short))
+
+
 def test_wrong_input_that_a_process_tells_is_the_error_itself() -> None:
     error = failure(ended(2, 0, "Traceback of another kind", "error: setting train.lr: too much"))
     assert isinstance(error, InputError)

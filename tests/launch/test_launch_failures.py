@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from dgl_heta.launch import blame, hosts
-from tests.support.launching import EVERYWHERE
+from tests.support.launching import EVERYWHERE, emulated
 from tests.support.waiting import PROMPT, until
 
 DIES = """
@@ -161,7 +162,7 @@ time.sleep(600)
 """)
     result = place.run(*place.where("ssh"), "--", "python", script)
     assert result.status == 1
-    assert result.error.startswith("the connection to host1 (127.0.0.2) ended (status -9)")
+    assert result.error.startswith("the connection to host1 (127.0.0.2) ended (status 137)")
     assert until(lambda: not place.living())
 
 
@@ -220,4 +221,55 @@ def test_a_signal_ends_everything(place, kind, number):
     assert launcher.returncode == 128 + number
     assert out.count(f"got {number.name}") == processes
     assert err.splitlines()[-1] == f"error: ended by {number.name}"
+    place.assert_nothing_left()
+
+
+@pytest.mark.parametrize("kind", ["direct", pytest.param("emulated", marks=emulated)])
+def test_one_that_is_stopped_is_named_not_who_waited_for_it(place, kind):
+    script = place.script("""
+import os, signal, sys, time
+if os.environ.get("RANK") == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+if os.environ.get("RANK") == "0":
+    time.sleep(2)
+    raise RuntimeError("Timed out waiting 2000ms for recv operation to complete")
+time.sleep(600)
+""")
+    result = place.run(*place.where(kind), "--", "python", script)
+    assert result.status == 1
+    assert result.error.startswith("trainer 1 on host")
+    assert result.error.endswith("(rank 1) was stopped (SIGSTOP or a debugger), and the others "
+                                 "waited for it in vain; all processes were ended")
+    place.assert_nothing_left()
+
+
+def test_one_that_fails_for_a_reason_of_its_own_is_named_beside_one_that_is_stopped(place):
+    script = place.script("""
+import os, signal, sys, time
+if os.environ.get("RANK") == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+if os.environ.get("RANK") == "0":
+    time.sleep(1)
+    raise KeyError("of its own")
+time.sleep(600)
+""")
+    result = place.run(*place.where("direct"), "--", "python", script)
+    assert result.error.startswith("trainer 0 on host0 (127.0.0.1) (rank 0) failed")
+
+
+@emulated
+def test_the_end_of_the_bridge_between_emulated_hosts_is_named(place):
+    script = place.script("print('up'); import time; time.sleep(600)")
+    args = [*place.where("emulated"), "--", "python", script]
+    launcher = subprocess.Popen([sys.executable, "-m", "dgl_heta", "launch", *map(str, args)],
+                                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert launcher.stdout is not None
+    assert launcher.stdout.readline().endswith("] up\n")
+    (bridge,) = [p for p in psutil.Process(launcher.pid).children() if p.cmdline() == ["cat"]]
+    bridge.kill()
+    _, err = launcher.communicate(timeout=PROMPT)
+    assert launcher.returncode == 1
+    assert err.splitlines()[-1] == (
+        f"error: the process that keeps the bridge of the emulated hosts (pid {bridge.pid}) ended "
+        "(status -9); all processes were ended")
     place.assert_nothing_left()

@@ -6,9 +6,8 @@ import json
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
-from dgl_heta.launch import hosts
+from dgl_heta.launch.connection import RECEIVE, agent_text
 from tests.support.waiting import PATIENCE
 
 
@@ -21,7 +20,7 @@ def test_neither_torch_nor_dgl_is_imported():
 
 
 def test_the_agent_needs_nothing_but_python():
-    text = (Path(hosts.__file__).parent / "agent.py").read_text()
-    done = subprocess.run([shutil.which("python3") or sys.executable, "-I", "-S", "-c", text],
-                          input="", capture_output=True, text=True, check=True, timeout=PATIENCE)
+    done = subprocess.run([shutil.which("python3") or sys.executable, "-I", "-S", "-c", RECEIVE],
+                          input=agent_text().decode(), cwd="/", capture_output=True, text=True,
+                          check=True, timeout=PATIENCE)
     assert [json.loads(x)["event"] for x in done.stdout.splitlines()] == ["hello", "ended"]

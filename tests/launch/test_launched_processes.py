@@ -94,6 +94,29 @@ def test_a_dry_run_starts_nothing_and_shows_everything(place):
     assert not (place.directory / "ssh.log").exists()
 
 
+def test_a_variable_by_name_has_its_value_and_is_on_no_command_line(place, monkeypatch):
+    monkeypatch.setenv("TOKEN_OF_A_TEST", "hush = 7")
+    script = place.script("""
+import os
+from pathlib import Path
+print(os.environ["TOKEN_OF_A_TEST"])
+for process in Path("/proc").glob("[0-9]*"):
+    try:
+        assert "hush" not in (process / "cmdline").read_text(), process
+    except OSError:
+        pass
+""")
+    where = [*place.where("ssh"), "--env", "TOKEN_OF_A_TEST"]
+    result = place.run(*where, "--", "python", script)
+    assert result.status == 0
+    for label in ("host0 server0", "host1 trainer1"):
+        assert result.lines(label) == ["hush = 7"]
+    assert "hush" not in (place.directory / "ssh.log").read_text()
+    shown = place.run(*where, "--dry-run", "--", "python", script).out
+    assert "TOKEN_OF_A_TEST='…'" in shown
+    assert "hush" not in shown
+
+
 def test_lines_carry_their_origin_and_keep_their_stream(place):
     script = place.script("""
 import os, sys

@@ -14,6 +14,8 @@ import pytest
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch import local
+from dgl_heta.store import write_store
+from tests.support.graphs import academic
 from tests.support.launching import living
 from tests.support.waiting import PROMPT, until
 
@@ -25,14 +27,15 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         def _environment(self) -> dict[str, str]:
             return {**os.environ, "PLACE": str(tmp_path)}  # no rendezvous, so no torch
 
-    def run(script: str, workers: int = 2) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def run(script: str, workers: int = 2, **job: str
+            ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         file = tmp_path / "worker.py"
         file.write_text("import json, os, pathlib, sys, time\n"
                         "rank, place = int(os.environ['RANK']), pathlib.Path(os.environ['PLACE'])\n"
                         "def tell(**event): print(json.dumps(event), flush=True)\n" + script)
         monkeypatch.setattr(local.sys, "executable", str(_interpreter(tmp_path, file)))
         events: list[dict[str, Any]] = []
-        return Workers({}, workers, tmp_path, events.append).run(), events
+        return Workers(job, workers, tmp_path, events.append).run(), events
 
     return run
 
@@ -76,6 +79,15 @@ time.sleep(600)
     assert living(tmp_path) == []
 
 
+def test_a_store_that_was_cut_is_named_where_a_worker_ends_by_sigbus(run, tmp_path) -> None:
+    write_store(academic(), tmp_path / "store")
+    file = next((tmp_path / "store/relations").glob("**/*.npy"))
+    os.truncate(file, 7)
+    with pytest.raises(HetaError, match=r"worker 0 was killed by signal 7 \(SIGBUS\), for files "
+                                        rf"that it had open were cut: {file} \(7 of \d+ bytes\)"):
+        run("os.kill(os.getpid(), 7)", workers=1, store=str(tmp_path / "store"))
+
+
 def test_the_cause_is_blamed_not_who_lost_a_peer(run) -> None:
     with pytest.raises(HetaError, match="worker 0 failed with exit status 1"):
         run("""
@@ -86,6 +98,26 @@ while not (place / "lost").exists():
     time.sleep(0.05)
 sys.exit(1)
 """)
+
+
+def test_a_worker_that_is_stopped_is_blamed_not_who_waited_for_it(run, tmp_path) -> None:
+    with pytest.raises(HetaError, match=r"^worker 1 was stopped \(SIGSTOP or a debugger\), and the "
+                       "others waited for it in vain; all workers were ended$"):
+        run("""
+import signal
+if rank == 1:
+    (place / "pid").write_text(str(os.getpid()))
+    os.kill(os.getpid(), signal.SIGSTOP)
+while True:
+    try:
+        pid = int((place / "pid").read_text())
+    except (OSError, ValueError):
+        continue
+    if pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+        sys.exit(3)
+    time.sleep(0.05)
+""")
+    assert living(tmp_path) == []
 
 
 def test_wrong_input_that_a_worker_finds_is_the_error(run) -> None:

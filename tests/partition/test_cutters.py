@@ -36,6 +36,7 @@ from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store, write_store
 from tests.support.plugins import heta
+from tests.support.signing import edit_json
 
 READS = Relation("user", "reads", "item")
 ITEMS, EDGES = 200, 12_000
@@ -99,18 +100,20 @@ def test_the_in_edges_of_a_hub_are_cut_and_the_plan_read_back(tmp_path: Path) ->
         (_, pieces) = data["plan"]["ownership"][0]["hubs"][0]
         pieces[0][2] += 1
         (out / "plan.json").write_text(json.dumps(data))
-        with pytest.raises(InputError, match="was edited"):
+        edit_json(out / "plan.json")
+        with pytest.raises(InputError, match="was edited: its fields"):
             Plan.load(out / "plan.json")
         pieces[0][2] -= 1
-        (out / "plan.json").write_text(json.dumps(data | {"version": 1}))
+        (out / "plan.json").write_text(json.dumps(data))
+        edit_json(out / "plan.json", lambda plan: plan.update(version=1))
         with pytest.raises(InputError, match="hubs, which version 1 has not"):
             Plan.load(out / "plan.json")
         data["plan"]["ownership"][0]["hubs"][0][0] = 151
         (out / "plan.json").write_text(json.dumps(data))
         with pytest.raises(InputError, match="checksum does not agree"):
             Plan.load(out / "plan.json").verify()
-        (out / "plan.json").write_text(json.dumps(data | {"version": 3}))
-        with pytest.raises(InputError, match="reads versions 1 and 2"):
+        (out / "plan.json").write_text(json.dumps(data | {"version": 4}))
+        with pytest.raises(InputError, match="reads versions 1 to 3"):
             Plan.load(out / "plan.json")
 
 

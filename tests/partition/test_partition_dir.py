@@ -16,7 +16,12 @@ from hypothesis import strategies as st
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import EdgeArrays, GraphSource
-from dgl_heta.partition.directory import is_partition, open_partition, write_partition
+from dgl_heta.partition.directory import (
+    is_partition,
+    open_partition,
+    store_of_config,
+    write_partition,
+)
 from dgl_heta.partition.part_config import part_config
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
@@ -92,6 +97,11 @@ def test_a_store_is_referred_to_and_both_can_be_moved_together(tmp_path, monkeyp
     shutil.move(tmp_path / "elsewhere" / "store", tmp_path / "away")
     with pytest.raises(InputError, match="store is not a relation store"):
         open_partition(tmp_path / "elsewhere" / "parts" / "2")
+    config = tmp_path / "elsewhere/parts/2/academic.json"
+    assert store_of_config(config).resolve() == tmp_path / "elsewhere/store"
+    config.write_text('{"part-0": {}}')  # as DistDGL's own
+    assert store_of_config(config) is None
+    assert store_of_config(tmp_path / "none.json") is None
 
 
 def test_a_partition_reached_through_a_link_finds_its_store(tmp_path):
@@ -323,6 +333,7 @@ def test_every_node_and_edge_has_one_owner_and_targets_are_spread_evenly(counts,
 @pytest.mark.parametrize("parts", PARTS)
 def test_distdgl_reads_the_partition_book_but_refuses_the_partition(tmp_path, parts):
     dgl = pytest.importorskip("dgl")
+    pytest.importorskip("dgl.distributed")
     source = academic()
     config = write_partition(source, plan_of(source, parts), tmp_path / "part")
     counts = dict.fromkeys(source.node_counts, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,11 +13,13 @@ import pytest
 import dgl_heta
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.partition.arguments import forget_warnings
 from dgl_heta.partition.backends.distdgl import to_dgl_graph
 from dgl_heta.partition.directory import open_partition
 from tests.support.graphs import academic
 
 dgl = pytest.importorskip("dgl")
+pytest.importorskip("dgl.distributed")
 torch = pytest.importorskip("torch")
 
 
@@ -124,7 +127,7 @@ def test_mapping_is_the_identity_per_type(graph, homogeneous, tmp_path):
     assert all(torch.equal(ids, graph.nodes(t)) for t, ids in nodes.items())
     assert {e: len(ids) for e, ids in edges.items()} == {
         e: graph.num_edges(e) for e in graph.canonical_etypes}
-    nodes, edges = dgl_heta.partition_graph(homogeneous, "one", 2, str(tmp_path / "homo"),
+    nodes, edges = dgl_heta.partition_graph(homogeneous, "one", 1, str(tmp_path / "homo"),
                                             part_method="meta", return_mapping=True)
     assert torch.equal(nodes, torch.arange(30))
     assert torch.equal(edges, torch.arange(90))
@@ -134,7 +137,7 @@ def test_mapping_has_the_form_of_dgl(graph, homogeneous, tmp_path):
     for name, g, target in (("hetero", graph, "paper"), ("homo", homogeneous, None)):
         ours = dgl_heta.partition_graph(
             g, "g", 2, str(tmp_path / f"{name}-meta"), return_mapping=True, part_method="meta",
-            target_ntype=target)
+            target_ntype=target, replication="full")
         theirs = dgl.distributed.partition_graph(
             g, "g", 2, str(tmp_path / name), return_mapping=True, part_method="random")
         for mine, other in zip(ours, theirs):
@@ -145,10 +148,58 @@ def test_mapping_has_the_form_of_dgl(graph, homogeneous, tmp_path):
 
 
 def test_a_homogeneous_graph_needs_no_target(homogeneous, tmp_path):
-    dgl_heta.partition_graph(homogeneous, "one", 2, str(tmp_path / "out"), part_method="meta")
+    dgl_heta.partition_graph(homogeneous, "one", 1, str(tmp_path / "out"), part_method="meta")
     store, plan = open_partition(tmp_path / "out")
     check_store(homogeneous, store)
     assert plan.targets == ("_N",)
+
+
+@pytest.mark.parametrize("method", ["meta", "meta-shared"])
+@pytest.mark.parametrize("kind", ["homogeneous", "its types named", "a relation and its reverse"])
+def test_parts_that_would_all_hold_the_whole_graph_are_named(homogeneous, tmp_path, method, kind,
+                                                             caplog):
+    made, target = homogeneous, None
+    ends = homogeneous.edges()
+    if kind == "its types named":
+        made = dgl.heterograph({("paper", "cites", "paper"): ends})
+    elif kind != "homogeneous":
+        made = dgl.heterograph({("user", "buys", "item"): ends, ("item", "of", "user"): ends[::-1]})
+        target = "item"
+    forget_warnings()
+    out, text = tmp_path / "out", (r'hold the whole graph.*partition\.method = "metis".*'
+                                   r'partition\.replication = "full"')
+
+    def partition(**more):
+        dgl_heta.partition_graph(made, "one", 2, str(out), part_method=method, target_ntype=target,
+                                 **more)
+
+    if target:  # it can be meant: what the machines share is the target
+        partition()
+        assert re.search(text, caplog.text)
+    else:
+        with pytest.raises(InputError, match=text):
+            partition()
+        assert not out.exists()
+    forget_warnings()
+    caplog.clear()
+    partition(replication="full")  # copies, asked for by name
+    assert not caplog.text
+    assert [p.num_edges for p in open_partition(out)[1].partitions] == [made.num_edges()] * 2
+
+
+def test_a_homogeneous_graph_that_is_cut_in_pieces_is_divided(tmp_path):
+    dgl_heta.partition_graph(dgl.rand_graph(100, 5000), "one", 2, str(tmp_path / "out"),
+                             part_method="meta", replication="none", memory_mb=0.092)
+    plan = open_partition(tmp_path / "out")[1]
+    assert max(p.num_edges for p in plan.partitions) < 4000
+
+
+def test_several_relations_between_nodes_of_one_type_are_divided(homogeneous, tmp_path):
+    ends = homogeneous.edges()
+    made = dgl.heterograph({("n", "a", "n"): ends, ("n", "b", "n"): ends[::-1]})
+    dgl_heta.partition_graph(made, "two", 2, str(tmp_path / "out"), part_method="meta")
+    plan = open_partition(tmp_path / "out")[1]
+    assert [[r.etype for r in plan.roots(part)] for part in (0, 1)] == [["a"], ["b"]]
 
 
 @pytest.mark.parametrize("method", ["metis", "random"])

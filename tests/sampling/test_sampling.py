@@ -208,3 +208,37 @@ def test_seeds_of_a_group_are_in_rank_order_and_local_order_begins_with_the_own(
     assert shares["paper"].sizes == (2, 1)
     assert shares["paper"].local(torch.from_numpy(seeds["paper"])).tolist() == [7, 4, 2]
     assert shares["author"].own == 0
+
+
+def test_weighted_draws_are_the_same_on_all_workers_and_threads(
+        store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever draws them, in one pass or on threads; their positions are found again."""
+    class Weighted(Store):
+        def weights(self, relation: Relation) -> np.ndarray | None:
+            return weights.get(relation)
+
+    weights = {r: np.random.default_rng(i).exponential(size=n) + 1e-300 * (i % 2)
+               for i, (r, n) in enumerate(store.schema.edge_counts.items()) if i != 1}
+    seeds, fanouts = np.arange(0, 40, 3), [2, 3]
+
+    def sampled(parts: int, part: int, threads: int = 1) -> MiniBatch:
+        plan = make_plan(store.schema, "paper", 2, parts)
+        return NeighborSampler(Weighted(store.directory), SamplingScope.of(plan, part), fanouts,
+                               seed=3, threads=threads).sample({"paper": seeds})
+
+    batch = sampled(1, 0)
+    whole = drawn(batch)
+    with monkeypatch.context() as patched:
+        patched.setattr("dgl_heta.sampling.draws.PIECE", 5)
+        patched.setattr("dgl_heta.sampling.sampler.FEW", 0)
+        assert drawn(sampled(1, 0, threads=2)) == whole
+    assert whole != drawn(sample(store, 1, 0, fanouts, seeds))
+    together = sum((drawn(sampled(2, part)) for part in range(2)), Counter())
+    assert together.keys() == whole.keys()
+    for edges in (edges for block in batch.blocks for edges in block.edges):
+        assert edges.drawn is not None
+        nodes = batch.input_nodes[edges.relation.dst][edges.index]
+        found = edges.drawn.positions(nodes, len(edges.indices))
+        np.testing.assert_array_equal(
+            store.relation(edges.relation).indices[found],
+            batch.input_nodes[edges.relation.src][edges.indices.numpy()])

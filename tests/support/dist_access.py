@@ -14,6 +14,7 @@ from typing import Any
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
+import dgl.distributed
 import dgl.function as fn
 import numpy as np
 import torch
@@ -68,7 +69,7 @@ def attempts(g: Any) -> dict[str, Any]:
 
     return {
         "another sampler": lambda: batch(g, dgl.dataloading.ShaDowKHopSampler([2, 2])),
-        "prob": lambda: batch(g, NeighborSampler([2, 2], prob="p")),
+        "prob": lambda: batch(g, NeighborSampler([2, 2], prob=0.5)),
         "edge_dir": lambda: batch(g, NeighborSampler([2, 2], edge_dir="out")),
         "replace": lambda: batch(g, NeighborSampler([2, 2], replace=True)),
         "layers": lambda: batch(g, NeighborSampler([2, 2, 2])),
@@ -80,6 +81,13 @@ def attempts(g: Any) -> dict[str, Any]:
         "sample_neighbors": lambda: g.sample_neighbors({"paper": SEEDS}, 2),
         "find_edges": lambda: g.find_edges(torch.arange(2), etype=("author", "writes", "paper")),
         "in_degrees": lambda: graph_services.in_degrees(g, SEEDS),
+        "out_degrees": lambda: g.out_degrees(SEEDS),
+        "in_subgraph": lambda: dgl.distributed.in_subgraph(g, SEEDS),
+        "out-edges": lambda: dgl.distributed.sample_neighbors(g, {"paper": SEEDS}, 2,
+                                                              edge_dir="out"),
+        "weights": lambda: g.sample_neighbors({"paper": SEEDS}, 2, prob="p"),
+        "graphbolt": lambda: dgl.distributed.sample_etype_neighbors(g, {"paper": SEEDS}, 2,
+                                                                    use_graphbolt=True),
         "update_all": update_all,
         "write": write,
     }

@@ -13,6 +13,7 @@ from pathlib import Path
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
+import dgl.distributed
 import numpy as np
 import torch
 from dgl.dataloading import DistNodeDataLoader, NeighborSampler

@@ -14,6 +14,7 @@ from pathlib import Path
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
+import dgl.distributed
 import torch
 
 WIDTHS = {"paper": 6, "author": 3}

@@ -19,6 +19,7 @@ from typing import Any
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
+import dgl.distributed
 import dgl.function as fn
 import numpy as np
 import torch
@@ -42,6 +43,7 @@ class Case:
     aggregate : how relations are merged.
     out : width of the output.
     sparse : whether embeddings have sparse gradients.
+    absent : whether types without a node in the batch are left out.
     """
 
     conv: str
@@ -49,6 +51,7 @@ class Case:
     out: int = 4
     sparse: bool = False
     layers: int = 2
+    absent: bool = False
 
 
 def cases() -> dict[str, Case]:
@@ -60,6 +63,18 @@ def cases() -> dict[str, Case]:
               "wide": Case("wide", out=16), "rgcn": Case("rgcn", out=16),
               "sparse table": Case("sage", sparse=True), "one layer": Case("gat", layers=1)}
     return found
+
+
+def delegated_cases() -> dict[str, Case]:
+    """Those for a partition of three hops in which one trainer aggregates for others: inner layers
+    of every kind of convolution, batches in which types have no node, and fewer layers than hops.
+    """
+    convs = ("graph", "sage", "gat", "multi")
+    found = {f"deep {conv}": Case(conv, layers=3) for conv in convs}
+    return found | {
+        "deep mean": Case("none", "mean", layers=3), "deep stack": Case("sage", "stack", layers=3),
+        "few sage": Case("sage", layers=3, absent=True),
+        "few graph": Case("graph", layers=3, absent=True), "shallow": Case("sage")}
 
 
 @dataclass(frozen=True)
@@ -206,6 +221,8 @@ class Net(nn.Module):
         states = {t: self.linear[t](x) if t in self.linear else x for t, x in features.items()}
         for t, table in self.tables.items():
             states[t] = table(ids[t])
+        if self.case.absent:
+            states = {t: x for t, x in states.items() if len(x)}
         for number, (layer, block) in enumerate(zip(self.layers, blocks)):
             if self.before_last is not None and number + 1 == len(self.layers):
                 self.before_last()
@@ -218,6 +235,11 @@ class Net(nn.Module):
             if number + 1 < len(self.layers):
                 states = {t: torch.tanh(x) for t, x in states.items()}
         return states["paper"]
+
+
+def learnable_case(name: str) -> Case:
+    """The model of a case with embeddings in the key-value store."""
+    return Case("sage", layers=3 if "deep" in name else 2)
 
 
 def make_net(name: str, facts: Facts, case: Case, learnable: bool = True) -> Net:
@@ -296,7 +318,8 @@ class Trainer:
         """Outputs and gradients of two steps."""
         found: dict[str, Any] = {}
         net = self.parallel(make_net(name, self.facts, case))
-        for _ in self.steps(net, self.loader(case.layers, 40, shuffle=True), found):
+        size = 1 if case.absent else 40
+        for _ in self.steps(net, self.loader(case.layers, size, shuffle=True), found):
             pass
         self.save(name, found)
 
@@ -304,7 +327,8 @@ class Trainer:
         """Five steps in which embeddings in the key-value store are trained."""
         g = self.g
         found: dict[str, Any] = {}
-        net = self.parallel(make_net(name, self.facts, Case("sage"), learnable=False))
+        case = learnable_case(name)
+        net = self.parallel(make_net(name, self.facts, case, learnable=False))
         dense = torch.optim.SGD(net.parameters(), 0.1)
         tables = {}
         for t, count in self.facts.counts.items():
@@ -318,7 +342,7 @@ class Trainer:
         g.barrier()
         kind = getattr(dgl.distributed.optim, name.partition(" ")[0])
         optimizer = kind(list(tables.values()), lr=0.05)
-        loader = self.loader(2, 12)
+        loader = self.loader(case.layers, 12)
         batches = repeated(loader, 5)
         if name.endswith("ahead"):  # the next batch is drawn before rows are read for this one
             drawn = [*repeated(loader, 6)]
@@ -376,12 +400,12 @@ class Trainer:
             self.save(name, {"results": found.numpy()})
         self.g.barrier()
 
-    def own_merge(self, name: str) -> None:
-        """What a model says that merges relations by itself."""
-        net = self.parallel(make_net(name, self.facts, Case(name)))
+    def refused(self, name: str, case: Case) -> None:
+        """What a model says that cannot be."""
+        net = self.parallel(make_net(name, self.facts, case))
         message = ""
         try:
-            for _ in self.steps(net, self.loader(2, 20), {}):
+            for _ in self.steps(net, self.loader(case.layers, 20), {}):
                 pass
         except Exception as error:
             message = f"{type(error).__name__}: {error}"
@@ -401,8 +425,12 @@ class Trainer:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def run(self, name: str) -> None:
-        if name in cases():
-            self.compare(name, cases()[name])
+        if case := (cases() | delegated_cases()).get(name):
+            self.compare(name, case)
+        elif name in ("own merge", "own ops"):  # by themselves
+            self.refused(name, Case(name))
+        elif name.startswith("refused "):
+            self.refused(name, Case("graph", name.removeprefix("refused "), layers=3))
         elif name.startswith("Sparse"):
             self.learnable(name)
         elif name == "uneven":
@@ -410,8 +438,7 @@ class Trainer:
         elif name == "drop last":
             self.uneven(name, drop_last=True)
         else:
-            {"evaluate": self.evaluate, "own merge": self.own_merge, "own ops": self.own_merge,
-             "killed": self.killed}[name](name)
+            {"evaluate": self.evaluate, "killed": self.killed}[name](name)
 
 
 def repeated(loader: Any, count: int) -> Iterator[Any]:

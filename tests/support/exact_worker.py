@@ -20,6 +20,7 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.cutters import in_degrees
 from dgl_heta.planning.assignment import Piece
+from dgl_heta.planning.delegation import delegated, shared_learnable
 from dgl_heta.planning.hubs import share_hubs
 from dgl_heta.planning.making import (
     Deal,
@@ -63,6 +64,9 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
                                         for relation, share in plan.roots(part.index).items()),
                                     "shared")
             assert any(s.count > 1 for p in plan.partitions for s in p.sub_metatrees.values())
+    if case.get("delegate") is not None:
+        plan = delegating(plan, case["delegate"],
+                          scratch.parent / f"plan-{os.environ['RANK']}")
     engine = build_engine(store, plan, settings, plugins.configured(settings), scratch)
     found: dict[str, np.ndarray] = {}
     step = 0
@@ -94,6 +98,17 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
         found[f"rows/{ntype}/{low}"] = rows.numpy()
     found["val"] = np.asarray(engine.evaluate("val"))
     return found
+
+
+def delegating(plan: Plan, first: int, directory: Path) -> Plan:
+    """The plan, read back from a file, with all learnable types dealt to partitions in turn."""
+    types = shared_learnable(plan)
+    assert types
+    plan = delegated(plan, {t: (first + i) % plan.num_parts for i, t in enumerate(types)})
+    directory.mkdir(exist_ok=True)
+    plan.save(directory / "plan.json")
+    assert Plan.load(directory / "plan.json") == plan
+    return plan
 
 
 def cut_by_array(plan: Plan, store: Store, how: str, directory: Path) -> Plan:

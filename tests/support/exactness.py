@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch.distributed import TCPStore
 
 from dgl_heta.store import write_store
 from tests.support.graphs import academic, with_tasks
@@ -79,11 +78,12 @@ def cases() -> dict[str, dict[str, Any]]:
 
 
 def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
-        cut: bool | str | None = None, shared: bool = False, guests: bool = False, **extra: Any
-        ) -> dict[str, Any]:
+        cut: bool | str | None = None, shared: bool = False, guests: bool = False,
+        delegate: int | None = None, **extra: Any) -> dict[str, Any]:
     """What the workers are told; `cut` is not None for a plan without replication (a text: cut by
     an array, see the worker's cut_by_array), with `shared` workers share the first sub-metatree,
-    with `guests` they load plugins that are installed."""
+    with `guests` they load plugins that are installed; with `delegate` learnable types that several
+    partitions use are aggregated by one, counted from that partition on."""
     chosen = {}
     for name, changes in cases().items():
         if name not in names if names is not None else name == "nars":
@@ -98,7 +98,8 @@ def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
                 section, name_of = key.split(".")
                 settings.setdefault(section, {})[name_of] = value
         chosen[name] = {"settings": settings, "metapaths": changes.get("metapaths"), "cut": cut,
-                        "shared": shared and parts > 1}
+                        "shared": shared and parts > 1,
+                        "delegate": delegate}
     return {"store": str(store), "out": str(out), "parts": parts, "cases": chosen,
             "guests": guests}
 
@@ -109,16 +110,18 @@ def run(description: dict[str, Any], out: Path, worker: str = "exact_worker"
     parts = description["parts"]
     file = out / f"job-{parts}.json"
     file.write_text(json.dumps(description))
-    meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meeting = os.memfd_create("meeting")
     environment = {**os.environ, "WORLD_SIZE": str(parts), "GLOO_SOCKET_IFNAME": "lo",
-                   "DGL_HETA_RENDEZVOUS": f"127.0.0.1:{meeting.port}"}
+                   "DGL_HETA_RENDEZVOUS": f"/proc/self/fd/{meeting}"}
     workers = subprocess.Popen([sys.executable, "-m", f"tests.support.{worker}", str(file)],
-                               env=environment, cwd=ROOT, start_new_session=True)
+                               env=environment, cwd=ROOT, start_new_session=True,
+                               pass_fds=[meeting])
     try:
         assert workers.wait(PATIENCE) == 0, "a worker failed; its words are above"
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(workers.pid, signal.SIGKILL)
+        os.close(meeting)
     return {name: [dict(np.load(out / f"{name}-{parts}-{rank}.npz")) for rank in range(parts)]
             for name in description["cases"]}
 

@@ -1,6 +1,7 @@
 """Programs that nobody wrote, run by plain DGL and under RAF: none may differ without an error.
 
     python -m tests.support.generator --draws 300 --seed 1 --machines 2 --trainers 2 [--prove]
+    python -m tests.support.generator --draws 300 --seed 1 --set partition.shared=delegate
     python -m tests.support.generator --draws 300 --seed 1 --only 24 --trace
 
 Programs are drawn (:mod:`tests.support.drawn`) and run by :mod:`tests.support.programs`, many in

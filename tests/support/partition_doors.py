@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import dgl
+import dgl.distributed
 import torch
 
 import dgl_heta
@@ -37,7 +38,7 @@ def graph(edge_data: bool = False) -> Any:
     """A copy, since DGL writes into the graph that it partitions."""
     made = GRAPH.clone()
     if edge_data:
-        made.edges[CITES].data["weight"] = torch.rand(made.num_edges(CITES))
+        made.edges[CITES].data["weight"] = torch.arange(float(made.num_edges(CITES)))
         made.edges[CITES].data[dgl.EID] = torch.arange(made.num_edges(CITES))
         made.edges["writes"].data[dgl.EID] = torch.arange(made.num_edges("writes"))
     return made

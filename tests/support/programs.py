@@ -93,7 +93,8 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
     out.mkdir(parents=True, exist_ok=True)
     config = out / "parts" / "academic.json" if raf else Path()
     if raf and not config.exists():
-        make_parts(whole_graph(), machines, out / "parts")
+        shared = {"shared": "delegate"} if "partition.shared=delegate" in settings else {}
+        make_parts(whole_graph(), machines, out / "parts", **shared)
     meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = machines * trainers
     job = {"programs": list(programs), "trainers": trainers, "world": world, "raf": raf,

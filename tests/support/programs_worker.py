@@ -19,6 +19,7 @@ from typing import Any
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
+import dgl.distributed
 import numpy as np
 import torch
 import torch.distributed as dist

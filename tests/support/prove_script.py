@@ -16,6 +16,7 @@ from typing import Any
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
+import dgl.distributed
 import torch
 from dgl.nn.pytorch import HeteroGraphConv, SAGEConv
 from torch import Tensor, nn

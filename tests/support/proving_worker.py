@@ -22,7 +22,7 @@ from dgl_heta.settings import load_settings
 from dgl_heta.store import Store
 from dgl_heta.training.setup import build_engine
 from dgl_heta.training.tasks import resolve
-from tests.support.exact_worker import fork_all
+from tests.support.exact_worker import delegating, fork_all
 
 
 class Mean(HGNNLayer):
@@ -60,6 +60,8 @@ def work(job: dict) -> None:
         targets = resolve(settings.task, store.manifest.task, store.schema).targets
         plan = make_plan(store.schema, targets or [], settings.model.layers,
                          job["parts"] // settings.train.trainers)
+        if settings.partition.shared == "delegate":
+            plan = delegating(plan, 1, Path(job["out"]) / f"plan-{rank}")
         engine = build_engine(store, plan, settings, plugins,
                               Path(job["out"]) / f"averages-{len(name)}")
         found: dict[str, object] = {}

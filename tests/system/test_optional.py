@@ -10,9 +10,8 @@ import pytest
 
 from dgl_heta.distdgl.versions import release
 from dgl_heta.errors import InputError
-from dgl_heta.graph.readers.files import CsvEdges
 from dgl_heta.graph.readers.graphbolt import read_graphbolt
-from dgl_heta.prediction.parquet import arrow
+from dgl_heta.prediction.output import arrow
 from dgl_heta.report.page import write_report
 from dgl_heta.system.optional import optional
 
@@ -28,10 +27,8 @@ def test_what_is_there_is_imported() -> None:
 
 
 def test_a_package_that_is_not_there_is_named_with_its_extra(tmp_path: Path, lacks) -> None:
-    (tmp_path / "edges.csv").write_text("0,1\n")
     (tmp_path / "metadata.yaml").write_text("{}")
     for package, extra, use in (
-            ("pandas", "readers", lambda: CsvEdges(tmp_path / "edges.csv").num_edges),
             ("yaml", "readers", lambda: read_graphbolt(tmp_path)),
             ("dgl", "dgl", release),
             ("pyarrow", "parquet", arrow)):

@@ -26,6 +26,7 @@ from dgl_heta.training import caches as caching
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.setup import build_engine
 from tests.support.graphs import academic
+from tests.support.signing import edit_json
 from tests.support.waiting import PATIENCE
 
 SETTINGS = ["model.hidden=8", "train.fanouts=3,3", "train.batch_size=8", "train.threads=1",
@@ -135,14 +136,24 @@ def test_a_profile_of_something_else_is_refused_by_name(store: Path, tmp_path: P
     with pytest.raises(InputError, match=r"there is no profile for worker 0 in .*empty"):
         engine_of(store, tmp_path, "cache.policy=hotness", f"cache.profile={tmp_path / 'empty'}")
     (penalties,) = (tmp_path / "profiles").glob("penalties*")
-    note = json.loads(penalties.read_text())
-    note["types"]["paper"]["seconds"] = {"64": [float("nan"), 1.0]}
-    penalties.write_text(json.dumps(note))
+    text = penalties.read_text()
+    penalties.write_text(text.replace("row_bytes", "row_bites"))
+    with pytest.raises(InputError, match=r"penalties.* is damaged: its checksum"):
+        engine_of(store, tmp_path, *named)
+    penalties.write_text(text)
+    edit_json(penalties, lambda note: note["types"]["paper"].update(
+        seconds={"64": [float("nan"), 1.0]}))
     with pytest.raises(InputError, match=r"penalties.* is damaged: seconds are \(nan"):
         engine_of(store, tmp_path, *named)
-    note["types"]["paper"]["seconds"] = {"0": [1.0, 1.0]}
-    penalties.write_text(json.dumps(note))
+    edit_json(penalties, lambda note: note["types"]["paper"].update(seconds={"0": [1.0, 1.0]}))
     with pytest.raises(InputError, match=r"penalties.* is damaged: .* for 0 rows"):
+        engine_of(store, tmp_path, *named)
+    edit_json(penalties, lambda note: note["types"]["paper"].update(
+        seconds={"64": [1.0, 1.0]}, row_bytes=float("inf")))
+    with pytest.raises(InputError, match=r"penalties.* is damaged: cannot convert float infinity"):
+        engine_of(store, tmp_path, *named)
+    penalties.write_text('{"types": ' * 20_000)
+    with pytest.raises(InputError, match=r"penalties.* is damaged: maximum recursion depth"):
         engine_of(store, tmp_path, *named)
     penalties.unlink()
     engine_of(store, tmp_path, *named, "cache.policy=degree")  # counted, not read

@@ -163,10 +163,12 @@ def test_consolidated_model_predicts_in_one_process_what_the_workers_predicted(
     assert right == pytest.approx(summary["test_acc"], abs=1e-9)
 
 
+@pytest.mark.parametrize("workers", [2, 3])
 def test_resumed_run_ends_where_an_uninterrupted_one_ends(
-        store: Path, faulty: Path, tmp_path: Path) -> None:
-    """A worker is killed after the first epoch; --resume continues from its checkpoint."""
-    extra = ["--parts", "2", "--set", "model.dropout=0.2", "--set", "train.epochs=3"]
+        workers: int, store: Path, faulty: Path, tmp_path: Path) -> None:
+    """A worker is killed after the first epoch; --resume continues from its checkpoint. Sums of
+    three are rounded by their order, which has to be the same."""
+    extra = ["--parts", str(workers), "--set", "model.dropout=0.2", "--set", "train.epochs=3"]
     whole = train(store, tmp_path / "whole", *extra)
     broken = subprocess.run(
         command(store, tmp_path / "broken", *extra), capture_output=True, text=True,
@@ -261,6 +263,28 @@ def test_torchrun_ranks_are_workers(store: Path, tmp_path: Path) -> None:
     assert "holds a run already" in again.stderr
 
 
+def test_a_restart_of_torchrun_goes_on_from_the_last_checkpoint(
+        store: Path, faulty: Path, tmp_path: Path) -> None:
+    """Rank 1 is killed after the first epoch; torchrun starts all ranks again, once."""
+    opened = Store(store)
+    write_partition(opened, make_plan(opened.schema, "paper", 2, 2), tmp_path / "parts")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+         "--max-restarts", "1", *command(tmp_path / "parts", tmp_path / "run")[1:]],
+        capture_output=True, text=True, timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(
+            [str(faulty), *filter(None, [os.environ.get("PYTHONPATH")])]),
+             "FAULT": "kill", "FAULT_RANK": "1"})
+    assert done.returncode == 0, done.stderr
+    assert "exitcode" in done.stderr  # it had failed
+    summary = json.loads(done.stdout.splitlines()[-1])
+    same = train(tmp_path / "parts", tmp_path / "same")
+    assert summary["test_acc"] == same["test_acc"]
+    assert summary["epochs"] == same["epochs"] == 2
+    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "same"))
+    assert all(torch.equal(one[key], two[key]) for key in one)
+
+
 def test_small_batches_and_a_last_batch_smaller_than_the_workers_train(tmp_path: Path) -> None:
     """One seed per worker, 73 training nodes: in the last step two workers have none.
 
@@ -320,3 +344,25 @@ def test_diverging_training_is_an_error_and_not_a_result(store: Path, tmp_path: 
         capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode != 0
     assert "diverged" in done.stderr
+
+
+def test_delegation_trains_the_same_with_fewer_bytes(store: Path, tmp_path: Path) -> None:
+    """The same losses in fp64, whoever aggregates; a run goes on, and predicts, as others do."""
+    runs = {}
+    for shared in ("rows", "delegate"):
+        runs[shared] = train(store, tmp_path / shared, "--set", f"partition.shared={shared}",
+                             "--set", "train.dtype=float64")
+        assert runs[shared]["test_loss"] == pytest.approx(runs["rows"]["test_loss"], rel=1e-9)
+    plans = {shared: json.loads((tmp_path / shared / "job.json").read_text())["plan"]
+             for shared in runs}
+    assert "delegates" in plans["delegate"]
+    assert "delegates" not in plans["rows"]
+    assert runs["delegate"]["bytes"]["learnable"] < runs["rows"]["bytes"]["learnable"]
+    resumed = train(store, tmp_path / "delegate", "--set", "partition.shared=delegate", "--resume",
+                    "--set", "train.dtype=float64", "--set", "train.epochs=3")
+    assert resumed["epochs"] == 3
+    done = subprocess.run([sys.executable, "-m", "dgl_heta", "predict", str(tmp_path / "delegate"),
+                           "--out", str(tmp_path / "classes.npy")],
+                          capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    assert np.load(tmp_path / "classes.npy").shape == (120,)

@@ -16,6 +16,7 @@ from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.options import read_options
 from dgl_heta.graph.readers import edge_files, graphbolt
 from dgl_heta.graph.readers.dgl_graph import read_dgl_graph
+from dgl_heta.graph.readers.distdgl import find_config, read_parts
 from dgl_heta.graph.readers.edge_files import read_edge_files
 from dgl_heta.graph.readers.graphbolt import read_graphbolt
 from dgl_heta.graph.readers.ogb import read_ogb
@@ -23,8 +24,8 @@ from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.hooks.protocols import Reader
 
-__all__ = ["EdgeFiles", "GraphBolt", "Ogb", "detect", "find_reader", "open_source",
-           "read_dgl_graph", "read_edge_files", "read_graphbolt", "read_ogb"]
+__all__ = ["DistDGLParts", "EdgeFiles", "GraphBolt", "Ogb", "detect", "find_reader", "open_source",
+           "read_dgl_graph", "read_edge_files", "read_graphbolt", "read_ogb", "read_parts"]
 
 
 class GraphBolt(Reader):
@@ -67,6 +68,27 @@ class EdgeFiles(Reader):
 
     def read(self, path: Path, **options: Any) -> GraphSource:
         return read_edge_files(path)
+
+
+class DistDGLParts(Reader):
+    """A part_config of DistDGL's parts, or the directory that holds it."""
+
+    name = "distdgl"
+    description = "parts of DistDGL (METIS, random, ParMETIS), by their part_config"
+
+    class Options(BaseModel):
+        """What can be said of it."""
+
+        ids: str = Field("auto", description="original: as before DGL partitioned; parts: as the "
+                         "parts number them; auto: original ones where they are known")
+
+    options = Options()
+
+    def matches(self, path: Path) -> bool:
+        return path.exists() and find_config(path) is not None
+
+    def read(self, path: Path, **options: Any) -> GraphSource:
+        return read_parts(path, **options)
 
 
 class Ogb(Reader):
@@ -148,6 +170,7 @@ def open_source(path_or_name: str | Path, registry: Plugins | None = None, **opt
             f"no graph can be read from '{path_or_name}', which {seen}: it must be a directory "
             f"with {edge_files.METADATA} (edge files, with keys 'name', 'nodes' and 'edges'), with "
             f"{graphbolt.METADATA} (a GraphBolt OnDiskDataset), or with raw/ and split/ of an OGB "
-            "data set (its name must be OGB's, as ogbn_mag), or an OGB name such as ogbn-mag"
+            "data set (its name must be OGB's, as ogbn_mag), with a part_config of DistDGL's "
+            "parts, or an OGB name such as ogbn-mag"
             + (f", or for a reader of a plugin ({listing(guests)})" if guests else ""))
     return reader.read(path, **read_options("reader", reader.name, reader.options, options))

@@ -67,7 +67,7 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
         edges[Relation(*etype)] = _GraphEdges(graph, etype)
         if len(graph.edges[etype].data):
             edge_arrays[Relation(*etype)] = _edge_arrays(graph.edges[etype].data)
-            notes.append(f"edge data of '{Relation(*etype)}' left out: "
+            notes.append(f"edge data of '{Relation(*etype)}' are in a store with edge ids alone: "
                          f"{listing(graph.edges[etype].data)}")
 
     task = None
@@ -131,7 +131,7 @@ def _node_arrays(data: Mapping[str, Any], ntype: str, count: int, names: Mapping
 
 
 def _edge_arrays(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Edge data by name; what cannot be an array is left out, as a store leaves out all."""
+    """Edge data by name; what cannot be an array is left out."""
     arrays = {}
     for key in data:
         with contextlib.suppress(InputError):

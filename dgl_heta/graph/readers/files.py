@@ -6,8 +6,6 @@ streaming a mapped file of 100 GB would look like using 100 GB. Nothing here unp
 
 from __future__ import annotations
 
-import gzip
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing
+from dgl_heta.graph.readers.whole_numbers import header_lines, pairs
 from dgl_heta.graph.source import EdgeSource
 from dgl_heta.system.optional import optional
 
@@ -42,16 +41,6 @@ def inside(directory: Path, text: Any, where: str) -> Path:
     if not path.is_file():
         raise InputError(f"{where} names {path}, which is not a file")
     return path
-
-
-def read_text(path: Path) -> str:
-    """The text of a small UTF-8 file."""
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: {error}") from None
 
 
 def open_npy(path: Path) -> np.ndarray:
@@ -154,57 +143,14 @@ class CsvEdges:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._header = _header_lines(path)
+        self._header = header_lines(path)
 
     @cached_property
     def num_edges(self) -> int:
         return sum(len(src) for src, _ in self.chunks(COUNT_CHUNK))
 
     def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        pd = optional("pandas", "a CSV file", "readers")
-        done = 0
-        try:
-            reader = pd.read_csv(self._path, header=None, skiprows=self._header, dtype=np.int64,
-                                 index_col=False, chunksize=size, encoding="utf-8-sig",
-                                 compression="gzip" if self._path.suffix == ".gz" else None)
-            with reader:
-                for frame in reader:
-                    if frame.shape[1] != 2:
-                        raise InputError(f"{self._path} has {frame.shape[1]} columns; edges have "
-                                         "two: source id, destination id")
-                    src, dst = (frame[column].to_numpy() for column in (0, 1))
-                    yield src, dst
-                    done += len(src)
-        except pd.errors.EmptyDataError:
-            return
-        except (ValueError, OverflowError, EOFError, OSError, zlib.error) as error:
-            raise InputError(
-                f"{self._path}, at edge {done} or later: {_one_line(error)}; every line must be "
-                "two whole numbers: source id, destination id"
-            ) from None
-
-
-def _header_lines(path: Path) -> int:
-    """Number of lines to skip: up to and including a header, or 0."""
-    opener: Any = gzip.open if path.suffix == ".gz" else open
-    try:
-        with opener(path, "rt", encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    fields = [field.strip().strip('"') for field in line.split(",")]
-                    header = len(fields) > 1 and all(f and not _is_number(f) for f in fields)
-                    return number if header else 0
-    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise InputError(f"cannot read {path} as CSV: {_one_line(error)}") from None
-    return 0
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
+        yield from pairs(self._path, size, self._header)
 
 
 class ParquetEdges:
@@ -238,14 +184,14 @@ class ParquetEdges:
                                          "have two ids")
                     src, dst = (batch[name].to_numpy() for name in self._columns)
                     yield src, dst
-            except OSError as error:
+            except (OSError, ValueError, NotImplementedError) as error:
                 raise InputError(f"cannot read {self._path}: {_one_line(error)}") from None
 
     def _open(self) -> Any:
         parquet = optional("pyarrow.parquet", "a Parquet file", "parquet")
         try:
             return parquet.ParquetFile(self._path)
-        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+        except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's derive from these
             raise InputError(f"cannot read {self._path} as Parquet: {_one_line(error)}") from None
 
 

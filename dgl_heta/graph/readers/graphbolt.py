@@ -20,7 +20,8 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.arrays import check_ids, class_labels, node_array, node_mask, node_task
-from dgl_heta.graph.readers.files import CsvEdges, NpyEdges, inside, open_npy, read_text
+from dgl_heta.graph.readers.files import CsvEdges, NpyEdges, inside, open_npy
+from dgl_heta.graph.readers.sizes import YAML_BYTES, parse_yaml, read_text
 from dgl_heta.graph.readers.torch_file import read_tensor
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
@@ -76,10 +77,7 @@ def _metadata(directory: Path) -> dict[str, Any]:
     path = directory / METADATA
     if not path.is_file() and (directory / PREPROCESSED / METADATA).is_file():
         raise _only_preprocessed(directory)
-    try:
-        data = yaml.safe_load(read_text(path))
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    data = parse_yaml(yaml, read_text(path, YAML_BYTES), path)
     if not isinstance(data, dict):
         raise InputError(f"{path} must be a mapping with 'graph', 'feature_data' and 'tasks'")
     if "graph" not in data and "graph_topology" in data:

@@ -24,6 +24,8 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.arrays import class_labels, node_array, node_mask, node_task
+from dgl_heta.graph.readers.sizes import check_archive
+from dgl_heta.graph.readers.whole_numbers import check_numbers
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeArrays, EdgeSource, GraphSource
 from dgl_heta.system.optional import optional
@@ -115,6 +117,7 @@ def _read(directory: Path, name: str, meta: Mapping[str, str], reverse: bool | N
     hetero = meta["is hetero"] == "True"
     inverse = meta["add_inverse_edge"] == "True"
     with _reading(name, directory):
+        _check_contents(raw, split)
         ogb_io = _ogb_io()
         if hetero:
             graph = _only(ogb_io.read_csv_heterograph_raw(
@@ -142,6 +145,15 @@ def _read(directory: Path, name: str, meta: Mapping[str, str], reverse: bool | N
     return _source(name, meta, directory, node_counts,
                    _edges(index, hetero if reverse is None else reverse, name),
                    node_data, labels, splits)
+
+
+def _check_contents(raw: Path, split: Path) -> None:
+    """Refuse what ogb's readers would misread: they parse all numbers as floating point."""
+    for path in sorted({*raw.rglob("*.csv.gz"), *split.rglob("*.csv.gz")}):
+        check_numbers(path, whole=path.name in ("edge.csv.gz", "num-edge-list.csv.gz")
+                      or (split in path.parents and path.name != "nodetype-has-split.csv.gz"))
+    for path in sorted({*raw.rglob("*.npz"), *split.rglob("*.npz")}):
+        check_archive(path)
 
 
 def _source(name: str, meta: Mapping[str, str], directory: Path, node_counts: dict[str, int],

@@ -10,6 +10,7 @@ are known, names in it are compared with a fixed list and never imported, and no
 from __future__ import annotations
 
 import contextlib
+import math
 import pickletools
 import zipfile
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, quoted
 
 _STORAGES = {
     "DoubleStorage": "f8", "FloatStorage": "f4", "HalfStorage": "f2", "BFloat16Storage": "u2",
@@ -33,6 +34,9 @@ _CONSTANTS: dict[str, Callable[[], Any]] = {
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _IGNORED = {"PROTO", "FRAME", "STOP"}
 _MARK = object()
+_MOST_PICKLED = 64 << 20
+_REPEATED = 1 << 20
+"""Numbers of a tensor that repeats what is stored (strides of 0), at most."""
 
 
 @dataclass(eq=False)
@@ -125,7 +129,14 @@ class _Archive:
 
     def __init__(self, path: Path) -> None:
         self._zip = zipfile.ZipFile(path)
+        self._storages: dict[tuple[str, str], np.ndarray] = {}
         names = self._zip.namelist()
+        # torch.save does not compress, so members cannot be larger than the file.
+        members, size = self._zip.infolist(), path.stat().st_size
+        if any(m.compress_type != zipfile.ZIP_STORED for m in members) or (
+                sum(m.file_size for m in members) > size):
+            self._zip.close()
+            raise _Unknown("its members are compressed or overlap, as torch.save writes none")
         pickles = [n for n in names if n.count("/") == 1 and n.endswith("/data.pkl")]
         if len(pickles) != 1:
             self._zip.close()
@@ -142,6 +153,8 @@ class _Archive:
         self._zip.close()
 
     def describe(self) -> Any:
+        if self._zip.getinfo(self._pickle).file_size > _MOST_PICKLED:
+            raise _Unknown(f"its pickle has more than {_MOST_PICKLED >> 20} MiB")
         return _describe(self._zip.read(self._pickle))
 
     def array(self, tensor: _Tensor) -> np.ndarray:
@@ -151,11 +164,14 @@ class _Archive:
         size = self._zip.getinfo(member).file_size
         if size != storage.numel * dtype.itemsize:
             raise _Unknown(f"{size} bytes for {storage.numel} numbers of {dtype.itemsize} bytes")
-        values = np.frombuffer(self._zip.read(member), dtype)
-        values = values.astype(dtype.newbyteorder("="), copy=False)
-        if storage.kind == "BFloat16Storage":
-            values = (values.astype(np.uint32) << 16).view(np.float32)
-        return _strided(values, tensor)
+        key = storage.kind, member
+        if key not in self._storages:
+            values = np.frombuffer(self._zip.read(member), dtype)
+            values = values.astype(dtype.newbyteorder("="), copy=False)
+            if storage.kind == "BFloat16Storage":
+                values = (values.astype(np.uint32) << 16).view(np.float32)
+            self._storages[key] = values
+        return _strided(self._storages[key], tensor)
 
     def with_arrays(self, described: Any) -> Any:
         """The same with arrays for descriptions of tensors, in place where that can be."""
@@ -186,15 +202,25 @@ class _Archive:
 def _strided(values: np.ndarray, tensor: _Tensor) -> np.ndarray:
     numbers = (tensor.offset, *tensor.shape, *tensor.strides)
     if len(tensor.shape) != len(tensor.strides) or min(numbers) < 0:
-        raise _Unknown(f"shape {tensor.shape} with strides {tensor.strides}")
+        raise _Unknown(f"shape {quoted(tensor.shape)} with strides {quoted(tensor.strides)}")
     if 0 in tensor.shape:
         return np.empty(tensor.shape, values.dtype)
+    if math.prod(tensor.shape) > max(len(values), _REPEATED):
+        raise _Unknown(f"shape {quoted(tensor.shape)} repeats the {len(values)} stored numbers")
     last = tensor.offset + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.strides))
     if last >= len(values):
-        raise _Unknown(f"shape {tensor.shape} reaches beyond the {len(values)} stored numbers")
+        raise _Unknown(f"shape {quoted(tensor.shape)} reaches beyond the {len(values)} stored "
+                       "numbers")
     return np.lib.stride_tricks.as_strided(
         values[tensor.offset:], tensor.shape,
         tuple(s * values.itemsize for s in tensor.strides), writeable=False)
+
+
+_MOST_IN_KEY = 8  # an edge type has three
+
+
+def _is_key(key: Any) -> bool:
+    return isinstance(key, str | int | float | bool | None)
 
 
 def _describe(pickled: bytes) -> Any:
@@ -217,7 +243,12 @@ def _describe(pickled: bytes) -> Any:
             stack.append(tuple(_from_mark(stack)))
         elif name in ("SETITEM", "SETITEMS"):
             items = _from_mark(stack) if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
-            _target(stack[-1], dict).update(zip(items[::2], items[1::2]))
+            keys = items[::2]
+            # Others, such as tuples of tuples, could take for ever to be hashed.
+            if not all(_is_key(key) or (isinstance(key, tuple) and len(key) <= _MOST_IN_KEY
+                                        and all(map(_is_key, key))) for key in keys):
+                raise _Unknown("it has keys that are neither texts, numbers nor a few of these")
+            _target(stack[-1], dict).update(zip(keys, items[1::2]))
         elif name in ("APPEND", "APPENDS"):
             items = _from_mark(stack) if name == "APPENDS" else [stack.pop()]
             _target(stack[-1], list).extend(items)
@@ -231,6 +262,8 @@ def _describe(pickled: bytes) -> Any:
             stack.append(_Name(argument.replace(" ", ".")))
         elif name == "STACK_GLOBAL":
             attribute, module = stack.pop(), stack.pop()
+            if not (isinstance(module, str) and isinstance(attribute, str)):
+                raise _Unknown("it names something by what is no text")
             stack.append(_Name(f"{module}.{attribute}"))
         elif name == "BINPERSID":
             stack.append(_storage(stack.pop()))
@@ -268,8 +301,8 @@ def _target(value: Any, kind: type) -> Any:
 def _storage(reference: Any) -> _Storage:
     tag, kind, key, _device, numel = reference
     name = kind.text.removeprefix("torch.") if isinstance(kind, _Name) else ""
-    if tag != "storage" or name not in _STORAGES:
-        raise _Unknown(f"its numbers are of kind {name or kind!r}")
+    if not isinstance(tag, str) or tag != "storage" or name not in _STORAGES:
+        raise _Unknown(f"its numbers are of kind {name or quoted(kind)}")
     if not isinstance(key, str) or not key.isdigit() or not _is_int(numel):
         raise _Unknown("its storage is not described as torch.save does")
     return _Storage(name, key, numel)
@@ -277,14 +310,14 @@ def _storage(reference: Any) -> _Storage:
 
 def _apply(function: Any, arguments: Any) -> Any:
     """What calling `function` would describe; nothing is called."""
-    name = function.text if isinstance(function, _Name) else repr(function)
+    name = function.text if isinstance(function, _Name) else quoted(function)
     if name == "torch._utils._rebuild_tensor_v2":
         storage, offset, shape, strides, *_ = arguments
         if isinstance(storage, _Storage) and all(map(_is_int, (offset, *shape, *strides))):
             return _Tensor(storage, offset, shape, strides)
     elif name == "torch._utils._rebuild_parameter" and isinstance(arguments[0], _Tensor):
         return arguments[0]
-    elif name == "collections.OrderedDict" and arguments == ():
+    elif name == "collections.OrderedDict" and isinstance(arguments, tuple) and not arguments:
         return {}
     elif isinstance(function, _Name):
         return SavedObject(name, arguments)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import is_partition
-from dgl_heta.partition.inputs import GraphInput, open_input
+from dgl_heta.partition.inputs import GraphInput, Reading, open_input
 from dgl_heta.partition.request import make_request
+from dgl_heta.planning.delegates import choose
+from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.limit import within
 from dgl_heta.planning.metatree import load_metapaths
 from dgl_heta.planning.plan import Plan
@@ -19,26 +23,33 @@ from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.training.tasks import resolve
 
+log = logging.getLogger("dgl_heta")
+
 
 def under_torchrun() -> bool:
     """Whether this process is a rank of torchrun, a worker itself."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def open_for(graph: str, config: Path | None, overrides: Iterable[str], registry: Plugins
-             ) -> tuple[GraphInput, Settings, Plugins]:
-    """What the user names, the settings for it, and the plugins with these settings.
+def restarted() -> bool:
+    """Whether torchrun has started this rank again, because some rank failed (--max-restarts)."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def open_for(graph: str, config: Path | None, overrides: Iterable[str], registry: Plugins,
+             reading: Reading | None = None) -> tuple[GraphInput, Settings, Plugins]:
+    """What the user names, read so, the settings for it, and the plugins with these settings.
 
     Readers and data sets have their settings, too; a partition, whose plan is a source of
     settings, needs neither of them.
     """
     if is_partition(Path(graph)):
-        opened = open_input(graph, registry)
+        opened = open_input(graph, registry, reading=reading)
         settings = _settings(opened.plan, config, overrides)
-        return opened, settings, registry.configured(settings)
+        return _with_parts(opened, settings), settings, registry.configured(settings)
     settings = _settings(None, config, overrides)
     registry = registry.configured(settings)
-    return open_input(graph, registry), settings, registry
+    return open_input(graph, registry, reading=reading), settings, registry
 
 
 def _settings(plan: Plan | None, config: Path | None, overrides: Iterable[str]) -> Settings:
@@ -52,6 +63,22 @@ def _settings(plan: Plan | None, config: Path | None, overrides: Iterable[str]) 
     return load_settings(config, overrides, base=base)
 
 
+def _with_parts(opened: GraphInput, settings: Settings) -> GraphInput:
+    """The partition, or its store where the settings ask for another number of parts.
+
+    A plan of sub-metatrees is made anew in milliseconds. One with metapaths or cut relations has
+    what the settings cannot say, so another partition is to be made.
+    """
+    plan, parts = opened.plan, settings.partition.parts
+    if plan is None or parts == plan.num_parts or under_torchrun():
+        return opened
+    if plan.metapaths or plan.replication != "full" or plan.method != "meta":
+        return opened
+    log.warning("the partition is for %d parts; its store is opened with a new plan for %d",
+                plan.num_parts, parts)
+    return replace(opened, plan=None)
+
+
 def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
     """The plan that a partition has, or a new one as the settings ask for.
 
@@ -63,7 +90,7 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
     targets = resolve(settings.task, opened.task, opened.schema).targets or []
     if opened.plan is not None:
         _check_plan(opened.plan, opened, settings, targets)
-        return opened.plan
+        return _delegating(opened.plan, settings)
     wishes = settings.partition
     if wishes.cut is not None:
         raise InputError(f"partition.cut is {wishes.cut}, but a cutter sees the edges when a graph "
@@ -75,6 +102,18 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
         metapaths=wishes.metapaths, seed=wishes.seed, replication=wishes.replication,
         memory_mb=wishes.memory_mb, workload=Workload.of(settings),
         word=lambda name: f"partition.{name}"))
+    return _delegating(plan, settings)
+
+
+def _delegating(plan: Plan, settings: Settings) -> Plan:
+    """The plan as partition.shared says, or as it was made where that says nothing; what is chosen
+    is said."""
+    if plan.delegates and "shared" not in settings.partition.model_fields_set:
+        return plan
+    plan, choices = choose(undelegated(plan), Workload.of(settings, parts=plan.num_parts),
+                           settings.partition.shared)
+    for choice in choices:
+        log.info("partition.shared = %s: %s", settings.partition.shared, choice)
     return plan
 
 
@@ -105,7 +144,8 @@ def _check_plan(plan: Plan, opened: GraphInput, settings: Settings, targets: lis
             f"settings ask for {wishes.replication}; leave the setting out, or "
             "make another partition")
     if wishes.memory_mb is not None:
-        within(plan, int(wishes.memory_mb * 1e6), Workload.of(settings))
+        within(plan, int(wishes.memory_mb * 1e6),
+               Workload.of(settings, parts=plan.num_parts))
     if wishes.cut is not None:
         raise InputError("partition.cut has no effect on a partition that exists; leave it out, or "
                          "make another partition with --cut")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,13 +18,18 @@ from dgl_heta.models import HGNN
 from dgl_heta.planning.balance import balanced
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
-from dgl_heta.prediction.parquet import arrow, write_parquet
+from dgl_heta.prediction.output import Output, arrow
 from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
-from dgl_heta.training.checkpoint import read_spec
+from dgl_heta.system.disk import new_array, sync_directory, sync_file
+from dgl_heta.system.leftovers import scratch_directory
+from dgl_heta.system.sums import read_signed
+from dgl_heta.training.checkpoint import check_weights, read_spec
+from dgl_heta.training.recorded import recorded_settings
 from dgl_heta.training.tasks import make_task, resolve
 
-KINDS = ("predictions", "scores", "embeddings")
+KINDS = ("predictions", "probabilities", "scores", "embeddings")
+ENDINGS = (".npy", ".csv", ".parquet")
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ class PredictionJob:
         started = time.perf_counter()
         self._check()
         recorded = _recorded(self.run_dir)
-        settings, store = Settings(**recorded["settings"]), Store(self.store or recorded["store"])
+        settings = recorded_settings(recorded["settings"], self.run_dir / "job.json")
+        store = Store(self.store or recorded["store"])
         # A plugin of the training alone, such as its partition backend, may be gone by now.
         settings = settings.model_copy(update={"plugins": {
             name: values for name, values in settings.plugins.items()
@@ -64,49 +68,59 @@ class PredictionJob:
         registry = registry.configured(settings)
         spec, _, provider = read_spec(self.run_dir, registry, self.model)
         settings = self._of_model(settings, provider)
+        check_weights(self.run_dir)
         if spec.schema != store.schema:
             raise InputError(f"the run in {self.run_dir} was trained on another graph than the "
                              f"one in {store.directory}")
         task = resolve(settings.task, store.manifest.task, store.schema)
         widths = make_task(store, settings).outputs
         ntype = self._node_type(store, task, widths)
+        output = self._output(store, task, ntype)
         sampled = Plan.from_json(recorded["plan"], store.schema, "of this run")
         layerwise = isinstance(provider.build(spec), HGNN) and not sampled.metapaths
         plan = (self._layerwise_plan(store, ntype, settings) if layerwise
                 else self._sampled_plan(sampled, ntype))
+        if settings.run.verify:
+            plan.verify()
+            store.verify({t for p in plan.partitions for t in p.node_types},
+                         {r for p in plan.partitions for r in p.relations})
         workers = plan.num_parts * (1 if layerwise else settings.train.trainers)
         width = spec.hidden if self.what == "embeddings" else widths[ntype]
-        classes = self.what == "predictions" and task.kind == "classification"
+        classes = self.what == "predictions" and task.kind == "classification" and not output.best
         count = store.schema.node_counts[ntype]
         shape = (count,) if classes else (count, width)
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{self.out.name[:40]}.",
-                                         dir=self.out.parent) as directory:
-            scratch = Path(directory).resolve()
+        with scratch_directory(self.out.parent.resolve(), self.out.name) as scratch:
             rows = scratch / "rows.npy"
-            np.lib.format.open_memmap(rows, "w+", self._dtype(task, settings), shape)
+            what = "scores" if output.best else self.what
+            new_array(rows, _dtype(what, task, settings), shape)
             everything = settings.model_copy(update={"train": settings.train.model_copy(
                 update={"fanouts": [-1] * settings.model.layers})})
             run_workers({"kind": "predict", "settings": everything.model_dump(),
                     "plan": plan.to_json(), "store": str(store.directory.resolve()),
                     "layerwise": layerwise, "run_dir": str(self.run_dir.resolve()),
-                    "out": str(rows), "ntype": ntype, "what": self.what, "task": task.kind,
+                    "out": str(rows), "ntype": ntype, "what": what, "task": task.kind,
                     "chunk": self.chunk, "model": self.model, "scratch": str(scratch)},
                    workers, scratch, report)
             if self.out.suffix == ".parquet":
-                write_parquet(rows, scratch / "rows.parquet", self.what)
+                output.write_parquet(rows, scratch / "rows.parquet")
                 rows = scratch / "rows.parquet"
+            elif self.out.suffix == ".csv":
+                output.write_csv(rows, scratch / "rows.csv")
+                rows = scratch / "rows.csv"
+            sync_file(rows)
             rows.replace(self.out)
+            sync_directory(self.out.parent)
         return {"out": str(self.out), "ntype": ntype, "what": self.what, "rows": count,
-                "width": 1 if classes else width, "workers": workers,
+                "width": 1 if classes or output.best else width, "workers": workers,
                 "seconds": time.perf_counter() - started}
 
     def _check(self) -> None:
         """Find what is wrong without reading the run."""
         if self.what not in KINDS:
             raise InputError(f"--what is '{self.what}'; it must be one of {', '.join(KINDS)}")
-        if self.out.suffix not in (".npy", ".parquet"):
-            raise InputError(f"--out {self.out} must end in .npy or .parquet")
+        if self.out.suffix not in ENDINGS:
+            raise InputError(f"--out {self.out} must end in .npy, .csv or .parquet")
         if self.out.suffix == ".parquet":
             arrow()
         if self.out.exists() and not self.overwrite:
@@ -136,6 +150,20 @@ class PredictionJob:
                              f"embeddings{other}")
         return ntype
 
+    def _output(self, store: Store, task: TaskSettings, ntype: str) -> Output:
+        """What the rows will say: whose they are, and what the classes are called."""
+        if self.what == "probabilities" and task.kind not in ("classification", "multilabel"):
+            raise InputError(f"--what probabilities is for classes; the model was trained for "
+                             f"{task.kind}: ask for predictions or scores")
+        known, ids = store.manifest.task, store.ids(ntype)
+        names = store.manifest.info.get("classes")
+        own = (known is not None and (ntype, task.label, task.kind)
+               == (known.target, known.label, known.kind) and isinstance(names, list)
+               and len(names) == known.num_classes and self.what != "embeddings")
+        best = (self.what == "predictions" and task.kind == "classification"
+                and (self.out.suffix == ".csv" or (self.out.suffix == ".parquet" and bool(ids))))
+        return Output(self.what, ids, [str(name) for name in names or ()] if own else [], best)
+
     def _layerwise_plan(self, store: Store, ntype: str, settings: Settings) -> Plan:
         """A plan with the type as its target; a partition needs a relation into it."""
         into = store.schema.into[ntype]
@@ -153,20 +181,25 @@ class PredictionJob:
                              "of layers (rgcn, rgat, hgt, han) without metapaths")
         return plan
 
-    def _dtype(self, task: TaskSettings, settings: Settings) -> np.dtype[Any]:
-        """Of the rows: classes, bits of labels, or the model's own numbers."""
-        if self.what == "predictions" and task.kind == "classification":
-            return np.dtype(np.int64)
-        if self.what == "predictions" and task.kind == "multilabel":
-            return np.dtype(np.uint8)
-        return np.dtype(settings.train.dtype)
+
+def _dtype(what: str, task: TaskSettings, settings: Settings) -> np.dtype[Any]:
+    """Of the rows: classes, bits of labels, or the model's own numbers."""
+    if what == "predictions" and task.kind == "classification":
+        return np.dtype(np.int64)
+    if what == "predictions" and task.kind == "multilabel":
+        return np.dtype(np.uint8)
+    return np.dtype(settings.train.dtype)
 
 
 def _recorded(run_dir: Path) -> dict[str, Any]:
     """The job that a training left in its run directory."""
-    try:
-        job = json.loads((run_dir / "job.json").read_text(encoding="utf-8"))
-        return {key: job[key] for key in ("settings", "store", "plan")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{run_dir} is not the directory of a run of `dgl-heta train`: "
-                         f"{error}") from None
+    file = run_dir / "job.json"
+    if not file.is_file():
+        raise InputError(f"{run_dir} is not the directory of a run of `dgl-heta train`: it has no "
+                         "job.json")
+    job = read_signed(file, "resume the run to write it again")
+    if not (isinstance(job.get("settings"), dict) and isinstance(job.get("store"), str)
+            and isinstance(job.get("plan"), dict)):
+        raise InputError(f"{file} is not of a run of `dgl-heta train`: it says no settings, store "
+                         "and plan")
+    return {key: job[key] for key in ("settings", "store", "plan")}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.choices import open_for, plan_for
 from dgl_heta.launch.local import run_workers
 from dgl_heta.store import Store, write_store
+from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.training.setup import check
 
 
@@ -49,22 +49,25 @@ def profile_graph(graph: str, config: Path | None, overrides: Iterable[str], reg
     if opened.store is None and out is None:
         raise InputError(f"'{graph}' has no directory to keep a profile in; write a store "
                          f"with `dgl-heta partition {graph} --out DIR`, or give --out")
-    with tempfile.TemporaryDirectory(prefix=".dgl-heta-profile-",
-                                     dir=_made(out)) as scratch:
+    with scratch_directory(_made(out), "dgl-heta-profile") as scratch:
         store = opened.store
         if store is None:
             assert opened.source is not None
-            write_store(opened.source, Path(scratch) / "store")
-            store = Store(Path(scratch) / "store")
+            write_store(opened.source, scratch / "store")
+            store = Store(scratch / "store")
         check(store, plan, settings, registry)
+        if settings.run.verify:
+            plan.verify()
+            store.verify({t for p in plan.partitions for t in p.node_types},
+                         {r for p in plan.partitions for r in p.relations})
         directory = out if out is not None else (
             Path(graph) if opened.plan is not None else store.directory) / DIRECTORY
         job = {"kind": "profile", "settings": settings.model_dump(),
                "store": str(store.directory.resolve()), "plan": plan.to_json(),
-               "run_dir": scratch, "profiles": str(directory.resolve())}
+               "run_dir": str(scratch), "profiles": str(directory.resolve())}
         workers = plan.num_parts * settings.train.trainers
-        run_workers(job, workers, Path(scratch), report)
-        measured = [json.loads((Path(scratch) / f"profile-{rank}.json").read_text("utf-8"))
+        run_workers(job, workers, scratch, report)
+        measured = [json.loads((scratch / f"profile-{rank}.json").read_text("utf-8"))
                     for rank in range(workers)]
     return {"graph": graph, "directory": str(directory), "workers": measured}
 

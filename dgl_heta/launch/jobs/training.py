@@ -15,11 +15,11 @@ from dgl_heta.cache.profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
-from dgl_heta.launch.jobs.choices import open_for, plan_for, under_torchrun
+from dgl_heta.launch.jobs.choices import open_for, plan_for, restarted, under_torchrun
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import find_model
-from dgl_heta.partition.inputs import GraphInput
+from dgl_heta.partition.inputs import GraphInput, Reading
 from dgl_heta.planning.cost import predict
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
@@ -28,9 +28,16 @@ from dgl_heta.report.plan_picture import svg
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.system.memory import capacity_bytes
+from dgl_heta.training.checkpoint import saved_epoch
 from dgl_heta.training.setup import check
 
 Report = Callable[[dict[str, Any]], None]
+
+
+class TrainingInterruptedError(HetaError):
+    """Ctrl-C ended a training; the message says what is saved and how it goes on."""
+
+    exit_status = 130
 
 
 @dataclass(frozen=True)
@@ -59,7 +66,7 @@ class TrainingJob:
 
     @classmethod
     def prepare(cls, graph: str, config: Path | None, overrides: Iterable[str],
-                registry: Plugins) -> TrainingJob:
+                registry: Plugins, reading: Reading | None = None) -> TrainingJob:
         """Find the settings and the plan; nothing is written yet.
 
         Raises
@@ -67,7 +74,7 @@ class TrainingJob:
         InputError
             What is wrong, as far as that can be known before edges are read.
         """
-        opened, settings, registry = open_for(graph, config, overrides, registry)
+        opened, settings, registry = open_for(graph, config, overrides, registry, reading)
         if opened.store is None and opened.source is None:
             raise InputError(f"'{graph}' is a schema without edges; train on a store, a "
                              "partition, a directory of edge files or a data set")
@@ -93,7 +100,7 @@ class TrainingJob:
         Parameters
         ----------
         run_dir : default: that of the settings, else a new one in `runs/`.
-        resume : continue from the last checkpoint there.
+        resume : continue from the last checkpoint there. Ranks that torchrun starts again do.
         report : gets the events of the first worker.
 
         Raises
@@ -102,18 +109,34 @@ class TrainingJob:
             The run directory or the graph's data are not fit for it.
         HetaError
             A worker failed; all others are ended.
+        TrainingInterruptedError
+            Ctrl-C; all workers are ended.
         """
         shared = under_torchrun()
         given = run_dir or self.settings.run.directory
+        again = shared and restarted()
         directory = run_directory(Path(given) if given else None, self.opened.name,
                                   resume=resume, shared=shared)
         with claimed(directory, shared=shared):
-            summary = self._train(directory, resume, shared, report)
+            try:
+                summary = self._train(directory, resume or again, shared, report)
+            except KeyboardInterrupt:
+                raise TrainingInterruptedError(self._saved(directory)) from None
             if os.environ.get("RANK", "0") != "0":
                 return None
-            costs = predict(self.plan, Workload.of(self.settings, summary["parameters"]))
+            costs = predict(self.plan, Workload.of(self.settings, summary["parameters"],
+                                                   self.plan.num_parts))
             return TrainingResult(directory, summary,
                                   write_report(directory, svg(self.plan, costs)))
+
+    def _saved(self, run_dir: Path) -> str:
+        """What there is of a training that was interrupted, and how it goes on."""
+        epoch = saved_epoch(run_dir, self.workers)
+        if not epoch:
+            return "interrupted; no epoch was saved yet"
+        saved = "epoch 1 is" if epoch == 1 else f"epochs 1 to {epoch} are"
+        return (f"interrupted; {saved} saved: go on by the same command with --resume --run-dir "
+                f"{run_dir}")
 
     def _train(self, run_dir: Path, resume: bool, shared: bool, report: Report
                ) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from dgl_heta.partition.cutters import check_hub, in_degrees, warn_of_ranges
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.request import PartitionRequest, PartitionResult
 from dgl_heta.planning.assignment import Piece
+from dgl_heta.planning.delegates import choose
 from dgl_heta.planning.hubs import share_hubs
 from dgl_heta.planning.limit import deal_within, within
 from dgl_heta.planning.making import (
@@ -31,6 +32,36 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.reader import as_source
 from dgl_heta.store.writer import Progress
+
+
+def check_divided(plan: Plan, request: PartitionRequest) -> None:
+    """Refuse a homogeneous graph whose partitions would be copies that nobody asked for.
+
+    With one sub-metatree there is nothing to deal, so each partition has all of it. Where a
+    request says `replication = "full"`, copies are meant: workers then train on the same graph,
+    each on its share of the seeds. Where one relation joins two node types, that is a warning.
+
+    Raises
+    ------
+    InputError
+        The graph's only relation joins the target to itself.
+    """
+    if plan.num_parts == 1 or plan.replication != "full" or request.replication == "full":
+        return
+    if len(plan.sub_metatrees) > 1:
+        return
+    tree, schema = plan.sub_metatrees[0], plan.schema
+    if (len(tree.relations), len(tree.node_types)) != (
+            len(schema.relations), len(schema.node_counts)):
+        return
+    text = (f"partitions by '{plan.method}' would each hold the whole graph: it divides by "
+            f"relation, and '{tree.root}' is the only one into '{tree.target}'; divide the nodes "
+            'instead, by partition.method = "metis" (or "spring" of dgl-heta-catgnn), where '
+            "DistDGL scripts run as in plain DGL; if every machine is to have a copy, say "
+            'partition.replication = "full"')
+    if tree.root.src == tree.target:
+        raise InputError(f"{plan.num_parts} {text}")
+    warn_once(f"{plan.num_parts} {text}")
 
 
 class MetatreeBackend(PartitionBackend):
@@ -96,7 +127,10 @@ class MetatreeBackend(PartitionBackend):
     def partition(self, source: GraphSource | Store, request: PartitionRequest, out: Path, *,
                   overwrite: bool = False, progress: Progress | None = None) -> PartitionResult:
         schema = source.schema if isinstance(source, Store) else source.schema()
-        plan = self._cut_by_edges(self.plan(schema, request), source, request)
+        plan = self.plan(schema, request)
+        check_divided(plan, request)
+        plan, _ = choose(self._cut_by_edges(plan, source, request), request.workload,
+                         request.shared)
         config = write_partition(source, plan, out, overwrite=overwrite, progress=progress,
                                  edge_ids=request.edge_ids)
         return PartitionResult(config, plan.num_parts, statistics={

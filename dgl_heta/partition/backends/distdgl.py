@@ -19,6 +19,7 @@ from dgl_heta.partition.request import PartitionRequest, PartitionResult
 from dgl_heta.planning.making import check_parts
 from dgl_heta.store import Store
 from dgl_heta.store.csc import count_in_degrees
+from dgl_heta.store.structure import copied
 from dgl_heta.store.writer import Progress, check_source
 from dgl_heta.system.files import new_directory
 from dgl_heta.system.optional import optional
@@ -57,6 +58,7 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
         DGL fails, or the disk is full.
     """
     dgl = optional("dgl", f"method '{method}'", "dgl")
+    distributed = optional("dgl.distributed", f"method '{method}'", "dgl")
     schema = source.schema if isinstance(source, Store) else source.schema()
     check_parts(request.parts)
     if request.metapaths:
@@ -69,7 +71,7 @@ def partition_with_dgl(source: GraphSource | Store, method: str, request: Partit
         dgl.seed(request.seed)
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # DGL reports its stages there
-                mapping = plain(dgl.distributed.partition_graph)(
+                mapping = plain(distributed.partition_graph)(
                     graph, file.removesuffix(".json"), request.parts, str(directory),
                     part_method=method, return_mapping=True)
         except OSError:
@@ -115,15 +117,16 @@ def metis_parts(store: Store, parts: int) -> dict[str, np.ndarray]:
     if parts > 1:
         sources, destinations = [], []
         for relation in schema.relations:
-            csc = store.relation(relation)
-            sources.append(np.asarray(csc.indices, np.int64) + offsets[relation.src])
+            csc = copied(relation, store.relation(relation), schema.node_counts[relation.src])
+            sources.append(csc.indices + offsets[relation.src])
             rows = np.arange(schema.node_counts[relation.dst]) + offsets[relation.dst]
             destinations.append(np.repeat(rows, np.diff(csc.indptr)))
         src, dst = np.concatenate(sources), np.concatenate(destinations)
         pairs = np.unique(np.concatenate([src * total + dst, dst * total + src]))
         graph = dgl.graph((torch.from_numpy(pairs // total), torch.from_numpy(pairs % total)),
                           num_nodes=total)
-        part_of = dgl.metis_partition_assignment(graph, parts).numpy()
+        with contextlib.redirect_stdout(io.StringIO()):  # DGL reports its stages there
+            part_of = dgl.metis_partition_assignment(graph, parts).numpy()
     return {t: part_of[offsets[t]:offsets[t] + n] for t, n in schema.node_counts.items()}
 
 
@@ -144,10 +147,9 @@ def to_dgl_graph(source: GraphSource | Store) -> Any:
         arrays = {t: {k: source.array(t, k) for k in named}
                   for t, named in source.manifest.arrays.items()}
         for relation in source.schema.relations:
-            csc = source.relation(relation)
+            csc = copied(relation, source.relation(relation), counts[relation.src])
             edges[relation.src, relation.etype, relation.dst] = ("csc", (
-                torch.from_numpy(np.array(csc.indptr)),
-                torch.from_numpy(csc.indices.astype(np.int64)),
+                torch.from_numpy(csc.indptr), torch.from_numpy(csc.indices),
                 torch.empty(0, dtype=torch.int64)))
     else:
         check_source(source)

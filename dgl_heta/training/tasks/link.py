@@ -15,6 +15,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
+from dgl_heta.store.structure import check_range
 from dgl_heta.training.tasks.base import SPLITS, Owned, Step, share_of
 
 
@@ -53,6 +54,7 @@ class LinkPrediction:
         self.outputs = dict.fromkeys(self.targets, width)
         self._task, self._seed = task, seed
         self._csc = store.relation(self.relation)
+        self._heads = schema.node_counts[self.relation.src]
         self._tails = schema.node_counts[self.relation.dst]
         self.held_out = HeldOut(self.relation, reverse, self._tails, 2 * task.held_out, seed)
 
@@ -126,7 +128,10 @@ class LinkPrediction:
 
     def _ends(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         destinations = np.searchsorted(self._csc.indptr, positions, side="right") - 1
-        return self._csc.indices[positions].astype(np.int64), destinations
+        sources = self._csc.indices[positions].astype(np.int64)
+        check_range(self.relation, self._csc, sources, self._heads)
+        check_range(self.relation, self._csc, destinations, self._tails)
+        return sources, destinations
 
     def _pairs(self, sources: np.ndarray, destinations: np.ndarray) -> np.ndarray:
         return sources * self._tails + destinations

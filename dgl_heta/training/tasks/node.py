@@ -14,6 +14,7 @@ from torch import Tensor
 from dgl_heta.errors import InputError
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
+from dgl_heta.store.structure import file_of
 from dgl_heta.training.tasks.base import SPLITS, Owned, Step, share_of
 
 
@@ -40,12 +41,16 @@ class NodePrediction:
         self._heads = {t: _HEADS[str(task.kind)](store, t, str(task.label)) for t in self.targets}
         self.outputs = {t: head.outputs for t, head in self._heads.items()}
         self.metric = next(iter(self._heads.values())).metric
+        for ntype, head in self._heads.items():
+            for name in SPLITS.values():
+                if isinstance(head, Classification) and store.has_array(ntype, name):
+                    head.check(chosen(store.array(ntype, name)), name)
 
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
         ids, own = {}, owned is not None
         for index, ntype in enumerate(self.targets):
             name = SPLITS[split]
-            nodes = (np.flatnonzero(self._store.array(ntype, name))
+            nodes = (chosen(self._store.array(ntype, name))
                      if self._store.has_array(ntype, name) else np.empty(0, np.int64))
             if owned is not None:
                 nodes = np.array(owned(nodes))
@@ -92,6 +97,21 @@ class NodePrediction:
         return (sum(scores) / len(scores), losses) if scores else (float("nan"), float("nan"))
 
 
+def chosen(mask: np.ndarray) -> np.ndarray:
+    """The nodes of a mask, ascending.
+
+    Raises
+    ------
+    InputError
+        A truth value in a file is neither 0 nor 1.
+    """
+    numbers = mask.view(np.uint8) if mask.dtype == np.bool_ else mask
+    if mask.dtype == np.bool_ and numbers.max(initial=0) > 1:
+        raise InputError(f"store file {file_of(mask)} cannot be of a graph: it holds truth values "
+                         "other than 0 and 1; write the store again")
+    return np.flatnonzero(numbers)
+
+
 class Head(Protocol):
     """What is predicted of one node type."""
 
@@ -120,8 +140,24 @@ class Classification:
             self.outputs = known.num_classes
         else:
             self.outputs = int(self._labels.max(initial=0)) + 1
+        self._what = f"array '{label}' of node type '{ntype}' ({file_of(self._labels)})"
+
+    def check(self, ids: np.ndarray, what: str) -> None:
+        """Check the labels of some nodes.
+
+        Raises
+        ------
+        InputError
+            One is no class.
+        """
+        labels = np.asarray(self._labels[ids])
+        wrong = np.flatnonzero((labels < 0) | (labels >= self.outputs))
+        if len(wrong):
+            raise InputError(f"{self._what}: node {ids[wrong[0]]}, which is in {what}, has label "
+                             f"{labels[wrong[0]]}; labels go from 0 to {self.outputs - 1}")
 
     def loss(self, outputs: Tensor, ids: np.ndarray) -> tuple[Tensor, list[float]]:
+        self.check(ids, "a batch")
         labels = torch.from_numpy(np.asarray(self._labels[ids], np.int64)).to(outputs.device)
         right = float((outputs.argmax(1) == labels).sum())
         return F.cross_entropy(outputs, labels, reduction="sum"), [right]

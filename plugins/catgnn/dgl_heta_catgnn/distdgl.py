@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from dgl_heta import GraphSource, InputError
-from dgl_heta.tools import optional
+from dgl_heta.tools import check_room, new_array, optional
 from dgl_heta_catgnn.numbering import NodeNumbers
 from dgl_heta_catgnn.spool import PartEdges, Spooled
 
+_FRAME = 2**16  # bytes of a file of DGL's beside its arrays, at most
 ORIG_IDS = "orig_ids"
 """The directory with ids in the source by new ids: `nodes-I.npy` and `edges-I.npy`, by type."""
 
@@ -43,8 +44,9 @@ class Parts:
         ids = directory / ORIG_IDS
         ids.mkdir()
         self._orig_edges = [
-            np.lib.format.open_memmap(ids / f"edges-{i}.npy", "w+", np.int64, (int(
-                (ranges[:, 1] - ranges[:, 0]).sum()),)) for i, ranges in enumerate(spooled.ranges)]
+            new_array(ids / f"edges-{i}.npy", np.int64,
+                      (int((ranges[:, 1] - ranges[:, 0]).sum()),))
+            for i, ranges in enumerate(spooled.ranges)]
         for i in range(len(source.node_counts)):
             np.save(ids / f"nodes-{i}.npy", np.concatenate(
                 [numbers.source_ids(i, part) for part in range(numbers.ranges.shape[1])]))
@@ -143,6 +145,9 @@ class Parts:
             graph.ndata[dgl.NTYPE] = torch.from_numpy(
                 self._numbers.types(nodes).astype(np.int16))
             graph.edata[dgl.ETYPE] = torch.from_numpy(relation)
+        data = sum(frame[name].nbytes for frame in (graph.ndata, graph.edata) for name in frame)
+        # At most three formats of two or three arrays; DGL does not notice that a file was cut.
+        check_room(self._directory, data + (9 * len(ids) + 2 * len(nodes)) * 8 + _FRAME)
         dgl.save_graphs(str(file), [self._sorted(graph)], formats=self._formats)
         return len(nodes)
 
@@ -165,6 +170,7 @@ class Parts:
         return graph
 
     def _save(self, file: Path, tensors: dict[str, Any]) -> None:
+        check_room(self._directory, sum(x.nbytes for x in tensors.values()) + _FRAME)
         self._dgl.data.utils.save_tensors(str(file), tensors)
 
 

@@ -245,13 +245,16 @@ def _arrays(piece: Any, where: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 def _fitted(array: np.ndarray, dtype: Any, what: str) -> np.ndarray:
-    """Whole numbers as another type, checked: NumPy would wrap what does not fit."""
+    """Whole numbers as another type, checked: NumPy would wrap what does not fit.
+
+    In memory of their own: a mapped file could change after :func:`_check` has seen it.
+    """
     if len(array) and not np.can_cast(array.dtype, dtype):
         least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
         for value in (int(array.min()), int(array.max())):
             if not least <= value <= most:
                 raise InputError(f"{what} {value}; it must be from 0 to {most}")
-    return array.astype(dtype, copy=False)
+    return array.astype(dtype)
 
 
 def _first(counts: Mapping[str, int]) -> dict[str, int]:

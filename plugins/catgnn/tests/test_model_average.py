@@ -137,6 +137,7 @@ def test_trainers_step_apart_inside_springs_parts_and_end_with_the_weighted_mean
 def test_with_two_hops_of_metis_all_neighbours_are_inside_and_an_embedding_is_shared(
         graph, tmp_path):
     import dgl
+    import dgl.distributed
 
     nodes, edges = dgl.distributed.partition_graph(
         graph, "groups", 2, str(tmp_path / "parts"), num_hops=2, part_method="metis",

@@ -26,7 +26,7 @@ if not lacking("dgl"):
     from dgl_heta_catgnn.training.job import TrainRequest, TrainSettings, train_graph
     from dgl_heta_catgnn.training.local import load_part
     from dgl_heta_catgnn.training.models import MODELS, ModelShape, build
-    from dgl_heta_catgnn.training.parts import prepare
+    from dgl_heta_catgnn.training.parts import TrainingParts, prepare
     from dgl_heta_catgnn.training.turns import TrainChoices, Turns, _seed
     from safetensors.torch import load_file
 
@@ -229,6 +229,29 @@ def test_what_is_wrong_is_said_with_what_is_right(tmp_path):
             train_graph(TrainRequest(**{**vars(request), "run_dir": tmp_path / "run"}),
                         TrainSettings(), registry)
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
+
+
+def test_a_damaged_file_of_the_parts_is_named_before_it_is_used(tmp_path):
+    _, parts = cut(graph(), tmp_path, parts=2)
+
+    def read():
+        opened = TrainingParts.open(parts.directory)
+        return [load_part(opened, part, loops=False) for part in range(2)]
+
+    read()
+    files = sorted(parts.directory.rglob("*.*"))
+    assert {str(file.relative_to(parts.directory)) for file in files} == {
+        "parts.json", *(f"{name}.npy" for name in (
+            "feat", "label", "split", "in_degree", "out_degree", "part-0/nodes", "part-0/src",
+            "part-0/dst", "part-1/nodes", "part-1/src", "part-1/dst"))}
+    for file in files:
+        data = file.read_bytes()
+        for damaged in (data[:-9] + bytes([data[-9] ^ 1]) + data[-8:], data[:-9]):
+            file.write_bytes(damaged)
+            with pytest.raises(InputError, match=f"{file.name} (is|was edited or) damaged"):
+                read()
+        file.write_bytes(data)
+    read()
 
 
 @pytest.mark.parametrize("fanouts", [[-5, 3], [0, 0], [1, 2, 3]])

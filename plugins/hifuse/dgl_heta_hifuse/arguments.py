@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta import InputError
-from dgl_heta.nn import Joined
+from dgl_heta.nn import Joined, RelationError
 from dgl_heta_hifuse import compiled as c
 from dgl_heta_hifuse.gradients import Reading, empty, reading_of, zeros
 
@@ -50,8 +50,8 @@ class Rows:
                              f"{tuple(shape)}")
         for place, (found, wanted) in enumerate(zip(self.sizes, sizes)):
             if found != wanted:
-                raise InputError(f"relation {place} of {len(self.sizes)}: {found} {what} rows are "
-                                 f"given for {wanted}")
+                raise RelationError(place, len(self.sizes),
+                                    f"{found} {what} rows are given for {wanted}")
 
     def new(self, filled: bool) -> tuple[Tensor, list[int]]:
         """Memory for the gradients of all, of zeros or of any content, and the address of each
@@ -109,9 +109,9 @@ def _csc(edges: Sequence[InEdges]) -> _Csc:
     last = np.empty(len(jobs), np.int64)
     if (jobs[:, c.ROWS] < 0).any() or (bad := int(c.last_sources(jobs, last))) >= 0:
         place = int((jobs[:, c.ROWS] < 0).argmax()) if (jobs[:, c.ROWS] < 0).any() else bad
-        raise InputError(f"relation {place} of {len(jobs)}: indptr and indices are no CSC; indptr "
-                         "must begin with 0, not decrease and end with the number of indices, "
-                         "which are not negative")
+        raise RelationError(place, len(jobs), "indptr and indices are no CSC; indptr must begin "
+                            "with 0, not decrease and end with the number of indices, which are "
+                            "not negative")
     found = _Csc(tuple(edges), jobs, last, memory)
     _known.append(found)
     return found
@@ -135,9 +135,9 @@ class Call:
         self.readings: list[Reading | None] = [reading_of(x) for x in self.states]
         for place, (last, at) in enumerate(zip(self.csc.last.tolist(), self.of)):
             if last >= len(self.states[at]):
-                raise InputError(f"relation {place} of {len(self.of)}: there are "
-                                 f"{len(self.states[at])} source rows, but an edge starts at row "
-                                 f"{last}")
+                raise RelationError(place, len(self.of),
+                                    f"there are {len(self.states[at])} source rows, but an edge "
+                                    f"starts at row {last}")
 
     def want(self, what: str, shape: Sequence[int], wanted: Sequence[int]) -> None:
         if tuple(shape) != tuple(wanted):
@@ -190,5 +190,6 @@ class Chosen:
         jobs[:, c.FROM], jobs[:, c.TO] = rows, chosen
         place = function(jobs, width, like.numpy().reshape(-1)[:0])
         if place >= 0:
-            raise InputError(f"relation {place} of {len(jobs)}: a row is asked for of "
-                             f"{int(jobs[place, c.COUNT])} that is not there")
+            raise RelationError(place, len(jobs),
+                                f"a row is asked for of {int(jobs[place, c.COUNT])} that is not "
+                                "there")

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dgl_heta import InputError
-from dgl_heta.nn import BaseKernel, Joined
+from dgl_heta.nn import BaseKernel, Joined, RelationError
 from dgl_heta.tools import InEdges
 from dgl_heta_hifuse.gradients import empty
 
@@ -96,10 +95,11 @@ def matmul(rows: Sequence[Tensor], weights: Sequence[Tensor] | Tensor) -> Joined
     for place, weight in enumerate(weights):
         if weight.shape != shape or rows[place].dim() != weight.dim() or (
                 rows[place].shape[1:] != shape[:-1]):
-            raise InputError(
-                f"relation {place} of {len(weights)}: rows of shape "
-                f"{tuple(rows[place].shape)} cannot be multiplied by a weight of shape "
-                f"{tuple(weight.shape)}; it should be {(*rows[place].shape[1:], shape[-1])}")
+            raise RelationError(
+                place, len(weights),
+                f"rows of shape {tuple(rows[place].shape)} cannot be multiplied by a weight of "
+                f"shape {tuple(weight.shape)}; it should be "
+                f"{(*rows[place].shape[1:], shape[-1])}")
     joined = isinstance(rows, Joined)
     sizes = rows.sizes if isinstance(rows, Joined) else [len(x) for x in rows]
     given = [rows.whole] if isinstance(rows, Joined) else list(rows)

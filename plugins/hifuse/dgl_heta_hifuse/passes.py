@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dgl_heta import InputError
-from dgl_heta.nn import Joined
+from dgl_heta.nn import Joined, RelationError
 from dgl_heta_hifuse import compiled as c
 from dgl_heta_hifuse.arguments import Call, Chosen, Rows, addresses
 from dgl_heta_hifuse.gradients import empty, reading_of, zeros
@@ -48,8 +47,8 @@ def dot(edges: Sequence[InEdges], sources: Sequence[Tensor], destinations: Seque
     call.want("source", call.shape, (width,) if shared else (heads, width))
     for place, (rows, count) in enumerate(zip(others.sizes, call.rows)):
         if rows not in (1, count):
-            raise InputError(f"relation {place} of {len(edges)}: {rows} destination rows are given "
-                             f"for {count}")
+            raise RelationError(place, len(edges),
+                                f"{rows} destination rows are given for {count}")
     run, run_backward, _, _ = c.SHARED if shared else c.OF_HEADS
 
     def forward(jobs: np.ndarray, like: np.ndarray) -> None:

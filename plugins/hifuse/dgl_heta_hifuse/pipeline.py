@@ -12,7 +12,10 @@ of them. So the messages of sampling match, also when all workers leave an epoch
 from __future__ import annotations
 
 import atexit
+import functools
+import logging
 import os
+import sys
 import threading
 import weakref
 from collections import deque
@@ -24,12 +27,17 @@ from pydantic import BaseModel, Field
 
 from dgl_heta import BatchSource, Stage
 
+log = logging.getLogger(__name__)
+SWITCH_S = 0.0003
+"""How long a thread may keep Python's lock while another waits; stages take it often, briefly."""
+
 
 class PipelineSettings(BaseModel):
     depth: int = Field(2, ge=1, le=64, description="batches that are made ahead of the one that "
                        "training computes on; memory holds the rows of so many more")
-    one_core: bool = Field(False, description="make batches ahead on one core without a GPU, too: "
-                           "for rows that come from a slow disk; otherwise nothing is gained there")
+    all_cores: bool = Field(False, description="without a GPU make batches ahead also where "
+                            "training computes on all cores (train.threads): for rows that come "
+                            "from a slow disk; otherwise steps take longer there, not shorter")
 
 
 class Pipeline(BatchSource):
@@ -40,12 +48,12 @@ class Pipeline(BatchSource):
     serves_workers = True
 
     def batches(self, steps: int, sample: Callable[[int], Any], in_order: bool) -> Iterator[Any]:
-        return map(sample, range(steps))  # on one core
+        return map(sample, range(steps))  # with no core to spare
 
     def staged(self, steps: int, stages: Sequence[Stage], in_order: bool
                ) -> Generator[Any, None, None]:
         # Where workers agree on batches, all must be equally far ahead, whatever cores they have.
-        if not (in_order or self.settings.one_core or _can_overlap()):
+        if not (in_order or self.settings.all_cores or _can_overlap()):
             yield from super().staged(steps, stages, in_order)
             return
         depth = self.settings.depth
@@ -67,10 +75,22 @@ class Pipeline(BatchSource):
 
 
 def _can_overlap() -> bool:
-    """Whether something can be computed beside training."""
+    """Whether something can be computed beside training: with a core to spare, or a GPU."""
     cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
              else os.cpu_count() or 1)
-    return cores > 1 or torch.cuda.is_available()
+    threads = torch.get_num_threads()
+    if cores > threads or torch.cuda.is_available():
+        return True
+    _say_once(cores)
+    return False
+
+
+@functools.cache
+def _say_once(cores: int) -> None:
+    if cores > 1:
+        log.info("pipeline: training computes on all %d cores, so no batch is made ahead; "
+                 "train.threads=%d leaves one free, plugins.pipeline.all_cores=true does it "
+                 "nevertheless", cores, cores - 1)
 
 
 class _Failure:
@@ -96,7 +116,7 @@ class _Line:
 
     def start(self) -> None:
         """Start a thread for each stage, in which PyTorch's operators use one core."""
-        _running.add(self)
+        _share_python_sooner(self)
         cores = torch.get_num_threads()
         try:
             for place, stage in enumerate(self._stages):
@@ -136,6 +156,8 @@ class _Line:
         for thread in self._threads:
             thread.join(_AT_EXIT_S if at_exit else None)
         _running.discard(self)
+        if not _running:
+            sys.setswitchinterval(_usual_switch_s)
 
     def check(self) -> None:
         """Raise what sampling raised for a batch that nobody took, if others wait for this worker
@@ -188,6 +210,16 @@ def _made(run: Callable[[Any], Any], given: Any) -> Any:
         return _Failure(error)
 
 
+def _share_python_sooner(line: _Line) -> None:
+    """Note a line that runs; as long as any does, threads wait less for Python's lock."""
+    global _usual_switch_s
+    if not _running:
+        _usual_switch_s = sys.getswitchinterval()
+    _running.add(line)
+    sys.setswitchinterval(min(SWITCH_S, sys.getswitchinterval()))
+
+
+_usual_switch_s = sys.getswitchinterval()
 _AT_EXIT_S = 10
 _running: weakref.WeakSet[_Line] = weakref.WeakSet()
 

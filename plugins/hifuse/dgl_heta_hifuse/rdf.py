@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,10 @@ from dgl_heta.tools import MASKS, listing, optional, read_dgl_graph
 
 CLASSES = {"aifb": "AIFBDataset", "mutag": "MUTAGDataset", "bgs": "BGSDataset", "am": "AMDataset"}
 TARGETS = {"aifb": "Personen", "mutag": "d", "bgs": "Lexicon/NamedRockUnit", "am": "proxy"}
+
+TRIPLES_BYTES, SPLIT_BYTES = 2 << 30, 32 << 20
+"""The most bytes of all triples together, and of a list of nodes. AM, the largest of the four, has
+some six million triples; rdflib takes several times their size in memory."""
 
 
 def load(name: str, path: Path) -> GraphSource:
@@ -25,7 +30,8 @@ def load(name: str, path: Path) -> GraphSource:
     Raises
     ------
     InputError
-        The files are not there or cannot be read; DGL is not installed; for triples, rdflib is not.
+        The files are not there, are too large or cannot be read; DGL is not installed; for triples,
+        rdflib is not.
     """
     folder = _folder(name, path.expanduser())
     saved = folder / f"{name}-hetero_dgl_graph.bin"
@@ -61,8 +67,12 @@ def _label(graph: Any, target: str) -> Any:
 
 
 def _saved(file: Path) -> Any:
-    """A graph in DGL's own format: arrays, names and sizes, nothing that can be run."""
+    """A graph in DGL's own format: arrays, names and sizes, nothing that can be run.
+
+    DGL's C++ ends the process where sizes in the file are wrong, so another one reads it first.
+    """
     dgl = optional("dgl", f"reading {file.name}", "dgl")
+    _tried(file)
     try:
         graphs, _ = dgl.load_graphs(str(file))
     except dgl.DGLError:
@@ -72,8 +82,32 @@ def _saved(file: Path) -> Any:
     return graphs[0]
 
 
+_TRY = """
+import resource, sys
+import dgl
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize() + int(sys.argv[2])
+resource.setrlimit(resource.RLIMIT_AS, (size, size))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+dgl.load_graphs(sys.argv[1])
+"""
+_READING_S = 600
+
+
+def _tried(file: Path) -> None:
+    """Read a file in another process, with memory in proportion to its size."""
+    most = 20 * file.stat().st_size + (1 << 30)
+    try:
+        tried = subprocess.run([sys.executable, "-c", _TRY, str(file), str(most)], check=False,
+                               stdin=subprocess.DEVNULL, capture_output=True, timeout=_READING_S)
+    except subprocess.TimeoutExpired:
+        raise InputError(f"{file} was not read within {_READING_S} s") from None
+    if tried.returncode:
+        raise InputError(f"{file} cannot be read: it is no graph that DGL saved, or damaged")
+
+
 def _parsed(name: str, folder: Path) -> Any:
     """The graph that DGL's class makes of the triples; it neither downloads nor saves."""
+    _check_sizes(folder)
     optional("rdflib", f"reading the triples in {folder}", "rdf", "dgl-heta-hifuse")
     rdf = optional("dgl.data.rdf", f"reading the triples in {folder}", "dgl")
     missing = [file for file in ("trainingSet.tsv", "testSet.tsv") if not (folder / file).exists()]
@@ -82,5 +116,30 @@ def _parsed(name: str, folder: Path) -> Any:
     here = type(CLASSES[name], (getattr(rdf, CLASSES[name]),), {
         "raw_path": str(folder), "has_cache": lambda self: False,
         "download": lambda self: None, "save": lambda self: None})
-    with contextlib.redirect_stdout(sys.stderr):  # it names each file that it reads
-        return here(force_reload=True, verbose=False, raw_dir=str(folder.parent))[0]
+    try:
+        with contextlib.redirect_stdout(sys.stderr):  # it names each file that it reads
+            return here(force_reload=True, verbose=False, raw_dir=str(folder.parent))[0]
+    except Exception as error:  # rdflib and DGL's class raise almost anything at what is damaged
+        reason = " ".join(str(error).split())[:300]
+        raise InputError(f"the triples and lists of nodes in {folder} cannot be read as {name}: "
+                         f"{type(error).__name__}{': ' * bool(reason)}{reason}") from None
+
+
+def _check_sizes(folder: Path) -> None:
+    """Refuse what is larger than a graph of this kind, and what is no file. Files of triples are
+    those that DGL's class takes for such, by the end of their names."""
+    total = 0
+    for file in sorted(folder.iterdir()):
+        triples = file.name.endswith(("nt", "n3"))
+        if not triples and file.name not in ("trainingSet.tsv", "testSet.tsv"):
+            continue
+        if not file.is_file():
+            raise InputError(f"{file} is named as a file that is read, but is none; move it away")
+        size = file.stat().st_size
+        total += size * triples
+        if not triples and size > SPLIT_BYTES:
+            raise InputError(f"{file} has {size:,} bytes; a list of nodes has "
+                             f"{SPLIT_BYTES >> 20} MiB at most")
+        if total > TRIPLES_BYTES:
+            raise InputError(f"{file} has {size:,} bytes; all triples of a graph together have "
+                             f"{TRIPLES_BYTES >> 30} GiB at most")

@@ -15,6 +15,7 @@ from typing import Any
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
+import dgl.distributed
 import numpy as np
 import torch
 from dgl.dataloading import DistNodeDataLoader, NeighborSampler

@@ -149,6 +149,23 @@ PERSON = "<http://www.aifb.uni-karlsruhe.de/Personen/viewPersonOWL/id{}instance>
 PAPER = "<http://www.aifb.uni-karlsruhe.de/Publikationen/viewPublikationOWL/id7instance>"
 
 
+def test_triples_have_a_limit(tmp_path):
+    for name in ("trainingSet.tsv", "testSet.tsv", "a.nt", "b.n3"):
+        (tmp_path / name).touch()
+    os.truncate(tmp_path / "a.nt", rdf.TRIPLES_BYTES - 5)  # holes, which take no room
+    os.truncate(tmp_path / "b.n3", 6)
+    with pytest.raises(InputError, match=r"b\.n3 has 6 bytes; all triples .* 2 GiB at most"):
+        rdf.load("aifb", tmp_path)
+    os.truncate(tmp_path / "a.nt", 0)
+    os.truncate(tmp_path / "testSet.tsv", rdf.SPLIT_BYTES + 1)
+    with pytest.raises(InputError, match=r"testSet\.tsv has 33,554,433 bytes; .* 32 MiB at most"):
+        rdf.load("aifb", tmp_path)
+    os.truncate(tmp_path / "testSet.tsv", 0)
+    os.mkfifo(tmp_path / "c.nt")
+    with pytest.raises(InputError, match=r"c\.nt is named as a file .* but is none"):
+        rdf.load("aifb", tmp_path)
+
+
 @pytest.mark.needs("dgl")
 def test_triples_are_read_by_dgls_class_or_rdflib_is_named(tmp_path):
     author = "<http://swrc.ontoware.org/ontology#author>"
@@ -168,3 +185,6 @@ def test_triples_are_read_by_dgls_class_or_rdflib_is_named(tmp_path):
     assert graph.node_arrays["Personen"]["train_mask"].tolist() == [True, False]
     assert graph.node_arrays["Personen"]["test_mask"].tolist() == [False, True]
     assert sorted(tmp_path.iterdir()) == before
+    (tmp_path / "triples.nt").write_text(f"{PAPER} {author} .\n")
+    with pytest.raises(InputError, match=f"in {tmp_path} cannot be read as aifb: "):
+        rdf.load("aifb", tmp_path)

@@ -1,4 +1,4 @@
-"""The kernel `merged` beside the reference, operator by operator, model by model, and under RAF."""
+"""The kernel `merged` beside the reference, operator by operator."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,7 @@ from torch import Tensor
 
 from dgl_heta import InputError
 from dgl_heta.nn import BaseKernel, FusedKernel, Joined, TorchKernel, use_kernel
-from dgl_heta.store import write_store
 from dgl_heta.tools import InEdges
-from tests.support.exactness import LIMIT, differences, job, run
-from tests.support.graphs import academic, with_tasks
 
 HEADS, WIDTH, OUT = 2, 3, 4
 MERGED, TORCH = MergedKernel(), TorchKernel()
@@ -284,27 +280,6 @@ def test_views_of_one_tensor_add_to_one_gradient_and_others_do_not() -> None:
         torch.testing.assert_close(apart.grad, torch.full_like(apart, 5))
 
 
-@pytest.mark.parametrize("model", ["rgcn", "rgat", "hgt", "han"])
-def test_every_case_of_raf_is_exact(tmp_path: Path, model: str) -> None:
-    """On two workers with `merged` against one process with the reference kernel."""
-    pytest.importorskip("numba")
-    write_store(with_tasks(academic()), tmp_path / "store")
-    from tests.support.exactness import cases
-
-    names = [name for name, changes in cases().items()
-             if changes.get("model.name", "rgcn") == model and name not in ("nars", "torch kernel")]
-    for parts in ("one", "two"):
-        (tmp_path / parts).mkdir()
-    reference: dict[str, Any] = {"train.kernel": "torch"}
-    merged: dict[str, Any] = {"train.kernel": "merged", "plugins.merged": {"few": 0}}
-    alone = run(job(tmp_path / "store", tmp_path / "one", 1, names, **reference), tmp_path / "one")
-    both = run(job(tmp_path / "store", tmp_path / "two", 2, names, guests=True, **merged),
-               tmp_path / "two")
-    for name, workers in both.items():
-        worst = differences(alone[name][0], workers)
-        assert all(value < LIMIT for value in worst.values()), (name, worst)
-
-
 @pytest.mark.parametrize(("wrong", "words"), [
     (lambda c: MERGED.reduce(c.edges, [torch.zeros(1, 3), torch.zeros(9, 3)], "sum"),
      "relation 0 of 2: there are 1 source rows"),
@@ -366,3 +341,30 @@ def test_half_precision_and_other_shapes_go_other_ways() -> None:
     for got, want in itertools.zip_longest(MERGED.reduce(case.edges, wide, "mean"),
                                            TORCH.reduce(case.edges, wide, "mean")):
         torch.testing.assert_close(got, want)
+
+
+def test_models_name_the_relation_that_does_not_fit() -> None:
+    from dgl_heta.graph.schema import Relation
+    from dgl_heta.models.relations import Edges, Relations
+    from dgl_heta.nn import kernel_in_use, use_kernel
+    from dgl_heta.sampling.blocks import Block, RelationBlock
+
+    pytest.importorskip("numba")
+    relations = [Relation("a", "r", "b"), Relation("a", "s", "b")]
+    into = {"b": tuple(relations)}
+    blocks = [RelationBlock(r, 0, torch.tensor([0, 2, 3]), torch.tensor([0, 1, 2]).int(), place)
+              for place, r in enumerate(relations)]
+    block = Block(1, {"a": 3, "b": 2}, {"b": 2}, blocks, {}, False, into, into)
+    states = {"a": torch.zeros(3, 4), "b": torch.zeros(2, 4)}
+    edges = Relations([Edges(block, each, states) for each in blocks])
+    before = kernel_in_use()
+    use_kernel(MERGED)
+    try:
+        with pytest.raises(InputError, match="^relation 'a s b': 5 destination rows are given"):
+            edges.dot([torch.zeros(2, 1, 4), torch.zeros(5, 1, 4)])
+        with pytest.raises(InputError, match=r"^relation 'a s b': rows of shape \(3, 4\) cannot"):
+            edges.matmul([states["a"]] * 2, [torch.zeros(4, 2), torch.zeros(3, 2)])
+        with pytest.raises(InputError, match="^relation 'a r b': there are 1 source rows"):
+            edges.reduce("sum", [torch.zeros(1, 4), states["a"]])
+    finally:
+        use_kernel(before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import traceback
@@ -27,7 +28,7 @@ def no_threads_left() -> Iterator[None]:
 
 def pipeline(depth: int = 2) -> Pipeline:
     source = Pipeline()
-    source.settings = PipelineSettings(depth=depth, one_core=True)
+    source.settings = PipelineSettings(depth=depth, all_cores=True)
     return source
 
 
@@ -131,16 +132,25 @@ def test_whoever_leaves_a_pass_leaves_no_thread(leave: str) -> None:
     assert not {t.name for t in threading.enumerate()} & {"dgl-heta sample", "dgl-heta fetch"}
 
 
-def test_on_one_core_nothing_runs_beside_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_training_has_all_cores_nothing_runs_beside_it(monkeypatch: pytest.MonkeyPatch
+                                                             ) -> None:
     """But where workers agree on what they sample, which all do equally far ahead."""
-    monkeypatch.setattr("os.sched_getaffinity", lambda process: {0}, raising=False)
+    cores = set(range(torch.get_num_threads()))
+    monkeypatch.setattr("os.sched_getaffinity", lambda process: cores, raising=False)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     seen: list[tuple[str, int]] = []
     for taken, batch in enumerate(Pipeline().staged(4, stages(seen), False)):
         assert batch == taken
         assert seen[-2:] == [("sample", taken), ("fetch", taken)]
         assert len(seen) == 2 * (taken + 1)
+    interval = sys.getswitchinterval()
     with closing(Pipeline().staged(4, stages([]), True)) as batches:
+        next(batches)
+        assert sys.getswitchinterval() < interval
+        assert "dgl-heta sample" in {thread.name for thread in threading.enumerate()}
+    assert sys.getswitchinterval() == interval
+    cores.add(len(cores))  # one to spare
+    with closing(Pipeline().staged(4, stages([]), False)) as batches:
         next(batches)
         assert "dgl-heta sample" in {thread.name for thread in threading.enumerate()}
 

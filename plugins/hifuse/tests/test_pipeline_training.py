@@ -95,7 +95,7 @@ def test_one_worker_computes_the_same(store: Path, plugins: Plugins, tmp_path: P
                                       options: tuple[str, ...]) -> None:
     asked, ahead = both(store, plugins, tmp_path, *options)
     assert ahead == asked
-    assert not [t for t in threading.enumerate() if t.name.startswith("dgl-heta ")]
+    assert not {t.name for t in threading.enumerate()} & {"dgl-heta sample", "dgl-heta fetch"}
 
 
 @pytest.mark.parametrize(("policy", "tables"), [
@@ -159,7 +159,7 @@ def test_an_error_while_sampling_ends_training_with_its_message(
     assert len([next(training) for _ in range(4)]) == 4
     with pytest.raises(OSError, match="the disk is gone"):
         next(training)
-    assert not [t for t in threading.enumerate() if t.name.startswith("dgl-heta ")]
+    assert not {t.name for t in threading.enumerate()} & {"dgl-heta sample", "dgl-heta fetch"}
 
 
 def words(*settings: str) -> list[str]:

@@ -139,6 +139,16 @@ def inference(t: Trainer) -> None:
     watched(t)
 
 
+def parted_copies(t: Trainer) -> None:
+    """Inference on rows of which every machine has its own copy, read outside of the module."""
+    net = t.parallel(Net(t.facts, conv(t, sage))).eval()
+    with torch.no_grad():
+        for ids, _seeds, blocks in t.loader():
+            net(blocks, ids, {k: x + t.rank for k, x in t.features(ids).items()})
+    assert t.session is not None
+    assert "each trains its own copy" in t.session.watch.told
+
+
 def recording_hooks(t: Trainer) -> None:
     """Hooks that keep what they see are not called once more for the proof."""
     kept: list[Any] = []

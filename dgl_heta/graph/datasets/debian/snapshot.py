@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError
+from dgl_heta.graph.readers.sizes import check_archive
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeArrays, EdgeSource, GraphSource, Task
 from dgl_heta.system.files import replacing
@@ -48,6 +49,7 @@ def load(path: Path | None = None) -> GraphSource:
         file = np.load(path, allow_pickle=False)
         if isinstance(file, np.ndarray):
             raise ValueError("it holds a single array")
+        check_archive(path)
         with file:
             arrays = {name: file[name] for name in file.files}
         return _source(arrays)
@@ -71,10 +73,10 @@ def _source(arrays: dict[str, np.ndarray]) -> GraphSource:
     forward: dict[Relation, EdgeSource] = {}
     backward: dict[Relation, EdgeSource] = {}
     for i, (src_type, etype, dst_type, edges) in enumerate(meta["relations"]):
-        src = _rows(arrays[f"degree_{i}"], counts[src_type])
         dst = arrays[f"dst_{i}"].astype(np.int32)
-        if not len(src) == len(dst) == edges:
+        if len(dst) != edges:
             raise InputError(f"relation '{etype}' has {len(dst)} edges; it must have {edges}")
+        src = _rows(arrays[f"degree_{i}"], counts[src_type], edges)
         _check_range(f"relation '{etype}'", dst, 0, counts[dst_type])
         forward[Relation(src_type, etype, dst_type)] = EdgeArrays(src, dst)
         backward[Relation(dst_type, f"rev-{etype}", src_type)] = EdgeArrays(dst, src)
@@ -99,16 +101,18 @@ def _source(arrays: dict[str, np.ndarray]) -> GraphSource:
     return source
 
 
-def _rows(degree: np.ndarray, rows: int) -> np.ndarray:
+def _rows(degree: np.ndarray, rows: int, total: int) -> np.ndarray:
     if degree.shape != (rows,):
         raise InputError(f"an array of degrees has shape {degree.shape}; it must be ({rows},)")
+    if not (degree >= 0).all() or degree.sum(dtype=np.float64) != total:
+        raise InputError(f"an array of degrees does not add up to {total}")
     return np.repeat(np.arange(rows, dtype=np.int32), degree)
 
 
 def _features(arrays: dict[str, np.ndarray], packages: int) -> np.ndarray:
-    rows = _rows(arrays["word_degree"], packages)
     columns = arrays["word_column"]
     _check_range("word_column", columns, 0, WORD_BUCKETS)
+    rows = _rows(arrays["word_degree"], packages, len(columns))
     hashed = np.zeros((packages, WORD_BUCKETS), dtype=np.float32)
     hashed[rows, columns] = arrays["word_value"]
     hashed /= np.maximum(np.linalg.norm(hashed, axis=1, keepdims=True), 1)

@@ -17,7 +17,7 @@ _FIELDS = "%x00".join(("%H", "%P", "%at", "%aE", "%s"))
 
 
 class Commit(NamedTuple):
-    """One commit: names of commits are hexadecimal, `time` is in seconds since 1970."""
+    """One commit: names of commits are hexadecimal, `time` is seconds since 1970 (0: unknown)."""
 
     name: str
     parents: tuple[str, ...]
@@ -76,12 +76,18 @@ def _commits(lines: Iterator[str]) -> Iterator[Commit]:
             if commit is not None:
                 yield commit
             name, parents, time, author, subject = line[1:].split("\0", 4)
-            commit = Commit(name, tuple(parents.split()), int(time or 0), author.lower(), subject,
+            commit = Commit(name, tuple(parents.split()), _seconds(time), author.lower(), subject,
                             [])
         elif line and commit is not None:
             commit.files.append(_unquoted(line))
     if commit is not None:
         yield commit
+
+
+def _seconds(text: str) -> int:
+    """A time, or 0 where a commit has none, or one that no clock could have shown."""
+    digits = text.removeprefix("-")
+    return int(text) if digits.isascii() and digits.isdecimal() and len(text) <= 15 else 0
 
 
 def _unquoted(path: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.schema import Relation, Schema
 
 MIN_NODES = 8
@@ -102,8 +102,9 @@ class Shape:
     def scaled(self, scale: float) -> Shape:
         """This shape with all counts multiplied by `scale` (see the package's docstring)."""
         if isinstance(scale, bool) or not isinstance(scale, int | float) \
-                or not math.isfinite(scale) or scale <= 0:
-            raise InputError(f"scale is {scale!r}; it must be a number above 0, such as 0.01")
+                or not math.isfinite(scale) or not 0 < scale <= 1e6:
+            raise InputError(f"scale is {quoted(scale)}; it must be a number above 0, such as "
+                             "0.01, and at most 1e6")
         nodes = {t: replace(n, count=max(MIN_NODES, round(n.count * scale)))
                  for t, n in self.nodes.items()}
         relations = []

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_heta.tools import Comm
+from dgl_heta.tools import Comm, reserve
 from dgl_heta_catgnn.training.local import TEST, TRAIN, VAL, load_part, whole_lists
 from dgl_heta_catgnn.training.parts import TrainingParts
 
@@ -94,7 +94,8 @@ def _states(file: Path, nodes: int, like: torch.Tensor) -> np.memmap:
             "descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False,
             "shape": (nodes, like.shape[1])})
         header = opened.tell()
-        opened.truncate(header + nodes * like.shape[1] * kind.itemsize)
+        opened.flush()
+        reserve(opened.fileno(), header + nodes * like.shape[1] * kind.itemsize, file)
     return np.memmap(file, kind, "r+", header, (nodes, like.shape[1]))
 
 

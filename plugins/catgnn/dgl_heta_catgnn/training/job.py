@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,7 +11,15 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from dgl_heta import InputError
-from dgl_heta.tools import Plugins, listing, make_request, open_input, run_workers, write_atomic
+from dgl_heta.tools import (
+    Plugins,
+    listing,
+    make_request,
+    open_input,
+    run_workers,
+    scratch_directory,
+    write_signed,
+)
 from dgl_heta_catgnn.training.parts import TrainingParts, prepare
 
 Report = Callable[[dict[str, Any]], None]
@@ -87,10 +93,10 @@ def train_graph(request: TrainRequest, settings: TrainSettings, registry: Plugin
     """
     _check(request, settings)
     run_dir = _run_directory(request)
-    with tempfile.TemporaryDirectory(prefix=".catgnn-", dir=run_dir) as scratch:
-        config, figures = _parts(request, registry, Path(scratch), report)
+    with scratch_directory(run_dir, "catgnn") as scratch:
+        config, figures = _parts(request, registry, scratch, report)
         report({"event": "preparing"})
-        prepared = Path(scratch) / "training"
+        prepared = scratch / "training"
         prepared.mkdir()
         parts = prepare(config, prepared, target=request.target)
         _check_parts(request, settings, parts)
@@ -106,7 +112,7 @@ def train_graph(request: TrainRequest, settings: TrainSettings, registry: Plugin
                "parts": len(parts.parts), "hops": parts.hops if request.hops is None
                else request.hops, "replication_factor": nodes / parts.num_nodes, **figures,
                **summary}
-    write_atomic(run_dir / "summary.json", json.dumps(summary, indent=1) + "\n")
+    write_signed(run_dir / "summary.json", summary, indent=1)
     return {**summary, "run_dir": str(run_dir)}
 
 

@@ -8,20 +8,30 @@ once, a part at a time, by the ids of the parts; a worker reads its nodes' rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dgl_heta import InputError
-from dgl_heta.tools import MASKS, listing, optional
+from dgl_heta.tools import (
+    MASKS,
+    check_file,
+    file_sum,
+    listing,
+    new_array,
+    optional,
+    read_signed,
+    write_signed,
+)
 
 FEATURES, LABELS = ("feat", "features", "feats", "x"), ("label", "labels", "y")
 """What node data are called in parts, ours and those of scripts."""
 
 INFO = "parts.json"
+REMEDY = "run the command again, which makes the parts anew"
 
 
 @dataclass(frozen=True)
@@ -49,6 +59,9 @@ class TrainingParts:
     (int64, -1 for none), `split` (uint8: 1 training, 2 validation, 4 test), `in_degree` and
     `out_degree` (int64, on the whole graph, self-loops left out). A part has `nodes` (its nodes,
     own ones first) and `src` and `dst` (places in `nodes`).
+
+    `files` has size and SHA-256 of each file by its path. Sizes are compared when the directory is
+    opened, checksums before a process first reads a file: InputError names one that differs.
     """
 
     directory: Path
@@ -57,12 +70,28 @@ class TrainingParts:
     classes: int
     hops: int
     method: str
+    files: Mapping[str, Mapping[str, Any]]
+    _compared: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
 
     @classmethod
     def open(cls, directory: Path) -> TrainingParts:
-        info = json.loads((directory / INFO).read_text(encoding="utf-8"))
-        parts = [PartInfo(**part) for part in info.pop("parts")]
-        return cls(directory, parts, **info)
+        info = read_signed(directory / INFO, REMEDY)
+        try:
+            made = cls(directory, [PartInfo(**part) for part in info.pop("parts")], **info)
+            sizes = {name: int(file["bytes"]) for name, file in made.files.items()}
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise InputError(f"{directory / INFO} is damaged: it is not what is written there; "
+                             f"{REMEDY}") from None
+        for name, wanted in sizes.items():
+            try:
+                size = (directory / name).stat().st_size
+            except OSError as error:
+                raise InputError(f"cannot read {directory / name}: {error.strerror}; {REMEDY}"
+                                 ) from None
+            if size != wanted:
+                raise InputError(f"{directory / name} is damaged: it has {size} bytes, not "
+                                 f"{wanted} as {INFO} says; {REMEDY}")
+        return made
 
     @property
     def num_nodes(self) -> int:
@@ -70,13 +99,21 @@ class TrainingParts:
 
     def array(self, name: str) -> np.ndarray:
         """A node array, as a memory map."""
-        rows: np.ndarray = np.load(self.directory / f"{name}.npy", mmap_mode="r")
+        rows: np.ndarray = np.load(self._file(f"{name}.npy"), mmap_mode="r")
         return rows
 
     def part(self, index: int, name: str) -> np.ndarray:
         """A part's array, in memory."""
-        values: np.ndarray = np.load(self.directory / f"part-{index}" / f"{name}.npy")
+        values: np.ndarray = np.load(self._file(f"part-{index}/{name}.npy"))
         return values
+
+    def _file(self, name: str) -> Path:
+        """A file whose content is what was written."""
+        path = self.directory / name
+        if name not in self._compared:
+            check_file(path, self.files.get(name, {}).get("sha256"), INFO, REMEDY)
+            self._compared.add(name)
+        return path
 
 
 def prepare(config: Path, out: Path, *, target: str | None = None, classes: int | None = None
@@ -109,7 +146,7 @@ def prepare(config: Path, out: Path, *, target: str | None = None, classes: int 
     width = sum(widths.values()) + (len(book.types) if len(book.types) > 1 or not widths else 0)
     label_name = _named(data, target, LABELS)
     nodes = book.num_nodes
-    arrays = {name: np.lib.format.open_memmap(out / f"{name}.npy", "w+", kind, shape)
+    arrays = {name: new_array(out / f"{name}.npy", kind, shape)
               for name, kind, shape in (
                   ("feat", np.float32, (nodes, width)), ("label", np.int64, (nodes,)),
                   ("split", np.uint8, (nodes,)), ("in_degree", np.int64, (nodes,)),
@@ -145,12 +182,15 @@ def prepare(config: Path, out: Path, *, target: str | None = None, classes: int 
     for array in arrays.values():
         array.flush()
     made = {"parts": [vars(info) for info in infos], "width": width, "hops": book.hops,
-            "classes": classes or largest, "method": book.method}
-    (out / INFO).write_text(json.dumps(made), encoding="utf-8")
+            "classes": classes or largest, "method": book.method,
+            "files": {file.relative_to(out).as_posix(): {
+                "bytes": file.stat().st_size, "sha256": file_sum(file)}
+                for file in sorted(out.rglob("*.npy"))}}
+    write_signed(out / INFO, made)
     return TrainingParts.open(out)
 
 
-def _write_edges(book: _Book, arrays: dict[str, np.ndarray], out: Path) -> list[PartInfo]:
+def _write_edges(book: _Book, arrays: Mapping[str, np.ndarray], out: Path) -> list[PartInfo]:
     graphs = book.parts
     for part in range(graphs):
         (out / f"part-{part}").mkdir()
@@ -206,7 +246,7 @@ class _Book:
         dgl = optional("dgl", "training on DistDGL's parts", "dgl")
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"{path} cannot be read as a part_config: {error}") from None
         if not isinstance(config, dict) or "part-0" not in config:
             raise InputError(f"{path} is no part_config of DistDGL's; name the JSON file beside "

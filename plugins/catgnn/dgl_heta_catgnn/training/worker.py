@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from dgl_heta.tools import (
     Comm,
     Traffic,
     init_workers,
+    log_line,
     peak_rss_mb,
     replacing,
     worker_main,
@@ -110,7 +110,7 @@ def fanouts_of(given: list[int], layers: int) -> list[int]:
 def _save(run_dir: Path, metrics: list[dict[str, Any]], state: dict[str, Any]) -> None:
     from safetensors.torch import save_file
 
-    write_atomic(run_dir / "metrics.jsonl", "".join(json.dumps(m) + "\n" for m in metrics))
+    write_atomic(run_dir / "metrics.jsonl", "".join(log_line(m) for m in metrics))
     with replacing(run_dir / "model.safetensors") as file:
         save_file({k: v.contiguous() for k, v in state.items()}, file)
 

@@ -16,6 +16,7 @@ import time
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
+import dgl.distributed
 
 from dgl_heta.graph.datasets import load_dataset
 from dgl_heta.hooks.manager import plugins

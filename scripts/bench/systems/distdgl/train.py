@@ -20,6 +20,7 @@ from typing import Any
 os.environ["DGLBACKEND"] = "pytorch"
 
 import dgl
+import dgl.distributed
 import dgl.function as fn
 import dgl.nn as dglnn
 import sent

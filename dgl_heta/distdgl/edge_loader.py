@@ -1,0 +1,207 @@
+"""DistEdgeDataLoader on a meta-partitioned graph.
+
+What an edge batch is made of is DGL's own doing: its collator finds the ends of the edges (by
+`find_edges`, from this machine's store), draws negatives and compacts the pair graphs. The nodes of
+these are the trainer's seeds. They are told to the trainers of the group, and what follows is as
+for seeds of a node loader.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import dgl
+import torch
+from dgl.dataloading import negative_sampler
+from dgl.distributed import graph_services
+from torch import Tensor
+
+from dgl_heta.distdgl.drawing import Drawn, draw_told
+from dgl_heta.distdgl.loader import (
+    RafLoader,
+    forget_loader,
+    open_options,
+    start_pass,
+    take_batch,
+)
+from dgl_heta.distdgl.merging import canonical
+from dgl_heta.distdgl.own_part import refuse_edges
+from dgl_heta.distdgl.recording import recorder
+from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.versions import homes
+from dgl_heta.errors import InputError, listing
+from dgl_heta.system.patching import patch_all
+
+log = logging.getLogger("dgl_heta")
+_COLLATING = ("g_sampling", "exclude", "reverse_eids", "reverse_etypes", "negative_sampler")
+"""Arguments that DGL's collator of edges takes."""
+
+
+class EdgeLoader(RafLoader):
+    """Batches of edges of one data loader.
+
+    Parameters
+    ----------
+    graph : the DistGraph.
+    eids : relation → ids of this trainer's edges (or ids, where there is one relation).
+    graph_sampler : as for :class:`RafLoader`.
+    collating : arguments of DGL's collator: `negative_sampler` and others.
+
+    Raises
+    ------
+    InputError
+        An end of the edges is of no target type, or as :class:`RafLoader`.
+    """
+
+    def __init__(self, session: Session, graph: Any, eids: Any, graph_sampler: Any,
+                 collating: Mapping[str, Any], batch_size: int = 1, shuffle: bool = False,
+                 drop_last: bool = False, num_workers: int = 0, **ignored: Any) -> None:
+        self._relations = _relations(session, eids)
+        _check_collating(graph, collating)
+        self._collator = _collator()(graph, eids, _Seeds(), **collating)
+        self._edges = self._collator.dataset
+        self._order = torch.arange(len(self._edges))
+        self._prepare("DistEdgeDataLoader", session, len(self._edges), graph_sampler, batch_size,
+                      shuffle, drop_last, num_workers, ignored, kind=1)
+        if self._source.ahead:
+            log.warning("batches of edges are made when they are asked for, not ahead of time: "
+                        "DGL draws negatives by the script's own random numbers")
+
+    @property
+    def seeds(self) -> int:
+        """The number of this trainer's edges."""
+        return len(self._edges)
+
+    def start(self) -> None:
+        """Begin an epoch: shuffle as DGL's own loader does."""
+        self._begin_pass()
+        if self._shuffle:
+            self._order = self._order[torch.randperm(len(self._order))]
+
+    def next(self) -> Any:
+        """(input nodes, pair graph, blocks), or with negatives (…, pair graph, graph of negatives,
+        blocks); StopIteration at the end of the epoch."""
+        self._begin_step()
+        sizes = self.sizes[self._session.world.rank]
+        begin = sum(sizes[:self._step - 1])
+        chosen = self._order[begin:begin + sizes[self._step - 1]].tolist()
+        _, *graphs, seeds = self._collator.collate([_plain(self._edges[i]) for i in chosen])
+        batch, reached = self._drawn(seeds)
+        inputs, _, blocks = self._hand_out(batch, reached)
+        return inputs, *graphs, blocks
+
+    def _drawn(self, seeds: Mapping[str, Tensor]) -> Drawn:
+        """The batch of the group, whose trainers all call it, from this trainer's seeds."""
+        session = self._session
+        for ntype, ids in seeds.items():
+            if len(ids) and ntype not in session.plan.targets:
+                raise InputError(_no_target([ntype], session))
+        return draw_told(session, self.sampler, seeds,
+                         self._draws(self._epoch, self._step - 1))
+
+    def _numbers_of_seeds(self, own: int) -> list[int]:
+        world = self._session.world
+        numbers: list[int] = world.all_gather_rows(torch.tensor([own]), [1] * world.size,
+                                                   "control").tolist()
+        return numbers
+
+
+class _Seeds:
+    """What stands for the script's sampler in DGL's collator: gives the seeds, samples nothing."""
+
+    prob = None  # which DGL 2.4's collator asks for
+
+    def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
+        if not isinstance(seed_nodes, Mapping):
+            seed_nodes = {g.ntypes[0]: seed_nodes}
+        return None, None, seed_nodes
+
+
+def _plain(item: Any) -> Any:
+    """An entry of a collator's data set with a number for its id, as DGL's loaders pass it on."""
+    return (item[0], int(item[1])) if isinstance(item, tuple) else int(item)
+
+
+def _relations(session: Session, eids: Any) -> list[Any]:
+    """The relations of a loader's edges, whose ends are targets."""
+    every = session.store.schema.relations
+    if not isinstance(eids, Mapping) and len(every) > 1:
+        raise InputError("DistEdgeDataLoader needs a dictionary, edge type → ids of edges, on a "
+                         "graph with several relations")
+    found = [canonical(e, every) for e in eids] if isinstance(eids, Mapping) else [every[0]]
+    missing = {t for r in found for t in (r.src, r.dst)} - {*session.plan.targets}
+    if missing:
+        raise InputError(_no_target(sorted(missing), session))
+    return found
+
+
+def _no_target(missing: list[str], session: Session) -> str:
+    types = session.store.schema.node_types
+    wanted = [t for t in types if t in missing or t in session.plan.targets]
+    return (f"edges of the data loader end at nodes of type {listing(missing)}, but the graph was "
+            f"partitioned for the target {listing(session.plan.targets)}; partition it with "
+            f"target_ntype={wanted} (with a file of settings, partition.target = {wanted})")
+
+
+def _check_collating(graph: Any, collating: Mapping[str, Any]) -> None:
+    if collating.get("g_sampling") not in (None, graph):
+        raise InputError("DistEdgeDataLoader with g_sampling cannot be used on a meta-partitioned "
+                         "graph; leave it out, neighbours are sampled from the whole graph")
+    exclude = collating.get("exclude")
+    if exclude is not None and collating.get("g_sampling") is None:
+        if not _ignores_exclude():
+            raise InputError(f"DistEdgeDataLoader with exclude={exclude!r} cannot be used on a "
+                             "meta-partitioned graph with this DGL; leave it out, or partition the "
+                             "graph by a method of DGL")
+        log.warning("exclude=%r of DistEdgeDataLoader has no effect, as in plain DistDGL %s, which "
+                    "samples the edges of a batch like others", exclude,
+                    dgl.__version__.partition("+")[0])
+    if isinstance(collating.get("negative_sampler"), negative_sampler.GlobalUniform):
+        raise InputError("negative sampler GlobalUniform asks a graph that is whole on one "
+                         "machine, and DistDGL's has no such function; use "
+                         "negative_sampler.Uniform (PerSourceUniform), or a function of your own")
+
+
+def _ignores_exclude() -> bool:
+    """Whether this DGL's DistGraph samples edges that are to be excluded, as 2.1.0 does."""
+    return "exclude_edges" not in inspect.signature(
+        graph_services.sample_etype_neighbors).parameters
+
+
+def _collator() -> Any:
+    """DGL's collator of edges, which is where its loader is."""
+    place = next(iter(homes("DistEdgeDataLoader"))).partition(":")[0]
+    return sys.modules[place].EdgeCollator
+
+
+def _init(original: Any) -> Any:
+    def __init__(self: Any, g: Any, eids: Any, graph_sampler: Any, device: Any = None,
+                 **kwargs: Any) -> None:
+        session = getattr(g, "heta", None)
+        if session is None:
+            refuse_edges()
+            original(self, g, eids, graph_sampler, device, **kwargs)
+            return
+        options = open_options("DistEdgeDataLoader", device, kwargs)
+        collating = {name: options.pop(name) for name in _COLLATING if name in options}
+        self.heta = EdgeLoader(session, g, eids, graph_sampler, collating, **options)
+        self.device, self.collator = "cpu", self.heta._collator
+        self.batch_size = kwargs.get("batch_size", 1)
+        self.shuffle, self.drop_last = kwargs.get("shuffle", False), kwargs.get("drop_last", False)
+        # As DistNodeDataLoader has it.
+        self.expected_idxs = len(self.heta) if recorder() is None else 1
+    return __init__
+
+
+PATCHES = (
+    *patch_all(homes("DistEdgeDataLoader", "__init__"), _init, "sample by plan"),
+    *patch_all(homes("DistEdgeDataLoader", "__iter__"), start_pass,
+               "sample by plan; module wrappers are told when an epoch ends"),
+    *patch_all(homes("DistEdgeDataLoader", "__next__"), take_batch,
+               "sample by plan; module wrappers are told when an epoch ends"),
+    *patch_all(homes("DistEdgeDataLoader", "__del__"), forget_loader, "sample by plan"),
+)

@@ -1,0 +1,115 @@
+"""What a data loader samples: which layers, for which node types, each relation on which machine.
+
+Nodes of the plan's targets are sampled by the plan. Nodes of other types can be sampled for one
+layer, as programs do that compute the states of all nodes layer by layer. There every relation
+belongs to one machine of the group, one that has it in the plan where there is such a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dgl
+
+from dgl_heta.distdgl.merging import canonical
+from dgl_heta.distdgl.session import Session
+from dgl_heta.errors import InputError, listing
+from dgl_heta.graph.schema import Relation
+from dgl_heta.planning.assignment import Share
+from dgl_heta.sampling.scope import SamplingScope
+
+_OPTIONS = {"MultiLayerNeighborSamplerForReconstruct": "construct_feat_ntype of GraphStorm"}
+"""What makes a program use a sampler that is refused."""
+
+
+@dataclass(frozen=True)
+class LoaderScope:
+    """
+    Attributes
+    ----------
+    targets : node types that seeds may have, in the order in which trainers number them.
+    planned : whether relations are where the plan has them.
+    """
+
+    targets: tuple[str, ...]
+    scope: SamplingScope
+    planned: bool
+
+
+def loader_scope(session: Session, ntypes: Iterable[str], layers: int) -> LoaderScope:
+    """The scope of a data loader for nodes of some types, once the trainers are connected."""
+    plan = session.plan
+    if {*ntypes} <= {*plan.targets}:
+        return LoaderScope(plan.targets, SamplingScope.of(plan, session.part, layers), True)
+    schema = session.store.schema
+    targets = tuple(schema.node_types)
+    mine = {relation: Share() for relation, part in _places(session).items()
+            if part == session.part}
+    return LoaderScope(targets, SamplingScope(
+        targets, 1, mine, {1: ()}, {t: schema.into.get(t, ()) for t in targets}), False)
+
+
+def check_types(session: Session, ntypes: Iterable[str], layers: int) -> None:
+    """
+    Raises
+    ------
+    InputError
+        The graph has no such node type, or it is no target and there are several layers.
+    """
+    targets = session.plan.targets
+    for ntype in ntypes:
+        session.store.schema.check_node_type(ntype)
+        if ntype not in targets and layers > 1:
+            raise InputError(
+                f"the data loader is for nodes of type '{ntype}' and {layers} layers, but the "
+                f"graph was partitioned for the target {listing(targets)}; partition it with "
+                f"target '{ntype}', or compute the states of all nodes layer by layer")
+
+
+def _places(session: Session) -> dict[Relation, int]:
+    """Relation → the partition of this group that samples it; all trainers find the same."""
+    plan, schema = session.plan, session.store.schema
+    load = dict.fromkeys(session.members, 0)
+    found = {}
+    for relation in sorted(schema.relations, key=lambda r: (-schema.edge_counts[r], r)):
+        holders = [part for part in load if relation in plan.partitions[part].relations]
+        found[relation] = min(holders or load, key=load.__getitem__)
+        load[found[relation]] += schema.edge_counts[relation]
+    return found
+
+
+def fanouts_of(sampler: Any, session: Session) -> list[Any]:
+    """Fanouts of a sampler, input layer first, or an InputError that it cannot be used."""
+    name = type(sampler).__name__
+    known = (dgl.dataloading.NeighborSampler, dgl.dataloading.MultiLayerFullNeighborSampler)
+    if type(sampler) not in known:
+        why = f" ({_OPTIONS[name]})" if name in _OPTIONS else ""
+        raise InputError(f"sampler {name}{why} cannot be used on a meta-partitioned graph; use "
+                         "dgl.dataloading.NeighborSampler (MultiLayerNeighborSampler) or "
+                         "MultiLayerFullNeighborSampler")
+    for attribute, plain in (("edge_dir", "in"), ("replace", False)):
+        if getattr(sampler, attribute, plain) != plain:
+            raise InputError(f"{name} with {attribute}={getattr(sampler, attribute)!r} cannot be "
+                             "used on a meta-partitioned graph; leave it out")
+    if not isinstance(getattr(sampler, "prob", None), str | None):
+        raise InputError(f"{name} with prob={sampler.prob!r} cannot be used on a meta-partitioned "
+                         "graph; give the name of edge data with 0 and 1 (mask=)")
+    for attribute in ("prefetch_node_feats", "prefetch_labels", "prefetch_edge_feats"):
+        if getattr(sampler, attribute, None):
+            raise InputError(f"{name} with {attribute} cannot be used with a DistGraph; leave it "
+                             "out")
+    fanouts: list[Any] = []
+    for fanout in sampler.fanouts:
+        if isinstance(fanout, Mapping):
+            fanouts.append({canonical(e, session.store.schema.relations): int(f)
+                            for e, f in fanout.items()})
+        else:
+            fanouts.append(int(fanout))
+    if len(fanouts) > session.plan.hops:
+        raise InputError(
+            f"{name} samples {len(fanouts)} layers, but the graph was partitioned for "
+            f"{session.plan.hops} hops; partition it with {len(fanouts)} hops "
+            "(model.layers in the settings, or --hops)")
+    return fanouts

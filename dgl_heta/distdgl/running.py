@@ -1,0 +1,111 @@
+"""Run a program with dgl-heta enabled: what `dgl-heta run` does."""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import os
+import runpy
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from dgl_heta.distdgl.activate import enable
+from dgl_heta.errors import HetaError, InputError
+
+
+def run_script(script: str, arguments: Sequence[str], config: Path | None,
+               overrides: Iterable[str]) -> None:
+    """Run a script as `python script.py ARGS` would, with dgl-heta enabled.
+
+    Raises
+    ------
+    InputError
+        No such script, or as :func:`~dgl_heta.distdgl.activate.enable`.
+    HetaError
+        It failed.
+    """
+    path = Path(script)
+    if not path.is_file():
+        raise InputError(f"there is no script {script}")
+    enable(config, settings=overrides)
+    sys.path[0] = str(path.resolve().parent)
+    _run(script, arguments, lambda: runpy.run_path(script, run_name="__main__"))
+
+
+def run_module(name: str, arguments: Sequence[str], config: Path | None,
+               overrides: Iterable[str]) -> None:
+    """Run a module as `python -m name ARGS` would, with dgl-heta enabled.
+
+    Raises
+    ------
+    InputError
+        No such module, or as :func:`~dgl_heta.distdgl.activate.enable`.
+    HetaError
+        It failed.
+    """
+    sys.path[0] = str(Path.cwd())
+    package = name.partition(".")[0]
+    if not package or importlib.util.find_spec(package) is None:  # imports nothing
+        raise _no_module(name)
+    enable(config, settings=overrides)
+    _run(name, arguments, lambda: _start(name))
+
+
+def _start(name: str) -> None:
+    """
+    Raises
+    ------
+    InputError
+        The package has no such module, or is none that can be run.
+    """
+    try:
+        found = importlib.util.find_spec(name)
+        if found is not None and found.submodule_search_locations is not None:
+            found = importlib.util.find_spec(f"{name}.__main__")
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise  # of what a package on the way imports
+        found = None
+    if found is None:
+        raise _no_module(name)
+    runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def _no_module(name: str) -> InputError:
+    return InputError(f"there is no module {name} that can be run (-m), in {Path.cwd()} or among "
+                      "what is installed; a file is run without -m")
+
+
+def _run(name: str, arguments: Sequence[str], start: Callable[[], Any]) -> None:
+    """Run a program to its end, and end this process if it ends well.
+
+    Raises
+    ------
+    HetaError
+        It failed.
+    """
+    sys.argv = [name, *arguments]
+    try:
+        start()
+    except SystemExit as leave:
+        if leave.code not in (None, 0):
+            if isinstance(leave.code, str):
+                print(leave.code, file=sys.stderr)
+            raise HetaError(f"{name} ended with exit status {leave.code}") from None
+    except HetaError:
+        raise
+    except Exception:
+        traceback.print_exc()
+        raise HetaError(f"{name} failed") from None
+    from dgl_heta.distdgl.ending import end
+
+    end()
+    # DistDGL leaves its servers when the interpreter ends; after that the threads of a process
+    # group can hang or abort an ordinary exit.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,110 @@
+"""What can be changed of a graph between reading it and writing it as a store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.graph.readers.arrays import node_array
+from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource
+
+FEAT = "feat"
+REVERSE = "rev-"
+"""What the name of a reverse relation begins with."""
+
+
+@dataclass(frozen=True)
+class ReverseEdges:
+    """The edges of a relation, each from its end to its beginning."""
+
+    edges: EdgeSource
+
+    @property
+    def num_edges(self) -> int:
+        return self.edges.num_edges
+
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for src, dst in self.edges.chunks(size):
+            yield dst, src
+
+
+def with_reverse(source: GraphSource) -> GraphSource:
+    """The graph with a relation `dst rev-etype src` for each `src etype dst` that has none yet."""
+    back = {Relation(r.dst, REVERSE + r.etype, r.src): ReverseEdges(edges)
+            for r, edges in source.edges.items() if not _is_reverse(r, source.edges)}
+    return replace(source, edges={**source.edges, **{
+        r: edges for r, edges in back.items() if r not in source.edges}})
+
+
+def _is_reverse(relation: Relation, relations: Iterable[Relation]) -> bool:
+    name = relation.etype.removeprefix(REVERSE)
+    return name != relation.etype and Relation(relation.dst, name, relation.src) in relations
+
+
+def with_features(source: GraphSource, chosen: Mapping[str, str]) -> GraphSource:
+    """The graph with these arrays, by node type, as the features; others of that name are left out.
+
+    Raises
+    ------
+    InputError
+        No such type or array, or an array that cannot be features.
+    """
+    arrays = {ntype: dict(named) for ntype, named in source.node_arrays.items()}
+    for ntype, name in chosen.items():
+        if ntype not in source.node_counts:
+            raise InputError(f"--feature names node type '{ntype}', which is not in the graph; "
+                             f"node types: {listing(source.node_counts)}"
+                             + nearest(ntype, source.node_counts))
+        named = arrays.get(ntype, {})
+        if name not in named:
+            raise InputError(f"node type '{ntype}' has no array '{name}' to take for features; its "
+                             f"arrays: {listing(named)}" + nearest(name, named))
+        named[FEAT] = node_array(FEAT, named.pop(name), ntype, source.node_counts[ntype])
+    return replace(source, node_arrays=arrays)
+
+
+def unreached(schema: Schema, targets: Iterable[str]) -> list[Relation]:
+    """Relations along which nothing comes to a target, over any number of hops."""
+    reached, new = set(targets), list(targets)
+    while new:
+        for relation in schema.into[new.pop()]:
+            if relation.src not in reached:
+                reached.add(relation.src)
+                new.append(relation.src)
+    return [r for r in schema.relations if r.dst not in reached]
+
+
+def unreached_text(schema: Schema, targets: Iterable[str]) -> str:
+    """One sentence about relations that are of no use to the targets, or ""."""
+    targets = tuple(targets)
+    found = unreached(schema, targets)
+    if not found:
+        return ""
+    one = len(found) == 1
+    return (f"{len(found)} of {len(schema.relations)} relations {'does' if one else 'do'} not lead "
+            f"to {' or '.join(targets)} and {'is' if one else 'are'} of no use: "
+            f"{listing(found, 6)}; --reverse adds reverse relations when a graph is read")
+
+
+def features_text(source: GraphSource) -> str:
+    """One sentence: which types have features, which learn them, which arrays nobody reads."""
+    own, learned, unused = [], [], []
+    task = source.task
+    for ntype in source.node_counts:
+        arrays = source.node_arrays.get(ntype, {})
+        if FEAT in arrays:
+            own.append(f"{ntype} ({arrays[FEAT].shape[1]} wide)")
+        else:
+            learned.append(ntype)
+        read = {FEAT, *MASKS, *([task.label] if task and task.target == ntype else [])}
+        unused += [f"{name} of {ntype}" for name in arrays if name not in read]
+    tables = source.info.get("columns that are not used", {})
+    left = [f"{name} of {ntype}" for ntype, names in tables.items() for name in names]
+    return (f"features: {listing(own)}; learned: {listing(learned)}"
+            + (f"; not used: {listing(unused)} (--feature TYPE=ARRAY takes an array for the "
+               "features)" if unused else "")
+            + (f"; columns that are not used: {listing(left)}" if left else ""))

@@ -1,0 +1,55 @@
+"""What Python runs at its start (see this directory's `__init__.py`)."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from typing import Any
+
+
+class _WhenImported(importlib.abc.MetaPathFinder):
+    """Finds dgl as all others do, and enables dgl-heta once it has been imported."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != "dgl":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None or _is_a_command():
+            return spec
+        run = spec.loader.exec_module
+
+        def run_and_enable(module: Any) -> None:
+            run(module)
+            from dgl_heta.distdgl.activate import enable
+
+            enable()
+
+        spec.loader.exec_module = run_and_enable  # type: ignore[method-assign]
+        return spec
+
+
+def _is_a_command() -> bool:
+    """Whether this process is a command of dgl-heta, or one that a command started: these have
+    their settings by other ways."""
+    main = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return "dgl_heta.cli" in sys.modules or (
+        main is not None and main.name.partition(".")[0] == "dgl_heta")
+
+
+def _run_the_next() -> None:
+    """Run the `sitecustomize` that would have been run without this one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    others = [path for path in sys.path if os.path.abspath(path) != here]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
+    if spec is not None and spec.loader is not None:
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+if __name__ == "sitecustomize":  # as Python imports it at its start
+    if os.environ.get("DGL_HETA_CONFIG"):
+        sys.meta_path.insert(0, _WhenImported())
+    _run_the_next()

@@ -1,0 +1,51 @@
+"""Which edges a sample has, drawn again.
+
+A draw is a function of what is asked (:mod:`dgl_heta.sampling.kernels`), so nobody keeps the edges
+of a batch in case that somebody asks: they are drawn a second time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.kernels import BAD, draw_positions
+from dgl_heta.sampling.scope import HubPieces
+from dgl_heta.store import CSC
+from dgl_heta.store.structure import changed
+
+
+@dataclass(frozen=True)
+class EdgeDraw:
+    """How the in-edges of some rows by a relation were drawn; attributes are as in
+    :class:`dgl_heta.sampling.draws.Draw`."""
+
+    relation: Relation
+    csc: CSC
+    fanout: int
+    key: np.uint64
+    hubs: HubPieces | None
+    weights: np.ndarray | None = None
+
+    def positions(self, nodes: np.ndarray, edges: int) -> np.ndarray:
+        """Where the edges are in the relation's CSC, int64 (edges,), in the block's order.
+
+        Parameters
+        ----------
+        nodes : the destination nodes that were drawn for, int64.
+        edges : how many edges were drawn.
+
+        Raises
+        ------
+        InputError
+            The relation's files are not those that were drawn from.
+        """
+        out = np.empty(edges, np.int64)
+        low, high = (None, None) if self.hubs is None else (self.hubs.low, self.hubs.high)
+        found = draw_positions(self.csc.indptr, nodes, low, high, self.fanout, self.key,
+                               self.weights, len(self.csc.indices), out)
+        if found == BAD or found != edges:
+            raise changed(self.relation, self.csc)
+        return out

@@ -1,0 +1,1 @@
+"""What fuzz.py is made of: valid inputs, changes to them, the process that reads them."""

@@ -1,0 +1,172 @@
+"""Valid inputs of every kind, each made once, and the commands that read them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
+from dgl_heta.partition.directory import write_partition
+from dgl_heta.planning.making import make_plan
+
+AUTHORS, PAPERS = 7, 12
+WRITES, CITES = Relation("author", "writes", "paper"), Relation("paper", "cites", "paper")
+BACK = Relation("paper", "rev-writes", "author")
+_DRAWN = np.random.default_rng(0)
+EDGES = {WRITES: np.stack([np.arange(24) % AUTHORS, np.arange(24) % PAPERS]),
+         CITES: np.stack([np.arange(30) % PAPERS, (np.arange(30) * 5 + 1) % PAPERS])}
+EDGES[BACK] = EDGES[WRITES][::-1].copy()
+ARRAYS = {"feat": _DRAWN.random((PAPERS, 3)).astype(np.float32),
+          "label": np.arange(PAPERS) % 3,
+          **{mask: np.arange(PAPERS) % 3 == i
+             for i, mask in enumerate(("train_mask", "val_mask", "test_mask"))}}
+CACHED = ("--set", "model.hidden=4", "--set", "cache.policy=hotness")
+COUNTS = {"author": AUTHORS, "paper": PAPERS}
+
+
+def graph() -> GraphSource:
+    return GraphSource("tiny", dict(COUNTS), {r: EdgeArrays(*e) for r, e in EDGES.items()},
+                       {"paper": dict(ARRAYS)}, Task("paper", 3))
+
+
+def edge_files(at: Path) -> None:
+    """metadata.json with files of all kinds."""
+    for name, array in ARRAYS.items():
+        np.save(at / f"{name}.npy", array)
+    np.save(at / "cites.npy", EDGES[CITES])
+    (at / "writes.csv").write_text("src,dst\n" + _lines(EDGES[WRITES].T))
+    (at / "back.csv.gz").write_bytes(gzip.compress(_lines(EDGES[BACK].T).encode()))
+    edges = [{**CITES._asdict(), "files": ["cites.npy"]},
+             {**WRITES._asdict(), "files": ["writes.csv"]},
+             {**BACK._asdict(), "files": ["back.csv.gz"]}]
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        pass
+    else:
+        pq.write_table(pa.table(dict(zip(("src", "dst"), EDGES[CITES]))), at / "cites.parquet")
+        edges[0]["files"] = ["cites.parquet", "cites.npy"]
+    (at / "metadata.json").write_text(json.dumps({
+        "name": "tiny", "edges": edges, "task": {"target": "paper", "num_classes": 3},
+        "nodes": {"author": {"count": AUTHORS}, "paper": {
+            "count": PAPERS, "arrays": {name: f"{name}.npy" for name in ARRAYS}}}}))
+
+
+def graphbolt(at: Path) -> None:
+    """metadata.yaml, arrays of NumPy and of torch."""
+    import torch
+
+    (at / "data").mkdir()
+    np.save(at / "data/seeds.npy", np.arange(PAPERS))
+    torch.save(torch.arange(PAPERS) % 3, at / "data/labels.pt")
+    torch.save(torch.from_numpy(ARRAYS["feat"]), at / "data/feat.pt")
+    edges = []
+    for number, (relation, pairs) in enumerate(EDGES.items()):
+        name = f"data/{number}.{'csv' if number else 'npy'}"
+        if number:
+            (at / name).write_text(_lines(pairs.T))
+        else:
+            np.save(at / name, pairs)
+        edges.append({"type": ":".join(relation), "format": "csv" if number else "numpy",
+                      "path": name})
+    (at / "metadata.yaml").write_text(json.dumps({
+        "dataset_name": "tiny", "graph": {"edges": edges, "nodes": [
+            {"type": t, "num": n} for t, n in COUNTS.items()]},
+        "feature_data": [{"domain": "node", "type": "paper", "name": "feat", "format": "torch",
+                          "path": "data/feat.pt"}],
+        "tasks": [{"name": "node_classification", "num_classes": 3, "train_set": [
+            {"type": "paper", "data": [
+                {"name": "seed_nodes", "format": "numpy", "path": "data/seeds.npy"},
+                {"name": "labels", "format": "torch", "path": "data/labels.pt"}]}]}]}))
+
+
+def ogb(at: Path) -> None:
+    """ogbn-mag's layout, with few nodes."""
+    raw, split = at / "ogbn_mag/raw", at / "ogbn_mag/split/time"
+
+    def save(path: Path, rows: Any, header: str = "") -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress((header + _lines(rows)).encode()))
+
+    save(raw / "num-node-dict.csv.gz", [[AUTHORS, PAPERS]], "author,paper\n")
+    save(raw / "triplet-type-list.csv.gz", [list(WRITES), list(CITES)])
+    for relation in (WRITES, CITES):
+        folder = raw / "relations" / "___".join(relation)
+        save(folder / "edge.csv.gz", EDGES[relation].T)
+        save(folder / "num-edge-list.csv.gz", [[EDGES[relation].shape[1]]])
+        save(folder / "edge_reltype.csv.gz", [[0]] * EDGES[relation].shape[1])
+    save(raw / "node-feat/paper/node-feat.csv.gz", ARRAYS["feat"])
+    save(raw / "node-feat/paper/node_year.csv.gz", ARRAYS["label"][:, None] + 2010)
+    save(raw / "nodetype-has-label.csv.gz", [["False", "True"]], "author,paper\n")
+    save(raw / "node-label/paper/node-label.csv.gz", ARRAYS["label"][:, None])
+    save(split / "nodetype-has-split.csv.gz", [["False", "True"]], "author,paper\n")
+    for name, mask in zip(("train", "valid", "test"), ("train_mask", "val_mask", "test_mask")):
+        save(split / f"paper/{name}.csv.gz", np.nonzero(ARRAYS[mask])[0][:, None])
+    (at / "ogbn_mag/RELEASE_v2.txt").write_text("release\n")
+
+
+def partition(at: Path) -> None:
+    """A store with a plan over it."""
+    source = graph()
+    write_partition(source, make_plan(source.schema(), "paper", hops=2, parts=2), at / "data")
+
+
+def settings(at: Path) -> None:
+    """A schema, metapaths, settings, a cluster, hosts: what a plan or a launch reads."""
+    (at / "schema.json").write_text(json.dumps(graph().schema().to_json()))
+    (at / "metapaths.json").write_text(json.dumps(
+        [[list(WRITES)], ["cites"], [list(BACK), list(WRITES)]]))
+    (at / "heta.toml").write_text("[partition]\nparts = 2\nmethod = 'meta'\n[model]\nlayers = 2\n"
+                                  "name = 'rgcn'\nhidden = 8\n[train]\nfanouts = [2, 3]\n"
+                                  "lr = 0.01\n[task]\ntargets = ['paper']\n[cache]\n"
+                                  "capacity_mb = 1.0\n[run]\nprove = 'off'\n")
+    (at / "cluster.toml").write_text("machines = 2\ncores = 4\nlink_gbit = 10\nmemory_gb = 8.0\n"
+                                     "trainers = 1\nlatency_us = 50.0\nspeed = 1.0\n"
+                                     "metis_cut = 0.2\n")
+    (at / "cluster.json").write_text(json.dumps({
+        "machines": 2, "link_gbit": 10.0, "coefficients": "coefficients.json"}))
+    (at / "coefficients.json").write_text(
+        (Path(__file__).parents[3] / "dgl_heta/planning/coefficients.json").read_text())
+    (at / "ip_config.txt").write_text("10.0.0.1 30050\n10.0.0.2\n")
+    (at / "part.json").write_text(json.dumps({"graph_name": "tiny", "num_parts": 2, "part-0": {}}))
+    (at / "train.py").write_text("")
+
+
+def saved_by_dgl(at: Path) -> None:
+    """A graph in DGL's own format, as dgl-heta-hifuse reads it."""
+    import dgl
+    import torch
+
+    made = dgl.heterograph({tuple(r): tuple(map(torch.from_numpy, np.ascontiguousarray(e)))
+                            for r, e in EDGES.items() if r != BACK}
+                           | {("author", "at", "Personen"): ([0, 1, 2], [0, 1, 2])})
+    made.nodes["Personen"].data["label"] = torch.tensor([0, 1, 2])
+    made.nodes["Personen"].data["train_mask"] = torch.tensor([1, 1, 0])
+    dgl.save_graphs(str(at / "aifb-hetero_dgl_graph.bin"), [made])
+
+
+def run(at: Path, call: Callable[[Sequence[str]], Any]) -> None:
+    """A finished training; `call` runs a command in `at`."""
+    partition(at)
+    call(["train", "data", "--run-dir", "run", "--set", "train.epochs=1", "--set",
+          "model.hidden=4", "--set", "run.prove=off"])
+    if not (at / "run/model.json").is_file():
+        raise subprocess.SubprocessError("the training that is to be damaged did not end")
+
+
+def profiled(at: Path, call: Callable[[Sequence[str]], Any]) -> None:
+    """A partition with a profile; `call` runs a command in `at`."""
+    partition(at)
+    call(["profile", "data", "--out", "prof", *CACHED])
+
+
+def _lines(rows: Any) -> str:
+    return "".join(",".join(str(x) for x in row) + "\n" for row in rows)

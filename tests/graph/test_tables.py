@@ -1,0 +1,210 @@
+"""What a user gets from tables with ids of their own, and what is said of rows that are wrong."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dgl_heta.errors import InputError
+from dgl_heta.graph.node_ids import NodeIds
+from dgl_heta.graph.readers import read_edge_files
+from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import GraphSource, Task
+from dgl_heta.store import Store, write_store
+from tests.support.graphs import academic
+from tests.support.signing import edit_text
+
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+PAPERS = {"doi": ["p/3", "p/1", "é, \"q\"", "p/10"], "topic": ["ml", None, "db", "ml"],
+          "train_mask": [True, False, False, True], "val_mask": [False, False, True, False]}
+WRITES = Relation("author", "writes", "paper")
+CITES = Relation("paper", "cites", "paper")
+
+
+def make(directory: Path, nodes: dict | None = None, edges: list | None = None,
+         task: dict | None = None) -> Path:
+    """Papers in Parquet, authors that edges name, edges in CSV and Parquet."""
+    directory.mkdir(exist_ok=True)
+    pq.write_table(pa.table(PAPERS), directory / "papers.parquet")
+    with gzip.open(directory / "writes-0.csv.gz", "wt", encoding="utf-8", newline="") as file:
+        file.write('weight,src,dst\r\n1,Zoë,p/10\r\n2,"Ann, B.",p/3\r\n')
+    pq.write_table(pa.table({"who": ["Zoë", "10"], "what": ["é, \"q\"", "p/1"]}),
+                   directory / "writes-1.parquet")
+    with pa.OSFile(str(directory / "cites.arrow"), "wb") as sink:
+        cites = pa.table({"src": pa.array(["p/1", "p/3"]).dictionary_encode(), "dst": ["p/3"] * 2})
+        with pa.ipc.new_file(sink, cites.schema) as writer:
+            writer.write_table(cites)
+    metadata = {
+        "name": "tables",
+        "nodes": nodes or {"author": {}, "paper": {"table": "papers.parquet", "id": "doi"}},
+        "edges": edges or [
+            {"src": "author", "etype": "writes", "dst": "paper",
+             "files": ["writes-0.csv.gz", "writes-1.parquet"]},
+            {"src": "paper", "etype": "cites", "dst": "paper", "files": ["cites.arrow"]}],
+        "task": task or {"target": "paper", "label": "topic"}}
+    (directory / "metadata.json").write_text(json.dumps(metadata))
+    return directory
+
+
+def pairs(source: GraphSource, relation: Relation) -> list[tuple[str, str]]:
+    """Edges by the ids of their ends."""
+    src, dst = next(source.edges[relation].chunks(100))
+    ids = source.node_ids
+    return [(ids[relation.src].names(u, u + 1)[0], ids[relation.dst].names(v, v + 1)[0])
+            for u, v in zip(src.tolist(), dst.tolist())]
+
+
+def test_ids_labels_and_masks_of_tables_are_those_that_are_written(tmp_path: Path) -> None:
+    source = read_edge_files(make(tmp_path))
+    assert source.node_counts == {"author": 3, "paper": 4}
+    assert source.node_ids["author"].names(0, 3) == ["10", "Ann, B.", "Zoë"]  # sorted
+    assert source.node_ids["paper"].names(0, 4) == PAPERS["doi"]  # as the rows are
+    assert pairs(source, WRITES) == [("Zoë", "p/10"), ("Ann, B.", "p/3"), ("Zoë", 'é, "q"'),
+                                     ("10", "p/1")]
+    assert pairs(source, CITES) == [("p/1", "p/3"), ("p/3", "p/3")]
+    arrays = source.node_arrays["paper"]
+    assert arrays["topic"].tolist() == [1, -1, 0, 1]
+    assert arrays["train_mask"].tolist() == PAPERS["train_mask"]
+    assert source.task == Task("paper", 2, "topic")
+    assert source.info["classes"] == ["db", "ml"]
+    assert list(source.edges) == [WRITES, CITES]
+
+
+def test_a_store_keeps_ids_compares_them_and_stores_from_before_open(tmp_path: Path) -> None:
+    source = read_edge_files(make(tmp_path / "in"))
+    write_store(source, tmp_path / "store")
+    write_store(Store(tmp_path / "store").source(), tmp_path / "again")
+    for name in ("store", "again"):
+        store = Store(tmp_path / name)
+        store.verify()
+        for ntype, ids in source.node_ids.items():
+            assert store.ids(ntype).names(1, len(ids)) == ids.names(1, len(ids))
+    assert json.loads((tmp_path / "store/manifest.json").read_text())["version"] == 2
+    file = next((tmp_path / "store").rglob("ids-text.npy"))
+    file.write_bytes(file.read_bytes()[:-1] + b"!")
+    with pytest.raises(InputError, match=r"ids-text\.npy was edited or damaged"):
+        Store(tmp_path / "store").verify()
+    write_store(academic(), tmp_path / "plain")  # which versions from before can read
+    assert json.loads((tmp_path / "plain/manifest.json").read_text())["version"] == 1
+    assert Store(tmp_path / "plain").ids("paper") is None
+
+
+def test_ids_in_a_store_that_was_signed_again_cannot_lead_out_of_their_text(tmp_path: Path) -> None:
+    write_store(read_edge_files(make(tmp_path / "in")), tmp_path / "store")
+    store = Store(tmp_path / "store")
+    entry = store.manifest.ids["author"].offsets
+    np.save(tmp_path / "store" / entry.file, np.array([0, 2, 99, 14]))
+    ids = Store(tmp_path / "store").ids("author")
+    assert isinstance(ids, NodeIds)
+    with pytest.raises(InputError, match="lead out of their text"):
+        ids.names(0, 2)
+    edit_text(tmp_path / "store/manifest.json", '"version": 2', '"version": 3')
+    with pytest.raises(InputError, match="format version 3; this dgl-heta reads versions 1 to 2"):
+        Store(tmp_path / "store")
+
+
+def table(directory: Path, name: str, **columns: object) -> dict:
+    pq.write_table(pa.table(columns), directory / name)
+    return {"table": name}
+
+
+@pytest.mark.parametrize(("columns", "said"), [
+    ({"id": ["a", "b", "a"]}, r"n\.parquet, row 3: column 'id' is 'a' as in row 1"),
+    ({"id": ["a", None]}, r"n\.parquet, row 2: column 'id' is empty"),
+    ({"id": ["", "a"]}, r"n\.parquet, row 1: column 'id' is empty"),
+    ({"id": [1.0, None]}, r"column 'id' of .*n\.parquet holds double values; .* where one is miss"),
+    ({"ID": ["a"]}, r"has no column 'id' of ids; say which it is by \"id\"; its columns: ID"),
+    ({"id": []}, r"column 'id' of .*holds null values|n\.parquet has no rows"),
+])
+def test_a_table_of_nodes_that_is_wrong_is_named_with_row_and_value(
+        tmp_path: Path, columns: dict, said: str) -> None:
+    make(tmp_path, {"author": {}, "paper": table(tmp_path, "n.parquet", **columns)})
+    with pytest.raises(InputError, match=said) as caught:
+        read_edge_files(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("src,dst\nann,p/1\nbob,p/9\n", r"e\.csv, row 2: column 'dst' is 'p/9', which is in no row of "
+                                    r".*papers\.parquet \(node type 'paper'\)"),
+    ("src,dst\nann,p/1\n,p/1\n", r"e\.csv, row 2: column 'src' is empty"),
+    ("src,dst\nNaN,p/1\n", r"e\.csv, row 1: column 'src' is 'NaN', which is no id"),
+    ("src,dst\nann,p/1 \n", r"row 1: column 'dst' is 'p/1 '"),
+    ("src,dst\nann\n", r"e\.csv: CSV parse error: Row #2: Expected 2 columns, got 1"),
+    ('src,dst\n"ann,p/1\nbob,p/3\n', "odd number of double quotes"),
+    ("ann,p/1\nbob,p/3\n", r"first line names columns 'ann', 'p/1'; edges are in columns src and"),
+    ("src,src\nann,p/1\n", "column 'src' is there 2 times"),
+    ("", r"e\.csv is empty; its first line must name its columns"),
+    ("src,dst\n", "no edge names a node of type 'author'"),
+])
+def test_a_csv_of_edges_that_is_wrong_is_named_with_row_and_value(
+        tmp_path: Path, text: str, said: str) -> None:
+    make(tmp_path, edges=[{"src": "author", "etype": "writes", "dst": "paper", "files": ["e.csv"]}])
+    (tmp_path / "e.csv").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=said):
+        read_edge_files(tmp_path)
+
+
+@pytest.mark.parametrize(("nodes", "edge", "said"), [
+    ({"count": 2}, {"files": ["n.csv"]}, r"row 2: column 'src' is '2', but node type 'author' has a"
+                                         r" 'count', so its ids are whole numbers from 0 to 1"),
+    ({"count": 3}, {"files": ["n.csv"], "columns": ["src"]}, "'columns' is .* must be two names"),
+    ({"count": 3, "table": "papers.parquet"}, {"files": ["n.csv"]}, "both 'count' and 'table'"),
+    ({}, {"files": ["n.npy"]}, r"such edges are tables: \.csv, \.csv\.gz, \.parquet"),
+    ({"arrays": {"feat": "f.npy"}}, {"files": ["n.csv"]}, "has arrays, but its nodes are those"),
+    ({"id": "x"}, {"files": ["n.csv"]}, "'id' names a column of a 'table', which is not there"),
+    ({"table": "nodes.txt"}, {"files": ["n.csv"]}, r"names .*nodes\.txt, which is not a file"),
+])
+def test_a_description_that_contradicts_itself_is_refused(
+        tmp_path: Path, nodes: dict, edge: dict, said: str) -> None:
+    make(tmp_path, {"author": nodes, "paper": {"table": "papers.parquet", "id": "doi"}},
+         [{"src": "author", "etype": "writes", "dst": "paper", **edge}])
+    (tmp_path / "n.csv").write_text("src,dst\n0,p/1\n2,p/3\n")
+    with pytest.raises(InputError, match=said):
+        read_edge_files(tmp_path)
+
+
+def test_numbered_and_named_nodes_may_be_mixed_and_columns_chosen(tmp_path: Path) -> None:
+    make(tmp_path, {"author": {"count": 3}, "paper": {"table": "papers.parquet", "id": "doi"}},
+         [{"src": "author", "etype": "writes", "dst": "paper", "files": ["n.csv"],
+           "columns": ["person", "work"]}])
+    (tmp_path / "n.csv").write_text("work,person\np/1,0\np/10,2\n")
+    src, dst = next(read_edge_files(tmp_path).edges[WRITES].chunks(10))
+    assert (src.tolist(), dst.tolist()) == ([0, 2], [1, 3])
+
+
+@pytest.mark.parametrize(("values", "task", "labels", "names"), [
+    ([10, 2, None, 10], {}, [1, 0, -1, 1], ["2", "10"]),
+    ([1.0, float("nan"), 0.0, 1.0], {}, [1, -1, 0, 1], ["0", "1"]),
+    ([-1, 3, 0, 3], {"num_classes": 5}, [-1, 3, 0, 3], None),
+    ([0.5, 1.5, 2.0, -3.0], {"kind": "regression"}, [0.5, 1.5, 2.0, -3.0], None),
+])
+def test_labels_are_names_of_classes_or_numbers(
+        tmp_path: Path, values: list, task: dict, labels: list, names: list | None) -> None:
+    make(tmp_path, task={"target": "paper", "label": "topic", **task})
+    pq.write_table(pa.table({**PAPERS, "topic": values, "train_mask": [False] * 3 + [True]}),
+                   tmp_path / "papers.parquet")
+    source = read_edge_files(tmp_path)
+    assert source.node_arrays["paper"]["topic"].tolist() == labels
+    assert source.info.get("classes") == names
+
+
+@pytest.mark.parametrize(("column", "values", "said"), [
+    ("topic", [0.5, 1.0, 2.0, 3.0], r"row 1: column 'topic' is 0\.5; classes are text or whole"),
+    ("train_mask", ["yes", "no", "no", "no"], r"row 1: column 'train_mask' is 'yes'; a mask is"),
+    ("topic", [None] * 4, "has 0 different labels"),
+])
+def test_labels_and_masks_that_are_wrong_are_named(
+        tmp_path: Path, column: str, values: list, said: str) -> None:
+    make(tmp_path)
+    kind = pa.string() if values[0] is None else None
+    pq.write_table(pa.table({**PAPERS, column: pa.array(values, kind)}),
+                   tmp_path / "papers.parquet")
+    with pytest.raises(InputError, match=said):
+        read_edge_files(tmp_path)

@@ -1,0 +1,134 @@
+"""Delegated plans: each relation of layer 1 is run once for every row; files, refusals, choices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dgl_heta import InputError, Relation, Schema, make_plan
+from dgl_heta.planning.cost import predict
+from dgl_heta.planning.delegates import choose
+from dgl_heta.planning.delegation import (
+    can_delegate,
+    delegated,
+    roots_at_first,
+    shared_learnable,
+    undelegated,
+)
+from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import Workload
+from tests.support.graphs import schemas
+
+AUTHOR_PAPER = Schema(
+    {"author": 1000, "paper": 700}, {
+        Relation("author", "writes", "paper"): 7000,
+        Relation("paper", "cites", "paper"): 5000,
+        Relation("paper", "rev-writes", "author"): 7000}, {"paper": 512})
+
+
+@st.composite
+def plans(draw: st.DrawFn) -> Plan:
+    """Plans with several partitions, some of whose learnable types are delegated."""
+    schema = draw(schemas())
+    target = draw(st.sampled_from(sorted({r.dst for r in schema.relations})))
+    roots = sum(r.dst == target for r in schema.relations)
+    plan = make_plan(schema, target, draw(st.integers(2, 3)), draw(st.integers(1, min(roots, 4))))
+    if can_delegate(plan) is not None:
+        return plan
+    return delegated(plan, {t: draw(st.integers(0, plan.num_parts - 1))
+                            for t in shared_learnable(plan) if draw(st.booleans())})
+
+
+@given(plans())
+def test_each_relation_is_run_once_for_every_row(plan: Plan) -> None:
+    alone = undelegated(plan)
+    roots = {tree.root for tree in plan.sub_metatrees}
+    for relation in plan.schema.relations:
+        wholes = [share for p in plan.partitions
+                  for r, share in roots_at_first(plan, p.index).items() if r == relation]
+        if relation in roots:
+            assert sum(share.width / share.count for share in wholes) == pytest.approx(1)
+        for own, before in zip(plan.partitions, alone.partitions):
+            runs = relation in own.inner[1]
+            asks = relation in own.asks
+            assert runs + asks == (relation in before.inner[1])
+            if asks:
+                server = plan.partitions[plan.delegates[relation]]
+                assert relation in server.served
+                assert {relation.src, relation.dst} <= set(server.node_types)
+                assert relation in server.relations
+    for own, before in zip(plan.partitions, alone.partitions):
+        assert {k: v for k, v in own.layers.items() if k > 1} == {
+            k: v for k, v in before.layers.items() if k > 1}
+    assert Plan.from_json(json.loads(json.dumps(plan.to_json())), plan.schema, "memory") == plan
+
+
+@given(plans())
+def test_undelegated_plans_are_those_that_were_made(plan: Plan) -> None:
+    made = make_plan(plan.schema, plan.targets, plan.hops, plan.num_parts)
+    assert undelegated(plan) == made
+    assert bool(plan.delegates) == (plan != made)
+
+
+def test_a_delegating_plan_has_a_version_of_its_own(tmp_path: Path) -> None:
+    """Others keep theirs, which earlier versions read."""
+    plan = make_plan(AUTHOR_PAPER, "paper", 2, 2)
+    for name, one, version in (("rows", plan, 1), ("shared", delegated(plan, {"author": 0}), 3)):
+        one.save(tmp_path / name)
+        assert json.loads((tmp_path / name).read_text())["version"] == version
+        assert Plan.load(tmp_path / name) == one
+
+
+@pytest.mark.parametrize(("hops", "parts", "owners", "says"), [
+    (1, 2, {"author": 0}, "with one hop"), (2, 1, {"author": 0}, "by itself"),
+    (2, 2, {"author": 2}, "partition 2"), (2, 2, {"autor": 0}, "'autor'")])
+def test_what_cannot_be_delegated_is_refused(hops: int, parts: int, owners: dict[str, int],
+                                             says: str) -> None:
+    with pytest.raises(InputError, match=says):
+        delegated(make_plan(AUTHOR_PAPER, "paper", hops, parts), owners)
+
+
+def test_the_choice_is_by_expected_bytes() -> None:
+    """Authors are delegated where papers are few, and move where papers have few authors."""
+    plan, work = make_plan(AUTHOR_PAPER, "paper", 2, 2), Workload(batch_size=64, seed_states=False)
+    chosen, (choice,) = choose(plan, work, "auto")
+    assert chosen.delegates
+    assert (choice.ntype, choice.chosen) == ("author", True)
+    assert choice.partials < choice.rows
+    assert "author: partition" in str(choice)
+    few = Schema({"author": 10**6, "paper": 10**6}, {
+        Relation("author", "writes", "paper"): 300_000,
+        Relation("paper", "cites", "paper"): 10**7,
+        Relation("paper", "extends", "paper"): 10**7}, {"paper": 512})
+    chosen, (choice,) = choose(make_plan(few, "paper", 2, 2), Workload(batch_size=64), "auto")
+    assert (bool(chosen.delegates), choice.chosen) == (False, False)
+    assert "its rows move" in str(choice)
+
+
+def test_what_is_not_asked_for_or_cannot_be_merged_stays_as_it_is() -> None:
+    plan = make_plan(AUTHOR_PAPER, "paper", 2, 2)
+    assert choose(plan, Workload(), "rows") == (plan, [])
+    assert choose(plan, Workload(reduce="max"), "auto") == (plan, [])
+    one = make_plan(AUTHOR_PAPER, "paper", 2, 1)
+    assert choose(one, Workload(), "auto") == (one, [])
+    with pytest.raises(InputError, match=r"nothing can be delegated.*partition\.shared = rows"):
+        choose(one, Workload(), "delegate")
+    assert replace(plan, delegates={}) == plan
+
+
+def test_what_delegation_sends_is_predicted() -> None:
+    """One partition asks, one aggregates: both send as many rows, partials and gradients."""
+    plan, work = make_plan(AUTHOR_PAPER, "paper", 2, 2), Workload(batch_size=64)
+    before = [cost.partial_bytes for cost in predict(plan, work)]
+    asking = next(p.index for p in plan.partitions
+                  if any(r.src == "author" for r in p.inner[1]))
+    for owner in (0, 1):
+        more = [cost.partial_bytes - least for cost, least in zip(
+            predict(delegated(plan, {"author": owner}), work), before)]
+        assert more[0] == more[1]
+        assert (more[0] > 0) == (owner != asking)

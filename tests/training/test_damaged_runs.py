@@ -1,0 +1,135 @@
+"""A run of which a byte has changed is not continued, and says which file and what can be done."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dgl_heta import load_model
+from dgl_heta.errors import InputError
+from dgl_heta.report.reading import read_run
+from dgl_heta.store import Store, write_store
+from dgl_heta.system.sums import KEY
+from tests.support.graphs import academic
+from tests.support.signing import edit_json
+from tests.support.waiting import PATIENCE, PROMPT, until
+
+SETTINGS = ["partition.parts=1", "model.hidden=8", "train.batch_size=32", "train.fanouts=3,3"]
+
+
+def train(graph: Path, run_dir: Path, epochs: int, *more: str, status: int = 0) -> str:
+    """Train; returns what was said on standard error."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dgl_heta", "train", str(graph), "--run-dir", str(run_dir), *more,
+         *(word for s in (*SETTINGS, f"train.epochs={epochs}") for word in ("--set", s))],
+        capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def flip(file: Path, at: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[at] ^= 4
+    file.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store and a run of two epochs, of which none is validated: the last is the best."""
+    place = tmp_path_factory.mktemp("damaged")
+    write_store(academic(), place / "store")
+    train(place / "store", place / "run", 1)
+    first = shutil.copytree(place / "run/checkpoints/epoch-00001", place / "first")
+    train(place / "store", place / "run", 2, "--resume")
+    if not (place / "run/checkpoints/epoch-00001").exists():  # the second was better
+        shutil.copytree(first, place / "run/checkpoints/epoch-00001")
+    return place
+
+
+@pytest.mark.parametrize("name", ["rank-0.safetensors", "rows-0.safetensors", "complete-0.json"])
+def test_a_damaged_checkpoint_is_named_with_the_one_before(
+        place: Path, tmp_path: Path, name: str) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    last = run / "checkpoints/epoch-00002"
+    flip(last / name, -40)
+    said = train(place / "store", run, 3, "--resume", status=2)
+    assert f"{last}/{name}" in said
+    assert f"that of epoch 1 is complete: remove {last}" in " ".join(said.split())
+    if name == "rows-0.safetensors":
+        shutil.rmtree(last)
+        train(place / "store", run, 3, "--resume")
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        assert [line["epoch"] for line in lines if line["event"] == "epoch"] == [1, 2, 3]
+
+
+def test_the_only_checkpoint_cannot_be_replaced(place: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    shutil.rmtree(run / "checkpoints/epoch-00001")
+    flip(run / "checkpoints/epoch-00002/rank-0.safetensors", 300)
+    said = train(place / "store", run, 3, "--resume", status=2)
+    assert "train in a new run directory" in said
+
+
+def test_a_run_of_before_checksums_goes_on_and_says_so(place: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    for name in ("complete-0.json",):
+        file = run / "checkpoints/epoch-00002" / name
+        note = json.loads(file.read_text())
+        file.write_text(json.dumps({k: note[k] for k in note if k not in (KEY, "files")}))
+    train(place / "store", run, 3, "--resume")
+    assert "was written without checksums" in (run / "worker-0.log").read_text()
+
+
+def test_a_damaged_line_of_the_log_is_named_and_left_out_by_reports(
+        place: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    assert not read_run(run).damaged
+    flip(run / "metrics.jsonl", (run / "metrics.jsonl").read_bytes().index(b'"loss": ') + 9)
+    flip(run / "summary.json", 20)
+    found = read_run(run)
+    assert found.damaged == ["metrics.jsonl line 1", "summary.json"]
+    assert [epoch["epoch"] for epoch in found.epochs] == [2]
+    said = train(place / "store", run, 3, "--resume", status=2)
+    assert f"{run}/metrics.jsonl, line 1, is damaged" in " ".join(said.split())
+
+
+def test_a_store_that_is_cut_while_a_run_reads_it_is_named(place: Path, tmp_path: Path) -> None:
+    store, run = shutil.copytree(place / "store", tmp_path / "store"), tmp_path / "run"
+    feat = store / Store(store).manifest.arrays["paper"]["feat"].file
+    with subprocess.Popen(
+            [sys.executable, "-m", "dgl_heta", "train", str(store), "--run-dir", str(run), *(
+                word for s in (*SETTINGS, "train.epochs=100000") for word in ("--set", s))],
+            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert until(lambda: (run / "metrics.jsonl").exists() or process.poll() is not None,
+                     PATIENCE)
+        os.truncate(feat, 0)
+        _, said = process.communicate(timeout=PROMPT)
+    words = " ".join(said.split())
+    if process.returncode == 1:  # in an epoch
+        assert f"killed by signal 7 (SIGBUS), for files that it had open were cut: {feat}" in words
+    else:  # between two
+        assert process.returncode == 2
+        assert f"store file {feat} has 0 bytes, but the manifest says" in words
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
+def test_a_damaged_model_is_not_loaded(place: Path, tmp_path: Path, name: str) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    assert load_model(run) is not None
+    flip(run / name, -60)
+    with pytest.raises(InputError, match=rf"{name} (was edited or|is) damaged"):
+        load_model(run)
+
+
+def test_a_model_of_another_run_is_noticed(place: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    edit_json(run / "model.json", lambda note: note["files"].update({"model.safetensors": "0"}))
+    with pytest.raises(InputError, match="does not agree with model.json; resume the run"):
+        load_model(run)
