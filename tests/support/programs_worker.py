@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import importlib
 import itertools
 import json
@@ -198,6 +199,8 @@ def _be_trainer(job: dict[str, Any], rank: int, graph: Any) -> None:
     try:
         store = dist.TCPStore("127.0.0.1", job["port"], is_master=False)
         for number in range(len(job["programs"])):
+            # Who waits for whom, if a trainer is about to give up.
+            faulthandler.dump_traceback_later(0.9 * job["timeout_s"])
             together = dist.PrefixStore(f"program {number}", store)
             dist.init_process_group("gloo", store=together, rank=rank, world_size=job["world"],
                                     timeout=timedelta(seconds=job["timeout_s"]))
@@ -208,6 +211,7 @@ def _be_trainer(job: dict[str, Any], rank: int, graph: Any) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
+        faulthandler.cancel_dump_traceback_later()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)  # threads of a process group can hang an ordinary exit
