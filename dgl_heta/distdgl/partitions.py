@@ -134,12 +134,17 @@ def load_nothing(part_config: str, part_id: int) -> Any:
     """
     _, _, book = _opened(part_config, part_id)
     graph = dgl.graph(([0], [0]), num_nodes=1)
-    graph.ndata[dgl.NID] = torch.tensor([int(book.partid2nids(part_id)[0])])
+    graph.ndata[dgl.NID] = _first(book.partid2nids(part_id))
     graph.ndata["inner_node"] = torch.zeros(1, dtype=torch.uint8)
-    graph.edata[dgl.EID] = torch.tensor([int(book.partid2eids(part_id)[0])])
+    graph.edata[dgl.EID] = _first(book.partid2eids(part_id))
     graph.edata["inner_edge"] = torch.zeros(1, dtype=torch.uint8)
     graph.edata[dgl.ETYPE] = torch.zeros(1, dtype=torch.int32)
     return graph
+
+
+def _first(ids: Tensor) -> Tensor:
+    """The first id of a part, (1,); 0 where it owns none."""
+    return ids[:1] if len(ids) else torch.zeros(1, dtype=torch.int64)
 
 
 def load_features(part_config: str, part_id: int) -> dict[str, Any]:

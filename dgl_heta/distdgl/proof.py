@@ -22,6 +22,7 @@ from dgl.heterograph import DGLBlock
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.comm.drawn_rows import delivery
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.chains import Chains
@@ -193,10 +194,6 @@ class Watch:
         if session.plan.metapaths:
             self._tell("the partition follows metapaths, where a node can have two rows")
             return
-        if session.plan.delegates and 1 in frames:
-            self._tell("the partition was made with partition.shared, by which one trainer "
-                       "aggregates for others")
-            return
         if several:
             self._tell("a module is given blocks of several batches")
             return
@@ -293,8 +290,9 @@ class DglSetting:
         pieces = fewer_seeds(batch, most)
         if pieces is None:
             return batch
+        deliver = delivery(session.store, session.group) if session.plan.delegates else None
         small = self._origin.sampler.sample(
-            *join_seeds(pieces, session.group.rank), self._origin.number)
+            *join_seeds(pieces, session.group.rank), self._origin.number, deliver=deliver)
         if len(small.blocks) > 1 and not session.all_complete:
             mark_reads(small.blocks[-2], small.blocks[-1])
         return small

@@ -21,9 +21,9 @@ def config_name(graph_name: str) -> str:
 def part_config(plan: Plan, graph_name: str, store: str) -> dict[str, Any]:
     """DistDGL's partition JSON for a plan.
 
-    Every part claims the nodes and edges that it owns: target nodes in even contiguous
-    ranges, another type by the partition that uses it, evenly by those that do, or by the one
-    that aggregates it for the others. The parts name no `part_graph`, so that plain DGL refuses
+    Every part claims the nodes and edges that it owns: a type by the partition that uses it, evenly
+    by those that do, or by the one that aggregates it for the others; target nodes otherwise in
+    even contiguous ranges. The parts name no `part_graph`, so that plain DGL refuses
     them instead of training on a graph that lacks edges.
     """
     schema, everyone = plan.schema, tuple(range(plan.num_parts))
@@ -31,9 +31,11 @@ def part_config(plan: Plan, graph_name: str, store: str) -> dict[str, Any]:
         if ":" in name:
             raise InputError(f"'{name}' has a colon, by which DistDGL's part_config separates "
                              "names; rename the node type or edge type")
+    aggregated = {r.src for r in plan.delegates}
+    kept = {t for t in schema.node_types
+            if plan.keepers(t) and (t in aggregated or t not in plan.targets)}
     node_map = _tile(everyone, {
-        t: (n, everyone if t in plan.targets else plan.keepers(t) or everyone)
-        for t, n in schema.node_counts.items()})
+        t: (n, plan.keepers(t) if t in kept else everyone) for t, n in schema.node_counts.items()})
     edge_map = _tile(everyone, {
         ":".join(r): (n, tuple(p.index for p in plan.partitions if r in p.relations) or everyone)
         for r, n in schema.edge_counts.items()})

@@ -27,6 +27,7 @@ from dgl_heta.planning.assignment import Share
 from dgl_heta.planning.metatree import Metapath
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
+from dgl_heta.sampling.sampler import Deliver
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
@@ -106,7 +107,7 @@ class AverageInputs:
 
     def sample(self, seeds: Mapping[str, np.ndarray],
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
-               without: np.ndarray | None = None) -> MiniBatch:
+               without: np.ndarray | None = None, deliver: Deliver | None = None) -> MiniBatch:
         """The block of one step, as a :class:`NeighborSampler` would give it."""
         shares = shares or join_seeds([seeds])[1]
         ordered = {t: shares[t].local(torch.as_tensor(ids, dtype=torch.int64)).numpy()

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.comm.drawn_rows import delivery
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.hooks.protocols import BatchSource, ModuleWrapper, WrapContext
@@ -23,6 +24,7 @@ from dgl_heta.raf.wrapper import RafModule
 from dgl_heta.report.records import STAGES
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.kernels import hash_key
+from dgl_heta.sampling.sampler import Deliver
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.sampling.stages import Making
 from dgl_heta.settings import Settings
@@ -42,7 +44,8 @@ class Sampler(Protocol):
 
     def sample(self, seeds: Mapping[str, np.ndarray],
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
-               without: np.ndarray | None = None) -> MiniBatch: ...
+               without: np.ndarray | None = None, deliver: Deliver | None = None
+               ) -> MiniBatch: ...
 
 
 class Caches(Protocol):
@@ -231,19 +234,13 @@ class Engine:
         """This worker's blocks for a step; `number` differs from step to step."""
         return self._batch(self._sampler, step, number).to(self.device)
 
-    def sample_again(self, parts: Sequence[Mapping[str, np.ndarray]], step: Step, number: int
-                     ) -> MiniBatch:
-        """The blocks of a step for other seeds, those of each worker of the group."""
-        return self._sampler.sample(*join_seeds(parts, self.group.rank), number,
-                                    self.task.without(step)).to(self.device)
-
-    @contextmanager
-    def counted_apart(self, traffic: Traffic) -> Iterator[None]:
-        """What sampling sends meanwhile is counted there, and not for the run."""
-        before = self._traffic[1].bytes.copy()
-        yield
-        traffic.bytes.update(self._traffic[1].bytes - before)
-        self._traffic[1].bytes = before
+    def sample_again(self, parts: Sequence[Mapping[str, np.ndarray]], step: Step, number: int,
+                     group: Comm) -> MiniBatch:
+        """The blocks of a step for other seeds, those of each worker of the group, by process
+        groups that no batch is made with meanwhile."""
+        return self._sampler.sample(
+            *join_seeds(parts, self.group.rank), number, self.task.without(step),
+            delivery(self.store, group) if self.plan.delegates else None).to(self.device)
 
     def loss(self, outputs: dict[str, Tensor], step: Step) -> tuple[Tensor, Tensor]:
         """`(loss, statistics)` of this worker's share of a step.

@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.errors import HetaError
 from dgl_heta.hooks.protocols import ModuleWrapper
-from dgl_heta.models.hgnn import attends
 from dgl_heta.nn.cross import Alone, CrossRelation, Exchange
 from dgl_heta.proof.copies import NotProvedError
 from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds, levels
@@ -115,10 +114,6 @@ def _never(engine: Engine, wrapper: ModuleWrapper) -> str | None:
         return "the plan follows metapaths, where a node can have two rows"
     if plan.replication != "full":
         return "the plan is one without replication"
-    if plan.delegates and attends(engine.model):
-        return "the plan delegates relations, and the model's aggregations read destinations"
-    if plan.delegates and engine.ahead is not None:
-        return "the plan delegates relations, and batches are made ahead of their steps"
     if engine.averages is not None:
         return "the model reads averages that were computed before"
     if not train.seed_states:
@@ -158,8 +153,7 @@ class _TrainingSetting:
         parts = fewer_seeds(self._batch, most)
         if parts is None:
             return self._batch
-        with self._engine.counted_apart(self.traffic):
-            return self._engine.sample_again(parts, self._step, self._number)
+        return self._engine.sample_again(parts, self._step, self._number, self.group)
 
     def shared(self, value: Any) -> bool:
         return isinstance(value, GroupExchange | Comm)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ HERE = proofs.__name__
 RIGHT = ["with_dropout", "with_autocast", "layer_by_layer", "on_block_data", "loss_inside",
          "inference", "recording_hooks", "small_batches_of_large_ones", "not_proved",
          "few_edges"]
+DELEGATED = "partition.shared=delegate"
 FEW = ["case_gat_mean", "case_sage_max", "case_graph_callable", "case_multi_sum", "case_wide"]
 WRONG = {
     "seeds_masked": "the input labels of node .* of 'paper' differs by .* between trainers 0 and",
@@ -26,32 +28,50 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
-def test_right_programs_pass_and_compute_the_same_bits(machines: int, trainers: int,
-                                                       tmp_path: Path) -> None:
-    first = (machines, trainers) == (2, 1)
-    cases = [*proofs.CASES, *RIGHT] if first else dealt([*FEW, *RIGHT], machines, trainers, 2)
-    names = [f"{HERE}:{name}" for name in cases]
-    proved, plain = (run(names, machines, trainers, tmp_path / prove, raf=True,
-                         settings=[f"run.prove={prove}"]) for prove in ("auto", "off"))
-    for name in names:
+def check_right(names: Sequence[str], machines: int, trainers: int, out: Path,
+                *settings: str) -> None:
+    """Each program is proved by itself (it says so), and computes what it does without a proof."""
+    programs = [f"{HERE}:{name}" for name in names]
+    proved, plain = (run(programs, machines, trainers, out / prove, raf=True,
+                         settings=[f"run.prove={prove}", *settings]) for prove in ("auto", "off"))
+    for name in programs:
         for with_proof, without in zip(proved[name], plain[name]):
             assert with_proof.error is None, (name, with_proof.error)
             for key, array in without.arrays.items():
                 np.testing.assert_array_equal(with_proof.arrays[key], array, f"{name} {key}")
 
 
-@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
-def test_wrong_programs_are_named_on_all_trainers(machines: int, trainers: int, tmp_path: Path
-                                                  ) -> None:
-    names = dealt([*WRONG], machines, trainers, 2)
-    found = run([f"{HERE}:{name}" for name in names], machines, trainers, tmp_path, raf=True,
-                settings=["run.prove=auto"])
+def check_wrong(names: Sequence[str], machines: int, trainers: int, out: Path,
+                *settings: str) -> None:
+    """Each program ends with one error on all trainers, which says where."""
+    found = run([f"{HERE}:{name}" for name in names], machines, trainers, out, raf=True,
+                settings=["run.prove=auto", *settings])
     for name, pattern in ((name, WRONG[name]) for name in names):
         texts = {one.error for one in found[f"{HERE}:{name}"]}
         assert len(texts) == 1, texts
         with pytest.raises(AssertionError, match=pattern):
             raise AssertionError(texts.pop())
+
+
+@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
+def test_right_programs_pass_and_compute_the_same_bits(machines: int, trainers: int,
+                                                       tmp_path: Path) -> None:
+    first = (machines, trainers) == (2, 1)
+    check_right([*proofs.CASES, *RIGHT] if first else dealt([*FEW, *RIGHT], machines, trainers, 2),
+                machines, trainers, tmp_path)
+
+
+@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
+def test_wrong_programs_are_named_on_all_trainers(machines: int, trainers: int, tmp_path: Path
+                                                  ) -> None:
+    check_wrong(dealt([*WRONG], machines, trainers, 2), machines, trainers, tmp_path)
+
+
+def test_steps_in_which_one_trainer_aggregates_for_others_are_proved(tmp_path: Path) -> None:
+    check_right(["case_gat_mean", "case_multi_sum", "case_rgcn", "with_dropout", "layer_by_layer",
+                 "inference", "small_batches_of_large_ones"], 2, 1, tmp_path / "right", DELEGATED)
+    check_wrong(["rows_mixed", "rows_mixed_unseen", "by_sources"], 2, 1, tmp_path / "wrong",
+                DELEGATED)
 
 
 def test_copies_that_parted_are_not_proved_in_inference(tmp_path: Path) -> None:
