@@ -13,6 +13,7 @@ import dgl
 import dgl.distributed
 import numpy as np
 import torch
+from torch import Tensor
 
 from dgl_heta.distdgl.graphbolt_parts import no_graphbolt
 from dgl_heta.distdgl.selection import selected

@@ -6,12 +6,13 @@ row and a gradient for each that another partition keeps. Delegated, each destin
 that is no seed costs an id, a partial aggregation and its gradient, once for all types that the
 same partition aggregates; and what a partition reads of the type as a destination still moves.
 
-Types are taken in turn, those with most bytes first. What is chosen has the fewest bytes, the rows
-that the busiest partition has to aggregate counted, too (:data:`WORK`).
+What is chosen for all types together has the fewest bytes, the rows that the busiest partition has
+to aggregate counted, too (:data:`WORK`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,8 @@ class Choice:
     Attributes
     ----------
     owner : the partition that would aggregate it for the others.
-    rows, partials : bytes of a step, of all workers, if rows move and if partial aggregations do.
+    rows, partials : bytes of a step, of all workers, if rows move and if partial aggregations do
+        (what is sent once for several types, shared evenly).
     chosen : whether it is delegated.
     """
 
@@ -80,24 +82,95 @@ def _choices(plan: Plan, work: Workload, always: bool) -> list[Choice]:
     fanouts, size = work.fanouts_of(plan.hops), plan.num_parts
     seeds = work.batch_size * size
     steps = [reach(plan, p.index, fanouts, seeds, work.batch_size) for p in plan.partitions]
-    invited: set[tuple[int, int, str]] = set()  # (who asks, who is asked, type of destinations)
-    found, load = [], [0.0] * size
-    by_rows = {t: _moved(plan, steps, t, work) for t in shared_learnable(plan)}
-    for ntype in sorted(by_rows, key=by_rows.__getitem__, reverse=True):
-        costs = [_delegated(plan, steps, ntype, owner, invited, work) for owner in range(size)]
-        own = [step.inputs.get(ntype, 0.0) * work.row_bytes for step in steps]
-        whole = min(sum(own), plan.schema.node_counts[ntype] * work.row_bytes)
-        loads = [[a + (whole if p == owner else 0.0) for p, a in enumerate(load)]
-                 for owner in range(size)]
-        owner = min(range(size), key=lambda p: costs[p] + WORK * max(loads[p]))
-        apart = [a + b for a, b in zip(load, own)]
-        chosen = always or (costs[owner] + WORK * max(loads[owner])
-                            < by_rows[ntype] + WORK * max(apart))
-        load = loads[owner] if chosen else apart
-        if chosen:
-            invited |= _invitations(plan, ntype, owner)
-        found.append(Choice(ntype, owner, by_rows[ntype], costs[owner], chosen))
-    return found
+    expected = Expected(plan, steps, work)
+    owners = expected.best(always)
+    return [Choice(t, expected.owner_of(t, owners), expected.rows[t],
+                   expected.partials_of(t, owners), owners[t] is not None)
+            for t in expected.types]
+
+
+Owners = dict[str, int | None]
+"""Node type → the partition that aggregates it for the others; None: its rows move."""
+Invitation = tuple[int, int, str]
+"""Who asks, who is asked, the type of the destination rows."""
+
+
+class Expected:
+    """Bytes of a step by who aggregates what.
+
+    Attributes
+    ----------
+    types : what can be delegated, most bytes first.
+    rows : bytes of each, of all workers, if its rows move.
+    """
+
+    def __init__(self, plan: Plan, steps: Sequence[Reach], work: Workload) -> None:
+        self._parts, self._steps, self._work = range(plan.num_parts), steps, work
+        self.rows = {t: _moved(plan, steps, t, work) for t in shared_learnable(plan)}
+        self.types = sorted(self.rows, key=self.rows.__getitem__, reverse=True)
+        self._asked = {(t, p): _invitations(plan, t, p) for t in self.types for p in self._parts}
+        self._price = {i: _invited(plan, steps, i, work)
+                       for found in self._asked.values() for i in found}
+        self._read = {(t, p): _read_elsewhere(plan, steps, t, p, work)
+                      for t in self.types for p in self._parts}
+        self._own = {t: [step.inputs.get(t, 0.0) * work.row_bytes for step in steps]
+                     for t in self.types}
+        self._whole = {t: min(sum(own), plan.schema.node_counts[t] * work.row_bytes)
+                       for t, own in self._own.items()}
+
+    def best(self, always: bool) -> Owners:
+        """The owners with the fewest bytes that no other owner of one type betters.
+
+        The search begins with types in turn, and with each partition as the owner of all: types
+        that one partition aggregates share what is sent, so that moving one alone saves nothing.
+        """
+        ways: list[int | None] = [*self._parts] if always else [None, *self._parts]
+        in_turn: Owners = {}
+        for t in self.types:
+            in_turn[t] = min(ways, key=lambda p: self.bytes_of({**in_turn, t: p}))
+        starts: list[Owners] = [in_turn, *(dict.fromkeys(self.types, p) for p in ways)]
+        return min((self._bettered(dict(start), ways) for start in starts), key=self.bytes_of)
+
+    def _bettered(self, owners: Owners, ways: Sequence[int | None]) -> Owners:
+        least, before = self.bytes_of(owners), math.inf
+        while least < before:
+            before = least
+            for t in self.types:
+                for p in ways:
+                    found = self.bytes_of({**owners, t: p})
+                    if found < least:
+                        owners[t], least = p, found
+        return owners
+
+    def bytes_of(self, owners: Owners) -> float:
+        """All that is sent, and the rows of the busiest partition at :data:`WORK`."""
+        asked: set[Invitation] = set()
+        total, load = 0.0, [0.0 for _ in self._parts]
+        for t, owner in owners.items():
+            if owner is None:
+                total += self.rows[t]
+                load = [a + b for a, b in zip(load, self._own[t])]
+            else:
+                asked |= self._asked[t, owner]
+                total += self._read[t, owner]
+                load[owner] += self._whole[t]
+        return total + sum(self._price[i] for i in sorted(asked)) + WORK * max(load, default=0.0)
+
+    def owner_of(self, ntype: str, owners: Owners) -> int:
+        """Who aggregates a type, or would."""
+        owner = owners[ntype]
+        if owner is not None:
+            return owner
+        return min(self._parts, key=lambda p: self.bytes_of({**owners, ntype: p}))
+
+    def partials_of(self, ntype: str, owners: Owners) -> float:
+        """Bytes that delegating a type costs: what is sent for several is shared evenly."""
+        owner = self.owner_of(ntype, owners)
+        users = {**owners, ntype: owner}
+        return self._read[ntype, owner] + sum(
+            self._price[i] / sum(p is not None and i in self._asked[t, p]
+                                 for t, p in users.items())
+            for i in sorted(self._asked[ntype, owner]))
 
 
 def _moved(plan: Plan, steps: Sequence[Reach], ntype: str, work: Workload) -> float:
@@ -107,20 +180,25 @@ def _moved(plan: Plan, steps: Sequence[Reach], ntype: str, work: Workload) -> fl
     return traffic.learnable(rows * traffic.owned_elsewhere(len(users)), work)
 
 
-def _invitations(plan: Plan, ntype: str, owner: int) -> set[tuple[int, int, str]]:
+def _invitations(plan: Plan, ntype: str, owner: int) -> set[Invitation]:
     return {(p.index, owner, r.dst) for p in plan.partitions if p.index != owner
             for r in p.inner[1] if r.src == ntype}
 
 
-def _delegated(plan: Plan, steps: Sequence[Reach], ntype: str, owner: int,
-               invited: set[tuple[int, int, str]], work: Workload) -> float:
-    """Bytes of a step more, where a partition aggregates a type for the others."""
+def _invited(plan: Plan, steps: Sequence[Reach], invitation: Invitation, work: Workload) -> float:
+    """Bytes of a step for rows that one partition asks another for."""
+    asking, _, dst = invitation
+    rows = steps[asking].layers[-1].inner.get(dst, 0.0)
+    total = traffic.delegated(rows, work)
+    if work.model != "rgcn" and not plan.schema.feature_bytes.get(dst):
+        total += traffic.learnable(rows, work)  # attention reads the destination there, too
+    return total
+
+
+def _read_elsewhere(plan: Plan, steps: Sequence[Reach], ntype: str, owner: int, work: Workload
+                    ) -> float:
+    """Bytes of a step for rows of a type that others than its owner read as destinations."""
     total = 0.0
-    for asking, _, dst in _invitations(plan, ntype, owner) - invited:
-        rows = steps[asking].layers[-1].inner.get(dst, 0.0)
-        total += traffic.delegated(rows, work)
-        if work.model != "rgcn" and not plan.schema.feature_bytes.get(dst):
-            total += traffic.learnable(rows, work)  # attention reads the destination there, too
     for p in plan.partitions:
         if p.index != owner and work.seed_states:
             layer = steps[p.index].layers[-1]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dgl_heta import InputError, Relation, Schema, make_plan
 from dgl_heta.planning.cost import predict
-from dgl_heta.planning.delegates import choose
+from dgl_heta.planning.delegates import Expected, choose
 from dgl_heta.planning.delegation import (
     can_delegate,
     delegated,
@@ -21,6 +21,7 @@ from dgl_heta.planning.delegation import (
     undelegated,
 )
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.reach import reach
 from dgl_heta.planning.workload import Workload
 from tests.support.graphs import schemas
 
@@ -108,6 +109,43 @@ def test_the_choice_is_by_expected_bytes() -> None:
     chosen, (choice,) = choose(make_plan(few, "paper", 2, 2), Workload(batch_size=64), "auto")
     assert (bool(chosen.delegates), choice.chosen) == (False, False)
     assert "its rows move" in str(choice)
+
+
+@given(plans(), st.booleans(), st.sampled_from(["rgcn", "hgt"]))
+def test_no_other_owner_of_one_type_or_of_all_sends_less(plan: Plan, always: bool, model: str
+                                                         ) -> None:
+    alone, work = undelegated(plan), Workload(batch_size=64, model=model)
+    if can_delegate(alone) is not None:
+        return
+    steps = [reach(alone, p.index, work.fanouts_of(alone.hops), 64 * alone.num_parts, 64)
+             for p in alone.partitions]
+    expected = Expected(alone, steps, work)
+    found = expected.best(always)
+    assert sorted(found) == sorted(shared_learnable(alone))
+    ways = [*range(alone.num_parts), *([] if always else [None])]
+    others = [{**found, t: p} for t in found for p in ways]
+    others += [dict.fromkeys(found, p) for p in ways]
+    least = expected.bytes_of(found)
+    assert all(expected.bytes_of(other) >= least * (1 - 1e-9) for other in others)
+    assert not always or None not in found.values()
+
+
+def test_types_that_one_partition_asks_for_together_have_one_owner() -> None:
+    """In mag, authors alone are best kept by `cites`, which reads most; papers are then asked for
+    fields anyway."""
+    schema = Schema(
+        {"paper": 368_194, "author": 567_000, "field": 30_000}, {
+            Relation("author", "writes", "paper"): 3_572_830,
+            Relation("paper", "rev-writes", "author"): 3_572_830,
+            Relation("paper", "cites", "paper"): 5_416_272,
+            Relation("paper", "has_topic", "field"): 3_752_539,
+            Relation("field", "rev-has_topic", "paper"): 3_752_539}, {"paper": 512})
+    plan = make_plan(schema, "paper", 2, 2)
+    _, choices = choose(plan, Workload(), "auto")
+    assert {c.ntype for c in choices if c.chosen} == {"author", "field"}
+    assert len({c.owner for c in choices}) == 1
+    owner, = {c.owner for c in choices}
+    assert Relation("author", "writes", "paper") in plan.roots(owner)
 
 
 def test_what_is_not_asked_for_or_cannot_be_merged_stays_as_it_is() -> None:
