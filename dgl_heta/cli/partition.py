@@ -56,6 +56,7 @@ def partition(
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.backends.base import MetatreeBackend, check_divided
     from dgl_heta.partition.inputs import open_input
+    from dgl_heta.planning.workload import Workload
     from dgl_heta.settings import load_settings
 
     started = time.perf_counter()
@@ -74,12 +75,12 @@ def partition(
     request = partition_request(
         backend, opened, options, parts=2 if options.parts is None else options.parts,
         cutter=cutter_of(options, registry), hubs=settings.partition.hubs,
-        shared=settings.partition.shared)
+        shared=settings.partition.shared if "shared" in settings.partition.model_fields_set
+        else None, workload=Workload(model=settings.model.name, sends_states=True))
     if dry_run:
         _check(opened.source, directory, overwrite)
         from dgl_heta.cli.plan import show
         from dgl_heta.planning.delegates import choose
-        from dgl_heta.planning.workload import Workload
 
         plan, _ = choose(backend.plan(opened.schema, request), request.workload, request.shared)
         check_divided(plan, request)

@@ -134,12 +134,12 @@ def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | 
     if settings.partition.shared != "rows":
         workload = replace(workload, model=settings.model.name, reduce=settings.model.reduce,
                            seed_states=settings.train.seed_states)
-    if plan.delegates and "shared" not in settings.partition.model_fields_set:
-        show(plan, workload, svg, as_json)
-        return
     chosen, choices = choose(undelegated(plan), workload, settings.partition.shared)
-    show(chosen, workload, svg, as_json)
-    if not as_json:
+    asked = "shared" in settings.partition.model_fields_set
+    show(chosen if asked else plan, workload, svg, as_json)
+    if not as_json and (asked or not plan.delegates):
+        if choices and not asked:
+            out.print("In `dgl-heta train` (partition.shared = auto):", highlight=False)
         for choice in choices:
             out.print(str(choice), highlight=False, markup=False)
 

@@ -23,6 +23,7 @@ from dgl_heta.partition.arguments import shown, warn_once, whole
 from dgl_heta.partition.dgl import DGL_METHODS, OWN, arguments_of, perform
 from dgl_heta.partition.directory import graph_names, is_part_config, open_partition
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.workload import MODELS
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.store.structure import copied
@@ -70,6 +71,8 @@ def _decided(settings: Settings, given: dict[str, Any]) -> dict[str, Any]:
         named["target_ntype"] = named["target_ntype"][0]
     if "layers" in settings.model.model_fields_set and said.metapaths is None:
         named["hops"] = settings.model.layers
+    if "name" in settings.model.model_fields_set and settings.model.name in MODELS:
+        named["model"] = settings.model.name
     if said.metapaths is not None and given["num_hops"] not in (None, 1):
         named["num_hops"] = None
     chosen |= named

@@ -27,7 +27,7 @@ from dgl_heta.partition.arguments import (
 )
 from dgl_heta.partition.directory import is_partition
 from dgl_heta.partition.request import PartitionResult, make_request
-from dgl_heta.planning.workload import DEFAULT_HOPS
+from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
 from dgl_heta.settings import load_settings
 from dgl_heta.store.writer import OWN_NAMES, kept_edge_arrays
 from dgl_heta.system.patching import plain
@@ -35,7 +35,7 @@ from dgl_heta.system.patching import plain
 DGL_METHODS = ("metis", "random")
 
 OWN = ("target_ntype", "metapaths", "hops", "seed", "replication", "memory_mb", "cut",
-       "shared")
+       "shared", "model")
 """Arguments that only the methods of dgl-heta have; None where a call does not give them."""
 
 _WORDS = {"method": "part_method", "parts": "num_parts", "target": "target_ntype"}
@@ -66,6 +66,7 @@ def partition_graph(
     memory_mb: float | None = None,
     cut: str | None = None,
     shared: str | None = None,
+    model: str | None = None,
     overwrite: bool = True,
     settings: Iterable[str] = (),
     **dgl_arguments: Any,
@@ -95,6 +96,8 @@ def partition_graph(
     cut : the cutter of relations that are too large for a partition, without replication.
     shared : rows (default), delegate or auto: whether rows of learnable features that several
         partitions read move, or one partition aggregates them for the others.
+    model : rgcn (default), rgat or hgt: the kind of model whose bytes `shared` compares; with
+        attention the states of destinations are sent, too.
     overwrite : whether an earlier partition in `out_path` is replaced, as DGL does. What holds
         anything else is left alone in any case, with an error.
     settings : settings of plugins, as by `--set`: "plugins.NAME.key=value".
@@ -178,8 +181,8 @@ def _of_conversion() -> list[str]:
 def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
                 num_hops: int | None, part_method: str, return_mapping: bool, target_ntype: Any,
                 metapaths: Any, hops: int | None, seed: int | None, replication: str | None,
-                memory_mb: float | None, cut: str | None, shared: str | None, overwrite: bool,
-                settings: Iterable[str], **script: Any) -> Any:
+                memory_mb: float | None, cut: str | None, shared: str | None, model: str | None,
+                overwrite: bool, settings: Iterable[str], **script: Any) -> Any:
     from dgl_heta.graph.readers.dgl_graph import check_graph
 
     check_graph(g)
@@ -199,6 +202,7 @@ def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
         seed=0 if seed is None else whole("seed", seed, least=0),
         replication=replication, memory_mb=_megabytes(memory_mb),
         cutter=None if cut is None else registry.get("cutter", cut), shared=shared,
+        workload=Workload(model=_model(model), sends_states=True),
         script={"num_hops": 1 if num_hops is None else num_hops, **script},
         word=lambda name: _WORDS.get(name, name))
     out = Path(out_path)
@@ -206,6 +210,12 @@ def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
     if is_partition(out):  # a store, which has no place for them
         _warn_of_edge_data(g, source)
     return _mapping(g, result) if mapping else None
+
+
+def _model(name: Any) -> str:
+    if name not in (None, *MODELS):
+        raise InputError(f"model is {shown(name)}; it must be one of {', '.join(MODELS)}")
+    return name or Workload.model
 
 
 def _names() -> list[str]:

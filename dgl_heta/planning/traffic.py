@@ -100,6 +100,11 @@ def delegated(rows: float, work: Workload) -> float:
     return rows * (SHORT_ID_BYTES + 2 * work.row_bytes)
 
 
+def delegated_states(rows: float, work: Workload) -> float:
+    """Bytes for the states of such rows, where attention has them sent, and their gradients."""
+    return rows * 2 * work.row_bytes
+
+
 def features(rows: float, width: int) -> float:
     """Bytes, of all workers together, for `rows` static rows of `width` bytes of other owners."""
     return rows * (ID_BYTES + width)

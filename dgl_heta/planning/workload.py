@@ -36,6 +36,8 @@ class Workload:
     seeds : training nodes per epoch; 0: all target nodes.
     classes : of the output layer; 0 if unknown, then its weights are left out.
     feature_itemsize : bytes per element of static features.
+    sends_states : whether the destinations' states that attention reads are sent to the partition
+        that aggregates for them, as in DistDGL scripts; else it reads static features itself.
     """
 
     batch_size: int = _TRAIN.batch_size
@@ -49,6 +51,7 @@ class Workload:
     seeds: int = 0
     classes: int = 0
     feature_itemsize: int = 4
+    sends_states: bool = False
 
     @classmethod
     def of(cls, settings: Settings, parameters: int = 0, parts: int | None = None) -> Workload:

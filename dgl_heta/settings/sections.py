@@ -71,9 +71,9 @@ class PartitionSettings(_Section):
     hubs: float = Field(1.0, ge=0, description="with another cut than ranges: the in-edges of one "
                         "node are cut, too, if they are more than so many even pieces; 0: never")
     shared: Literal["rows", "delegate", "auto"] = Field(
-        "rows", description="learnable features that several partitions read: rows: they and their "
+        "auto", description="learnable features that several partitions read: rows: they and their "
         "gradients move; delegate: one partition aggregates them for all; auto: whichever sends "
-        "fewer bytes, as predicted; DistDGL scripts: as the partition was made")
+        "fewer bytes, as predicted; partitions for DistDGL scripts: rows, unless it is set")
     seed: int = Field(0, ge=0, description="seed of backends that draw at random")
     graphbolt: str | None = Field(None, description="GraphBolt scripts: the partition (a directory "
                                   "that `dgl-heta partition` wrote) of the data set that the "

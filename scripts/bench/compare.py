@@ -71,11 +71,23 @@ OURS = ("meta", "meta-shared", "relation-random", "meta" + DELEGATED)
 STAGES = ("sample", "features", "forward", "backward", "update")
 
 
-def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tuple[Path, dict]:
+def dataset(args: argparse.Namespace, shape: str) -> str:
+    """A graph, as `dgl-heta` knows it."""
+    return f"synthetic-{shape}:scale={args.scales[shape]:g},cohesion={args.cohesion:g}"
+
+
+def name(args: argparse.Namespace, shape: str) -> str:
+    """A graph, in names of files."""
+    return f"{shape}-{args.scales[shape]:g}" + (f"-{args.cohesion:g}" if args.cohesion else "")
+
+
+def parts(args: argparse.Namespace, shape: str, method: str, hosts: int, model: str
+          ) -> tuple[Path, dict]:
     """The part_config of a graph, made if it is not there, and what making it took."""
     layers = len(args.fanouts.split(","))
     kind = f"{method}-{layers}" if method in OURS else method
-    out = args.parts / f"{shape}-{args.scales[shape]:g}-{hosts}-{kind}"
+    kind += f"-{model}" if method.endswith(DELEGATED) else ""
+    out = args.parts / f"{name(args, shape)}-{hosts}-{kind}"
     record = out.with_name(f"{out.name}.json")
     if not record.exists() and method == "graphlearn":
         graphlearn_parts(args, shape, hosts, out, record)
@@ -83,13 +95,13 @@ def parts(args: argparse.Namespace, shape: str, method: str, hosts: int) -> tupl
         way, objective = (("metis", "vol") if method == "metis-vol" else
                           (method.removesuffix(DELEGATED), "cut"))
         script = [str(SYSTEMS_DIR / "distdgl/parts.py"), "--dataset",
-                  f"synthetic-{shape}:scale={args.scales[shape]:g}", "--name", "graph",
+                  dataset(args, shape), "--name", "graph",
                   "--part_method", way, "--objtype", objective, "--num_parts", str(hosts),
                   "--output", str(out)]
         ours = method in OURS
         shared = "delegate" if method.endswith(DELEGATED) else "rows"
         settings = ["--set", f"model.layers={layers}", "--set", "partition.replication=full",
-                    "--set", f"partition.shared={shared}"]
+                    "--set", f"partition.shared={shared}", "--set", f"model.name={model}"]
         child = run_child([*CLI, "run", *settings, *script] if ours
                           else [sys.executable, *script], f"{method} parts of {shape}", 3600)
         size = sum(f.stat().st_size for f in out.rglob("*") if f.is_file())
@@ -104,7 +116,7 @@ def graphlearn_parts(args: argparse.Namespace, shape: str, hosts: int, out: Path
     """Parts by GraphLearn's own random partitioner."""
     script, files = str(SYSTEMS_DIR / "graphlearn/parts.py"), out.with_name(f"{out.name}-files")
     subprocess.run([sys.executable, script, "export",
-                    f"synthetic-{shape}:scale={args.scales[shape]:g}", str(files)], check=True)
+                    dataset(args, shape), str(files)], check=True)
     child = run_child([args.graphlearn, script, "partition", str(files), str(out), "--parts",
                        str(hosts)], f"GraphLearn's parts of {shape}", 3600)
     shutil.rmtree(files)
@@ -117,16 +129,16 @@ def train(args: argparse.Namespace, shape: str, model: str, system: str, hosts: 
           directory: Path) -> dict[str, Any]:
     """One run: a record per epoch, of all trainers together."""
     method, options = SYSTEMS[system]
-    config, record = parts(args, shape, method, hosts)
+    config, record = parts(args, shape, method, hosts, model)
     if system == "metis+cache":
         options = [*options, "--set", f"cache.capacity_mb={args.cache_mb}",
                    "--set", f"cache.batches={args.steps}"]
     if method in OURS:  # a proof of each epoch's steps would count in epochs of this few
         options = [*options, "--set", "run.prove=off"]
     if system == "graphlearn":  # `env` keeps the command as it is; part_config is not read
-        config, _ = parts(args, shape, "random", hosts)
+        config, _ = parts(args, shape, "random", hosts, model)
         script = ["env", args.graphlearn, str(SYSTEMS_DIR / "graphlearn/train.py"), "--partitions",
-                  str(args.parts / f"{shape}-{args.scales[shape]:g}-{hosts}-graphlearn")]
+                  str(args.parts / f"{name(args, shape)}-{hosts}-graphlearn")]
     else:
         script = [sys.executable, str(SYSTEMS_DIR / "distdgl/train.py"), "--graph-name", "graph",
                   "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--target",
@@ -258,7 +270,7 @@ def parts_table(args: argparse.Namespace, hosts: int) -> str:
     """What making the parts took (Heta, Tables 3 and 4)."""
     cells = []
     for shape in args.shapes:
-        done = {m: parts(args, shape, m, hosts)[1] for m in dict.fromkeys(
+        done = {m: parts(args, shape, m, hosts, args.models[0])[1] for m in dict.fromkeys(
             SYSTEMS[s][0] for s in args.systems)}
         metis = done.get("metis")
         for method, record in done.items():
@@ -310,6 +322,8 @@ def main() -> None:
     options = parser(__doc__, "scripts/bench/compare.py --shapes mag donor --plot compare.svg")
     options.add_argument("--shapes", nargs="+", choices=list(SCALES), default=["mag"])
     options.add_argument("--scale", type=float, help="of the graph (default: by shape)")
+    options.add_argument("--cohesion", type=float, default=0.0, help="least share of every "
+                         "relation's edges within communities, which METIS can find (default: 0)")
     options.add_argument("--models", nargs="+", choices=["rgcn", "rgat", "hgt"], default=["rgcn"])
     options.add_argument("--systems", nargs="+", choices=list(SYSTEMS),
                       default=[s for s in SYSTEMS if s != "graphlearn"])
@@ -341,9 +355,9 @@ def main() -> None:
         args.parts.mkdir(parents=True, exist_ok=True)
         settings = [(shape, model, hosts) for shape in args.shapes for hosts in args.hosts
                     for model in args.models]
-        for shape, _, hosts in settings:  # before anything is timed
+        for shape, model, hosts in settings:  # before anything is timed
             for system in args.systems:
-                parts(args, shape, SYSTEMS[system][0], hosts)
+                parts(args, shape, SYSTEMS[system][0], hosts, model)
         total, count = len(settings) * args.repeats * len(args.systems), 0
         for shape, model, hosts in settings:
             for repeat in range(args.repeats):

@@ -315,6 +315,25 @@ def test_wrong_scale(scale, tmp_path):
             call()
 
 
+def test_cohesion_keeps_edges_within_communities():
+    """A class is a group of communities; small graphs have too few pairs for all edges."""
+    def within(cohesion: float) -> float:
+        graph = generate("mag", 0.002, 0, cohesion)
+        assert graph.schema() == shape_schema("mag", 0.002)
+        edges = graph.edges[Relation("paper", "cites", "paper")]
+        label = graph.node_arrays["paper"]["label"]
+        return float((label[edges.src] == label[edges.dst]).mean())
+
+    assert within(0.0) < 0.25 < 0.5 < within(0.95)
+    assert SHAPES["mag"].cohesive(0) == SHAPES["mag"]
+
+
+@pytest.mark.parametrize("cohesion", [-0.1, 1.5, float("nan"), "1", True])
+def test_wrong_cohesion(cohesion):
+    with pytest.raises(InputError, match="cohesion is .*; it must be a number from 0 to 1"):
+        generate("mag", 0.001, 0, cohesion)
+
+
 @pytest.mark.parametrize("seed", [-1, 0.5, "0"])
 def test_wrong_seed(seed):
     with pytest.raises(InputError, match="seed is .*; it must be a whole number"):

@@ -19,7 +19,7 @@ from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.limit import within
 from dgl_heta.planning.metatree import load_metapaths
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.workload import Workload
+from dgl_heta.planning.workload import MODELS, Workload
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.training.tasks import resolve
 
@@ -110,10 +110,13 @@ def _delegating(plan: Plan, settings: Settings) -> Plan:
     is said."""
     if plan.delegates and "shared" not in settings.partition.model_fields_set:
         return plan
-    plan, choices = choose(undelegated(plan), Workload.of(settings, parts=plan.num_parts),
-                           settings.partition.shared)
+    way = settings.partition.shared
+    if way == "auto" and (settings.train.learnable == "replica"
+                          or settings.model.name not in MODELS):
+        return undelegated(plan)  # nothing moves; of another model it is not known what it reads
+    plan, choices = choose(undelegated(plan), Workload.of(settings, parts=plan.num_parts), way)
     for choice in choices:
-        log.info("partition.shared = %s: %s", settings.partition.shared, choice)
+        log.info("partition.shared = %s: %s", way, choice)
     return plan
 
 

@@ -11,7 +11,8 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, EdgeSource, GraphSource, Task
 
 
-def generate(shape: str | Shape, scale: float = 1.0, seed: int = 0) -> GraphSource:
+def generate(shape: str | Shape, scale: float = 1.0, seed: int = 0, cohesion: float = 0.0
+             ) -> GraphSource:
     """Make a graph in memory; equal arguments give equal graphs.
 
     Parameters
@@ -20,13 +21,16 @@ def generate(shape: str | Shape, scale: float = 1.0, seed: int = 0) -> GraphSour
     scale : multiplies the counts of nodes, edges and labelled nodes.
     seed : every type and relation has a random stream of its own, derived from the seed, the
         shape and its name.
+    cohesion : least share of every relation's edges that stay within a community, 0 … 1 (see
+        :meth:`Shape.cohesive`): how good METIS's parts can be.
 
     Raises
     ------
     InputError
-        An unknown shape, a scale that is not above 0, or a negative seed.
+        An unknown shape, a scale that is not above 0, a negative seed, a cohesion that is no
+        share.
     """
-    maker = Maker(scaled_shape(shape, scale), seed)
+    maker = Maker(scaled_shape(shape, scale).cohesive(cohesion), seed)
     edges: dict[Relation, EdgeSource] = {}
     for relation in maker.shape.relations:
         ends = np.empty((2, relation.edges), maker.id_dtype(relation))
@@ -48,4 +52,5 @@ def generate(shape: str | Shape, scale: float = 1.0, seed: int = 0) -> GraphSour
         f"synthetic-{maker.shape.name}", {t: n.count for t, n in maker.shape.nodes.items()}, edges,
         {t: own for t, own in arrays.items() if own},
         Task(maker.shape.target, maker.shape.num_classes),
-        {"origin": "synthetic", "shape": maker.shape.name, "scale": scale, "seed": seed})
+        {"origin": "synthetic", "shape": maker.shape.name, "scale": scale, "seed": seed,
+         **({"cohesion": cohesion} if cohesion else {})})
