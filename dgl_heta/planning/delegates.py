@@ -128,8 +128,11 @@ class Expected:
         in_turn: Owners = {}
         for t in self.types:
             in_turn[t] = min(ways, key=lambda p: self.bytes_of({**in_turn, t: p}))
-        starts: list[Owners] = [in_turn, *(dict.fromkeys(self.types, p) for p in ways)]
+        starts = [in_turn, *(self._all(p) for p in ways)]
         return min((self._bettered(dict(start), ways) for start in starts), key=self.bytes_of)
+
+    def _all(self, owner: int | None) -> Owners:
+        return dict.fromkeys(self.types, owner)
 
     def _bettered(self, owners: Owners, ways: Sequence[int | None]) -> Owners:
         least, before = self.bytes_of(owners), math.inf
