@@ -2,8 +2,8 @@
 
 Writers: `partition` (a store with its plan; DistDGL parts of a stream partitioner, where
 dgl-heta-catgnn is installed), `train` (tables of learnable rows in memory and on the disk, averages
-of features), `predict` (.npy, .parquet), `profile`. Each works on a small file system in memory
-whose size is drawn between nothing and a little more than the command needs.
+of features), `predict` (.npy, .parquet), `profile`. They take turns. Each works on a small file
+system in memory whose size is drawn between nothing and a little more than the command needs.
 
 Bad is: a traceback, SIGBUS, a last line that does not name the disk, an output that is there but
 not whole, temporary files left; and with room again, another result than on a large disk.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -140,7 +141,7 @@ def _mount(disk: Path, *options: str) -> None:
 
 
 def main() -> int:
-    args = parser(__doc__, "disk", 300).parse_args()
+    args = parser(__doc__, "disk", 450).parse_args()
     if INSIDE not in os.environ:
         return _inside()
     with work_dir(args) as root:
@@ -151,8 +152,10 @@ def main() -> int:
         every = writers(root)
         references: dict[str, Reference] = {}
 
+        turns = itertools.count(args.trial or 0)  # the writers in turn: as many trials of each
+
         def draw(generator: random.Random) -> Trial:
-            name = generator.choice(sorted(every))
+            name = sorted(every)[next(turns) % len(every)]
             if name not in references:
                 references[name] = _reference(every[name], root / f"on-{len(references)}")
             size = int(generator.uniform(0, SPARE) * references[name].size)
