@@ -85,6 +85,8 @@ def main() -> None:
         status = _fail(130, "interrupted")
     _leave_process_group(status)
     del kept
+    # Where Ctrl-C ended code of a string (dataclasses), Python would end by SIGINT, not by status.
+    exec("")  # noqa: S102
     sys.exit(status)
 
 

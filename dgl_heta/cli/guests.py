@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import typer
@@ -16,6 +18,15 @@ class InterruptedCommandError(HetaError):
     exit_status = 130
 
 
+@contextlib.contextmanager
+def _interrupted() -> Iterator[None]:
+    """Ctrl-C inside is an error with a line; typer would end without a word."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise InterruptedCommandError("interrupted") from None
+
+
 class Commands(TyperGroup):
     """The built-in commands; a name that none of them has is looked for in the plugins.
 
@@ -25,11 +36,13 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         return super().get_command(ctx, cmd_name) or self._guest(cmd_name)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _interrupted():  # its first call imports pydantic, which takes a while
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: Any) -> Any:
-        try:
+        with _interrupted():
             return super().invoke(ctx)
-        except KeyboardInterrupt:  # typer would end without a word
-            raise InterruptedCommandError("interrupted") from None
 
     def _guest(self, name: str) -> Any:
         from dgl_heta.hooks.manager import plugins

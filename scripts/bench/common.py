@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import platform
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+import temporary  # noqa: E402
+
+work_dir = functools.partial(temporary.work_dir, name="bench")
 SYSTEMS_DIR = Path(__file__).resolve().parent / "systems"
 CLI = [sys.executable, "-m", "dgl_heta"]
 SAMPLE_S = 0.01  # between two looks at a child's memory
@@ -144,21 +147,6 @@ def parser(doc: str | None, example: str) -> argparse.ArgumentParser:
     options.add_argument("--work-dir", type=Path, metavar="DIR",
                          help="where the temporary directory goes (default: the system's)")
     return options
-
-
-@contextmanager
-def work_dir(args: argparse.Namespace) -> Iterator[Path]:
-    """A temporary directory that is removed however the benchmark ends."""
-    def stop(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, stop)
-    if args.work_dir:
-        args.work_dir.mkdir(parents=True, exist_ok=True)
-    if args.json:  # better now than after the measurements
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="dgl-heta-bench-", dir=args.work_dir) as name:
-        yield Path(name)
 
 
 def progress(text: str) -> None:

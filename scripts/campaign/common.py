@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import os
 import random
@@ -17,16 +18,17 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT / "scripts"))
+import temporary  # noqa: E402
+
+work_dir = functools.partial(temporary.work_dir, name="campaign")
 CLI = [sys.executable, "-m", "dgl_heta"]
 MARK = "HETA_CAMPAIGN"  # in the environment of everything that a trial starts
 LIMIT_S = 120.0
@@ -70,21 +72,6 @@ def parser(doc: str | None, name: str, trials: int) -> argparse.ArgumentParser:
     options.add_argument("--work-dir", type=Path, metavar="DIR",
                          help="where the temporary directory goes (default: the system's)")
     return options
-
-
-@contextmanager
-def work_dir(args: argparse.Namespace) -> Iterator[Path]:
-    """A temporary directory for the campaign, removed however it ends."""
-    def stop(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    signal.signal(signal.SIGTERM, stop)
-    if args.work_dir:
-        args.work_dir.mkdir(parents=True, exist_ok=True)
-    if args.json:  # better now than after the trials
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="dgl-heta-campaign-", dir=args.work_dir) as name:
-        yield Path(name)
 
 
 def run(args: argparse.Namespace, root: Path, draw: Callable[[random.Random], Trial]) -> int:

@@ -101,7 +101,7 @@ def test_two_trainers_per_host_compute_what_one_process_does_until_one_is_killed
     assert result.status == 1, result.text
     assert result.error == ("error: trainer 3 on host1 (10.99.0.2) (rank 3) was killed by signal 9 "
                             "(SIGKILL); all processes were ended")
-    assert result.ended - float((tmp_path / "killed at").read_text()) < 10
+    assert result.ended - float((tmp_path / "killed at").read_text()) < PROMPT
     assert living(tmp_path) == []
     assert compare_all(graph, SOME, tmp_path, 4) == []
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.distdgl.programs.multi_update import FUNCTIONS
-from tests.support.programs import SHAPES, dealt, differences, run
+from tests.support.programs import EXCHANGE_S, SHAPES, dealt, differences, run
 
 HERE = "tests.distdgl.programs.multi_update"
 EXACT = [*(f"{HERE}:{way} {json.dumps(name)}" for way in ("kind", "few") for name in FUNCTIONS),
@@ -40,7 +40,7 @@ def test_what_trainers_do_differently_is_one_error_on_all(machines: int, trainer
     for name, text in REFUSED.items():
         errors = [str(f.error) for f in found[programs[name]]]
         assert all(text in error for error in errors), errors
-        assert max(f.seconds for f in found[programs[name]]) < 20
+        assert max(f.seconds for f in found[programs[name]]) < EXCHANGE_S
 
 
 def test_without_the_repairs_results_would_be_wrong(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dgl_heta.settings import load_settings
 from dgl_heta.store import write_store
 from tests.support.graphs import academic
 from tests.support.plugins import ROOT, distribution, guest, heta
+from tests.support.waiting import PATIENCE
 
 GUEST = guest("own_settings")
 
@@ -166,7 +167,7 @@ def test_a_trained_model_keeps_its_settings_and_needs_no_other_plugin(tmp_path):
     code = "import sys, dgl_heta; print(dgl_heta.load_model(sys.argv[1]))"
     shown = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path / "run")], capture_output=True, text=True,
-        check=True, timeout=120,
+        check=True, timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(model), str(ROOT)])}).stdout
     assert "out_features=12" in shown
 

@@ -31,7 +31,7 @@ def launch(place, script: str, *options: object) -> subprocess.Popen[bytes]:
 
 
 def test_a_reader_that_stops_makes_the_processes_wait_and_limits_are_obeyed(place) -> None:
-    with launch(place, WRITES.format(first=""), "--stop-after", 8) as launcher:
+    with launch(place, WRITES.format(first=""), "--stop-after", 20) as launcher:
         assert launcher.stdout is not None
         assert launcher.stdout.readline().endswith(b"x\n")
         started, memory = time.monotonic(), psutil.Process(launcher.pid).memory_info
@@ -43,7 +43,7 @@ def test_a_reader_that_stops_makes_the_processes_wait_and_limits_are_obeyed(plac
         assert time.monotonic() - started < PROMPT
         assert launcher.stderr is not None
         error = launcher.stderr.read().decode().splitlines()[-1]
-        assert error.startswith("error: the run was ended after 8 s (--stop-after)")
+        assert error.startswith("error: the run was ended after 20 s (--stop-after)")
     place.assert_nothing_left(within=PROMPT)
 
 

@@ -41,6 +41,8 @@ from tests.support.waiting import PATIENCE
 LIMIT = 1e-9  # of fp64, relative to the largest value of an array
 SHAPES = [(2, 1), (3, 1), (2, 2)]
 """Machines and trainers per machine."""
+EXCHANGE_S = 30
+"""How long an exchange waits (run.timeout_s); what ends earlier was not waited out."""
 
 
 def dealt(programs: Sequence[str], machines: int, trainers: int, times: int = 1) -> list[str]:
@@ -101,7 +103,8 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
            "part_config": str(config), "out": str(out), "port": meeting.port, "trace": trace,
            "nudge": nudge,
            "timeout_s": timeout_s,
-           "settings": ["run.timeout_s=30", "run.prove=off", *settings], "sabotage": list(sabotage)}
+           "settings": [f"run.timeout_s={EXCHANGE_S}", "run.prove=off", *settings],
+           "sabotage": list(sabotage)}
     for old in out.glob("*-*.json"):
         old.unlink()
     file = out / "job.json"

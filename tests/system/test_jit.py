@@ -6,6 +6,8 @@ import subprocess
 import sys
 import textwrap
 
+from tests.support.waiting import PATIENCE
+
 PROGRAM = """
 import sys
 sys.modules["numba"] = None
@@ -49,7 +51,7 @@ def without_numba(kernels: str, plugin: str = "") -> str:
     """What the program prints that runs these kernels where numba cannot be imported."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PROGRAM.format(kernels=kernels, plugin=plugin))],
-        capture_output=True, text=True, timeout=120)
+        capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

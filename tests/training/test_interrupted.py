@@ -33,8 +33,8 @@ def train(graph: Path, run_dir: Path, *more: str) -> list[str]:
             *(word for setting in SETTINGS for word in ("--set", setting))]
 
 
-@pytest.mark.parametrize("module", ["typer", "rich.console", "numpy", "torch",
-                                    "dgl_heta.launch.local"])
+@pytest.mark.parametrize("module", ["typer", "rich.console", "annotated_types", "numpy",
+                                    "torch", "dgl_heta.launch.local"])
 def test_an_early_ctrl_c_is_one_line(store: Path, tmp_path: Path, module: str) -> None:
     """However early: as soon as a module is there, while the next ones are imported. (Before the
     first of ours it is Python's own to answer.)"""
