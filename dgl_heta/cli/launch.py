@@ -270,9 +270,9 @@ def make_job(command: Command, part_config: Path, hosts: HostOptions, emulation:
 
     listed = hosts.listed()
     link = emulation.link(emulated=hosts.hosts is not None)
+    ours = check_part_config(part_config, len(listed))
     direct = [h.index for h in listed if link is None and hosts.local
               and is_this_machine(h.address)]
-    ours = check_part_config(part_config, len(listed))
     roles = processes.roles()
     if (link is not None or len(direct) == len(listed)) and "PATH" not in roles.variables:
         command = command.run_by(sys.executable)

@@ -94,6 +94,7 @@ def read_ip_config(path: Path) -> list[Host]:
         raise InputError(f"cannot read {path} (--ip-config): "
                          f"{getattr(error, 'strerror', None) or error}") from None
     hosts: list[Host] = []
+    taken: set[str] = set()
     for number, line in enumerate(lines, 1):
         words = line.split()
         if not words:
@@ -102,11 +103,11 @@ def read_ip_config(path: Path) -> list[Host]:
             raise InputError(f"{path}, line {number}: '{line.strip()}'; write 'address [port]'")
         host = Host(len(hosts), _address(words[0], path, number),
                     _port(words[1], path, number) if len(words) == 2 else DGL_PORT)
-        for other in hosts:
-            if other.address == host.address:
-                raise InputError(f"{path}, line {number}: {host.address} is the address of two "
-                                 "hosts; DistDGL tells hosts apart by their address")
+        if host.address in taken:
+            raise InputError(f"{path}, line {number}: {host.address} is the address of two "
+                             "hosts; DistDGL tells hosts apart by their address")
         hosts.append(host)
+        taken.add(host.address)
     if not hosts:
         raise InputError(f"{path} names no host; write 'address [port]', a line per host")
     return hosts

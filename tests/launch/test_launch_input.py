@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 import pytest
 
@@ -71,6 +72,14 @@ def test_ip_config_as_distdgl_reads_it(tmp_path):
     path = tmp_path / "ip_config.txt"
     path.write_text("10.0.0.1\n  10.0.0.2   20090  \n\n")
     assert read_ip_config(path) == [Host(0, "10.0.0.1", 30050), Host(1, "10.0.0.2", 20090)]
+
+
+def test_many_hosts_are_read_in_seconds(tmp_path):
+    path = tmp_path / "ip_config.txt"
+    path.write_text("".join(f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}\n" for i in range(16_384)))
+    start = time.process_time()
+    assert len(read_ip_config(path)) == 16_384
+    assert time.process_time() - start < 10
 
 
 def test_no_command_and_an_unknown_command(place):
