@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +44,14 @@ class _WithoutDGL(pytest.Module):
     def collect(self) -> Iterator[pytest.Item]:
         pytest.skip("DGL is not installed", allow_module_level=True)
         yield
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol() -> None:
+    """The same draws of DGL in each test. Its random partition of a small graph fails where a part
+    gets no node of a type: about one in fifty draws for the seven of a type of `academic`."""
+    if "dgl" in sys.modules:
+        sys.modules["dgl"].seed(1)
 
 
 @pytest.hookimpl
