@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dgl
@@ -28,12 +28,15 @@ from dgl_heta.distdgl.loader import (
     start_pass,
     take_batch,
 )
+from dgl_heta.distdgl.loader_scope import fanouts_of
 from dgl_heta.distdgl.merging import canonical
 from dgl_heta.distdgl.own_part import refuse_edges
 from dgl_heta.distdgl.recording import recorder
+from dgl_heta.distdgl.seed_loader import PairLoader, edges_at
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import InputError, listing
+from dgl_heta.graph.schema import Relation
 from dgl_heta.system.patching import patch_all
 
 log = logging.getLogger("dgl_heta")
@@ -46,10 +49,9 @@ class EdgeLoader(RafLoader):
 
     Parameters
     ----------
-    graph : the DistGraph.
-    eids : relation → ids of this trainer's edges (or ids, where there is one relation).
+    relations : of the edges.
+    collator : DGL's collator of this trainer's edges, whose sampler is :class:`_Seeds`.
     graph_sampler : as for :class:`RafLoader`.
-    collating : arguments of DGL's collator: `negative_sampler` and others.
 
     Raises
     ------
@@ -57,15 +59,15 @@ class EdgeLoader(RafLoader):
         An end of the edges is of no target type, or as :class:`RafLoader`.
     """
 
-    def __init__(self, session: Session, graph: Any, eids: Any, graph_sampler: Any,
-                 collating: Mapping[str, Any], batch_size: int = 1, shuffle: bool = False,
+    def __init__(self, session: Session, relations: Iterable[Relation], collator: Any,
+                 graph_sampler: Any, batch_size: int = 1, shuffle: bool = False,
                  drop_last: bool = False, num_workers: int = 0, **ignored: Any) -> None:
-        self._relations = _relations(session, eids)
-        _check_collating(graph, collating)
-        self._collator = _collator()(graph, eids, _Seeds(), **collating)
-        self._edges = self._collator.dataset
-        self._order = torch.arange(len(self._edges))
-        self._prepare("DistEdgeDataLoader", session, len(self._edges), graph_sampler, batch_size,
+        missing = {t for r in relations for t in (r.src, r.dst)} - {*session.plan.targets}
+        if missing:
+            raise InputError(_no_target(sorted(missing), session))
+        self._collator = collator
+        self._order = torch.arange(self.seeds)
+        self._prepare("DistEdgeDataLoader", session, self.seeds, graph_sampler, batch_size,
                       shuffle, drop_last, num_workers, ignored, kind=1)
         if self._source.ahead:
             log.warning("batches of edges are made when they are asked for, not ahead of time: "
@@ -74,7 +76,7 @@ class EdgeLoader(RafLoader):
     @property
     def seeds(self) -> int:
         """The number of this trainer's edges."""
-        return len(self._edges)
+        return len(self._collator.dataset)
 
     def start(self) -> None:
         """Begin an epoch: shuffle as DGL's own loader does."""
@@ -88,8 +90,8 @@ class EdgeLoader(RafLoader):
         self._begin_step()
         sizes = self.sizes[self._session.world.rank]
         begin = sum(sizes[:self._step - 1])
-        chosen = self._order[begin:begin + sizes[self._step - 1]].tolist()
-        _, *graphs, seeds = self._collator.collate([_plain(self._edges[i]) for i in chosen])
+        chosen = self._order[begin:begin + sizes[self._step - 1]]
+        _, *graphs, seeds = self._collator.collate(edges_at(self._collator, chosen))
         batch, reached = self._drawn(seeds)
         inputs, _, blocks = self._hand_out(batch, reached)
         return inputs, *graphs, blocks
@@ -121,22 +123,34 @@ class _Seeds:
         return None, None, seed_nodes
 
 
-def _plain(item: Any) -> Any:
-    """An entry of a collator's data set with a number for its id, as DGL's loaders pass it on."""
-    return (item[0], int(item[1])) if isinstance(item, tuple) else int(item)
+def open_edge_loader(session: Session, graph: Any, eids: Any, graph_sampler: Any, device: Any,
+                     options: dict[str, Any]) -> tuple[EdgeLoader | PairLoader, Any]:
+    """The loader of a DistEdgeDataLoader on a meta-partitioned graph, and DGL's collator.
+
+    Parameters
+    ----------
+    graph : the DistGraph.
+    eids : relation → ids of this trainer's edges (or ids, where there is one relation).
+    options : of the data loader and of DGL's collator: `negative_sampler` and others.
+    """
+    options = open_options("DistEdgeDataLoader", device, options)
+    collating = {name: options.pop(name) for name in _COLLATING if name in options}
+    relations = _relations(session, eids)
+    _check_collating(graph, collating)
+    collator = _collator()(graph, eids, _Seeds(), **collating)
+    if not fanouts_of(graph_sampler, session):
+        return PairLoader(collator, **{name: options[name] for name in (
+            "batch_size", "shuffle", "drop_last") if name in options}), collator
+    return EdgeLoader(session, relations, collator, graph_sampler, **options), collator
 
 
-def _relations(session: Session, eids: Any) -> list[Any]:
-    """The relations of a loader's edges, whose ends are targets."""
+def _relations(session: Session, eids: Any) -> list[Relation]:
+    """The relations of a loader's edges."""
     every = session.store.schema.relations
     if not isinstance(eids, Mapping) and len(every) > 1:
         raise InputError("DistEdgeDataLoader needs a dictionary, edge type → ids of edges, on a "
                          "graph with several relations")
-    found = [canonical(e, every) for e in eids] if isinstance(eids, Mapping) else [every[0]]
-    missing = {t for r in found for t in (r.src, r.dst)} - {*session.plan.targets}
-    if missing:
-        raise InputError(_no_target(sorted(missing), session))
-    return found
+    return [canonical(e, every) for e in eids] if isinstance(eids, Mapping) else [every[0]]
 
 
 def _no_target(missing: list[str], session: Session) -> str:
@@ -186,10 +200,8 @@ def _init(original: Any) -> Any:
             refuse_edges()
             original(self, g, eids, graph_sampler, device, **kwargs)
             return
-        options = open_options("DistEdgeDataLoader", device, kwargs)
-        collating = {name: options.pop(name) for name in _COLLATING if name in options}
-        self.heta = EdgeLoader(session, g, eids, graph_sampler, collating, **options)
-        self.device, self.collator = "cpu", self.heta._collator
+        self.heta, self.collator = open_edge_loader(session, g, eids, graph_sampler, device, kwargs)
+        self.device = "cpu"
         self.batch_size = kwargs.get("batch_size", 1)
         self.shuffle, self.drop_last = kwargs.get("shuffle", False), kwargs.get("drop_last", False)
         # As DistNodeDataLoader has it.

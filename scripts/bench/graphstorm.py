@@ -5,12 +5,11 @@ fanout 20,25, batch 1024, hidden 64, 2 bases, self-loop, learnable embeddings fo
 without features, an evaluation after each epoch. Hosts are emulated (`dgl-heta launch --hosts`)
 with one core each.
 
-Each repeat has a seed of its own. Runs alternate within a repeat, and ratios are of the runs of a
-repeat. Seconds are of training in an epoch, as GraphStorm's first trainer says them after its
-barrier: the fastest epoch of a run, because other work on the machine makes epochs several times
-slower. Bytes are what all hosts sent per epoch on their links, evaluation included: the difference
-of a longer run and a run of one epoch (in the first repeat), so start-up is left out; in brackets
-the whole run.
+Runs of a seed follow each other, and ratios are of the runs of a seed. Seconds are of training in
+an epoch, as GraphStorm's first trainer says them after its barrier: the fastest epoch of a run,
+because other work on the machine makes epochs several times slower. Bytes are what all hosts sent
+per epoch on their links, evaluation included: the difference of a longer run and a run of one epoch
+(of the first seed), so start-up is left out; in brackets the whole run.
 """
 
 from __future__ import annotations
@@ -106,11 +105,11 @@ def main() -> None:
     options.add_argument("--hosts", type=int, default=2)
     options.add_argument("--rate", default="1gbit")
     options.add_argument("--epochs", type=int, default=4)
-    options.add_argument("--repeats", type=int, default=3)
+    options.add_argument("--seeds", type=int, default=3, help="how many runs of each case")
     options.add_argument("--timeout", type=float, default=900.0)
     args = options.parse_args()
     if args.quick:
-        args.scale, args.epochs, args.repeats = 0.005, 2, 1
+        args.scale, args.epochs, args.seeds = 0.005, 2, 1
     try:
         installed = distribution("graphstorm")
     except PackageNotFoundError:
@@ -120,14 +119,14 @@ def main() -> None:
     before = machine()
     with work_dir(args) as work:
         made = {method: parts(args, work / method, method) for method in ("metis", "meta")}
-        for repeat in range(args.repeats):
+        for seed in range(args.seeds):
             for case in CASES:
                 config, classes = made["meta" if case.startswith("meta") else "metis"]
-                for epochs in (args.epochs, 1) if repeat == 0 else (args.epochs,):
-                    one = train(args, case, config, classes, epochs, repeat, work)
-                    progress(f"repeat {repeat + 1}/{args.repeats}, {case}, {epochs} epochs: "
+                for epochs in (args.epochs, 1) if seed == 0 else (args.epochs,):
+                    one = train(args, case, config, classes, epochs, seed, work)
+                    progress(f"seed {seed + 1}/{args.seeds}, {case}, {epochs} epochs: "
                              f"{one['seconds']} s, {one['bytes'] / 1e6:.1f} MB")
-                    runs.append({**one, "repeat": repeat})
+                    runs.append({**one, "seed": seed})
     finish(args, f"GraphStorm, {args.encoder}, on {args.hosts} hosts at {args.rate}, "
                  f"ogbn-mag × {args.scale:g}", [table(args, runs)], {"runs": runs}, before)
 
@@ -137,8 +136,8 @@ def table(args: argparse.Namespace, runs: list[dict[str, Any]]) -> str:
     figures: dict[str, list[tuple[float, float, float, float]]] = {case: [] for case in CASES}
     for case, group in figures.items():
         short = next(r for r in runs if (r["case"], r["epochs"]) == (case, 1))
-        for repeat in range(args.repeats):
-            long = next(r for r in runs if (r["case"], r["repeat"]) == (case, repeat))
+        for seed in range(args.seeds):
+            long = next(r for r in runs if (r["case"], r["seed"]) == (case, seed))
             group.append((min(long["seconds"]), (long["bytes"] - short["bytes"])
                           / (args.epochs - 1), long["bytes"], long["test_acc"][-1]))
     for case, group in figures.items():

@@ -51,34 +51,44 @@ LINKS = {
 }
 
 
-def link_config(directory: Path, graph) -> Path:
-    """Of link prediction for two edge types, which alone have masks, by RGAT and DistMult."""
+REGRESSION = {
+    "task_type": "edge_regression", "eval_metric": ["rmse"], "target_etype": [",".join(WRITES)],
+    "label_field": "label", "exclude_training_targets": False,
+}
+
+
+def edge_task(directory: Path, graph, task: dict, **basic: object) -> Path:
+    """Of a task with edges of two types, which alone have masks."""
     for etype in graph.canonical_etypes:
         data = graph.edges[etype].data
+        data["label"] = data["label"].float() / 3
         data["test_mask"] = ~(data["train_mask"] | data["val_mask"])
         for name in () if etype in (WRITES, CITES) else [*data]:
             del data[name]
     gsf = json.loads(json.dumps(CONFIG["gsf"]))
     del gsf["node_classification"]
-    gsf["basic"]["model_encoder_type"], gsf["rgat"] = "rgat", {"num_heads": 2}
+    gsf["basic"] |= basic
     gsf["hyperparam"]["batch_size"] = 64
     gsf["gnn"]["node_feat_name"] = [
         f"{t}:feat" for t in graph.ntypes if "feat" in graph.nodes[t].data]
-    gsf["link_prediction"] = LINKS
+    gsf["rgat"] = {"num_heads": 2}
+    gsf[task["task_type"]] = task
     file = directory / "config.yaml"
     file.write_text(json.dumps({"version": 1.0, "gsf": gsf}))
     return file
 
 
-def launch(hosts: int, part_config: Path, module: str, file: Path, *words: object) -> str:
+def launch(hosts: int, part_config: Path, module: str, file: Path, *words: object,
+           learnable: str = "exact") -> str:
     """Run one of GraphStorm's commands on emulated hosts; what was printed."""
     for option, value in itertools.pairwise(words):
         if option == "--save-model-path":  # else its processes make and remove it at once
             Path(str(value)).mkdir()
-    package = f"{RUN}.gsgnn_{'lp' if 'lp' in module else 'np'}"
+    package = next(f"{RUN}.gsgnn_{name}" for name in ("emb", "ep", "lp", "np") if name in module)
     command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", hosts, "--part-config",
                part_config, "--num-omp-threads", "1", "--stop-after", PATIENCE,
-               *(("--set", "partition.method=meta") if hosts > 1 else ()), "--",
+               *(("--set", "partition.method=meta", "--set", f"train.learnable={learnable}")
+                 if hosts > 1 else ()), "--",
                "python", "-m", f"{package}.{module}", "--cf", file,
                "--part-config", "{part_config}", "--ip-config", "{ip_config}",
                "--logging-level", "info", *words]
@@ -91,10 +101,32 @@ def launch(hosts: int, part_config: Path, module: str, file: Path, *words: objec
 
 def saved(directory: Path, what: str, ntype: str = "paper") -> dict[int, Tensor]:
     """Rows that GraphStorm has saved for nodes of a type, by node id."""
-    def of(name: str) -> Tensor:
-        return torch.cat([torch.load(f, weights_only=True)
-                          for f in sorted((directory / ntype).glob(f"{name}-*.pt"))])
-    return dict(zip(of(f"{what}_nids").tolist(), of(what), strict=True))
+    return dict(zip(pieces(directory / ntype, f"{what}_nids").tolist(),
+                    pieces(directory / ntype, what), strict=True))
+
+
+def pieces(directory: Path, name: str) -> Tensor:
+    """What all trainers have saved under a name, joined."""
+    return torch.cat([torch.load(f, weights_only=True)
+                      for f in sorted(directory.glob(f"{name}-*.pt"))])
+
+
+def predicted(directory: Path) -> list[tuple[float, ...]]:
+    """Source, destination and prediction of edges, sorted by them."""
+    place = directory / "_".join(WRITES)
+    return sorted(zip(*(pieces(place, name).flatten().tolist()
+                        for name in ("src_nids", "dst_nids", "predict")), strict=True))
+
+
+def model_of(directory: Path) -> dict[str, Tensor]:
+    """All parameters and tables of a saved model, by name."""
+    place = directory / "epoch-0"
+    dense = torch.load(place / "model.bin", weights_only=True)
+    found = {f"{part}/{name}": x for part, layers in dense.items() for name, x in layers.items()}
+    tables: dict[str, list[Tensor]] = {}
+    for file in sorted(place.glob("*/sparse_emb_*.pt")):
+        tables.setdefault(file.parent.name, []).append(torch.load(file, weights_only=True))
+    return found | {ntype: torch.cat(rows) for ntype, rows in tables.items()}
 
 
 @pytest.mark.needs("graphstorm")
@@ -153,7 +185,8 @@ def test_link_prediction_saves_what_plain_graphstorm_computes_from_its_model(tmp
                                                                              ) -> None:
     """States of all nodes by the edges with a training mask, which are the targets."""
     graph = edge_graph()
-    file, trained = link_config(tmp_path, graph), tmp_path / "trained"
+    file = edge_task(tmp_path, graph, LINKS, model_encoder_type="rgat")
+    trained = tmp_path / "trained"
     meta = edge_parts(graph, 2, tmp_path / "meta")
     plain = edge_parts(graph, 1, tmp_path / "plain", "metis")
     text = launch(2, meta, "gsgnn_lp", file, "--save-model-path", tmp_path / "model",
@@ -166,6 +199,63 @@ def test_link_prediction_saves_what_plain_graphstorm_computes_from_its_model(tmp
         assert found.keys() == wanted.keys() == {*range(graph.num_nodes(ntype))}
         for node, row in wanted.items():
             torch.testing.assert_close(found[node], row, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.needs("graphstorm")
+@pytest.mark.needs("hosts")
+def test_edge_regression_predicts_what_plain_graphstorm_does_from_its_model(tmp_path: Path) -> None:
+    """Over the whole graph and in mini-batches; states of nodes by the command for these alone."""
+    graph = edge_graph()
+    file = edge_task(tmp_path, graph, REGRESSION | {"remove_target_edge_type": False})
+    meta = edge_parts(graph, 2, tmp_path / "meta")
+    plain = edge_parts(graph, 1, tmp_path / "plain", "metis")
+    model = ("--restore-model-path", tmp_path / "model" / "epoch-0")
+    text = launch(2, meta, "gsgnn_ep", file, "--save-model-path", tmp_path / "model")
+    assert "Best Test rmse" in text
+    launch(1, plain, "ep_infer_gnn", file, *model, "--use-mini-batch-infer", "false",
+           "--save-embed-path", tmp_path / "theirs", "--save-prediction-path", tmp_path / "values")
+    wanted = predicted(tmp_path / "values")
+    assert len(wanted) == int(graph.edges[WRITES].data["test_mask"].sum())
+    for whole in ("false", "true"):
+        out = tmp_path / f"values {whole}"
+        launch(2, meta, "ep_infer_gnn", file, *model, "--use-mini-batch-infer", whole,
+               "--save-prediction-path", out)
+        torch.testing.assert_close(torch.tensor(predicted(out)), torch.tensor(wanted), rtol=1e-4,
+                                   atol=1e-5)
+    launch(2, meta, "gsgnn_node_emb", file, *model, "--use-mini-batch-infer", "true",
+           "--save-embed-path", tmp_path / "ours")
+    for ntype in ("author", "paper"):
+        rows, theirs = (saved(tmp_path / of, "embed", ntype) for of in ("ours", "theirs"))
+        assert rows.keys() == theirs.keys() == {*range(graph.num_nodes(ntype))}
+        for node, row in theirs.items():
+            torch.testing.assert_close(rows[node], row, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.needs("graphstorm")
+@pytest.mark.needs("hosts")
+def test_a_step_on_from_a_model_of_plain_graphstorm_is_plain_graphstorms(tmp_path: Path) -> None:
+    """RGAT, with tables of one owner and with copies, whose means are saved. All training nodes are
+    in one step, so machines together compute what one does."""
+    graph = whole_graph()
+    file, meta = config(tmp_path, graph), parts(graph, 2, tmp_path / "meta")
+    plain = parts(graph, 1, tmp_path / "plain", "metis")
+    common = ("--model-encoder-type", "rgat", "--num-heads", "2", "--batch-size",
+              graph.num_nodes("paper"), "--save-model-path")
+    go_on = ("--restore-model-path", tmp_path / "first" / "epoch-0")
+    launch(1, plain, "gsgnn_np", file, *common, tmp_path / "first")
+    launch(1, plain, "gsgnn_np", file, *common, tmp_path / "theirs", *go_on)
+    first, wanted = model_of(tmp_path / "first"), model_of(tmp_path / "theirs")
+    assert sum(not torch.equal(x, first[name]) for name, x in wanted.items()) > 30
+    for learnable in ("exact", "replica"):
+        launch(2, meta, "gsgnn_np", file, *common, tmp_path / learnable, *go_on,
+               learnable=learnable)
+        found = model_of(tmp_path / learnable)
+        assert found.keys() == wanted.keys()
+        for name, x in wanted.items():
+            if (learnable, name) == ("replica", "author"):  # both machines train a copy
+                assert 0 < float((found[name] - first[name]).abs().max()) < 0.0101
+                continue
+            torch.testing.assert_close(found[name], x, rtol=1e-4, atol=1e-4)
 
 
 OPTIONS = {
