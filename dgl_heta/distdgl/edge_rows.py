@@ -130,10 +130,13 @@ _BY_ROW = frozenset((
     "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__rdiv__", "__div__", "__neg__",
     "__abs__", "__pow__", "__rpow__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__",
     "__invert__", "float", "double", "half", "bfloat16", "long", "int", "bool", "to", "type",
-    "type_as", "cpu", "detach", "clone", "contiguous", "unsqueeze", "view", "reshape", "flatten"))
+    "type_as", "dropout", "cpu", "detach", "clone", "contiguous", "unsqueeze", "view", "reshape",
+    "flatten"))
 """Functions whose result has a row for each row, made of that row alone."""
 _PRODUCTS = frozenset(("linear", "matmul", "__matmul__", "mm"))
 """Products of rows and a matrix that is no data of edges."""
+_JOINS = frozenset(("cat", "concat", "concatenate"))
+"""Functions that put columns of several rows side by side, along another dimension than rows."""
 _NUMBER = frozenset(("size", "__len__", "numel", "shape"))
 """What says how many rows there are."""
 _ABOUT = frozenset((
@@ -175,7 +178,9 @@ class EdgeRows(Tensor):
         product = (name in _PRODUCTS and len(found) == 1 and args and args[0] is found[0]
                    and first.dim() > 1 and all(x.dim() < 3 for x in bare_args[1:]
                                                if isinstance(x, Tensor)))
-        if not by_row and not product:
+        joined = name in _JOINS and _alike(args[0], found[0]) and _across(
+            first.dim(), *args[1:], **kwargs)
+        if not by_row and not product and not joined:
             _refuse(name, found[0])
         value = func(*bare_args, **bare_kwargs)
         if not isinstance(value, Tensor) or value.shape[:1] != first.shape[:1]:
@@ -208,6 +213,11 @@ def unguarded(value: Any, found: list[EdgeRows] | None = None) -> Any:
             found.append(item)
         return bare(item)
     return tree_map(one, value)
+
+
+def _across(dims: int, dim: int = 0, **others: Any) -> bool:
+    """Whether tensors of so many dimensions are joined along another than the first."""
+    return not others and dim % dims != 0
 
 
 def _alike(values: Any, rows: EdgeRows) -> bool:

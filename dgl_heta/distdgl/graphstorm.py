@@ -18,7 +18,6 @@ RELEASES = ("0.5.0.post1",)
 """Releases of GraphStorm that the tests run with."""
 ENCODERS = ("rgcn", "rgat", "hgt")
 _REFUSED = {
-    "edge_feat_name": "a meta-partitioned graph stores no edge features",
     "construct_feat_ntype": "its sampler asks the servers for neighbours, which have none",
     "use_graphbolt": "a meta-partition has no form for GraphBolt",
     "use_wholegraph_embed": "features and embeddings are where the plan has them",
@@ -35,6 +34,10 @@ _REFUSED = {
 NEGATIVES = ("uniform", "joint", "inbatch_joint", "localuniform", "localjoint")
 """Negative samplers of link prediction. With others GraphStorm has data loaders or samplers of its
 own, which ask the servers for neighbours."""
+
+
+WITH_EDGE_FEATURES = ("rgcn",)
+"""Encoders that may be given `edge_feat_name`; GraphStorm itself refuses RGAT."""
 
 
 def adapt(module: ModuleType) -> None:
@@ -81,6 +84,10 @@ def check(config: Any) -> None:
     if encoder not in ENCODERS:
         raise InputError(f"GraphStorm's model_encoder_type {encoder} cannot be used on a "
                          f"meta-partitioned graph; use {listing(ENCODERS)}")
+    if getattr(config, "_edge_feat_name", None) and encoder not in WITH_EDGE_FEATURES:
+        raise InputError("GraphStorm's edge_feat_name cannot be used on a meta-partitioned graph "
+                         f"with model_encoder_type {encoder}; use "
+                         f"{listing(WITH_EDGE_FEATURES)}, or leave it out")
 
 
 def _mapping(original: Any, name: str) -> Any:

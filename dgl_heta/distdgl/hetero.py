@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
-from dgl.nn.pytorch import GraphConv, hetero
+from dgl.nn.pytorch import GATConv, GraphConv, SAGEConv, hetero
 from torch import Tensor
 
 from dgl_heta.distdgl import gat_conv, graph_conv, sage_conv
@@ -54,6 +54,7 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     sources: Mapping[str, Any] = inputs[0] if pair else inputs
     destinations: Mapping[str, Any] = inputs[1] if pair else {
         t: sources[t] for t in block.num_dst if t in sources}
+    of_edges = _rows_of_edges(conv, inputs)
     aggregate = _BY_FUNCTION.get(getattr(conv.agg_fn, "keywords", {}).get("fn"), conv.agg_fn)
     like = next((x for rows in sources.values() for x in tensors_in(rows)),
                 torch.empty(0, device=g.device))
@@ -117,7 +118,8 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
             runs_alone(relation, module)
             edges, graph = layer.relation(relation, g)
             ends = mapped(edges.of, rows[relation.dst]) if relation.dst in read else source
-            value = call_module(module, edges, graph, (source, ends), args, kwargs)
+            value = call_module(module, edges, graph, (source, ends, *of_edges.get(relation, ())),
+                                args, kwargs)
         parts[relation.dst].append((edges, value))
     if state:
         share_state(state, before, layer, called)
@@ -130,6 +132,24 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     reached = {r.dst for r in modules if r.src in sources and r.dst in destinations}
     return without_absent(layer, complete_types(layer, merged, reached, (conv,), like),
                           destinations)
+
+
+def _rows_of_edges(conv: Any, inputs: Any) -> dict[Relation, tuple[Tensor]]:
+    """Rows of edges by relation, the third part of a triple; none of what is no triple.
+
+    Raises
+    ------
+    InputError
+        They are for a relation whose module takes none.
+    """
+    if not isinstance(inputs, tuple) or len(inputs) != 3:
+        return {}
+    for etype in inputs[2]:
+        module = conv._get_module(etype)
+        if isinstance(module, GraphConv | GATConv | SAGEConv):
+            raise InputError(f"{type(conv).__name__} is given rows of the edges of {etype}, whose "
+                             f"module {type(module).__name__} takes none; leave them out")
+    return {Relation(*etype): (unguarded(rows),) for etype, rows in inputs[2].items()}
 
 
 def in_order(relations: Iterable[Relation]) -> list[Relation]:

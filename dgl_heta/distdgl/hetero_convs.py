@@ -61,7 +61,7 @@ def register_hetero_conv(cls: Any = None, *, keys: str = "canonical") -> Any:
         relation's module or raises KeyError, and `agg_fn(outputs, ntype)`, the merge.
         `forward(g, inputs, mod_args=None, mod_kwargs=None)` takes as `inputs` node type → rows of
         the sources; or a pair, with those of the destinations second; or a triple, whose third
-        maps relations to rows of edges and must be empty here.
+        maps relations to rows of edges, which their modules are given as a third part.
     keys : what the keys of `mod_args` and `mod_kwargs` are: "canonical" edge types, or their
         "name" as in DGL's class.
 
@@ -102,27 +102,10 @@ def register_hetero_conv(cls: Any = None, *, keys: str = "canonical") -> Any:
         merge = getattr(g, "heta_merge", None)  # a RAF block
         if merge is None:
             return original(self, g, inputs, mod_args, mod_kwargs)
-        return merge(self, without_edges(self, inputs), mod_args, mod_kwargs, called)
+        return merge(self, inputs, mod_args, mod_kwargs, called)
 
     cls.forward = forward
     return cls
-
-
-def without_edges(conv: Any, inputs: Any) -> Any:
-    """Inputs whose third part, rows of edges, is left out.
-
-    Raises
-    ------
-    InputError
-        There are rows of edges.
-    """
-    if not isinstance(inputs, tuple) or len(inputs) != 3:
-        return inputs
-    if inputs[2]:
-        relation = next(iter(inputs[2]))
-        raise InputError(f"{type(conv).__name__} is given rows of the edges of {relation}, which a "
-                         "meta-partitioned graph does not store; leave edge features out")
-    return inputs[:2]
 
 
 def hetero_convs() -> tuple[type, ...]:

@@ -79,13 +79,13 @@ def edge_task(directory: Path, graph, task: dict, **basic: object) -> Path:
 
 
 def launch(hosts: int, part_config: Path, module: str, file: Path, *words: object,
-           learnable: str = "exact") -> str:
+           learnable: str = "exact", by: str = "launch") -> str:
     """Run one of GraphStorm's commands on emulated hosts; what was printed."""
     for option, value in itertools.pairwise(words):
         if option == "--save-model-path":  # else its processes make and remove it at once
             Path(str(value)).mkdir()
     package = next(f"{RUN}.gsgnn_{name}" for name in ("emb", "ep", "lp", "np") if name in module)
-    command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", hosts, "--part-config",
+    command = [sys.executable, "-m", "dgl_heta", by, "--hosts", hosts, "--part-config",
                part_config, "--num-omp-threads", "1", "--stop-after", PATIENCE,
                *(("--set", "partition.method=meta", "--set", f"train.learnable={learnable}")
                  if hosts > 1 else ()), "--",
@@ -233,6 +233,21 @@ def test_edge_regression_predicts_what_plain_graphstorm_does_from_its_model(tmp_
 
 @pytest.mark.needs("graphstorm")
 @pytest.mark.needs("hosts")
+def test_training_with_features_of_edges_is_proved(tmp_path: Path) -> None:
+    """Of two relations, two for the first; GraphStorm saves no model's encoder of them."""
+    graph, names = whole_graph(), {CITES: ["weight", "age"], WRITES: ["weight"]}
+    for etype in names:
+        for place, name in enumerate(names[etype]):
+            graph.edges[etype].data[name] = torch.sin(torch.arange(
+                graph.num_edges(etype) * 3).float() * 1.7 + place).view(-1, 3)
+    file, meta = config(tmp_path, graph), parts(graph, 2, tmp_path / "meta")
+    text = launch(2, meta, "gsgnn_np", file, "--edge-feat-name",
+                  *(f"{','.join(e)}:{','.join(of)}" for e, of in names.items()), by="prove")
+    assert "proved: " in text
+
+
+@pytest.mark.needs("graphstorm")
+@pytest.mark.needs("hosts")
 def test_a_step_on_from_a_model_of_plain_graphstorm_is_plain_graphstorms(tmp_path: Path) -> None:
     """RGAT, with tables of one owner and with copies, whose means are saved. All training nodes are
     in one step, so machines together compute what one does."""
@@ -277,6 +292,7 @@ from graphstorm.config import GSConfig
 for option, value in json.loads(sys.argv[3]).items():
     config = GSConfig(Namespace(yaml_config_file=sys.argv[1], local_rank=0,
                                 part_config=sys.argv[2], logging_level="error"))
+    config._model_encoder_type = "hgt"
     setattr(config, "_" + option, value)
     try:
         config.verify_arguments(True)

@@ -15,6 +15,7 @@ HERE = "tests.distdgl.programs.graphstorm"
 OWN = [f'{HERE}:registered ["{inner}", "{merge}"]' for inner, merge in itertools.product(
     ("weights", "attention"), ("sum", "mean", "max"))]
 GRAPHSTORM = [f'{HERE}:layers "{which}"' for which in ("rgcn", "rgcn few bases", "rgat", "hgt")]
+GRAPHSTORM += [f'{HERE}:edge_features "{how}"' for how in ("concat", "mul")]
 
 
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES[:2])

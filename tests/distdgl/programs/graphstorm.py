@@ -9,8 +9,10 @@ import torch
 from dgl.nn.pytorch import GATConv, GraphConv
 from dgl.nn.pytorch.hetero import get_aggregate_fn
 from torch import Tensor, nn
+from torch.nn.functional import dropout
 
 import dgl_heta
+from tests.distdgl.programs.edge_data import WIDTH, Etype, Table, read, tables
 from tests.distdgl.programs.usual import HIDDEN, Inputs, Net, train
 from tests.support.programs_worker import Trainer
 
@@ -49,6 +51,42 @@ def layers(t: Trainer, which: str) -> None:
         made = [layer(HIDDEN, HIDDEN, [*t.facts.counts], etypes, 2, norm="layer", **common)
                 for _ in range(2)]
     train(t, Stack(t, made))
+
+
+class EdgeStack(Stack):
+    """The same with features of edges of some relations."""
+
+    def __init__(self, t: Trainer, made: list[nn.Module], every: dict[Etype, Table]) -> None:
+        super().__init__(t, made)
+        self.every = every
+        self.encoders = nn.ModuleDict({" ".join(e): nn.Linear(2 * WIDTH, HIDDEN) for e in every})
+
+    def forward(self, blocks: list[Any], ids: dict[str, Tensor], features: dict[str, Tensor]
+                ) -> Tensor:
+        states = self.inputs(ids, features)
+        for layer, block in zip(self.layers, blocks):
+            there = {e: self.every[e] for e in self.every if block.num_edges(e)}
+            rows = {e: torch.cat([x, x * 2], dim=1) for e, x in read(block, there).items()}
+            encoded = {e: dropout(torch.relu(self.encoders[" ".join(e)](x)), 0.0)
+                       for e, x in rows.items()}
+            states = layer(block, states, encoded)
+        return self.head(states["paper"])
+
+
+def edge_features(t: Trainer, how: str) -> None:
+    """Two layers of GraphStorm's RGCN; messages of every second relation have features of edges,
+    and are made of both as `how` says."""
+    layer = importlib.import_module("graphstorm.model.rgcn_encoder").RelGraphConvLayer
+    every = dict([*tables(t, WIDTH).items()][::2])
+    etypes, names = t.facts.etypes, {e: ["weight"] for e in every}
+    made = [layer(HIDDEN, HIDDEN, etypes, len(etypes), activation=torch.tanh, dropout=0.0,
+                  edge_feat_name=names, edge_feat_mp_op=how) for _ in range(2)]
+    kept = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)  # in which GraphStorm divides by degrees
+    try:
+        train(t, EdgeStack(t, made, every))
+    finally:
+        torch.set_default_dtype(kept)
 
 
 class Convolutions(nn.Module):
