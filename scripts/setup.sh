@@ -20,7 +20,7 @@ elif [[ "${1:-}" == --dgl ]]; then
         exit 2
     fi
     oldest_python="${BASH_REMATCH[1]}" newest_python="${BASH_REMATCH[1]}"
-    install=(--constraint "$constraints" --editable ".[test]" "$wheel")
+    install=(--constraint "$constraints" --editable ".[test,graphstorm]" "$wheel")
 else
     venv="${VENV:-.venv}" newest_python=12
     install=(--constraint "$constraints" --editable ".[dev]")
@@ -51,6 +51,6 @@ pip=("$venv/bin/python" -m pip install --quiet --disable-pip-version-check)
 "${pip[@]}" --upgrade "pip>=23" "setuptools>=77" wheel
 for plugin in plugins/*/; do install+=(--editable "$plugin"); done  # with what they need
 "${pip[@]}" "${install[@]}"
-# GraphStorm names a torchdata without which DGL 2.1 cannot be imported; it runs with ours.
-[[ -n "${1:-}" ]] || "${pip[@]}" --no-deps graphstorm==0.5.0.post1
+# GraphStorm names a torchdata that DGL 2.1 cannot be imported with, and 2.4 does without.
+[[ "${1:-}" == --newest ]] || "${pip[@]}" --no-deps graphstorm==0.5.0.post1
 printf '%s' "$wanted" > "$stamp"

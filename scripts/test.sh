@@ -37,8 +37,8 @@ run_tests() {  # ENVIRONMENT ARGUMENTS…
 }
 again=""
 
-# Switching on, partitions, loaders, messages, embeddings, DDP, GraphBolt's stores, proofs: each on
-# DGL's own names. What does not depend on them runs with DGL 2.1.0 alone.
+# Switching on, partitions, loaders, messages, embeddings, DDP, GraphBolt's stores, proofs, GraphStorm:
+# each on DGL's own names. What does not depend on them runs with DGL 2.1.0 alone.
 with_other_dgl=(
     tests/distdgl/test_versions.py
     tests/distdgl/test_distdgl.py
@@ -52,6 +52,9 @@ with_other_dgl=(
     "tests/distdgl/test_multi_update.py::test_results_and_gradients_are_those_of_plain_dgl[2-1]"
     tests/distdgl/test_own_operations.py::test_every_public_name_of_a_block_is_refused_or_allowed
     tests/distdgl/test_prove.py::test_a_right_script_is_proved
+    "tests/distdgl/test_hetero_convs.py::test_graphstorms_layers_compute_what_plain_dgl_does[2-2]"
+    tests/distdgl/test_graphstorm.py::test_training_saves_a_model_that_plain_graphstorm_infers_the_same_with
+    tests/distdgl/test_graphstorm.py::test_link_prediction_saves_what_plain_graphstorm_computes_from_its_model
     tests/distdgl/test_partition_arguments.py
     tests/graphbolt
     tests/partition/test_partition_graph.py
@@ -68,7 +71,7 @@ done_with "${VENV:-.venv}"
 if [[ -n "$wheel" ]]; then
     other="${VENV_DGL24:-.venv-dgl24}"
     VENV="$other" ./scripts/setup.sh --dgl "$wheel"
-    HETA_TESTS_NEED="dgl${need:+,$need}" run_tests "$other" "${with_other_dgl[@]}" "$@"
+    HETA_TESTS_NEED="dgl,graphstorm${need:+,$need}" run_tests "$other" "${with_other_dgl[@]}" "$@"
     done_with "$other"
 fi
 

@@ -133,6 +133,11 @@ class RafLoader:
                                  f"{int(ids.min())} to {int(ids.max())}, but the graph has {count}")
 
     @property
+    def planned(self) -> bool:
+        """Whether relations are where the plan has them."""
+        return self._of.planned
+
+    @property
     def seeds(self) -> int:
         """The number of this trainer's nodes."""
         return len(self._seeds[self._session.group.rank])
@@ -215,9 +220,8 @@ class RafLoader:
         if (recording := recorder()) is not None:
             recording.begin_batch(*sample[:2])
         step = self._step - 1
-        if self._of.planned:  # a proof replays the plan
-            proof.handed_out(self, session, batch, sample[2], self._epoch, step,
-                             self._draws(self._epoch, step))
+        proof.handed_out(self, session, batch, sample[2], self._epoch, step,
+                         self._draws(self._epoch, step))
         return sample
 
     def _seeds_with_raf(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -63,6 +63,7 @@ class Origin:
     number : of the step, which the draws follow from.
     random_state : of the generator when the batch was handed out.
     first : whether it is the loader's first step, the one at which inference is proved.
+    planned : whether relations are where the plan has them.
     calls : how many were proved.
     """
 
@@ -72,6 +73,7 @@ class Origin:
     number: int
     random_state: Tensor
     first: bool
+    planned: bool
     calls: int = 0
 
 
@@ -94,7 +96,7 @@ def handed_out(loader: RafLoader, session: Session, batch: MiniBatch, blocks: li
     if not schedule.due(loader.seed, epoch, step, len(loader)):
         return
     origin = Origin(session, loader.sampler, batch, number, torch.get_rng_state(),
-                    epoch == step == 0)
+                    epoch == step == 0, loader.planned)
     for block in blocks:
         if block.layer is not None:
             block.layer.origin = origin
@@ -305,7 +307,8 @@ class DglSetting:
         return isinstance(value, RafBlock | DistEmbedding | DistGraph | DistTensor)
 
     def ours(self, batch: MiniBatch) -> Instead:
-        return lambda given: _instead(make_blocks(self._session, batch), given)
+        blocks = make_blocks(self._session, batch, planned=self._origin.planned)
+        return lambda given: _instead(blocks, given)
 
     def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
         def instead(given: Any) -> Callable[[Any], Any]:

@@ -6,13 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from dgl.dataloading import DistNodeDataLoader, MultiLayerFullNeighborSampler
 from dgl.nn.pytorch import GraphConv, HeteroGraphConv, SAGEConv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 
 from tests.distdgl.programs.usual import HIDDEN, Inputs, Net
 from tests.support.dist_script import Case, cases, make_net
-from tests.support.programs_worker import Trainer
+from tests.support.programs_worker import Graph, Trainer
 
 Program = Callable[[Trainer], None]
 
@@ -139,6 +140,22 @@ def inference(t: Trainer) -> None:
     watched(t)
 
 
+def over_the_graph(t: Trainer, layer: nn.Module) -> None:
+    """A layer's states of all nodes of all types, by batches for one layer."""
+    mine = {k: torch.arange(t.rank, count, t.world) for k, count in t.facts.counts.items()}
+    batches = DistNodeDataLoader(Graph(t.session), mine, MultiLayerFullNeighborSampler(1),
+                                 batch_size=40)
+    inputs, layer = Inputs(t.facts).double(), t.parallel(layer).eval()
+    with torch.no_grad():
+        for ids, _seeds, (block,) in batches:
+            layer(block, inputs(ids, t.features(ids)))
+    watched(t)
+
+
+def inference_over_the_graph(t: Trainer) -> None:
+    over_the_graph(t, conv(t, sage)(HIDDEN, HIDDEN))
+
+
 def parted_copies(t: Trainer) -> None:
     """Inference on rows of which every machine has its own copy, read outside of the module."""
     net = t.parallel(Net(t.facts, conv(t, sage))).eval()
@@ -231,19 +248,26 @@ def by_sources(t: Trainer) -> None:
     train(t, Net(t.facts, conv(t, lambda a, b: _Inner(a, b, degrees))))
 
 
-def reduction_skipped(t: Trainer) -> None:
+class Skipped(nn.Module):
     """A layer's rows are those of this machine's relations, behind everybody's back."""
-    class Skipped(nn.Module):
-        def __init__(self, a: int, b: int) -> None:
-            super().__init__()
-            self.conv = conv(t, sage)(a, b)
 
-        def forward(self, block: Any, states: Any) -> Any:
-            found = self.conv(block, states)
-            held = [e.relation for e in block.layer.block.edges] if hasattr(block, "layer") else (
-                block.canonical_etypes)
-            return {k: x * (1 + sum(r[2] == k for r in held)) for k, x in found.items()}
-    train(t, Net(t.facts, Skipped))
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.conv = layer
+
+    def forward(self, block: Any, states: Any) -> Any:
+        found = self.conv(block, states)
+        held = [e.relation for e in block.layer.block.edges] if hasattr(block, "layer") else (
+            block.canonical_etypes)
+        return {k: x * (1 + sum(r[2] == k for r in held)) for k, x in found.items()}
+
+
+def reduction_skipped(t: Trainer) -> None:
+    train(t, Net(t.facts, lambda a, b: Skipped(conv(t, sage)(a, b))))
+
+
+def skipped_over_the_graph(t: Trainer) -> None:
+    over_the_graph(t, Skipped(conv(t, sage)(HIDDEN, HIDDEN)))
 
 
 def gradient_of_a_trainer(t: Trainer) -> None:
@@ -304,6 +328,3 @@ def few_edges(t: Trainer) -> None:
             "the model fails in a replay on DGL's own blocks of at most 1 seeds per trainer, where")
         assert t.session.watch.told.endswith("they have in the whole batch: KeyError: 'h'")
     t.parameters(net)
-
-
-assert HIDDEN
