@@ -70,7 +70,8 @@ def test_wrong_programs_are_named_on_all_trainers(machines: int, trainers: int, 
 
 def test_steps_in_which_one_trainer_aggregates_for_others_are_proved(tmp_path: Path) -> None:
     check_right(["case_gat_mean", "case_multi_sum", "case_rgcn", "with_dropout", "layer_by_layer",
-                 "inference", "small_batches_of_large_ones"], 2, 1, tmp_path / "right", DELEGATED)
+                 "inference", "inference_over_the_graph", "small_batches_of_large_ones"], 2, 1,
+                tmp_path / "right", DELEGATED)
     check_wrong(["rows_mixed", "rows_mixed_unseen", "by_sources"], 2, 1, tmp_path / "wrong",
                 DELEGATED)
 
