@@ -180,11 +180,13 @@ def environment(mark: str, **more: str) -> dict[str, str]:
 
 
 class Running:
-    """A command that runs, in a session of its own, its output in files of a directory."""
+    """A command that runs, in a session of its own, its output in files of a directory: its own,
+    or `said`, where its own may be full."""
 
-    def __init__(self, command: Sequence[str], directory: Path, **more: str) -> None:
+    def __init__(self, command: Sequence[str], directory: Path, said: Path | None = None,
+                 **more: str) -> None:
         self.mark = f"{os.getpid()}-{directory.name}-{time.monotonic_ns()}"
-        self.files = [directory / f".{self.mark}.{name}" for name in ("out", "err")]
+        self.files = [(said or directory) / f".{self.mark}.{name}" for name in ("out", "err")]
         self.started = time.monotonic()
         with self.files[0].open("wb") as out, self.files[1].open("wb") as err:
             self.process = subprocess.Popen(
@@ -242,9 +244,10 @@ def _as_from_a_terminal() -> None:
         signal.signal(number, signal.SIG_DFL)
 
 
-def call(command: Sequence[str], directory: Path, limit_s: float = LIMIT_S, **more: str) -> Ended:
+def call(command: Sequence[str], directory: Path, limit_s: float = LIMIT_S,
+         said: Path | None = None, **more: str) -> Ended:
     """Run a command to its end; nothing of it may be left a few seconds later."""
-    running = Running(command, directory, **more)
+    running = Running(command, directory, said, **more)
     ended = running.ended(limit_s)
     running.none_left(5.0)
     return ended

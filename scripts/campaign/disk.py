@@ -99,12 +99,12 @@ def trial(writer: Writer, size: int, reference: Reference) -> Callable[[Path, ra
         temporary.mkdir()
         _mount(disk, f"size={size // 1024 + 4}k", f"nr_inodes={generator.randint(200, 2000)}")
         try:
-            return _on(disk, temporary)
+            return _on(place, disk, temporary)
         finally:
             subprocess.run(["umount", str(disk)], check=False)
 
-    def _on(disk: Path, temporary: Path) -> str:
-        ended = call(writer.command, disk, TMPDIR=str(temporary))
+    def _on(place: Path, disk: Path, temporary: Path) -> str:
+        ended = call(writer.command, disk, said=place, TMPDIR=str(temporary))
         ended.clean()
         outcome = "enough room"
         if ended.status:
@@ -117,7 +117,8 @@ def trial(writer: Writer, size: int, reference: Reference) -> Callable[[Path, ra
         if ended.status:
             _mount(disk, "remount", "size=1g", "nr_inodes=0")
             more = writer.again if writer.again and (disk / writer.out).exists() else ()
-            again: Ended = call([*writer.command, *more], disk, TMPDIR=str(temporary))
+            again: Ended = call([*writer.command, *more], disk, said=place,
+                                TMPDIR=str(temporary))
             if again.status:
                 raise Bad(f"with room again it fails: {again.last[:300]}")
         _none_left(disk, temporary)

@@ -67,6 +67,9 @@ KINDS = (
     Kind("edges: .csv, bytes", inputs.edge_files, "writes.csv", changes.raw, READ),
     Kind("edges: .csv.gz", inputs.edge_files, "back.csv.gz", changes.packed(changes.lines), READ),
     Kind("edges: .parquet", inputs.edge_files, "*.parquet", changes.raw, READ),
+    Kind("tables: metadata.json", inputs.tables, "metadata.json", changes.json_file, READ, 2),
+    Kind("tables: .csv", inputs.tables, "*.csv", changes.lines, READ, 2),
+    Kind("tables: .csv, bytes", inputs.tables, "*.csv", changes.raw, READ),
     Kind("GraphBolt: metadata.yaml", inputs.graphbolt, "metadata.yaml", changes.yaml, READ, 3),
     Kind("GraphBolt: .pt", inputs.graphbolt, "data/*.pt", changes.archive, READ, 2),
     Kind("GraphBolt: .npy", inputs.graphbolt, "data/*.npy", changes.npy, READ),
@@ -107,6 +110,13 @@ KINDS = (
          60),
     Kind("profile: penalties", inputs.profiled, "prof/*.json", changes.json_file, CACHED, .03, 60),
 )
+FROM_PARTS = (("partition", "parts/g.json", "--out", "out", "--target", "paper"),)
+WITH_DGL = (
+    Kind("DistDGL's parts: config", inputs.parts, "parts/g.json", changes.json_file, FROM_PARTS,
+         .03, 60),
+    Kind("DistDGL's parts: ids", inputs.parts, "parts/*.pt", changes.archive, FROM_PARTS, .03, 60),
+    Kind("DistDGL's parts: part0", inputs.parts, "parts/part0/*.dgl", changes.raw, FROM_PARTS, .03,
+         60))
 FILELESS = {"--set": 4.0, "options": 3.0, "names of inputs": 1.0}
 SETTINGS = ("partition.parts", "partition.memory_mb", "partition.method", "partition.cut",
             "partition.target", "model.layers", "model.hidden", "model.name", "model.dropout",
@@ -124,7 +134,8 @@ def draw(generator: random.Random, worker: Worker, slow: bool) -> Trial:
     """A kind of input, by its weight, with what the trial does; `slow`: also those of seconds."""
     kinds = [k for k in KINDS if (k.make is not inputs.ogb or importlib.util.find_spec("ogb"))
              and (slow or k.seconds == SECONDS)]
-    extra = [Kind("DGL's format", inputs.saved_by_dgl, "*.bin", changes.raw,
+    extra = [*WITH_DGL] if slow and importlib.util.find_spec("dgl") else []
+    extra += [Kind("DGL's format", inputs.saved_by_dgl, "*.bin", changes.raw,
                   (("plan", "aifb:path=."),), 0.1, 60)] if slow and all(
         importlib.util.find_spec(module) for module in ("dgl", "dgl_heta_hifuse")) else []
     choices: list[Any] = [*kinds, *extra, *FILELESS]

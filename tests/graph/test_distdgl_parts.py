@@ -191,6 +191,10 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
                "ranges of nodes do not follow"),
     "no ranges": (edited(lambda c: c["node_map"].__setitem__("paper", ["a.npy"])), "must have a r"),
     "parts": (edited(lambda c: c.__setitem__("num_parts", 2)), "must have a range of ids"),
+    "endless parts": (edited(lambda c: c.__setitem__("num_parts", float("inf"))),
+                      "not as DGL writes it: TypeError.'num_parts is"),
+    "half a part": (edited(lambda c: c.__setitem__("num_parts", 3.5)), "num_parts is"),
+    "numbered types": (edited(lambda c: c.__setitem__("ntypes", [7])), "not as DGL writes it: Ind"),
     "types": (edited(lambda c: c["etypes"].__setitem__("a:b", 9)), "not as DGL writes it"),
     "no type": (edited(lambda c: c.pop("ntypes")), "not as DGL writes it: KeyError"),
     "graphbolt": (edited(lambda c: [c[f"part-{i}"].__setitem__(

@@ -132,7 +132,9 @@ class _Parts:
         data = read_json(config, "part_config")
         try:
             self.name = str(data["graph_name"])
-            self.count = int(data["num_parts"])
+            self.count: int = data["num_parts"]
+            if type(self.count) is not int:  # a number such as 2.5 or Infinity
+                raise TypeError(f"num_parts is {quoted(self.count)}")
             self.files: list[Mapping[str, str]] = [data[f"part-{i}"] for i in range(self.count)]
             ntypes = sorted(data["ntypes"], key=data["ntypes"].__getitem__)
             etypes = sorted(data["etypes"], key=data["etypes"].__getitem__)
@@ -145,7 +147,7 @@ class _Parts:
                       if "part_graph" in files]
         except InputError as error:
             raise InputError(f"part_config {config}: {error}") from None
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"part_config {config} is not as DGL writes it: {error!r}") from None
         if self.count < 1 or len(graphs) != self.count:
             raise InputError(f"{config} names parts in GraphBolt's form alone, which is a pickle "

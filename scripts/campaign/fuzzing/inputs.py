@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import json
 import subprocess
 from collections.abc import Callable, Sequence
@@ -58,6 +60,20 @@ def edge_files(at: Path) -> None:
         "name": "tiny", "edges": edges, "task": {"target": "paper", "num_classes": 3},
         "nodes": {"author": {"count": AUTHORS}, "paper": {
             "count": PAPERS, "arrays": {name: f"{name}.npy" for name in ARRAYS}}}}))
+
+
+def tables(at: Path) -> None:
+    """Tables with ids of their own, columns that become features, and a split by ratios."""
+    (at / "papers.csv").write_text("id,year,venue,title,kind\n" + "".join(
+        f"p{i},{2000 + i},v{i % 3},a title of {i},k{i % 3}\n" for i in range(PAPERS)))
+    (at / "writes.csv").write_text("src,dst\n" + "".join(
+        f"a{author},p{paper}\n" for author, paper in EDGES[WRITES].T))
+    (at / "metadata.json").write_text(json.dumps({
+        "name": "tiny", "edges": [{"src": "author", "etype": "writes", "dst": "paper",
+                                   "files": ["writes.csv"]}],
+        "nodes": {"author": {}, "paper": {"table": "papers.csv", "id": "id", "features": {
+            "year": "number", "venue": "category", "title": "text"}}},
+        "task": {"target": "paper", "label": "kind", "split": {"ratios": [0.6, 0.2, 0.2]}}}))
 
 
 def graphbolt(at: Path) -> None:
@@ -151,6 +167,23 @@ def saved_by_dgl(at: Path) -> None:
     made.nodes["Personen"].data["label"] = torch.tensor([0, 1, 2])
     made.nodes["Personen"].data["train_mask"] = torch.tensor([1, 1, 0])
     dgl.save_graphs(str(at / "aifb-hetero_dgl_graph.bin"), [made])
+
+
+def parts(at: Path) -> None:
+    """What DistDGL's partition_graph writes, with the original ids kept as GraphStorm does."""
+    import dgl
+    import torch
+
+    made = dgl.heterograph({tuple(r): tuple(map(torch.from_numpy, np.ascontiguousarray(e)))
+                            for r, e in EDGES.items()}, COUNTS)
+    for name, array in ARRAYS.items():
+        made.nodes["paper"].data[name] = torch.from_numpy(np.ascontiguousarray(array))
+    with contextlib.redirect_stdout(io.StringIO()):
+        dgl.seed(1)
+        mapping = dgl.distributed.partition_graph(
+            made, "g", 1, str(at / "parts"), part_method="random", return_mapping=True)
+    for name, ids in zip(("node_mapping.pt", "edge_mapping.pt"), mapping):
+        torch.save(ids, at / "parts" / name)
 
 
 def run(at: Path, call: Callable[[Sequence[str]], Any]) -> None:
