@@ -84,6 +84,10 @@ def check(config: Any) -> None:
     if encoder not in ENCODERS:
         raise InputError(f"GraphStorm's model_encoder_type {encoder} cannot be used on a "
                          f"meta-partitioned graph; use {listing(ENCODERS)}")
+    if getattr(config, "_gnn_norm", None) == "batch":
+        raise InputError("GraphStorm's gnn_norm batch cannot be used on a meta-partitioned graph: "
+                         "the rows of a layer are not those of one trainer's batch; use layer, or "
+                         "leave it out")
     if getattr(config, "_edge_feat_name", None) and encoder not in WITH_EDGE_FEATURES:
         raise InputError("GraphStorm's edge_feat_name cannot be used on a meta-partitioned graph "
                          f"with model_encoder_type {encoder}; use "

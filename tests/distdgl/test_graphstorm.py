@@ -280,7 +280,7 @@ OPTIONS = {
     "training_method": {"name": "glem", "kwargs": {}}, "model_encoder_type": "sage",
     "multi_tasks": [{}], "decoder_edge_feat": ["weight"], "lp_edge_weight_for_loss": ["weight"],
     "train_etypes_negative_dstnode": ["hard"], "eval_etypes_negative_dstnode": ["hard"],
-    "train_negative_sampler": "all_etype_uniform",
+    "train_negative_sampler": "all_etype_uniform", "gnn_norm": "batch",
 }
 
 READ = """
