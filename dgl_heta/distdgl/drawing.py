@@ -17,6 +17,7 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.drawn_rows import delivery
 from dgl_heta.distdgl.reach import Reached, reached_by
+from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.seeds import join_seeds
@@ -62,14 +63,15 @@ class Drawing:
 
 
 def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str, np.ndarray]],
-         number: int, group: Comm) -> Drawn:
+         number: int, group: Comm, excluded: Mapping[Relation, np.ndarray] | None = None) -> Drawn:
     """A batch of seeds (per trainer of the group target type → ids); draws follow from `number`.
 
-    `group` : the trainers, by process groups that nobody else uses meanwhile.
+    `group` : the trainers, by process groups that nobody else uses meanwhile. `excluded` : edges to
+    leave out, as :meth:`NeighborSampler.sample` has them.
     """
     every, shares = join_seeds(seeds, session.group.rank)
     deliver = delivery(session.store, group) if session.plan.delegates else None
-    batch = sampler.sample(every, shares, number, deliver=deliver)
+    batch = sampler.sample(every, shares, number, deliver=deliver, excluded=excluded)
     done: set[tuple[int, str]] = set()
     for block in batch.blocks:
         block.done = done
@@ -78,10 +80,10 @@ def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str
     return batch, reached_by(session, batch, group)
 
 
-def draw_told(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor], number: int
-              ) -> Drawn:
+def draw_told(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor], number: int,
+              excluded: Mapping[Relation, np.ndarray] | None = None) -> Drawn:
     """A batch of seeds that a trainer knows of its own alone (target type → ids): the trainers of
-    the group, who all call it, tell each other."""
+    the group, who all call it, tell each other. `excluded` is the same on all of them."""
     group, targets = session.group, session.plan.targets
     mine = [own.get(t, _NONE).to(torch.int64) for t in targets]
     counts = group.all_gather_rows(torch.tensor([[len(ids) for ids in mine]]), [1] * group.size,
@@ -89,7 +91,7 @@ def draw_told(session: Session, sampler: NeighborSampler, own: Mapping[str, Tens
     every = group.all_gather_rows(torch.cat(mine), counts.sum(1).tolist(), "seeds")
     pieces = iter(every.split(counts.flatten().tolist()))
     return draw(session, sampler, [{t: next(pieces).numpy() for t in targets}
-                                   for _ in range(group.size)], number, group)
+                                   for _ in range(group.size)], number, group, excluded)
 
 
 _NONE = torch.empty(0, dtype=torch.int64)

@@ -8,7 +8,6 @@ for seeds of a node loader.
 
 from __future__ import annotations
 
-import inspect
 import logging
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,10 +16,10 @@ from typing import Any
 import dgl
 import torch
 from dgl.dataloading import negative_sampler
-from dgl.distributed import graph_services
 from torch import Tensor
 
 from dgl_heta.distdgl.drawing import Drawn, draw_told
+from dgl_heta.distdgl.excluding import excluded_by_all, ignores_exclude
 from dgl_heta.distdgl.loader import (
     RafLoader,
     forget_loader,
@@ -65,10 +64,14 @@ class EdgeLoader(RafLoader):
         missing = {t for r in relations for t in (r.src, r.dst)} - {*session.plan.targets}
         if missing:
             raise InputError(_no_target(sorted(missing), session))
-        self._collator = collator
+        self._collator, self._excludes = collator, _excludes(collator.exclude)
         self._order = torch.arange(self.seeds)
         self._prepare("DistEdgeDataLoader", session, self.seeds, graph_sampler, batch_size,
-                      shuffle, drop_last, num_workers, ignored, kind=1)
+                      shuffle, drop_last, num_workers, ignored, kind=1 + self._excludes)
+        if self._excludes and session.group.size > 1:
+            log.warning("exclude=%r of DistEdgeDataLoader leaves out of a step's blocks what any "
+                        "of the %d trainers that step together excludes: they have one batch",
+                        collator.exclude, session.group.size)
         if self._source.ahead:
             log.warning("batches of edges are made when they are asked for, not ahead of time: "
                         "DGL draws negatives by the script's own random numbers")
@@ -91,19 +94,21 @@ class EdgeLoader(RafLoader):
         sizes = self.sizes[self._session.world.rank]
         begin = sum(sizes[:self._step - 1])
         chosen = self._order[begin:begin + sizes[self._step - 1]]
-        _, *graphs, seeds = self._collator.collate(edges_at(self._collator, chosen))
-        batch, reached = self._drawn(seeds)
+        _, *graphs, (seeds, left_out) = self._collator.collate(edges_at(self._collator, chosen))
+        batch, reached = self._drawn(seeds, left_out)
         inputs, _, blocks = self._hand_out(batch, reached)
         return inputs, *graphs, blocks
 
-    def _drawn(self, seeds: Mapping[str, Tensor]) -> Drawn:
-        """The batch of the group, whose trainers all call it, from this trainer's seeds."""
+    def _drawn(self, seeds: Mapping[str, Tensor], left_out: Any) -> Drawn:
+        """The batch of the group, whose trainers all call it, from this trainer's seeds and the
+        edges that it leaves out."""
         session = self._session
         for ntype, ids in seeds.items():
             if len(ids) and ntype not in session.plan.targets:
                 raise InputError(_no_target([ntype], session))
-        return draw_told(session, self.sampler, seeds,
-                         self._draws(self._epoch, self._step - 1))
+        excluded = excluded_by_all(session, left_out, self._store) if self._excludes else None
+        return draw_told(session, self.sampler, seeds, self._draws(self._epoch, self._step - 1),
+                         excluded)
 
     def _numbers_of_seeds(self, own: int) -> list[int]:
         world = self._session.world
@@ -113,14 +118,15 @@ class EdgeLoader(RafLoader):
 
 
 class _Seeds:
-    """What stands for the script's sampler in DGL's collator: gives the seeds, samples nothing."""
+    """What stands for the script's sampler in DGL's collator: gives the seeds and the edges to
+    leave out, samples nothing."""
 
     prob = None  # which DGL 2.4's collator asks for
 
     def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
         if not isinstance(seed_nodes, Mapping):
             seed_nodes = {g.ntypes[0]: seed_nodes}
-        return None, None, seed_nodes
+        return None, None, (seed_nodes, exclude_eids)
 
 
 def open_edge_loader(session: Session, graph: Any, eids: Any, graph_sampler: Any, device: Any,
@@ -165,25 +171,22 @@ def _check_collating(graph: Any, collating: Mapping[str, Any]) -> None:
     if collating.get("g_sampling") not in (None, graph):
         raise InputError("DistEdgeDataLoader with g_sampling cannot be used on a meta-partitioned "
                          "graph; leave it out, neighbours are sampled from the whole graph")
-    exclude = collating.get("exclude")
-    if exclude is not None and collating.get("g_sampling") is None:
-        if not _ignores_exclude():
-            raise InputError(f"DistEdgeDataLoader with exclude={exclude!r} cannot be used on a "
-                             "meta-partitioned graph with this DGL; leave it out, or partition the "
-                             "graph by a method of DGL")
-        log.warning("exclude=%r of DistEdgeDataLoader has no effect, as in plain DistDGL %s, which "
-                    "samples the edges of a batch like others", exclude,
-                    dgl.__version__.partition("+")[0])
     if isinstance(collating.get("negative_sampler"), negative_sampler.GlobalUniform):
         raise InputError("negative sampler GlobalUniform asks a graph that is whole on one "
                          "machine, and DistDGL's has no such function; use "
                          "negative_sampler.Uniform (PerSourceUniform), or a function of your own")
 
 
-def _ignores_exclude() -> bool:
-    """Whether this DGL's DistGraph samples edges that are to be excluded, as 2.1.0 does."""
-    return "exclude_edges" not in inspect.signature(
-        graph_services.sample_etype_neighbors).parameters
+def _excludes(exclude: Any) -> bool:
+    """Whether edges are left out of batches; that this DGL leaves none out is said."""
+    if exclude is None:
+        return False
+    if ignores_exclude():
+        log.warning("exclude=%r of DistEdgeDataLoader has no effect, as in plain DistDGL %s, which "
+                    "samples the edges of a batch like others", exclude,
+                    dgl.__version__.partition("+")[0])
+        return False
+    return True
 
 
 def _collator() -> Any:

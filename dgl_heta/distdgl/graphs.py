@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
+import torch
 from dgl.distributed import rpc
 from dgl.distributed.kvstore import GetPartShapeRequest, KVClient
 
@@ -20,6 +24,7 @@ from dgl_heta.distdgl.session import open_session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.whereabouts import at
 from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.partition.directory import is_part_config
 from dgl_heta.system.patching import patch_all
@@ -38,6 +43,16 @@ def open_graph(graph: Any, part_config: str | None) -> None:
         return
     check_no_plain_module()
     graph.heta = open_session(config, graph.get_partition_book().partid, selected(), plugins())
+    graph.heta.column = partial(_column, graph)
+
+
+def _column(graph: Any, relation: Relation, name: str) -> Callable[[], np.ndarray] | None:
+    """What reads edge data from DistDGL's servers; None where the graph has none of that name."""
+    data = graph.edges[tuple(relation)].data
+    if name not in data:
+        return None
+    key, edges = data[name].kvstore_key, torch.arange(graph.num_edges(tuple(relation)))
+    return lambda: graph._client.pull(key, edges).numpy()  # type: ignore[no-any-return]
 
 
 def _init(original: Any) -> Any:
@@ -67,7 +82,8 @@ def _queries(g: Any, session: Any) -> Queries:
         own = session.partition.relations
         unread = {r for r in session.store.schema.relations if r not in own}
         found = g.heta_queries = Queries(session.store, session.ends, g.get_partition_book(),
-                                         unread if session.settings.run.verify else set())
+                                         unread if session.settings.run.verify else set(),
+                                         g._client.pull)
     return found
 
 

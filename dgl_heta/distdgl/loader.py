@@ -115,9 +115,10 @@ class RafLoader:
         seed = session.world.all_gather_rows(seed, ones, "control")[:1]
         self.seed = int(seed)
         threads = session.settings.train.sampling_threads or torch.get_num_threads()
-        store = session.store if mask is None else masked_store(session.store, mask)
-        self.sampler = NeighborSampler(store, self._of.scope, fanouts, self.seed, threads=threads,
-                                       guest_states=False, together=True)
+        self._store = session.store if mask is None else masked_store(
+            session.store, mask, session.made_by_script(mask))
+        self.sampler = NeighborSampler(self._store, self._of.scope, fanouts, self.seed,
+                                       threads=threads, guest_states=False, together=True)
         self._epoch = -1
         self._step = 0
         self._making = Making(("sample",))

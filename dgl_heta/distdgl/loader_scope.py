@@ -89,17 +89,16 @@ def fanouts_of(sampler: Any, session: Session) -> list[Any]:
         raise InputError(f"sampler {name}{why} cannot be used on a meta-partitioned graph; use "
                          "dgl.dataloading.NeighborSampler (MultiLayerNeighborSampler) or "
                          "MultiLayerFullNeighborSampler")
-    for attribute, plain in (("edge_dir", "in"), ("replace", False)):
-        if getattr(sampler, attribute, plain) != plain:
-            raise InputError(f"{name} with {attribute}={getattr(sampler, attribute)!r} cannot be "
-                             "used on a meta-partitioned graph; leave it out")
+    if getattr(sampler, "replace", False):
+        raise InputError(f"{name} with replace={sampler.replace!r} cannot be used on a "
+                         "meta-partitioned graph; leave it out")
     if not isinstance(getattr(sampler, "prob", None), str | None):
         raise InputError(f"{name} with prob={sampler.prob!r} cannot be used on a meta-partitioned "
                          "graph; give the name of edge data with 0 and 1 (mask=)")
-    for attribute in ("prefetch_node_feats", "prefetch_labels", "prefetch_edge_feats"):
-        if getattr(sampler, attribute, None):
-            raise InputError(f"{name} with {attribute} cannot be used with a DistGraph; leave it "
-                             "out")
+    for attribute in ("edge_dir", "prefetch_node_feats", "prefetch_labels", "prefetch_edge_feats"):
+        if (given := getattr(sampler, attribute, None)) and given != "in":
+            session.say(f"{name} with {attribute}={given!r} has no effect, as in plain DistDGL: a "
+                        "DistGraph samples in-edges, and its loaders read no features")
     fanouts: list[Any] = []
     for fanout in sampler.fanouts:
         if isinstance(fanout, Mapping):

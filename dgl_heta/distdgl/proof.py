@@ -294,7 +294,8 @@ class DglSetting:
             return batch
         deliver = delivery(session.store, session.group) if session.plan.delegates else None
         small = self._origin.sampler.sample(
-            *join_seeds(pieces, session.group.rank), self._origin.number, deliver=deliver)
+            *join_seeds(pieces, session.group.rank), self._origin.number, deliver=deliver,
+            excluded=batch.excluded)
         if len(small.blocks) > 1 and not session.all_complete:
             mark_reads(small.blocks[-2], small.blocks[-1])
         return small

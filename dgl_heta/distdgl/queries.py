@@ -35,10 +35,12 @@ class Queries:
     book : the graph's partition book.
     unread : relations that were not compared with their checksums yet; each is when it is first
         asked for.
+    pull : gives rows of DistDGL's key-value store, by an array's key and ids.
     """
 
-    def __init__(self, store: Store, ends: EdgeEnds, book: Any, unread: set[Relation]) -> None:
-        self.store, self.book, self._unread = store, book, unread
+    def __init__(self, store: Store, ends: EdgeEnds, book: Any, unread: set[Relation],
+                 pull: Callable[[str, Tensor], Tensor] | None = None) -> None:
+        self.store, self.book, self._unread, self._pull = store, book, unread, pull
         self._ends = ends
         self._out: dict[Relation, Tensor] = {}
 
@@ -84,10 +86,10 @@ class Queries:
         Raises
         ------
         HetaError
-            It asks for out-edges, weights or GraphBolt.
+            It asks for out-edges or GraphBolt, or a weight is below 0 or not finite.
         """
         kind = type(request).__name__
-        for name, plain in (("edge_dir", "in"), ("prob", None), ("use_graphbolt", False)):
+        for name, plain in (("edge_dir", "in"), ("use_graphbolt", False)):
             given = getattr(request, name, plain)
             if given != plain:
                 raise HetaError(f"sampling with {name}={given!r} cannot be used on a "
@@ -97,13 +99,19 @@ class Queries:
         by_relation = kind == "SamplingRequestEtype"
         pieces = []
         for _, ids, ntype in self._by_type(request.seed_nodes):
-            found = [self._in_edges(relation, ids) for relation in self.store.schema.into[ntype]]
+            into = self.store.schema.into[ntype]
+            found = [self._in_edges(relation, ids) for relation in into]
+            weights = [self._weights(request, relation, piece)
+                       for relation, piece in zip(into, found)]
             if by_relation:
-                found = [_drawn(piece, len(ids), self._fanout(fanout, relation), request.replace)
-                         for piece, relation in zip(found, self.store.schema.into[ntype])]
+                found = [_drawn(piece, len(ids), self._fanout(fanout, relation), request.replace,
+                                weight) for piece, relation, weight in zip(found, into, weights)]
             whole = torch.cat(found, 1) if found else torch.empty(4, 0, dtype=torch.int64)
             if not by_relation:
-                whole = _drawn(whole, len(ids), int(fanout), getattr(request, "replace", False))
+                every = [torch.ones(piece.shape[1], dtype=torch.float64) if weight is None
+                         else weight for piece, weight in zip(found, weights)]
+                whole = _drawn(whole, len(ids), int(fanout), getattr(request, "replace", False),
+                               None if all(w is None for w in weights) else torch.cat(every))
             pieces.append(whole)
         edges = torch.cat(pieces, 1) if pieces else torch.empty(4, 0, dtype=torch.int64)
         if exclude_edges is not None:
@@ -129,6 +137,27 @@ class Queries:
             book.map_to_homo_nid(ids[torch.from_numpy(whose)], relation.dst),
             book.map_to_homo_eid(torch.from_numpy(own), tuple(relation)),
             torch.from_numpy(whose)])
+
+    def _weights(self, request: Any, relation: Relation, edges: Tensor) -> Tensor | None:
+        """What a request's `prob` says of edges, float64; None where all are alike."""
+        keys = getattr(request, "prob", None)
+        if keys is not None and not isinstance(keys, str):
+            keys = keys[self.store.schema.relations.index(relation)]
+        if not keys:
+            return None
+        if self._pull is None:
+            raise HetaError(f"sampling with prob needs a DistGraph, which has '{keys}'")
+        ids = self.book.map_to_per_etype(edges[2])[1]
+        found = self._pull(keys, ids).to(torch.float64) if len(ids) else torch.empty(0).double()
+        if found.dim() != 1:
+            raise HetaError(f"sampling with prob: edge data '{keys}' have {found[0].numel()} "
+                            "numbers for an edge; give data with one number for each")
+        wrong = (~(found.isfinite() & (found >= 0))).nonzero()[:, 0]
+        if len(wrong):
+            raise HetaError(f"sampling with prob: edge data '{keys}' are {float(found[wrong[0]])} "
+                            f"for edge {int(ids[wrong[0]])} of '{relation}'; a weight is a finite "
+                            "number, 0 or more")
+        return found
 
     def _fanout(self, given: Any, relation: Relation) -> int:
         """Edges to draw by one relation: a number, or one for each by place or name."""
@@ -173,18 +202,25 @@ class Queries:
         return self._out[relation]
 
 
-def _drawn(edges: Tensor, nodes: int, fanout: int, replace: bool) -> Tensor:
+def _drawn(edges: Tensor, nodes: int, fanout: int, replace: bool, weights: Tensor | None = None
+           ) -> Tensor:
     """At most `fanout` in-edges of each node, drawn by DGL; all for -1.
 
     Parameters
     ----------
     edges : (4, edges), of which the last row says whose each is.
+    weights : what an edge's chance is proportional to, float64; edges with 0 are not drawn.
     """
+    if weights is not None:
+        edges, weights = edges[:, weights > 0], weights[weights > 0]
     if fanout == -1:
         return edges
     star = dgl.heterograph({("edge", "of", "node"): (torch.arange(edges.shape[1]), edges[3])},
                            num_nodes_dict={"edge": edges.shape[1], "node": nodes})
+    if weights is not None:
+        star.edata["weight"] = weights
     drawn = dgl.sampling.sample_neighbors(star, {"node": torch.arange(nodes)}, fanout,
+                                          prob=None if weights is None else "weight",
                                           replace=replace)
     return edges[:, drawn.edges()[0]]
 

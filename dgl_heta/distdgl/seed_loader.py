@@ -101,7 +101,8 @@ class PairLoader(_InTurn):
     def next(self) -> tuple[Any, ...]:
         """(ends of the edges, pair graph, no blocks), or with negatives (…, pair graph, graph of
         negatives, no blocks); StopIteration at the end of the epoch."""
-        _, *graphs, seeds = self._collator.collate(edges_at(self._collator, self._chosen()))
+        _, *graphs, (seeds, _) = self._collator.collate(
+            edges_at(self._collator, self._chosen()))
         return seeds, *graphs, []
 
 

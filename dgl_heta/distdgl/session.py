@@ -6,7 +6,7 @@ import atexit
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +25,7 @@ from dgl_heta.distdgl.handed import Handed
 from dgl_heta.distdgl.reference import Reference
 from dgl_heta.distdgl.whereabouts import meet
 from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import BatchSource
 from dgl_heta.nn import use_kernel
@@ -119,6 +120,9 @@ class Session:
         self.loaders = 0
         self.embeddings: list[Any] = []
         self.ends = EdgeEnds(self.store)
+        self.column: Callable[[Relation, str], Callable[[], np.ndarray] | None] = (
+            lambda relation, name: None)
+        """What reads edge data of the graph from DistDGL's servers, by relation and name."""
         self.handed = Handed()
         self._meetings = 0
         self.at_batch: tuple[int, int, int] | None = None
@@ -258,6 +262,12 @@ class Session:
         hidden = max(worked - waited, 0.0)
         print(f"dgl-heta: {worked:.2f} s of sampling ahead of time, {hidden:.2f} s of them "
               f"({100 * hidden / worked:.0f} %) behind training", file=sys.stderr, flush=True)
+
+    def made_by_script(self, name: str) -> dict[Relation, Callable[[], np.ndarray]]:
+        """What reads edge data of this name that are not stored, of relations with such."""
+        found = {r: self.column(r, name) for r in self.store.schema.relations
+                 if name not in self.store.edge_arrays(r)}
+        return {relation: read for relation, read in found.items() if read is not None}
 
     @property
     def partners(self) -> list[int]:

@@ -9,7 +9,7 @@ end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -265,6 +265,8 @@ class MiniBatch:
     model-parallel group, this trainer's own first; `own_seeds` are these. `rows` are input features
     that were read with the batch, by the names that a model knows them by; None if none were.
     `copied` is the event after which they and the edges are on the device, if they are on the way.
+    `excluded` are the edges that were left out of this batch, as :meth:`NeighborSampler.sample` was
+    given them.
     """
 
     blocks: list[Block]
@@ -273,6 +275,7 @@ class MiniBatch:
     own_seeds: dict[str, np.ndarray] = field(default_factory=dict)
     rows: dict[str, Tensor] | None = None
     copied: torch.cuda.Event | None = None
+    excluded: Mapping[Relation, np.ndarray] = field(default_factory=dict)
 
     def tensors(self) -> list[Tensor]:
         """All tensors of the edges."""

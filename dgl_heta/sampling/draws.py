@@ -44,6 +44,7 @@ class Draw:
     hubs : where the nodes' in-edges are cut, the pieces that are here, an entry per node.
     left_out : as :meth:`HeldOut.pairs_left_out` has it.
     weights : of the relation's edges, as :func:`draw` has them.
+    excluded : positions in `csc` of edges that are drawn like others and dropped, ascending.
     """
 
     relation: Relation
@@ -57,6 +58,7 @@ class Draw:
     left_out: tuple[Any, ...] | None = None
     hubs: HubPieces | None = None
     weights: np.ndarray | None = None
+    excluded: np.ndarray | None = None
 
     def most(self, indptr: np.ndarray) -> int:
         """Make room: the largest number of edges. `indptr` is filled, but not that of hubs."""
@@ -84,7 +86,8 @@ class Draw:
         shared = None if self.hubs is None or order is None else SharedRows(
             torch.from_numpy(self.hubs.own), torch.from_numpy(order))
         drawn = None if self.left_out is not None else EdgeDraw(
-            self.relation, self.csc, self.fanout, self.key, self.hubs, self.weights)
+            self.relation, self.csc, self.fanout, self.key, self.hubs, self.weights,
+            self.excluded)
         return RelationBlock(self.relation, self.start, torch.from_numpy(indptr),
                              torch.from_numpy(indices), self.place, self.chosen, shared, drawn)
 
@@ -93,7 +96,8 @@ class Draw:
         if self.hubs is not None or len(self.nodes) <= PIECE:
             return [self]
         return [Draw(self.relation, self.place, self.csc, self.nodes[low:low + PIECE], 0, None,
-                     self.fanout, self.key, self.left_out, weights=self.weights)
+                     self.fanout, self.key, self.left_out, weights=self.weights,
+                     excluded=self.excluded)
                 for low in range(0, len(self.nodes), PIECE)]
 
 
@@ -118,13 +122,14 @@ def _run(wanted: Draw, indptr: np.ndarray, out: np.ndarray, place: np.ndarray | 
     csc, hubs = wanted.csc, wanted.hubs
     if hubs is None:
         size, total = draw(csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key,
-                           wanted.weights, indptr, out, place, rows, size, wanted.left_out)
+                           wanted.weights, indptr, out, place, rows, size, wanted.left_out,
+                           wanted.excluded)
         wanted.check(total)
         return size, None, total
     order = np.empty(len(out), np.int64)
     size, total = draw_pieces(csc.indptr, csc.indices, wanted.nodes, hubs.low, hubs.high,
                               wanted.fanout, wanted.key, wanted.weights, indptr, out, order, place,
-                              rows, size, wanted.left_out)
+                              rows, size, wanted.left_out, wanted.excluded)
     wanted.check(total)
     return size, order[:total], total
 

@@ -111,7 +111,8 @@ def _choose_weighted(key, node, drawn, weights, positions, keys):  # type: ignor
 
 @kernel
 def draw(  # type: ignore[no-untyped-def]
-        indptr, indices, nodes, fanout, key, weights, out_ptr, out, place, rows, size, left_out):
+        indptr, indices, nodes, fanout, key, weights, out_ptr, out, place, rows, size, left_out,
+        excluded):
     """Draw the neighbours of `nodes` and turn them into rows, or without `place`, None, into ids.
 
     `weights` (float64, positive and finite) has a number for each edge, which its chance is
@@ -119,7 +120,8 @@ def draw(  # type: ignore[no-untyped-def]
     :func:`count_drawn` fills it. `place` (int32, a row per node id or -1), `rows`
     (int64, the node of each row) and `size` are the rows so far; new nodes are appended. With
     `left_out` (see :meth:`HeldOut.pairs_left_out`) those edges are drawn like others and dropped;
-    `out_ptr` is corrected. Without it, None, numba compiles no such branch.
+    `out_ptr` is corrected. So are the edges at the positions `excluded` (int64, ascending). Without
+    them, None, numba compiles no such branch.
 
     Returns the number of rows and that of edges, which are the first ones of `out`; or BAD for the
     number of edges.
@@ -144,7 +146,10 @@ def draw(  # type: ignore[no-untyped-def]
             else:
                 _choose_weighted(key, node, drawn, weights[begin:end], positions, keys)
         for k in range(drawn):
-            source = np.int64(indices[begin + (positions[k] if drawn < degree else k)])
+            position = begin + (positions[k] if drawn < degree else k)
+            if excluded is not None and _is_listed(excluded, position):
+                continue
+            source = np.int64(indices[position])
             if left_out is not None and _is_left_out(left_out, source, node):
                 continue
             if place is None:
@@ -157,13 +162,15 @@ def draw(  # type: ignore[no-untyped-def]
             total += 1
         if left_out is not None:
             out_ptr[i + 1] = total
+        if excluded is not None:
+            out_ptr[i + 1] = total
     return size, total
 
 
 @kernel
 def draw_pieces(  # type: ignore[no-untyped-def]
         indptr, indices, nodes, low, high, fanout, key, weights, out_ptr, out, order, place, rows,
-        size, left_out):
+        size, left_out, excluded):
     """As :func:`draw`, of nodes of which in-edges `low … high - 1` alone are here.
 
     The same are drawn as :func:`draw` draws of all of a node's in-edges, and those that are here
@@ -194,6 +201,8 @@ def draw_pieces(  # type: ignore[no-untyped-def]
             position = k if all_drawn else positions[k]
             if position < low[i] or position >= high[i]:
                 continue
+            if excluded is not None and _is_listed(excluded, begin + position):
+                continue
             source = np.int64(indices[begin + position])
             if left_out is not None and _is_left_out(left_out, source, node):
                 continue
@@ -214,10 +223,10 @@ def draw_pieces(  # type: ignore[no-untyped-def]
 
 @kernel
 def draw_positions(  # type: ignore[no-untyped-def]
-        indptr, nodes, low, high, fanout, key, weights, edges, out):
+        indptr, nodes, low, high, fanout, key, weights, edges, out, excluded):
     """Fill `out` with the CSC positions of what :func:`draw` draws, or :func:`draw_pieces` where
     `low` and `high` are not None; return their number, or BAD. `edges` is as in
-    :func:`count_drawn`."""
+    :func:`count_drawn`, `excluded` as in :func:`draw`."""
     positions = np.empty(max(fanout, 0), np.int64)
     keys = np.empty(len(positions) if weights is not None else 0)
     total = 0
@@ -239,6 +248,8 @@ def draw_positions(  # type: ignore[no-untyped-def]
         for k in range(drawn):
             position = positions[k] if drawn < degree else k
             if low is not None and (position < low[i] or position >= high[i]):
+                continue
+            if excluded is not None and _is_listed(excluded, begin + position):
                 continue
             if total == len(out):
                 return BAD
@@ -283,8 +294,14 @@ def _is_left_out(left_out, source, node):  # type: ignore[no-untyped-def]
     pair = node * tails + source if swapped else source * tails + node
     if _chance(salt, pair) < share:
         return True
-    at = np.searchsorted(without, pair)
-    return at < len(without) and without[at] == pair
+    return _is_listed(without, pair)
+
+
+@kernel
+def _is_listed(numbers, number):  # type: ignore[no-untyped-def]
+    """Whether a number is among `numbers` (ascending)."""
+    at = np.searchsorted(numbers, number)
+    return at < len(numbers) and numbers[at] == number
 
 
 @kernel

@@ -28,6 +28,7 @@ class EdgeDraw:
     key: np.uint64
     hubs: HubPieces | None
     weights: np.ndarray | None = None
+    excluded: np.ndarray | None = None
 
     def positions(self, nodes: np.ndarray, edges: int) -> np.ndarray:
         """Where the edges are in the relation's CSC, int64 (edges,), in the block's order.
@@ -45,7 +46,7 @@ class EdgeDraw:
         out = np.empty(edges, np.int64)
         low, high = (None, None) if self.hubs is None else (self.hubs.low, self.hubs.high)
         found = draw_positions(self.csc.indptr, nodes, low, high, self.fanout, self.key,
-                               self.weights, len(self.csc.indices), out)
+                               self.weights, len(self.csc.indices), out, self.excluded)
         if found == BAD or found != edges:
             raise changed(self.relation, self.csc)
         return out

@@ -105,7 +105,8 @@ class NeighborSampler:
 
     def sample(self, seeds: Mapping[str, np.ndarray],
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
-               without: np.ndarray | None = None, deliver: Deliver | None = None) -> MiniBatch:
+               without: np.ndarray | None = None, deliver: Deliver | None = None,
+               excluded: Mapping[Relation, np.ndarray] | None = None) -> MiniBatch:
         """Sample the blocks of one step.
 
         Parameters
@@ -117,6 +118,8 @@ class NeighborSampler:
         step : any number that differs from step to step, the same on all workers.
         without : pairs (see :class:`HeldOut`) to leave out besides those held out, int64.
         deliver : how rows come to the workers that aggregate them, this time; default: as always.
+        excluded : relation → positions in its CSC of edges that are drawn like others and dropped,
+            ascending, int64; the same on all workers of the group.
         """
         targets = self._scope.targets
         shares = shares or join_seeds([seeds])[1]
@@ -124,11 +127,12 @@ class NeighborSampler:
                    for t in targets}
         pairs = _NONE if without is None else np.unique(without)
         with self._scratch.borrow() as rows:
-            return self._sample(ordered, shares, step, rows, pairs, deliver or self._deliver)
+            return self._sample(ordered, shares, step, rows, pairs, deliver or self._deliver,
+                                excluded or {})
 
     def _sample(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
                 step: int, rows: dict[str, NodeRows], without: np.ndarray,
-                deliver: Deliver | None) -> MiniBatch:
+                deliver: Deliver | None, excluded: Mapping[Relation, np.ndarray]) -> MiniBatch:
         scope, hops = self._scope, self._scope.hops
         blocks = []
         if self._seed_states:
@@ -146,7 +150,7 @@ class NeighborSampler:
             if scope.delegation is not None and layer == 1:
                 destinations, guests = self._invite(destinations, sharing, rows, deliver)
             before = {t: len(table) for t, table in rows.items()}
-            wanted = self._draws(layer, step, destinations, sharing, without, guests)
+            wanted = self._draws(layer, step, destinations, sharing, without, guests, excluded)
             if self._threads and sum(len(each.nodes) for each in wanted) > FEW:
                 edges = draw_on_threads(wanted, rows, self._threads)
             else:
@@ -172,6 +176,7 @@ class NeighborSampler:
             input_nodes={t: rows[t].ids().copy() for t in self._types if t in rows},
             seeds=seeds,
             own_seeds={t: seeds[t][:shares[t].own] for t in scope.targets},
+            excluded=excluded,
         )
 
     def _invite(self, destinations: Mapping[str, np.ndarray], sharing: Mapping[str, SeedShares],
@@ -259,7 +264,8 @@ class NeighborSampler:
 
     def _draws(self, layer: int, step: int, destinations: Mapping[str, np.ndarray],
                sharing: Mapping[str, SeedShares], without: np.ndarray,
-               guests: Mapping[str, GuestRows]) -> list[Draw]:
+               guests: Mapping[str, GuestRows], excluded: Mapping[Relation, np.ndarray]
+               ) -> list[Draw]:
         """What is drawn for a layer, in the order of the block's edges.
 
         Of destination rows whose in-edges are cut, those that are here: on all workers that have
@@ -276,17 +282,18 @@ class NeighborSampler:
                 if len(rows):
                     parts.append((0, torch.from_numpy(rows), hubs.nodes[at], hubs.at(at)))
             if parts:
-                draws += self._of_parts(relation, parts, layer, step, without)
+                draws += self._of_parts(relation, parts, layer, step, without,
+                                        excluded.get(relation))
         return draws
 
     def _of_parts(self, relation: Relation, parts: list[_Part], layer: int, step: int,
-                  without: np.ndarray) -> list[Draw]:
+                  without: np.ndarray, excluded: np.ndarray | None) -> list[Draw]:
         place, given = self._order[relation], self._fanouts[layer - 1]
         key = np.uint64(hash_key(self._seed, step, layer, place))
         fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
         left_out = self._held_out.pairs_left_out(relation, without) if self._held_out else None
         return [Draw(relation, place, self._graph[relation], nodes, start, chosen, fanout, key,
-                     left_out, hubs, self._weights[relation])
+                     left_out, hubs, self._weights[relation], excluded)
                 for start, chosen, nodes, hubs in parts]
 
     def _settle(self, rows: Mapping[str, NodeRows], before: Mapping[str, int],

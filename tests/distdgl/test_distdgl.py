@@ -310,7 +310,6 @@ def test_a_standalone_script_samples_by_fanouts_and_is_told_what_it_cannot_do(gr
     expected = {
         "another sampler": "InputError: sampler ShaDowKHopSampler cannot be used",
         "prob": "InputError: NeighborSampler with prob=",
-        "edge_dir": "InputError: NeighborSampler with edge_dir='out'",
         "replace": "InputError: NeighborSampler with replace=True",
         "layers": "InputError: NeighborSampler samples 3 layers, but the graph was partitioned "
                   "for 2 hops",
@@ -319,10 +318,9 @@ def test_a_standalone_script_samples_by_fanouts_and_is_told_what_it_cannot_do(gr
         "device": "InputError: DistNodeDataLoader with device='cuda'",
         "argument": "InputError: DistNodeDataLoader has no argument 'nonsense'",
         "edges": "InputError: edges of the data loader end at nodes of type author, but",
-        **dict.fromkeys(("sample_neighbors", "find_edges", "in_degrees", "out_degrees",
-                         "in_subgraph"), "nothing"),
+        **dict.fromkeys(("edge_dir", "prefetch", "weights", "sample_neighbors", "find_edges",
+                         "in_degrees", "out_degrees", "in_subgraph"), "nothing"),
         "out-edges": "HetaError: sampling with edge_dir='out' cannot be used",
-        "weights": "HetaError: sampling with prob=",
         "graphbolt": "HetaError: sampling with use_graphbolt=True cannot be used",
         "update_all": "nothing",  # a trainer by itself has all edges
         "write": "HetaError: 'node~paper~feat' belongs to the meta-partitioned graph",

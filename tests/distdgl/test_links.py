@@ -19,6 +19,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.directory import open_partition
 from tests.support.dist_reference import read
 from tests.support.link_reference import (
+    EXCLUDES,
     compare,
     compare_embedded,
     compare_validated,
@@ -26,12 +27,12 @@ from tests.support.link_reference import (
     parts,
     weighted,
 )
+from tests.support.link_script import EXCLUDE
 from tests.support.waiting import PATIENCE, PROMPT
 
 SCRIPT = Path(__file__).parents[1] / "support/link_script.py"
-IGNORED = dgl.__version__.startswith("2.1.")  # exclude, by its DistGraph
 CASES = ["uniform", "one type", "replayed", "classes", "encoder", "graphs", "masked", "weighted",
-         *(["exclude"] if IGNORED else [])]
+         "own chances", *EXCLUDE]
 SPARSE = ["SparseAdagrad", "SparseAdam"]
 
 
@@ -71,7 +72,7 @@ def test_a_script_computes_what_it_does_on_distdgl(tmp_path):
         assert plain.keys() == ours.keys()
         for key, array in plain.items():
             np.testing.assert_allclose(ours[key], array, rtol=1e-9, atol=1e-9, err_msg=key)
-    assert ("exclude='self' of DistEdgeDataLoader has no effect" in text) == IGNORED
+    assert ("exclude='self' of DistEdgeDataLoader has no effect" in text) != EXCLUDES
     assert differences(graph, names, tmp_path / "ours", 1) == []
 
 
@@ -82,7 +83,6 @@ REFUSED = {
     "argument": "InputError: DistEdgeDataLoader has no argument 'nonsense'",
     "plain ids": "InputError: DistEdgeDataLoader needs a dictionary",
     "device": "InputError: DistEdgeDataLoader with device='cuda' cannot be used",
-    "exclude": "" if IGNORED else "InputError: DistEdgeDataLoader with exclude='self' cannot be",
     "range": "IndexError: row ids reach from 1000000 to 1000000, but there are 720 rows"}
 
 

@@ -123,6 +123,40 @@ def test_edges_to_exclude_are_left_out(asked, graph):
     assert 0 < sum(left.values()) < every.num_edges()
 
 
+def weighing(queries: Queries, weights: dict[str, torch.Tensor]) -> Queries:
+    """The same with a key-value store that holds these edge data."""
+    return Queries(queries.store, EdgeEnds(queries.store), queries.book, set(),
+                   lambda key, ids: weights[key][ids])
+
+
+@pytest.mark.parametrize("replace", [False, True])
+def test_edges_are_drawn_by_weight(asked, graph, replace):
+    """All whose weight is not 0; of two, the one that weighs all; others of a relation without."""
+    request = dgl.distributed.graph_services.SamplingRequestEtype
+    cites, writes = ("paper", "cites", "paper"), ("author", "writes", "paper")
+    heavy = torch.full((graph.num_edges(cites),), 1e-14, dtype=torch.float64)
+    some = torch.arange(graph.num_edges(writes)) % 3
+    papers = torch.arange(40)
+    first = [int(ids[0]) for ids in (graph.in_edges(v, "eid", cites) for v in papers) if len(ids)]
+    heavy[first] = 1.0
+    keys = [{"cites": "h", "writes": "s"}.get(r.etype, "") for r in asked.store.schema.relations]
+    weighed = weighing(asked, {"h": heavy, "s": some})
+    homo = asked.book.map_to_homo_nid(papers, "paper")
+
+    def drawn(fanout: int) -> Counter[Any]:
+        return edges_of(asked, answer(weighed, ACCESS, homo, lambda ids: request(
+            ids, fanout, prob=keys, replace=replace)))
+
+    assert sorted(e for name, _, _, e in drawn(1) if name == "cites") == sorted(first)
+    every = wanted_edges(graph, "paper", papers)
+    left = {key for key in every if key[0] != "writes" or some[key[3]]}
+    assert set(drawn(-1)) == left < set(every)
+    assert set(drawn(1)) < left
+    heavy[first[0]] = -1.0
+    with pytest.raises(HetaError, match=f"'h' are -1.0 for edge {first[0]} of 'paper cites paper'"):
+        drawn(1)
+
+
 def test_fanouts_by_relation(asked, graph):
     request = dgl.distributed.graph_services.SamplingRequestEtype
     homo = asked.book.map_to_homo_nid(torch.arange(20), "paper")
@@ -147,6 +181,8 @@ def test_ids_that_are_none_are_refused(asked, ids):
 
 @pytest.mark.needs("hosts")
 def test_every_trainer_of_two_hosts_has_the_answers(graph, tmp_path):
+    asked = dist_queries.ASKED
+    graph.edges[asked].data["chance"] = torch.arange(graph.num_edges(asked)) % 3 / 2
     config = parts(graph, 2, tmp_path / "p")
     command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config,
                "--num-omp-threads", 1, "--stop-after", PATIENCE, "--set", "train.wrapper=raf",
@@ -155,7 +191,7 @@ def test_every_trainer_of_two_hosts_has_the_answers(graph, tmp_path):
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True,
                           timeout=PATIENCE + PROMPT, stderr=subprocess.STDOUT, check=False)
     assert done.returncode == 0, done.stdout
-    asked, seeds = dist_queries.ASKED, torch.arange(20)
+    seeds = torch.arange(20)
     for rank in range(2):
         found = np.load(tmp_path / f"{rank}.npz")
         for ntype in graph.ntypes:
@@ -167,6 +203,10 @@ def test_every_trainer_of_two_hosts_has_the_answers(graph, tmp_path):
         wanted = torch.stack(graph.in_edges(seeds, form="all", etype=asked))
         for name in ("neighbours", "neighbours by the function"):
             assert sorted(found[name].T.tolist()) == sorted(wanted.T.tolist())
+        assert sorted(found["by chance"]) == sorted(
+            e for e in graph.in_edges(seeds, "eid", asked).tolist() if e % 3)
+        assert sorted(found["by what is written"]) == sorted(
+            e for e in graph.in_edges(seeds, "eid", asked).tolist() if e % 3 == 1)
         assert found["numbers"].tolist() == [graph.num_edges(), graph.num_edges(asked),
                                              graph.num_edges(), graph.num_edges(), 20]
         np.testing.assert_array_equal(found["few"], np.minimum(

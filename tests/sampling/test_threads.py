@@ -85,6 +85,8 @@ def test_blocks_are_the_same_bit_for_bit(graph: GraphSource, data) -> None:
     held_out = data.draw(st.sampled_from([None, HeldOut(relation, back, tails, 0.3)]))
     without = np.array(data.draw(st.lists(st.integers(
         0, graph.node_counts[relation.src] * tails - 1), max_size=30)), np.int64)
+    excluded = {relation: np.array(sorted(data.draw(st.sets(st.integers(0, 40)))), np.int64)
+                for relation in data.draw(st.sets(st.sampled_from(list(graph.edges))))}
     with TemporaryDirectory() as directory:
         write_store(graph, Path(directory) / "store")
         store = Store(Path(directory) / "store")
@@ -92,7 +94,8 @@ def test_blocks_are_the_same_bit_for_bit(graph: GraphSource, data) -> None:
         found = []
         for threads in (1, 2, 3):
             made = NeighborSampler(store, scope, fanouts, 5, held_out=held_out, threads=threads)
-            found.append([bits(made.sample({target: seeds}, None, step, without))
+            found.append([bits(made.sample({target: seeds}, None, step, without,
+                                           excluded=excluded))
                           for step in (0, 1)])
     assert found[0] == found[1] == found[2]
 

@@ -71,6 +71,8 @@ def attempts(g: Any) -> dict[str, Any]:
         "another sampler": lambda: batch(g, dgl.dataloading.ShaDowKHopSampler([2, 2])),
         "prob": lambda: batch(g, NeighborSampler([2, 2], prob=0.5)),
         "edge_dir": lambda: batch(g, NeighborSampler([2, 2], edge_dir="out")),
+        "prefetch": lambda: batch(g, NeighborSampler([2, 2], prefetch_node_feats={
+            "paper": ["feat"]}, prefetch_labels={"paper": ["labels"]})),
         "replace": lambda: batch(g, NeighborSampler([2, 2], replace=True)),
         "layers": lambda: batch(g, NeighborSampler([2, 2, 2])),
         "type": lambda: batch(g, two, {"author": SEEDS}),

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
@@ -17,6 +18,13 @@ import numpy as np
 import torch
 
 ASKED = ("author", "writes", "paper")
+
+
+def by_chance(g: Any, seeds: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Ids of all in-edges that have a chance."""
+    frontier = g.sample_neighbors(seeds, -1, prob="chance")
+    g.barrier()
+    return frontier.edges[ASKED].data[dgl.EID]
 
 
 def main() -> None:
@@ -40,6 +48,12 @@ def main() -> None:
             ("neighbours by the function", dgl.distributed.sample_neighbors(g, seeds, -1))):
         found[name] = torch.stack([*frontier.edges(etype=ASKED),
                                    frontier.edges[ASKED].data[dgl.EID]])
+    found["by chance"] = by_chance(g, seeds)
+    if torch.distributed.get_rank() == 0:
+        every = torch.arange(g.num_edges(ASKED))
+        g.edges[ASKED].data["chance"][every] = (every % 3 == 1).float()
+    g.barrier()
+    found["by what is written"] = by_chance(g, seeds)
     found["numbers"] = torch.tensor([
         g.num_edges(), g.num_edges(ASKED), int(g.in_degrees().sum()), int(g.out_degrees().sum()),
         g.edge_subgraph({ASKED: torch.arange(20)}).num_edges(ASKED)])

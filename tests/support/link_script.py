@@ -25,10 +25,14 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 HIDDEN, CLASSES, STEPS = 6, 3, 2
-CHANCES = {"masked": "train_mask", "weighted": "chance"}  # edge data that samplers draw by
+CHANCES = {"masked": "train_mask", "weighted": "chance", "reverse types": "chance",
+           "own chances": "chance"}
+"""Edge data that samplers draw by."""
+EXCLUDE = {"exclude": "self", "reverse ids": "reverse_id", "reverse types": "reverse_types"}
 Triple = tuple[str, str, str]
 Ends = tuple[Tensor, Tensor]
 WRITES, CITES = ("author", "writes", "paper"), ("paper", "cites", "paper")
+WRITTEN = ("paper", "rev-writes", "author")
 
 
 class Net(nn.Module):
@@ -116,6 +120,11 @@ def make_net(name: str, graph: Any) -> Net:
     return net if name.startswith("Sparse") else net.double()
 
 
+def mirrored(count: int) -> Tensor:
+    """An edge for each edge that stands for its reverse."""
+    return torch.arange(count).flip(0)
+
+
 def first_rows(count: int) -> np.ndarray:
     """Initial values of a table."""
     return np.sin(np.arange(count * HIDDEN, dtype=np.float32)).reshape(count, HIDDEN)
@@ -174,7 +183,7 @@ class Trainer:
 
     def train(self, name: str, loader: Any, classes: bool = False) -> None:
         """Forward and backward passes, recorded."""
-        g, found = self.g, {}
+        g, found = self.g, {"part": np.asarray(self.g.get_partition_book().partid)}
         net = make_net(name, g)
         module = OnGraphs(net) if name == "graphs" else Encoder(net) if name == "encoder" else net
         if self.world > 1:
@@ -227,6 +236,20 @@ class Trainer:
             assert torch.equal(block.dstnodes[dst].data[dgl.NID][right], ends[1])
             data = self.g.edges[src, etype, dst].data
             assert chances not in data or data[chances][ids].bool().all()
+
+    def copy_chances(self) -> None:
+        """Edge data of the script's own, with the values of those that were partitioned."""
+        g = self.g
+        for etype in g.canonical_etypes:
+            data = g.edges[etype].data
+            if "chance" in data:
+                data["own"] = dgl.distributed.DistTensor(
+                    (g.num_edges(etype),), torch.float32, f"own-{etype[1]}",
+                    part_policy=g.get_edge_partition_policy(etype))
+                if self.rank == 0:
+                    every = torch.arange(g.num_edges(etype))
+                    data["own"][every] = data["chance"][every]
+        g.barrier()
 
     def embedded(self, name: str) -> None:
         """Steps in which tables in the key-value store are trained."""
@@ -284,9 +307,20 @@ class Trainer:
         elif name == "weighted":
             self.train(name, self.loader({WRITES: writes}, negative_sampler=Replayed(),
                                          prob=CHANCES[name]))
+        elif name == "own chances":
+            self.copy_chances()
+            self.train(name, self.loader({WRITES: writes}, negative_sampler=Replayed(),
+                                         prob="own"))
         elif name == "exclude":
             self.train(name, self.loader(
                 {CITES: cites}, negative_sampler=uniform, exclude="self"))
+        elif name == "reverse ids":
+            self.train(name, self.loader({CITES: cites}, exclude="reverse_id", reverse_eids={
+                CITES: mirrored(self.g.num_edges(CITES))}), classes=True)
+        elif name == "reverse types":
+            self.train(name, self.loader(
+                {WRITES: writes}, negative_sampler=uniform, exclude="reverse_types",
+                reverse_etypes={WRITES: WRITTEN}, prob=CHANCES[name]))
         elif name.startswith("Sparse"):
             self.embedded(name)
         else:
@@ -319,7 +353,6 @@ class Trainer:
         yield "argument", lambda: self.loader(cites, nonsense=1)
         yield "plain ids", lambda: self.loader(torch.arange(4))
         yield "device", lambda: self.loader(cites, device="cuda")
-        yield "exclude", lambda: self.loader(cites, exclude="self")
         yield "range", lambda: g.find_edges(torch.tensor([10**6]), etype=CITES)
 
 

@@ -1,0 +1,74 @@
+"""Edges that are left out of a batch because the batch is made of them (`exclude=`, DGL 2.4).
+
+DistDGL draws neighbours and drops the edges of a trainer's own batch. With RAF a node has one row
+in a batch of all trainers that step together. So what any of them excludes is left out for all, as
+in one process whose batch is that of the group.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from dgl.distributed import graph_services
+from torch import Tensor
+
+from dgl_heta.distdgl.masked import places_of
+from dgl_heta.distdgl.merging import canonical
+from dgl_heta.distdgl.session import Session
+from dgl_heta.graph.schema import Relation
+from dgl_heta.store import Store
+
+
+def ignores_exclude() -> bool:
+    """Whether this DGL's DistGraph samples edges that are to be excluded, as 2.1.0 does."""
+    return "exclude_edges" not in inspect.signature(
+        graph_services.sample_etype_neighbors).parameters
+
+
+def excluded_by_all(session: Session, own: Any, store: Store) -> dict[Relation, np.ndarray]:
+    """Where the edges are that the trainers of the group exclude, who all call it.
+
+    Parameters
+    ----------
+    own : what this trainer excludes, as DGL's collator says it: relation → ids of edges, or ids
+        where there is one relation; None for nothing.
+    store : the one that is sampled from.
+
+    Returns
+    -------
+    relation → positions in the CSC that is sampled from, int64, ascending.
+
+    Raises
+    ------
+    InputError
+        An id is not that of an edge of its relation, or there is no such relation.
+    """
+    relations = session.store.schema.relations
+    mine = _pairs(own, relations)
+    comm = session.world if session.reference else session.group
+    sizes = comm.all_gather_rows(torch.tensor([len(mine)]), [1] * comm.size, "seeds").tolist()
+    pairs = comm.all_gather_rows(mine, sizes, "seeds")
+    if session.reference:  # where a trainer is a group by itself, but leaves out what RAF does
+        every = pairs.split(sizes)
+        pairs = torch.cat([every[partner] for partner in session.partners])
+    return {relation: places_of(store, session.ends, relation,
+                                pairs[pairs[:, 0] == place, 1].numpy())
+            for place, relation in enumerate(relations) if bool((pairs[:, 0] == place).any())}
+
+
+def _pairs(own: Any, relations: tuple[Relation, ...]) -> Tensor:
+    """(edges, 2): the place of its relation and the id of each edge, int64."""
+    if own is None:
+        own = {}
+    elif not isinstance(own, Mapping):
+        own = {tuple(relations[0]): own}
+    pieces = [torch.empty(0, 2, dtype=torch.int64)]
+    for etype, ids in own.items():
+        numbers = torch.as_tensor(ids, dtype=torch.int64).flatten()
+        place = relations.index(canonical(etype, relations))
+        pieces.append(torch.stack([torch.full_like(numbers, place), numbers], 1))
+    return torch.cat(pieces)
