@@ -22,6 +22,8 @@ from dgl_heta.planning.plan import Plan
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN,
         "or": dist.ReduceOp.BOR}
+_ROUNDED = ("partials", "learnable")
+"""The causes whose float32 numbers `train.exchange_dtype` makes shorter."""
 
 
 class PeerLostError(HetaError):
@@ -50,11 +52,17 @@ class Comm:
     """One process group of workers.
 
     A worker by itself (`size` 1) sends nothing, and needs no process group.
+
+    Parameters
+    ----------
+    wire : what float32 numbers of partial aggregations and learnable rows are sent as (bfloat16),
+        or None: as they are. They are summed as float32. What a worker sends to itself is rounded
+        like what it sends to others, so all see the same numbers.
     """
 
     def __init__(self, traffic: Traffic, ranks: Sequence[int] | None = None,
-                 group: dist.ProcessGroup | None = None) -> None:
-        self.traffic = traffic
+                 group: dist.ProcessGroup | None = None, wire: torch.dtype | None = None) -> None:
+        self.traffic, self.wire = traffic, wire
         self.ranks = tuple(ranks) if ranks is not None else (0,)
         self.group = group
         self.size = len(self.ranks)
@@ -63,7 +71,8 @@ class Comm:
         self.rank = self.ranks.index(dist.get_rank()) if self.size > 1 else 0
 
     def counted_by(self, traffic: Traffic) -> Comm:
-        """The same workers, whose bytes another counter gets; without holders of types."""
+        """The same workers, whose bytes another counter gets; without holders of types. Numbers
+        are sent as they are: it is for what must be exact."""
         other = Comm(traffic, self.ranks, self.group)
         other._delegating = {t: comm.counted_by(traffic) for t, comm in self._delegating.items()}
         return other
@@ -81,10 +90,32 @@ class Comm:
         """Reduce over all workers; returns a new tensor."""
         if self.size == 1:
             return tensor
+        if self._rounds(tensor, cause):
+            return self._all_reduce_rounded(tensor, op, cause)
         work = tensor.to(self.device(tensor), copy=True).contiguous()
         with self._watched(cause, 2 * work.nbytes * (self.size - 1) // self.size):
             dist.all_reduce(work, _OPS[op], group=self.group)
         return work.to(tensor.device)
+
+    def rounded(self, rows: Tensor, cause: str = "partials") -> Tensor:
+        """Rows as the other workers see them when they are sent."""
+        return rows.to(self.wire).to(rows.dtype) if self._rounds(rows, cause) else rows
+
+    def _rounds(self, tensor: Tensor, cause: str) -> bool:
+        return (self.wire is not None and self.size > 1 and tensor.dtype == torch.float32
+                and cause in _ROUNDED)
+
+    def _all_reduce_rounded(self, tensor: Tensor, op: str, cause: str) -> Tensor:
+        """Each worker merges one part of all workers' numbers as float32, and sends it to all: as
+        many bytes as a ring, and the same result on all workers."""
+        count, part = tensor.numel(), -(-tensor.numel() // self.size)
+        sizes = [part] * self.size
+        flat = tensor.new_zeros(part * self.size)
+        flat[:count] = tensor.reshape(-1)
+        pieces = self.all_to_all_rows(flat, sizes, sizes, cause).view(self.size, part)
+        merged = (pieces.sum(0) if op == "sum" else
+                  pieces.amax(0) if op == "max" else pieces.amin(0))
+        return self.all_gather_rows(merged, sizes, cause)[:count].view(tensor.shape)
 
     def reduce_scatter_rows(self, rows: Tensor, sizes: Sequence[int], cause: str) -> Tensor:
         """Sum `rows` over all workers; worker i gets the `sizes[i]` rows after those of i - 1."""
@@ -113,6 +144,11 @@ class Comm:
         """Send `send[i]` rows to worker i, in order; returns the `receive[i]` rows from each."""
         if self.size == 1:
             return rows
+        if self.wire is not None and self._rounds(rows, cause):
+            # As float16 only by name: gloo moves no bfloat16, and nothing is computed on the way.
+            bits = rows.to(self.wire).view(torch.float16)
+            arrived = self.all_to_all_rows(bits, send, receive, cause)
+            return arrived.view(self.wire).to(rows.dtype)
         work = rows.contiguous().to(self.device(rows))
         out = work.new_empty((sum(receive), *rows.shape[1:]))
         width = rows.element_size() * (rows[:1].numel() if len(rows) else 0)
@@ -155,6 +191,11 @@ class Comm:
         self.traffic.bytes[cause] += size
 
 
+def wire_dtype(name: str) -> torch.dtype | None:
+    """The `wire` of :class:`Comm` by the value of `train.exchange_dtype`."""
+    return torch.bfloat16 if name == "bfloat16" else None
+
+
 def init_workers(backend: str, timeout_s: float) -> None:
     """Join the process group that RANK and WORLD_SIZE describe.
 
@@ -187,12 +228,14 @@ def init_workers(backend: str, timeout_s: float) -> None:
                             f"{error}") from error
 
 
-def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = False
-               ) -> tuple[Comm, Comm]:
+def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = False,
+               wire: torch.dtype | None = None) -> tuple[Comm, Comm]:
     """`(all workers, this worker's model-parallel group)`; every worker must call it alike.
 
     With `apart` the group has a process group of its own even if it is all workers: collectives of
     two threads must not meet in one, and not on one GPU, so it is in memory.
+
+    `wire` is what numbers are sent as, see :class:`Comm`.
 
     Where the plan delegates, the group has a group of its own for the workers that aggregate rows
     of a node type for each other. Where it replicates nothing, it has one for every set of
@@ -200,7 +243,7 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
     """
     if not dist.is_initialized():
         return Comm(traffic), Comm(traffic)
-    world = Comm(traffic, range(dist.get_world_size()))
+    world = Comm(traffic, range(dist.get_world_size()), wire=wire)
     comms: dict[tuple[int, ...], Comm | None] = {} if apart else {world.ranks: world}
 
     def comm(ranks: Sequence[int]) -> Comm | None:
@@ -210,7 +253,7 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
             group = (dist.new_group(list(key), timeout=timedelta(seconds=timeout_s),
                                     backend="gloo" if apart else None)
                      if len(key) > 1 else None)
-            comms[key] = Comm(traffic, key, group) if dist.get_rank() in key else None
+            comms[key] = Comm(traffic, key, group, wire) if dist.get_rank() in key else None
         return comms[key]
 
     own = [one for ranks in plan.groups if (one := comm(ranks)) is not None][-1]
@@ -225,7 +268,7 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
                 sharers = comm(users) if len(users) > 1 else None
                 if sharers is not None:
                     holders[key] = sharers
-        own = Comm(traffic, own.ranks, own.group)
+        own = Comm(traffic, own.ranks, own.group, wire)
         own._holders = holders
     if plan.delegates and not apart:
         delegating: dict[str, Comm] = {}
@@ -237,6 +280,6 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
                 workers = comm(taking_part) if len(taking_part) > 1 else None
                 if workers is not None:
                     delegating[ntype] = workers
-        own = Comm(traffic, own.ranks, own.group)
+        own = Comm(traffic, own.ranks, own.group, wire)
         own._delegating = delegating
     return world, own

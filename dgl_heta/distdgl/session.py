@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.comm.collectives import Comm, Traffic, wire_dtype
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.chains import Chains
 from dgl_heta.distdgl.drawing import DrawingGroups
@@ -103,6 +103,8 @@ class Session:
         self._stored_groups = plan.groups
         self.plan: Plan = self.wrapper.plan(plan)
         self.traffic = Traffic()
+        exact = self.reference or settings.run.record is not None
+        self._wire = None if exact else wire_dtype(train.exchange_dtype)
         self.world = self.group = Comm(self.traffic)
         """All trainers; those of this trainer's group."""
         self.drawing = DrawingGroups()
@@ -193,7 +195,8 @@ class Session:
     def _form_groups(self, timeout: timedelta) -> None:
         everyone = range(dist.get_world_size())
         self.world = Comm(self.traffic, everyone,
-                          dist.new_group(list(everyone), timeout=timeout, backend="gloo"))
+                          dist.new_group(list(everyone), timeout=timeout, backend="gloo"),
+                          self._wire)
         ones = [1] * self.world.size
         machine = self.world.all_gather_rows(torch.tensor([self.part]), ones, "control").tolist()
         self.trainers = [[r for r in everyone if machine[r] == m]
@@ -218,7 +221,7 @@ class Session:
             made = (dist.new_group(ranks, timeout=timeout, backend="gloo") if len(ranks) > 1
                     else None)
             if dist.get_rank() in ranks:
-                own = Comm(traffic or Traffic(), ranks, made)
+                own = Comm(traffic or Traffic(), ranks, made, self._wire)
         return own
 
     def source_for(self, workers: int) -> BatchSource:

@@ -121,7 +121,8 @@ class GroupExchange:
         holders = AllReduce(self._group.holders(ntype), shares)
         with torch.no_grad():
             own, unreached = place[:seeds], float("-inf") if op == "max" else float("inf")
-            rows = torch.where((own == NOBODY) & (partial[:seeds] == 0), unreached, partial[:seeds])
+            rows = torch.where((own == NOBODY) & (partial[:seeds] == 0), unreached,
+                               self._group.holders(ntype).rounded(partial[:seeds]))
             whole = holders.reduce(rows, op)
             claims = torch.where(rows == whole, own, NOBODY)
             winner = holders.reduce(claims, "min")
@@ -189,7 +190,9 @@ class GroupExchange:
         """Rows (rows, …) joined over who has a relation; the adjoint of a sum is a sum."""
         group = self._group.holders(relation)
         if op != "sum" or not partial.is_floating_point():
-            return group.all_reduce(partial.detach(), op)
+            # Whole: what attained an extreme is compared with it.
+            whole = group.counted_by(group.traffic) if group.wire is not None else group
+            return whole.all_reduce(partial.detach(), op)
         return self._link(block, partial, group.all_reduce,
                           lambda grad, carry: carry(group).all_reduce(grad))
 

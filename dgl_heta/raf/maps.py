@@ -69,6 +69,7 @@ class DelegatedSum:
     def guests(self, rows: Tensor) -> Tensor:
         """Of rows that are complete on who asked (own rows, D), those of all that are here
         (own rows + guests, D): what is read of a destination."""
+        rows = self._comm.rounded(rows)
         return torch.cat([rows, self._asked(rows, self._comm)])
 
     def adjoint_of_guests(self, grad: Tensor, carry: Carry) -> Tensor:
@@ -77,7 +78,7 @@ class DelegatedSum:
 
     def maxima(self, rows: Tensor) -> Tensor:
         """Maxima (own rows + guests, D) of both sides, on both."""
-        top = rows[:self._own].clone()
+        top = self._comm.rounded(rows[:self._own]).clone()
         for piece in self._returned(rows[self._own:], self._comm):
             if len(piece):
                 last = top[self._own - len(piece):]
@@ -191,7 +192,7 @@ class ReduceForReaders:
 
     def forward(self, rows: Tensor) -> Tensor:
         """(seeds, D) to (seeds, D)."""
-        own, reads = self._scatter.forward(rows), self._reads
+        own, reads = self._group.rounded(self._scatter.forward(rows)), self._reads
         given = self._agree()
         read = self._group.all_to_all_rows(own[given], reads.given_counts, reads.counts(),
                                            "partials")

@@ -164,6 +164,10 @@ class TrainSettings(_Section):
         True, description="complete the seeds' states below the last layer; false saves an "
         "exchange per layer for models that do not read the destination's state")
     dtype: Literal["float32", "float64"] = Field("float32", description="of states and parameters")
+    exchange_dtype: Literal["same", "bfloat16"] = Field(
+        "same", description="what float32 partial aggregations, learnable rows and their gradients "
+        "are sent as; bfloat16 halves these bytes, and they are still summed as float32 (e.g. "
+        "--set train.exchange_dtype=bfloat16)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
     threads: int = Field(0, ge=0, description="CPU threads per worker; 0 shares the cores evenly")
     sampling_threads: int = Field(
@@ -261,11 +265,16 @@ class Settings(_Section):
         Raises
         ------
         InputError
-            Not one fanout per layer, a self-loop without the seeds' states.
+            Not one fanout per layer, a self-loop without the seeds' states, double precision whose
+        exchange is rounded.
         """
         if self.model.self_loop and not self.train.seed_states:
             raise InputError("model.self_loop = true reads the destination's state, which "
                              "train.seed_states = false leaves out; set one of them otherwise")
+        if self.train.dtype == "float64" and self.train.exchange_dtype != "same":
+            raise InputError("train.dtype = float64 is for exact numbers, which train."
+                             f"exchange_dtype = {self.train.exchange_dtype} would round; set one "
+                             "of them otherwise")
         for name in ("fanouts", "eval_fanouts"):
             fanouts = getattr(self.train, name)
             if fanouts is not None and len(fanouts) != self.model.layers:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
+from dgl_heta.comm.collectives import Traffic, init_workers, make_comms, wire_dtype
 from dgl_heta.comm.drawn_rows import agreement, delivery
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
@@ -139,7 +139,8 @@ def join(plan: Plan, settings: Settings) -> Workers:
     torch.set_num_threads(train.threads or max(_cores() // local, 1))
     init_workers("nccl" if device.type == "cuda" else "gloo", settings.run.timeout_s)
     training, sampling = Traffic(), Traffic()
-    world, group = make_comms(plan, training, settings.run.timeout_s)
+    world, group = make_comms(plan, training, settings.run.timeout_s,
+                              wire=wire_dtype(settings.train.exchange_dtype))
     apart = (make_comms(plan, sampling, settings.run.timeout_s, apart=True)[1]
              if plan.replication == "none" or plan.delegates else group)
     return Workers(int(os.environ.get("RANK", "0")), local, device, world, group, apart,

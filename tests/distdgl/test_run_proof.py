@@ -127,3 +127,19 @@ def test_a_repair_that_is_switched_off_is_caught(repair: str, plain: dict[str, l
         with pytest.raises(AssertionError, match=pattern):
             raise AssertionError(each.error)
         assert "does not compute with RAF what it computes the plain way" in str(each.error)
+
+
+def test_a_script_that_sends_bfloat16_is_proved_and_its_trainers_stay_equal(tmp_path: Path
+                                                                            ) -> None:
+    program = f"{HERE}:with_autocast"
+    whole, rounded = (run([program], 2, 1, tmp_path / sent, raf=True, settings=[
+        "run.prove=auto", f"train.exchange_dtype={sent}"])[program]
+        for sent in ("same", "bfloat16"))
+    assert [one.error for one in (*whole, *rounded)] == [None] * 4
+    apart = []
+    for key, array in rounded[0].arrays.items():
+        np.testing.assert_array_equal(array, rounded[1].arrays[key], key)
+        apart.append(np.abs(array - whole[0].arrays[key]).ravel())
+    numbers = np.concatenate(apart)
+    assert numbers.any()
+    assert np.median(numbers) < 1e-3
