@@ -136,8 +136,9 @@ def fingerprint(engine: Engine, settings: Settings) -> str:
     train = settings.train.model_dump(
         exclude={"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
                  "sampling_threads"})
-    if train["global_batch_size"] is None:
-        del train["global_batch_size"]  # which runs from before do not know
+    for name, usual in (("global_batch_size", None), ("exchange_dtype", "same")):
+        if train[name] == usual:
+            del train[name]  # which runs from before do not know
     plan = engine.plan.to_json()
     for entry in plan.get("ownership", ()):
         del entry["file"]  # its content counts, not where it lies

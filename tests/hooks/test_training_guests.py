@@ -102,12 +102,15 @@ def test_one_call_of_a_guests_kernel_serves_all_relations_of_a_layer(
             n for _ in steps for n in relations for _ in operators]
 
 
-@pytest.mark.parametrize("replication", ["full", "none"])
+@pytest.mark.parametrize(("replication", "shared"), [("full", "rows"), ("full", "delegate"),
+                                                    ("none", "rows")])
 def test_batches_sampled_ahead_of_time_on_threads_are_the_same(
-        store: Path, tmp_path: Path, replication: str) -> None:
+        store: Path, tmp_path: Path, replication: str, shared: str) -> None:
     """Also where workers agree on what they sample, while they train."""
     distribution(tmp_path, "prefetching", (GUESTS / "prefetching.py").read_text())
-    options = ["--set", f"partition.replication={replication}"]
+    options = ["--set", f"partition.replication={replication}", "--set",
+               f"partition.shared={shared}"]
+    agree = replication == "none" or shared == "delegate"
     asked = train(store, tmp_path, "asked", *options)
     ahead = train(store, tmp_path, "ahead", *options, "--set", "train.batches=prefetching", "--set",
                   "plugins.prefetching.ahead=3")
@@ -115,7 +118,7 @@ def test_batches_sampled_ahead_of_time_on_threads_are_the_same(
     for rank in range(2):
         lines = (tmp_path / f"{rank}.txt").read_text().splitlines()
         assert len(lines) >= 4  # two epochs, each validated
-        assert {line.split()[1:][0] for line in lines} == {str(replication == "none")}
+        assert {line.split()[1:][0] for line in lines} == {str(agree)}
         assert {line.split()[2] for line in lines} == {"prefetching"}
 
 
