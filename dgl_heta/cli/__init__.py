@@ -26,6 +26,7 @@ from dgl_heta.cli import (
     predict,
     profile,
     prove,
+    report,
     run,
     settings,
     train,
@@ -38,8 +39,8 @@ app = typer.Typer(name="dgl-heta", cls=guests.Commands, pretty_exceptions_enable
                   rich_markup_mode="rich", add_completion=False,
                   help="Meta-partitioning and RAF training of heterogeneous GNNs.",
                   epilog="Plugins bring further commands; `dgl-heta plugins` lists them.")
-for command in (plan, partition, train, predict, profile, check_model, run, inspect, plugins,
-                datasets, settings, launch, prove):
+for command in (plan, partition, train, report, predict, profile, check_model, run, inspect,
+                plugins, datasets, settings, launch, prove):
     app.add_typer(command.app)
 UsageError: Any = typer.BadParameter.__base__  # its home depends on the version of typer
 

@@ -29,8 +29,9 @@ def can_draw() -> bool:
 
 
 def learning_chart(epochs: Sequence[Mapping[str, Any]], against_time: bool,
-                   metric: str = "accuracy") -> str | None:
-    """Loss and scores against the epoch or against the seconds trained so far."""
+                   metric: str = "accuracy", best: float | None = None) -> str | None:
+    """Loss and scores against the epoch or against the seconds trained so far; a line shows the
+    best epoch."""
     xs: list[float]
     if against_time:
         seconds = [total_of(as_numbers(e.get("seconds")), as_mapping(e.get("seconds")).get("total"))
@@ -56,10 +57,40 @@ def learning_chart(epochs: Sequence[Mapping[str, Any]], against_time: bool,
             axes[1].plot(xs, curves[key], color=colour, label=name, **style)
     if len(curves) > ("loss" in curves):
         axes[1].legend(frameon=False, fontsize=9)
+    marked = [x for x, e in zip(xs, epochs) if e["epoch"] == best]
     for ax in axes:
+        for x in marked:
+            ax.axvline(x, color=_REST, linewidth=1, linestyle=(0, (4, 3)), zorder=0)
         ax.set_xlabel("seconds" if against_time else "epoch", fontsize=9, color="#52606d")
         if not against_time:
             _epoch_ticks(ax, xs)
+    return _encode(figure)
+
+
+def overlay_chart(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]]]]
+                  ) -> str | None:
+    """Panels side by side, each with a curve of (epoch, value) for every name; those without a
+    value are left out."""
+    kept = {title: curves for title, curves in panels.items() if any(curves.values())}
+    if not kept or not can_draw():
+        return None
+    figure, axes = new_figure(9.6, 3.3, len(kept))
+    names = list(dict.fromkeys(name for curves in kept.values() for name in curves))
+    styles = ("-", "--", ":", "-.")  # once all colours are taken
+    for ax, (title, curves) in zip(axes, kept.items()):
+        ax.set_title(_label(title[:1].upper() + title[1:]), loc="left", fontsize=10.5,
+                     color="#1f2933")
+        for index, name in enumerate(names):
+            points = curves.get(name, ())
+            ax.plot([x for x, _ in points], [y for _, y in points], label=_label(name),
+                    color=PALETTE[index % len(PALETTE)], linewidth=1.6, markersize=3.5,
+                    linestyle=styles[index // len(PALETTE) % len(styles)],
+                    marker="o" if len(points) <= 40 else "")
+        ax.set_xlabel("epoch", fontsize=9, color="#52606d")
+        _epoch_ticks(ax, sorted({x for points in curves.values() for x, _ in points}))
+        ax.set_ylim(bottom=min(0.0, ax.get_ylim()[0]) if title.endswith(("seconds", "sent"))
+                    else None)
+    axes[-1].legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _encode(figure)
 
 
@@ -68,7 +99,7 @@ def stack_chart(epochs: Sequence[Mapping[str, Any]], key: str, order: Sequence[s
     """Stacked bars of the parts of `key` for every epoch; areas where bars would be hairs."""
     rows = [with_other(parts := as_numbers(e.get(key), order),
                        total_of(parts, as_mapping(e.get(key)).get("total"))) for e in epochs]
-    names = list(dict.fromkeys(name for row in rows for name in row))
+    names = list(dict.fromkeys(name for row in rows for name, value in row.items() if value))
     if not can_draw() or not any(value for row in rows for value in row.values()):
         return None
     names.sort(key=lambda name: name == "other")

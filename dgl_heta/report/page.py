@@ -9,6 +9,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from dgl_heta.report.charts import can_draw
+from dgl_heta.report.comparing import Comparison, comparison_sections
 from dgl_heta.report.figures import (
     Figures,
     human_megabytes,
@@ -22,13 +23,14 @@ from dgl_heta.report.text import human_bytes, printable
 from dgl_heta.system.files import write_atomic
 
 
-def write_report(run_dir: Path, plan_svg: str | None = None) -> Path:
-    """Write `report.html` into the run directory and return its path.
+def write_report(run_dir: Path, plan_svg: str | None = None, out: Path | None = None) -> Path:
+    """Write the report of a run and return its path.
 
     Parameters
     ----------
-    run_dir : holds `metrics.jsonl` and `summary.json`; either may be missing.
+    run_dir : holds `metrics.jsonl`, `summary.json` and `started.json`; any may be missing.
     plan_svg : the picture from :func:`dgl_heta.report.plan_picture.svg`.
+    out : default: `report.html` in the run directory.
 
     Raises
     ------
@@ -41,10 +43,27 @@ def write_report(run_dir: Path, plan_svg: str | None = None) -> Path:
     run = read_run(run_dir)
     names = run_names(run.summary)
     finished = f"{len(run.epochs)} epoch{'s' * (len(run.epochs) != 1)}"
-    return write_atomic(run_dir / "report.html", _template().render(
+    return write_atomic(out or run_dir / "report.html", _template().render(
         title=names[0] if names else "Training run", subtitle=" · ".join([*names[1:], finished]),
         warnings=list(_warnings(run)), cards=_cards(main_figures(run.summary, run.epochs)),
         sections=sections_of(run, plan_svg)))
+
+
+def write_comparison(comparison: Comparison, out: Path) -> Path:
+    """Write the page that shows runs side by side and return its path.
+
+    Raises
+    ------
+    HetaError
+        The page cannot be written.
+    """
+    runs = comparison.runs
+    warnings = [{**warning, "what": f"{name}: {warning['what']}"}
+                for name, run in runs.items() for warning in _warnings(run, False)]
+    return write_atomic(out, _template().render(
+        title=f"{len(runs)} runs side by side", subtitle=" · ".join(runs),
+        warnings=[*warnings, *_without_charts()], cards=[],
+        sections=comparison_sections(comparison)))
 
 
 def _template() -> Any:
@@ -59,7 +78,12 @@ def _shown(value: Any) -> Any:
     return value if hasattr(value, "__html__") else printable(value)
 
 
-def _warnings(run: Run) -> Iterator[dict[str, str]]:
+def _without_charts() -> Iterator[dict[str, str]]:
+    if not can_draw():
+        yield {"what": "No charts:", "text": "they need matplotlib; install 'dgl-heta[charts]'."}
+
+
+def _warnings(run: Run, charts: bool = True) -> Iterator[dict[str, str]]:
     if not run.epochs:
         yield {"what": "No epoch was finished.", "text": (
             "The run was stopped or failed before the end of its first epoch, so there are no "
@@ -67,8 +91,8 @@ def _warnings(run: Run) -> Iterator[dict[str, str]]:
     elif not run.summary:
         yield {"what": "The run did not finish.", "text": (
             "It has no summary; the figures below are of its finished epochs.")}
-    if not can_draw():
-        yield {"what": "No charts:", "text": "they need matplotlib; install 'dgl-heta[charts]'."}
+    if charts:
+        yield from _without_charts()
     if run.damaged:
         yield {"what": "Left out, damaged or not readable:", "text": (
             ", ".join(run.damaged[:5]) + (" …" if len(run.damaged) > 5 else ""))}

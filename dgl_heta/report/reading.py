@@ -8,6 +8,7 @@ from typing import Any
 
 from dgl_heta.errors import InputError
 from dgl_heta.report.log import log_lines
+from dgl_heta.report.started import FILE
 from dgl_heta.system.sums import read_signed
 
 
@@ -17,11 +18,12 @@ class Run:
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
+    started: dict[str, Any] = field(default_factory=dict)
     damaged: list[str] = field(default_factory=list)
 
 
 def read_run(run_dir: Path) -> Run:
-    """Read `metrics.jsonl` and `summary.json`, either of which may be missing.
+    """Read `metrics.jsonl`, `summary.json` and `started.json`, any of which may be missing.
 
     Lines and files whose checksum does not agree count as damaged, and nothing of them is read. An
     epoch that was run again after a restart counts once, as its last run left it.
@@ -45,13 +47,23 @@ def read_run(run_dir: Path) -> Run:
         elif event.get("event") == "summary":
             run.summary = event
     run.epochs = [epochs[epoch] for epoch in sorted(epochs)]
-    file = run_dir / "summary.json"
+    run.summary = _signed(run, run_dir / "summary.json") or run.summary
+    run.started = _signed(run, run_dir / FILE)
+    return run
+
+
+def is_run(directory: Path) -> bool:
+    """Whether a directory is that of a run of `dgl-heta train`, finished or not."""
+    return any((directory / name).is_file() for name in ("metrics.jsonl", "summary.json", FILE))
+
+
+def _signed(run: Run, file: Path) -> dict[str, Any]:
     if _read(run, file):
         try:
-            run.summary = read_signed(file, "")
+            return read_signed(file, "")
         except InputError:
-            run.damaged.append("summary.json")
-    return run
+            run.damaged.append(file.name)
+    return {}
 
 
 def _read(run: Run, path: Path) -> bytes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 from rich.text import Text
 
+from dgl_heta.report.comparing import Comparison
 from dgl_heta.report.console import table
 from dgl_heta.report.figures import (
     as_mapping,
@@ -21,13 +22,26 @@ from dgl_heta.report.figures import (
 from dgl_heta.report.text import human_bytes, printable
 
 
-def summary_table(summary: Mapping[str, Any]) -> Table:
+def comparison_table(comparison: Comparison) -> Table:
+    """Runs side by side: a column for each, their figures, then what differs between them."""
+    names = [printable(name) for name in comparison.head]
+    rows = table()
+    for index, name in enumerate(names):
+        rows.add_column(Text(name), justify="right" if index else "left", overflow="fold")
+    for part in (comparison.figures, comparison.differences):
+        for row in part:
+            rows.add_row(*(Text(printable(value)) for value in row))
+        rows.add_section()
+    return rows
+
+
+def summary_table(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]] = ()) -> Table:
     """Scores, seconds per epoch by stage, bytes sent per epoch by cause and peak memory."""
     title = " · ".join(run_names(summary)) or "Training"
     rows = table("figure", "value", "share", title=Text(title, style="bold"), head=False,
                  right=("value", "share"))
     rows.columns[2].style = "dim"
-    figures = main_figures(summary)
+    figures = main_figures(summary, epochs)
 
     def row(name: str, value: str, share: str = "", main: bool = True) -> None:
         rows.add_row(Text(printable(name) if main else f"  {printable(name)}",
@@ -43,7 +57,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
             continue
         row(heading, shown(total))
         for name, value in parts.items():
-            row(name, shown(value), percent(value, total), main=False)
+            if value:
+                row(name, shown(value), percent(value, total), main=False)
         if parts is figures.stages and figures.ahead:
             row("made ahead of time", "", "hidden")
             for name, (worked, hidden) in figures.ahead.items():
@@ -54,7 +69,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     if any(reads for _, reads in counted.values()):
         row("rows found in the cache", percent(*map(sum, zip(*counted.values()))))
         for ntype, (hits, reads) in counted.items():
-            row(ntype, percent(hits, reads), main=False)
+            if hits:
+                row(ntype, percent(hits, reads), main=False)
     if figures.memory is not None:
         row("peak memory of a worker", human_megabytes(figures.memory))
     if not rows.row_count:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dgl_heta.report.changed import changed_settings, flat, shown_value
 from dgl_heta.report.charts import (
     byte_scale,
     learning_chart,
@@ -25,7 +25,11 @@ from dgl_heta.report.figures import (
 )
 from dgl_heta.report.reading import Run
 from dgl_heta.report.records import CAUSES, STAGES
+from dgl_heta.report.started import started_rows
 from dgl_heta.report.text import human_bytes
+
+_CAUSES = {"partials": "partial aggregations", "gradients": "gradients of dense parameters",
+           "learnable": "rows of learnable features", "sampling": "ids of common rows"}
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,35 @@ class Section:
 def sections_of(run: Run, plan_svg: str | None) -> list[Section]:
     """All sections of the report of a run."""
     summary = run.summary
-    return [*_curves(run), _cache(as_mapping(summary.get("cache"))),
+    return [_run(run), *_curves(run), _cache(as_mapping(summary.get("cache"))),
             _plan(as_mapping(summary.get("plan")), plan_svg),
             _workers(_objects(summary.get("workers"))), _settings(summary)]
+
+
+def _run(run: Run) -> Section:
+    """When, where and how it ran, and what came of it."""
+    summary = run.summary
+    rows: list[tuple[str, str]] = started_rows(run.started)
+    best = as_number(summary.get("best_epoch"))
+    if best is not None:
+        rows.append(("best epoch", f"{best:.0f} of {len(run.epochs)}, by validation; the model "
+                                   "that was saved and tested"))
+    if (parameters := as_number(summary.get("parameters"))) is not None:
+        rows.append(("parameters", f"{parameters:,.0f}, without learnable features"))
+    proof = as_mapping(summary.get("proof"))
+    if (steps := as_number(proof.get("steps"))) is not None:
+        told = proof.get("not_proved")
+        rows.append(("proved", f"{_many(steps, 'step')} compared with one process in fp64, in "
+                     + human_seconds(as_number(proof.get("seconds")) or 0.0)
+                     + (f"; {told}" if told else "")))
+    versions = as_mapping(summary.get("versions"))
+    if versions:
+        rows.append(("versions", ", ".join(f"{name} {value}" for name, value in flat(versions))))
+    return Section("Run", tables=_tables(Table((), rows)))
+
+
+def _many(count: float, what: str) -> str:
+    return f"{count:,.0f} {what}{'s' * (count != 1)}"
 
 
 def _pictures(*drawn: tuple[str | None, str, str]) -> list[Picture]:
@@ -84,11 +114,12 @@ def _tables(*tables: Table) -> list[Table]:
 
 def _curves(run: Run) -> Iterator[Section]:
     epochs, figures = run.epochs, main_figures(run.summary, run.epochs)
-    metric = figures.metric
+    metric, best = figures.metric, as_number(run.summary.get("best_epoch"))
     yield Section("Learning", _pictures(
-        (learning_chart(epochs, against_time=False, metric=metric),
-         f"Loss and {metric} against the epoch", f"Loss and {metric} after each epoch."),
-        (learning_chart(epochs, against_time=True, metric=metric),
+        (learning_chart(epochs, against_time=False, metric=metric, best=best),
+         f"Loss and {metric} against the epoch", f"Loss and {metric} after each epoch"
+         + (", and the best one." if best is not None else ".")),
+        (learning_chart(epochs, against_time=True, metric=metric, best=best),
          f"Loss and {metric} against time",
          "The same against the seconds trained so far, the sum of the epochs' times.")))
     yield Section("Time", _pictures(
@@ -102,15 +133,15 @@ def _curves(run: Run) -> Iterator[Section]:
     yield Section("Communication", _pictures(
         (stack_chart(epochs, "bytes_sent", CAUSES, unit, scale),
          "Bytes sent in every epoch by cause",
-         f"Bytes sent in every epoch by cause, in {unit}: partial aggregations, "
-         "gradients of dense parameters, rows of learnable features, ids of common rows.")),
+         f"Bytes sent in every epoch by cause, in {unit}: "
+         + ", ".join(_CAUSES.get(c, c) for c, sent in figures.causes.items() if sent) + ".")),
         _tables(_shares("cause", figures.causes, figures.sent, human_bytes)))
 
 
 def _shares(what: str, parts: Mapping[str, float], total: float | None,
             shown: Callable[[float], str]) -> Table:
-    rows = [] if total is None else [
-        *((name, shown(value), percent(value, total)) for name, value in parts.items()),
+    rows = [] if not total else [
+        *((name, shown(value), percent(value, total)) for name, value in parts.items() if value),
         ("total", shown(total), "")]
     return Table([what, "per epoch", "share"], rows, (1, 2), narrow=True)
 
@@ -123,9 +154,12 @@ def _cache(cache: Mapping[str, Any]) -> Section:
     def number(value: object) -> float:
         return as_number(value) or 0.0
 
-    rows = []
+    rows, not_cached = [], []
     for ntype, counted in as_mapping(cache.get("types")).items():
         one = as_mapping(counted)
+        if not number(one.get("rows")):
+            not_cached.append(str(ntype))
+            continue
         missed = number(one.get("bytes")) - number(one.get("hit_bytes"))
         rows.append([ntype, f"{number(one.get('rows')):,.0f}",
                      human_bytes(int(number(one.get("cached_bytes")))),
@@ -133,13 +167,14 @@ def _cache(cache: Mapping[str, Any]) -> Section:
                      human_bytes(int(number(one.get("hit_bytes")))), human_bytes(int(missed)),
                      f"{number(one.get('penalty')) * 1e9:,.2f}"])
     notes = cache.get("notes")
+    none = [f"Not cached: {', '.join(not_cached)}."] if not_cached else []
     return Section("Feature cache", tables=_tables(Table(
         ["node type", "rows cached", "size", "hits", "read from the cache per epoch",
          "read below it", "miss penalty, ns per byte"], rows, range(1, 7))), notes=[
-        f"Policy {_value(cache.get('policy'))}, "
+        f"Policy {shown_value(cache.get('policy'))}, "
         f"{human_bytes(int(number(cache.get('capacity_bytes'))))} per device; "
         f"{human_seconds(number(cache.get('profile_seconds')))} to profile and fill.",
-        *(str(note) for note in (notes if isinstance(notes, list) else []))])
+        *none, *(str(note) for note in (notes if isinstance(notes, list) else []))])
 
 
 def _plan(plan: Mapping[str, Any], plan_svg: str | None) -> Section:
@@ -166,31 +201,28 @@ def _plan(plan: Mapping[str, Any], plan_svg: str | None) -> Section:
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Section:
+    columns = [("peak memory", "peak_rss_mb", human_megabytes), ("sent", "bytes_sent", human_bytes),
+               ("time", "seconds", human_seconds), ("waited for others", "waiting", human_seconds)]
+    columns = [c for c in columns if any(as_number(w.get(c[1])) for w in workers)]
     rows = []
-    for index, worker in enumerate(workers):
-        row = [str(worker.get("rank", index))]
-        for key, shown in (("peak_rss_mb", human_megabytes), ("bytes_sent", human_bytes),
-                           ("seconds", human_seconds)):
-            number = as_number(worker.get(key))
-            row.append("–" if number is None else shown(number))
-        rows.append(row)
+    for index, worker in enumerate(workers if columns else ()):
+        numbers = [as_number(worker.get(key)) for _, key, _ in columns]
+        rows.append([str(worker.get("rank", index)), *(
+            "–" if number is None else shown(number)
+            for number, (_, _, shown) in zip(numbers, columns))])
     return Section("Workers", _pictures(
         (memory_chart(workers), "Peak memory of every worker",
          "Peak resident memory of every worker's process, in MB.")),
-        _tables(Table(["worker", "peak memory", "sent", "time"], rows, (1, 2, 3))))
+        _tables(Table(["worker", *(name for name, _, _ in columns)], rows,
+                      range(1, len(columns) + 1))))
 
 
 def _settings(summary: Mapping[str, Any]) -> Section:
-    elsewhere = {"ahead", "cache", "event", "settings", "versions", "plan", "workers", "stages",
-                 "bytes"}
-    figures = [(key, _value(value)) for key, value in summary.items() if key not in elsewhere]
-    settings, rest = _tables(Table((), list(_flat(as_mapping(summary.get("settings")))),
-                                   caption="Settings")), _tables(
-        Table((), figures, caption="Summary"),
-        Table((), list(_flat(as_mapping(summary.get("versions")))), caption="Versions"))
-    # Settings are the long one: the other two share the second column.
-    return Section("Settings, summary, versions",
-                   columns=[column for column in (settings, rest) if column])
+    settings = as_mapping(summary.get("settings"))
+    changed = changed_settings(settings)
+    notes = () if changed or not settings else ("All settings have their defaults.",)
+    return Section("Settings that differ from the defaults", notes=notes, tables=_tables(Table(
+        (), [(key, shown_value(value)) for key, value in changed.items()])))
 
 
 def _objects(value: Any) -> list[Any]:
@@ -198,25 +230,6 @@ def _objects(value: Any) -> list[Any]:
     return [row for row in value if isinstance(row, Mapping)] if isinstance(value, list) else []
 
 
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, str]]:
-    """Nested settings as `section.key`, value."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", _value(value)
-
-
 def _count(value: Any) -> str:
     number = as_number(value)
     return "–" if number is None else f"{number:,}"
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, float):
-        return f"{value:,.6g}" if abs(value) < 1e6 else f"{value:,.0f}"
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"{value:,}" if abs(value) >= 10_000 else str(value)
-    return json.dumps(value, ensure_ascii=False, default=str)

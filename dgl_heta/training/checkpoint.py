@@ -330,6 +330,26 @@ def check_weights(run_dir: Path) -> None:
                    "resume the run to write it again from its last checkpoint")
 
 
+def check_checkpoints(run_dir: Path) -> None:
+    """Compare all complete checkpoints with their checksums.
+
+    Raises
+    ------
+    InputError
+        One is damaged.
+    """
+    for path in sorted((run_dir / "checkpoints").glob("epoch-*/complete-*.json")):
+        rank, epoch = (path.stem.removeprefix("complete-"),
+                       path.parent.name.removeprefix("epoch-"))
+        if not (rank.isdecimal() and epoch.isdecimal()):
+            continue
+        files = _note(run_dir, int(epoch), int(rank)).get("files") or {}
+        for name in _files(int(rank)):
+            if files:
+                check_file(path.parent / name, files.get(name), path.name,
+                           _remedy(run_dir, int(epoch), int(rank)))
+
+
 def _sum(path: Path) -> str:
     try:
         return file_sum(path)

@@ -13,7 +13,9 @@ import pytest
 
 from dgl_heta import load_model
 from dgl_heta.errors import InputError
+from dgl_heta.launch.jobs.reporting import plan_picture, verify_run
 from dgl_heta.report.reading import read_run
+from dgl_heta.report.started import started_rows
 from dgl_heta.store import Store, write_store
 from dgl_heta.system.sums import KEY
 from tests.support.graphs import academic
@@ -98,6 +100,23 @@ def test_a_damaged_line_of_the_log_is_named_and_left_out_by_reports(
     assert [epoch["epoch"] for epoch in found.epochs] == [2]
     said = train(place / "store", run, 3, "--resume", status=2)
     assert f"{run}/metrics.jsonl, line 1, is damaged" in " ".join(said.split())
+
+
+def test_a_run_says_how_it_was_started_and_a_look_finds_what_is_damaged(
+        place: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(place / "run", tmp_path / "run")
+    rows = dict(started_rows(read_run(run).started))
+    assert "train" in rows["command"]
+    assert rows["graph"].startswith("academic: 119 nodes of 4 types, ")
+    assert "<svg" in (plan_picture(run) or "")
+    assert not verify_run(run)
+    for name in ("model.safetensors", "checkpoints/epoch-00002/rows-0.safetensors"):
+        flip(run / name, 300)
+        found, = verify_run(run)
+        assert name in found
+        flip(run / name, 300)
+    (run / "model.json").unlink()
+    assert "<svg" in (plan_picture(run) or "")  # by the store
 
 
 def test_a_store_that_is_cut_while_a_run_reads_it_is_named(place: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.report.page import write_report
 from dgl_heta.report.plan_picture import svg
+from dgl_heta.report.started import note_start
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.system.memory import capacity_bytes
@@ -158,6 +159,8 @@ class TrainingJob:
                "store": str(store.directory.resolve()), "plan": self.plan.to_json(),
                "run_dir": str(run_dir.resolve()), "resume": resume,
                "profiles": str(profiles.resolve() / DIRECTORY)}
+        if os.environ.get("RANK", "0") == "0":
+            note_start(run_dir, self.opened.name, self.plan.schema, resume)
         if shared:
             return self._as_rank(job, report)
         try:

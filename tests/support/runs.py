@@ -1,0 +1,71 @@
+"""Runs as files, without training, and what is in a page of HTML."""
+
+from __future__ import annotations
+
+import json
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+from dgl_heta.planning.making import make_plan
+from tests.support.plans import MAG
+
+
+def epoch(number: int, **changes: Any) -> dict[str, Any]:
+    return {
+        "event": "epoch", "epoch": number, "loss": 3 / number, "train_acc": 0.5, "val_acc": 0.4,
+        "seconds": {"sample": 1.5, "fetch": 0.5, "forward": 1.0, "backward": 2.0, "update": 2.5,
+                    "total": 8.0},
+        "bytes_sent": {"partials": 40_000_000, "gradients": 8_000_000, "learnable": 0,
+                       "total": 48_000_000},
+        "peak_rss_mb": 1234.5, **changes,
+    }
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    return {
+        "dataset": "ogbn-mag", "model": "rgcn", "test_acc": 0.4691, "val_acc": 0.4815,
+        "epoch_seconds": 8.25, "bytes_sent_per_epoch": 48_000_000, "peak_rss_mb": 1234.5,
+        "stages": {"sample": 1.5, "fetch": 0.5, "forward": 1.0, "backward": 2.0, "update": 2.5},
+        "bytes": {"partials": 40_000_000, "gradients": 8_000_000, "learnable": 0},
+        "settings": {"train": {"batch_size": 512, "fanouts": [25, 10], "epochs": 10}},
+        "versions": {"dgl": "2.1.0"}, "plan": make_plan(MAG, "paper", 2, 2).to_json(),
+        "workers": [{"rank": 0, "peak_rss_mb": 1234.5, "bytes_sent": 24_000_000, "seconds": 80.5},
+                    {"rank": 1, "peak_rss_mb": 1111.0, "bytes_sent": 24_000_000, "seconds": 80.5}],
+        **changes,
+    }
+
+
+def write_run(folder: Path, events: list[Any], result: dict[str, Any] | None) -> Path:
+    lines = [event if isinstance(event, str) else json.dumps(event) for event in events]
+    (folder / "metrics.jsonl").write_text("".join(line + "\n" for line in lines))
+    if result is not None:
+        (folder / "summary.json").write_text(json.dumps(result))
+    return folder
+
+
+class Page(HTMLParser):
+    """Text, references and tags of a page; fails on tags that are not closed in order."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self.references: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.references += [value or "" for name, value in attrs if name in ("src", "href")]
+        if tag not in ("meta", "img"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if data.strip():
+            self.words.append(data.strip())
