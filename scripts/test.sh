@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Set everything up, check style and types, run the whole test suite in parallel. Before other
-# arguments,
+# Set everything up, check style and types, run the test suite in parallel. Before other arguments,
 #
+# --all        also runs the tests that are marked `thorough`: what others show more quickly, with
+#              other numbers of hosts, trainers and partitions and more kinds of scripts; for releases;
 # --newest     also runs the core's tests with the newest releases of everything and without DGL, and
 #              uses the wheels outside the tree (smoke.sh);
 # --dgl WHEEL  also runs the tests that show the drop-in with DGL 2.4.0, from a wheel (setup.sh);
@@ -13,9 +14,10 @@
 # these run once more, one after the other; what fails then has failed, the rest is named at the end.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-newest="" wheel="" discard=""
+newest="" wheel="" discard="" chosen=()
 while true; do
     case "${1:-}" in
+        --all) chosen=(-m ""); shift ;;
         --newest) newest=yes; shift ;;
         --discard) discard=yes; shift ;;
         --dgl) wheel="${2:-}"; shift $(($# > 1 ? 2 : 1)); wheel="${wheel:-(none)}" ;;
@@ -28,11 +30,11 @@ run_tests() {  # ENVIRONMENT ARGUMENTS…
     local python="$1/bin/python" cache=(-o cache_dir="$PWD/$1/.pytest_cache") status=0
     [[ "$1" != /* ]] || cache=(-o cache_dir="$1/.pytest_cache")
     local failed="${cache[1]#cache_dir=}/v/cache/lastfailed"
-    "$python" -m pytest "${cache[@]}" --cache-clear -n "$workers" "${@:2}" || status=$?
+    "$python" -m pytest "${cache[@]}" --cache-clear -n "$workers" "${chosen[@]}" "${@:2}" || status=$?
     [[ $status == 1 && -f "$failed" && $(grep -c '": true' "$failed") -le 3 ]] || return $status
     local names && names="$(grep -o '".*"' "$failed")"
     echo "Once more, alone:" && echo "$names"
-    "$python" -m pytest "${cache[@]}" --last-failed --last-failed-no-failures none "${@:2}"
+    "$python" -m pytest "${cache[@]}" --last-failed --last-failed-no-failures none "${chosen[@]}" "${@:2}"
     again+="$names"$'\n'
 }
 again=""

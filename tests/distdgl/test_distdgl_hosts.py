@@ -85,6 +85,7 @@ def test_two_hosts_compute_what_one_process_does(tmp_path):
     assert living(tmp_path) == []
 
 
+@pytest.mark.thorough
 def test_three_hosts_compute_what_one_process_does(tmp_path):
     graph, names = whole_graph(), ALL
     result = launch(graph, tmp_path, 3, [*names, "own ops"], "--set", "train.learnable=exact")
@@ -116,6 +117,7 @@ def test_hosts_that_aggregate_for_each_other_compute_what_one_process_does(tmp_p
     assert [text for text in message(tmp_path, "refused max", 3) if refusal not in text] == []
 
 
+@pytest.mark.thorough
 def test_two_trainers_per_host_aggregate_for_each_other(tmp_path):
     graph, names = whole_graph(), ["deep sage", "few graph", "SparseAdam deep"]
     result = launch(graph, tmp_path, 2, names, "--num-trainers", "2", *EXACT, **DELEGATED)
@@ -123,6 +125,7 @@ def test_two_trainers_per_host_aggregate_for_each_other(tmp_path):
     assert compare_all(graph, names, tmp_path, 4) == []
 
 
+@pytest.mark.thorough
 def test_a_partition_without_delegation_says_that_it_has_none(tmp_path):
     result = launch(whole_graph(), tmp_path, 2, ["graph-sum"], "--set",
                     "partition.shared=delegate")

@@ -83,7 +83,8 @@ def test_every_server_refuses(on, config, tmp_path, server):
 
 @pytest.mark.needs("hosts")
 @pytest.mark.parametrize(("method", "wrapper"), [
-    ("meta", "raf"), ("random", "raf"), ("random", "model_average")])
+    ("meta", "raf"), ("random", "raf"),
+    pytest.param("random", "model_average", marks=pytest.mark.thorough)])
 def test_a_launched_script_is_refused_or_runs_as_in_plain_dgl(tmp_path, method, wrapper):
     if wrapper == "model_average":
         pytest.importorskip("dgl_heta_catgnn")

@@ -161,6 +161,7 @@ def test_training_saves_a_model_that_plain_graphstorm_infers_the_same_with(tmp_p
         if "Test accuracy" in line]
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("graphstorm")
 @pytest.mark.needs("hosts")
 def test_training_goes_on_from_a_saved_model_with_attention(tmp_path: Path) -> None:
@@ -201,6 +202,7 @@ def test_link_prediction_saves_what_plain_graphstorm_computes_from_its_model(tmp
             torch.testing.assert_close(found[node], row, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("graphstorm")
 @pytest.mark.needs("hosts")
 def test_edge_regression_predicts_what_plain_graphstorm_does_from_its_model(tmp_path: Path) -> None:
@@ -246,6 +248,7 @@ def test_training_with_features_of_edges_is_proved(tmp_path: Path) -> None:
     assert "proved: " in text
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("graphstorm")
 @pytest.mark.needs("hosts")
 def test_a_step_on_from_a_model_of_plain_graphstorm_is_plain_graphstorms(tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def test_two_trainers_on_each_of_two_hosts_compute_what_one_process_does(tmp_pat
         assert [name for name, text in REFUSED.items() if text not in str(said[name])] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("hosts")
 def test_a_script_is_proved(tmp_path):
     config = parts(edge_graph(), 2, tmp_path / "parts")

@@ -66,6 +66,7 @@ def test_a_right_script_is_proved(part_config, tmp_path):
     assert {f.name for f in kept.iterdir()} == {"raf", "reference"}
 
 
+@pytest.mark.thorough
 def test_a_script_is_proved_in_double_with_two_trainers_per_host(part_config):
     result = prove(part_config, BENCH, "--graph-name", "academic", "--target", "paper",
                    "--classes", "4", "--fanouts", "3,3", "--batch-size", "8", "--evaluate",
@@ -91,6 +92,7 @@ def test_a_script_that_looks_at_all_rows_together_is_caught_where_it_does(part_c
     assert not any(each["differs"] for each in good)
 
 
+@pytest.mark.thorough
 def test_rows_that_are_taken_for_another_batch_are_caught(part_config):
     """S2 switched off: the next batch is drawn before the rows of a DistEmbedding are read. Caught
     here alone, where rows after the step are compared; a proof inside a run has no step."""
@@ -108,6 +110,7 @@ def test_random_numbers_are_named_and_prove_nothing(part_config):
     assert "random numbers" in result.error
 
 
+@pytest.mark.thorough
 def test_norms_and_a_missing_evaluation_are_said(part_config):
     """Labels are an input, too, but for those of all trainers' seeds."""
     result = prove(part_config, SCRIPT, "--case", "norm, labels, no evaluation")

@@ -20,8 +20,9 @@ from tests.support.waiting import PATIENCE
 DOCS = Path(__file__).parents[2] / "docs"
 
 
-@pytest.mark.parametrize(("page", "model"), [("models.md", "mymodel:Gated"),
-                                             ("../README.md", "mine:Mean")])
+@pytest.mark.parametrize(("page", "model"), [
+    ("../README.md", "mine:Mean"),
+    pytest.param("models.md", "mymodel:Gated", marks=pytest.mark.thorough)])
 def test_a_model_of_the_documentation_runs_on_workers_as_on_one(
         page: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")

@@ -102,8 +102,9 @@ def test_one_call_of_a_guests_kernel_serves_all_relations_of_a_layer(
             n for _ in steps for n in relations for _ in operators]
 
 
-@pytest.mark.parametrize(("replication", "shared"), [("full", "rows"), ("full", "delegate"),
-                                                    ("none", "rows")])
+@pytest.mark.parametrize(("replication", "shared"), [
+    ("full", "delegate"), *(pytest.param(*case, marks=pytest.mark.thorough) for case in [
+        ("full", "rows"), ("none", "rows")])])
 def test_batches_sampled_ahead_of_time_on_threads_are_the_same(
         store: Path, tmp_path: Path, replication: str, shared: str) -> None:
     """Also where workers agree on what they sample, while they train."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +39,13 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trained(store: Path, run_dir: Path, *more: str) -> Path:
+    """A copy of a run with such settings."""
+    return shutil.copytree(_trained(store, more), run_dir)
+
+
+@cache
+def _trained(store: Path, more: tuple[str, ...]) -> Path:
+    run_dir = store.with_name("-".join(["run", *more]))
     sets = [part for text in (*SETTINGS, *more) for part in ("--set", text)]
     done = subprocess.run([sys.executable, "-m", "dgl_heta", "train", str(store), "--run-dir",
                            str(run_dir), "--json", *sets], capture_output=True, text=True,
@@ -73,7 +82,8 @@ def directly(store: Path, run_dir: Path, ntype: str) -> tuple[np.ndarray, np.nda
     return hidden.numpy(), outputs.numpy()
 
 
-@pytest.mark.parametrize("model", ["rgcn", "hgt", "han"])
+@pytest.mark.parametrize("model", [
+    "rgcn", "hgt", pytest.param("han", marks=pytest.mark.thorough)])
 def test_all_workers_together_compute_what_the_model_does(
         store: Path, tmp_path: Path, model: str) -> None:
     run_dir = trained(store, tmp_path / "run", f"model.name={model}", "model.reduce=mean")

@@ -1,7 +1,8 @@
 """The workers of the exactness tests: they run configurations and write what they computed.
 
-Argument: a JSON file {"store", "out", "parts", "cases": {name: {"settings", "metapaths"}}}.
-They are forked, so that what takes longest, importing torch, is done once and not by each.
+A job is a JSON file {"store", "out", "parts", "meeting", "cases": {name: {"settings",
+"metapaths"}}}. They are forked, so that what takes longest, importing torch, is done once and not
+by each.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes seconds)
 
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins
@@ -195,9 +197,10 @@ def fork(job: dict, rank: int, work: Callable[[dict], None]) -> int:
     os._exit(status)
 
 
-def fork_all(work: Callable[[dict], None]) -> int:
-    """Run all workers; the exit status is 1 as soon as one fails."""
-    job = json.loads(Path(sys.argv[1]).read_text())
+def fork_all(file: Path, work: Callable[[dict], None]) -> int:
+    """Run all workers of a job; the exit status is 1 as soon as one fails."""
+    job = json.loads(file.read_text())
+    os.environ |= {"WORLD_SIZE": str(job["parts"]), "DGL_HETA_RENDEZVOUS": job["meeting"]}
     running = {fork(job, rank, work) for rank in range(job["parts"])}
     while running:
         pid, status = os.wait()
@@ -207,5 +210,6 @@ def fork_all(work: Callable[[dict], None]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(fork_all(work))
+def main(file: Path) -> int:
+    """Run the workers of a job (:mod:`tests.support.copies`)."""
+    return fork_all(file, work)

@@ -9,12 +9,7 @@ steps with Adam in two epochs, and prints the largest relative differences as a 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import tempfile
 from itertools import product
 from pathlib import Path
@@ -23,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.store import write_store
+from tests.support.copies import copies, within
 from tests.support.graphs import academic, with_tasks
 from tests.support.waiting import PATIENCE
 
-ROOT = Path(__file__).resolve().parents[2]
 BATCH = 24  # seeds of a step over all workers; divides by 1, 2, 3, 4 and 8
 LIMIT = 1e-9
 KINDS = ("logits", "loss", "gradients", "parameters", "features")
@@ -108,20 +103,11 @@ def run(description: dict[str, Any], out: Path, worker: str = "exact_worker"
         ) -> dict[str, list[dict[str, np.ndarray]]]:
     """Run a job on its workers; returns for each case what every worker computed."""
     parts = description["parts"]
-    file = out / f"job-{parts}.json"
-    file.write_text(json.dumps(description))
-    meeting = os.memfd_create("meeting")
-    environment = {**os.environ, "WORLD_SIZE": str(parts), "GLOO_SOCKET_IFNAME": "lo",
-                   "DGL_HETA_RENDEZVOUS": f"/proc/self/fd/{meeting}"}
-    workers = subprocess.Popen([sys.executable, "-m", f"tests.support.{worker}", str(file)],
-                               env=environment, cwd=ROOT, start_new_session=True,
-                               pass_fds=[meeting])
-    try:
-        assert workers.wait(PATIENCE) == 0, "a worker failed; its words are above"
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(workers.pid, signal.SIGKILL)
-        os.close(meeting)
+    file, meeting = out / f"job-{parts}.json", out / f"meeting-{parts}"
+    meeting.unlink(missing_ok=True)
+    file.write_text(json.dumps({**description, "meeting": str(meeting)}))
+    status, text = copies(f"tests.support.{worker}").run(file, within(PATIENCE))
+    assert status == 0, text
     return {name: [dict(np.load(out / f"{name}-{parts}-{rank}.npz")) for rank in range(parts)]
             for name in description["cases"]}
 

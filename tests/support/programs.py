@@ -20,12 +20,7 @@ DistDGL's servers (so without DistEmbedding and DistTensor). It says what differ
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -34,6 +29,7 @@ from pathlib import Path
 import numpy as np
 from torch.distributed import TCPStore
 
+from tests.support.copies import copies
 from tests.support.dist_reference import parts as make_parts
 from tests.support.dist_reference import whole_graph
 from tests.support.waiting import PATIENCE
@@ -109,22 +105,9 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
         old.unlink()
     file = out / "job.json"
     file.write_text(json.dumps(job))
-    root = str(Path(__file__).parents[2])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo",
-                   "DGLBACKEND": "pytorch",
-                   "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     logs = [out / f"log-{rank}" for rank in range(world)]
-    with (out / "log").open("w") as log:  # of what they have in common
-        workers = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.programs_worker", str(file)], env=environment,
-            cwd=root, start_new_session=True, stdout=log, stderr=subprocess.STDOUT)
-    try:
-        _wait(workers, out, patience)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(workers.pid, signal.SIGKILL)
-        workers.wait()
-    text = "\n".join(file.read_text() for file in [out / "log", *logs] if file.exists())
+    _, text = copies("tests.support.programs_worker").run(file, _Idle(out, patience))
+    text = "\n".join([text, *(log.read_text() for log in logs if log.exists())])
     found = []
     for number in range(len(programs)):
         if not all((out / f"{number}-{rank}.json").exists() for rank in range(world)):
@@ -133,16 +116,18 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
     return found, text
 
 
-def _wait(workers: subprocess.Popen[bytes], out: Path, patience: float) -> None:
-    """Wait until all have ended, or none has finished a program for too long."""
-    finished, since = 0, time.monotonic()
-    while workers.poll() is None:
-        now = sum(1 for _ in out.glob("*-*.json"))
-        if now > finished:
-            finished, since = now, time.monotonic()
-        if time.monotonic() - since > patience:
-            return
-        time.sleep(0.05)
+class _Idle:
+    """Whether the trainers have finished no program for too long."""
+
+    def __init__(self, out: Path, patience: float) -> None:
+        self._out, self._patience = out, patience
+        self._finished, self._since = 0, time.monotonic()
+
+    def __call__(self) -> bool:
+        now = sum(1 for _ in self._out.glob("*-*.json"))
+        if now > self._finished:
+            self._finished, self._since = now, time.monotonic()
+        return time.monotonic() - self._since > self._patience
 
 
 def _read(out: Path, number: int, rank: int) -> Found:

@@ -23,6 +23,7 @@ import dgl
 import dgl.distributed
 import numpy as np
 import torch
+import torch._dynamo  # every optimizer imports it, which takes seconds
 import torch.distributed as dist
 from dgl.distributed import role
 from torch import Tensor, nn
@@ -33,6 +34,7 @@ from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.session import Session, open_session
 from dgl_heta.features.deferred import lazy_rows
 from dgl_heta.hooks.manager import plugins
+from tests.support.copies import print_to, write
 from tests.support.dist_reference import whole_graph
 
 Batch = tuple[dict[str, Tensor], dict[str, Tensor], list[Any]]
@@ -164,12 +166,13 @@ class _PlainLoader:
             yield ids, {"paper": seeds}, blocks
 
 
-def main() -> None:
-    """Prepare what the trainers have in common, and let each be a copy of this process: importing
-    DGL takes longer than most programs."""
-    job = json.loads(Path(sys.argv[1]).read_text())
-    torch.set_num_threads(1)
-    graph = whole_graph()
+torch.set_num_threads(1)
+GRAPH = whole_graph()
+
+
+def main(file: Path) -> int:
+    """Prepare what a job's trainers have in common, and let each be a copy of this process."""
+    job = json.loads(file.read_text())
     if job["raf"]:
         role.get_num_trainers = lambda: job["world"]
         dgl_heta.enable(settings=job["settings"])
@@ -181,20 +184,18 @@ def main() -> None:
     for rank in range(job["world"]):
         process = os.fork()
         if not process:
-            _be_trainer(job, rank, graph)
+            _be_trainer(job, rank)
         trainers.append(process)
     for _ in trainers:
         _, status = os.wait()
         if status:
-            os._exit(1)  # the others are ended with the session
-    os._exit(0)
+            return 1  # the others are ended with the process group
+    return 0
 
 
-def _be_trainer(job: dict[str, Any], rank: int, graph: Any) -> None:
+def _be_trainer(job: dict[str, Any], rank: int) -> None:
     """Run all programs, and end the process."""
-    log = os.open(Path(job["out"]) / f"log-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
+    print_to(Path(job["out"]) / f"log-{rank}")
     status = 1
     try:
         store = dist.TCPStore("127.0.0.1", job["port"], is_master=False)
@@ -204,7 +205,7 @@ def _be_trainer(job: dict[str, Any], rank: int, graph: Any) -> None:
             together = dist.PrefixStore(f"program {number}", store)
             dist.init_process_group("gloo", store=together, rank=rank, world_size=job["world"],
                                     timeout=timedelta(seconds=job["timeout_s"]))
-            _run(job, number, rank, graph)
+            _run(job, number, rank)
             _meet(store, number, job["world"])  # not by the group: an error may leave others in it
             dist.destroy_process_group()
         status = 0
@@ -217,12 +218,12 @@ def _be_trainer(job: dict[str, Any], rank: int, graph: Any) -> None:
         os._exit(status)  # threads of a process group can hang an ordinary exit
 
 
-def _run(job: dict[str, Any], number: int, rank: int, graph: Any) -> None:
+def _run(job: dict[str, Any], number: int, rank: int) -> None:
     """Run a program, and write what it found."""
     program: str = job["programs"][number]
     name, _, argument = program.partition(" ")
     module, _, function = name.partition(":")
-    trainer = Trainer(rank, job, graph)
+    trainer = Trainer(rank, job, GRAPH)
     torch.manual_seed(zlib.crc32(program.encode()))
     began, error = time.monotonic(), None
     try:
@@ -236,8 +237,7 @@ def _run(job: dict[str, Any], number: int, rank: int, graph: Any) -> None:
     np.savez(f"{stem}.npz", **{f"{i}": value for i, value in enumerate(trainer.found.values())})
     text = json.dumps({"error": error, "names": list(trainer.found),
                        "seconds": time.monotonic() - began})
-    Path(f"{stem}.part").write_text(text)
-    os.replace(f"{stem}.part", f"{stem}.json")
+    write(Path(f"{stem}.json"), text)
 
 
 def _meet(store: Any, number: int, world: int) -> None:
@@ -246,7 +246,3 @@ def _meet(store: Any, number: int, world: int) -> None:
     if place == world:
         store.set(f"all done {number}", "1")
     store.wait([f"all done {number}"], timedelta(seconds=600))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,13 +1,12 @@
 """The workers of the tests of the proof inside training: they run cases and write what came of it.
 
-Argument: a JSON file {"store", "out", "parts", "cases": {name: settings}}. Models are built in, or
+A job is a JSON file {"store", "out", "parts", "cases": {name: settings}}. Models are built in, or
 one of the layers below.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,5 +85,6 @@ def work(job: dict) -> None:
         np.savez(Path(job["out"]) / f"{name}-{job['parts']}-{rank}.npz", **found)
 
 
-if __name__ == "__main__":
-    sys.exit(fork_all(work))
+def main(file: Path) -> int:
+    """Run the workers of a job (:mod:`tests.support.copies`)."""
+    return fork_all(file, work)

@@ -163,7 +163,7 @@ def test_consolidated_model_predicts_in_one_process_what_the_workers_predicted(
     assert right == pytest.approx(summary["test_acc"], abs=1e-9)
 
 
-@pytest.mark.parametrize("workers", [2, 3])
+@pytest.mark.parametrize("workers", [pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_resumed_run_ends_where_an_uninterrupted_one_ends(
         workers: int, store: Path, faulty: Path, tmp_path: Path) -> None:
     """A worker is killed after the first epoch; --resume continues from its checkpoint. Sums of

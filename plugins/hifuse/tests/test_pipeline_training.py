@@ -172,10 +172,11 @@ def metrics(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("options", [
-    ("train.learnable=exact",), ("train.learnable=replica",),
-    ("partition.replication=none", "plugins.pipeline.depth=4"),
-    ("cache.policy=fifo", "cache.capacity_mb=0.003", "cache.gate=false")],
-    ids=["exact", "replica", "replication none", "fifo"])
+    pytest.param(options, id=name, marks=[] if name == "exact" else pytest.mark.thorough)
+    for name, options in {
+        "exact": ("train.learnable=exact",), "replica": ("train.learnable=replica",),
+        "replication none": ("partition.replication=none", "plugins.pipeline.depth=4"),
+        "fifo": ("cache.policy=fifo", "cache.capacity_mb=0.003", "cache.gate=false")}.items()])
 def test_two_workers_compute_the_same(store: Path, heta_here, tmp_path: Path,
                                       options: tuple[str, ...]) -> None:
     """Also where workers agree on what they sample while they train, and evaluate between."""
