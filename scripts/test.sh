@@ -30,7 +30,7 @@ run_tests() {  # ENVIRONMENT ARGUMENTS…
     local python="$1/bin/python" cache=(-o cache_dir="$PWD/$1/.pytest_cache") status=0
     [[ "$1" != /* ]] || cache=(-o cache_dir="$1/.pytest_cache")
     local failed="${cache[1]#cache_dir=}/v/cache/lastfailed"
-    "$python" -m pytest "${cache[@]}" --cache-clear -n "$workers" "${chosen[@]}" "${@:2}" || status=$?
+    "$python" -m pytest "${cache[@]}" --cache-clear -n "$workers" --dist loadfile "${chosen[@]}" "${@:2}" || status=$?
     [[ $status == 1 && -f "$failed" && $(grep -c '": true' "$failed") -le 3 ]] || return $status
     local names && names="$(grep -o '".*"' "$failed")"
     echo "Once more, alone:" && echo "$names"

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes seconds)
+from safetensors.numpy import save_file
 
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins
@@ -178,7 +179,12 @@ def work(job: dict) -> None:
         results = run_case(store, case, job["parts"], plugins,
                            Path(job["out"]) / f"averages-{job['parts']}-{name}",
                            job.get("steps_of"))
-        np.savez(Path(job["out"]) / f"{name}-{job['parts']}-{os.environ['RANK']}.npz", **results)
+        save(Path(job["out"]) / f"{name}-{job['parts']}-{os.environ['RANK']}", results)
+
+
+def save(file: Path, results: dict[str, np.ndarray]) -> None:
+    """Write what a worker computed; thousands of arrays, which take long as an .npz."""
+    save_file({key: np.array(array, order="C") for key, array in results.items()}, file)
 
 
 def fork(job: dict, rank: int, work: Callable[[dict], None]) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors.numpy import load_file
 
 from dgl_heta.store import write_store
 from tests.support.copies import copies, within
@@ -108,8 +109,13 @@ def run(description: dict[str, Any], out: Path, worker: str = "exact_worker"
     file.write_text(json.dumps({**description, "meeting": str(meeting)}))
     status, text = copies(f"tests.support.{worker}").run(file, within(PATIENCE))
     assert status == 0, text
-    return {name: [dict(np.load(out / f"{name}-{parts}-{rank}.npz")) for rank in range(parts)]
+    return {name: [_read(out / f"{name}-{parts}-{rank}") for rank in range(parts)]
             for name in description["cases"]}
+
+
+def _read(file: Path) -> dict[str, np.ndarray]:
+    """What a worker has written."""
+    return load_file(file) if file.exists() else dict(np.load(f"{file}.npz"))
 
 
 def differences(one: dict[str, np.ndarray], many: list[dict[str, np.ndarray]]

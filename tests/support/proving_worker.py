@@ -82,7 +82,7 @@ def work(job: dict) -> None:
         assert engine.proof is not None
         found["steps"] = engine.proof.proved
         found["not proved"] = engine.proof.told or ""
-        np.savez(Path(job["out"]) / f"{name}-{job['parts']}-{rank}.npz", **found)
+        np.savez(Path(job["out"]) / f"{name}-{job['parts']}-{rank}.npz", **found)  # texts, too
 
 
 def main(file: Path) -> int:

@@ -95,20 +95,31 @@ def workers_of(run_dir: Path) -> list[psutil.Process]:
     return found
 
 
-def test_training_reports_what_it_did(store: Path, tmp_path: Path) -> None:
-    summary = train(store, tmp_path / "run", "--parts", "2")
+@pytest.fixture(scope="module")
+def of_two(store: Path) -> Path:
+    """The run of two workers."""
+    train(store, store.with_name("of two"), "--parts", "2")
+    return store.with_name("of two")
+
+
+def summary_of(run: Path) -> dict:
+    return json.loads((run / "summary.json").read_text())
+
+
+def test_training_reports_what_it_did(of_two: Path) -> None:
+    summary = summary_of(of_two)
     for key in ("test_acc", "val_acc", "epoch_seconds", "bytes_sent_per_epoch", "peak_rss_mb"):
         assert np.isfinite(summary[key]), key
     assert summary["bytes_sent_per_epoch"] == sum(summary["bytes"].values()) > 0
     assert 0.5 * summary["epoch_seconds"] < sum(summary["stages"].values()) <= 1.01 * summary[
         "epoch_seconds"]
     lines = [json.loads(line) for line in
-             (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+             (of_two / "metrics.jsonl").read_text().splitlines()]
     assert [line["event"] for line in lines] == ["epoch", "epoch", "summary"]
-    assert "data:image/svg+xml" in (tmp_path / "run" / "report.html").read_text()
+    assert "data:image/svg+xml" in (of_two / "report.html").read_text()
 
 
-@pytest.mark.parametrize("reduce", ["sum", "max"])
+@pytest.mark.parametrize("reduce", ["sum", pytest.param("max", marks=pytest.mark.thorough)])
 def test_prediction_of_bytes_is_what_training_counts(
         store: Path, tmp_path: Path, reduce: str) -> None:
     """The cost model against the engine's counters, batches that divide evenly."""
@@ -228,7 +239,8 @@ def test_failing_worker_ends_the_run_with_its_own_words_first(
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [
+    signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.thorough)])
 def test_no_worker_outlives_the_command(store: Path, tmp_path: Path, number: int) -> None:
     run_dir = tmp_path / "run"
     process = subprocess.Popen(
@@ -244,7 +256,7 @@ def test_no_worker_outlives_the_command(store: Path, tmp_path: Path, number: int
         process.kill()
 
 
-def test_torchrun_ranks_are_workers(store: Path, tmp_path: Path) -> None:
+def test_torchrun_ranks_are_workers(store: Path, of_two: Path, tmp_path: Path) -> None:
     opened = Store(store)
     write_partition(opened, make_plan(opened.schema, "paper", 2, 2), tmp_path / "parts")
     plain = command(tmp_path / "parts", tmp_path / "run")
@@ -253,8 +265,7 @@ def test_torchrun_ranks_are_workers(store: Path, tmp_path: Path) -> None:
          *plain[1:]], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
-    same = train(tmp_path / "parts", tmp_path / "same")
-    assert summary["test_acc"] == same["test_acc"]
+    assert summary["test_acc"] == summary_of(of_two)["test_acc"]
     assert (tmp_path / "run" / "report.html").exists()
     again = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
@@ -264,7 +275,7 @@ def test_torchrun_ranks_are_workers(store: Path, tmp_path: Path) -> None:
 
 
 def test_a_restart_of_torchrun_goes_on_from_the_last_checkpoint(
-        store: Path, faulty: Path, tmp_path: Path) -> None:
+        store: Path, faulty: Path, of_two: Path, tmp_path: Path) -> None:
     """Rank 1 is killed after the first epoch; torchrun starts all ranks again, once."""
     opened = Store(store)
     write_partition(opened, make_plan(opened.schema, "paper", 2, 2), tmp_path / "parts")
@@ -278,10 +289,10 @@ def test_a_restart_of_torchrun_goes_on_from_the_last_checkpoint(
     assert done.returncode == 0, done.stderr
     assert "exitcode" in done.stderr  # it had failed
     summary = json.loads(done.stdout.splitlines()[-1])
-    same = train(tmp_path / "parts", tmp_path / "same")
+    same = summary_of(of_two)
     assert summary["test_acc"] == same["test_acc"]
     assert summary["epochs"] == same["epochs"] == 2
-    one, two = (load_file(tmp_path / name / "model.safetensors") for name in ("run", "same"))
+    one, two = (load_file(run / "model.safetensors") for run in (tmp_path / "run", of_two))
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
