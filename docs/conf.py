@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from docutils import nodes
+
 from dgl_heta import __version__
 
 project = "dgl-heta"
@@ -35,9 +37,17 @@ html_show_sourcelink = False
 
 
 def setup(app: Any) -> None:
+    app.connect("doctree-read", with_dashes)
     app.connect("autodoc-skip-member", without_internals)
     app.connect("autodoc-process-signature", without_arguments_of_protocols)
     app.connect("autodoc-process-docstring", meanings_below_names, priority=100)
+
+
+def with_dashes(app: Any, document: Any) -> None:
+    """Between a parameter and its meaning; Sphinx leaves it to smartquotes, which change code."""
+    for node in list(document.findall(nodes.Text)):
+        if node.astext() == " -- ":
+            node.parent.replace(node, nodes.Text(" – "))
 
 
 def without_internals(app: Any, what: str, name: str, obj: Any, skip: bool, options: Any

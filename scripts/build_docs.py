@@ -222,9 +222,12 @@ def settings_page() -> str:
 
 
 def type_of(entry: Any) -> str:
+    """`str | None`, or the values that there are."""
     text = entry.annotation.__name__ if isinstance(entry.annotation, type) and not getattr(
         entry.annotation, "__args__", None) else str(entry.annotation)
-    return re.sub(r"typing\.|\bNoneType\b", lambda m: "None" if m[0] == "NoneType" else "", text)
+    text = re.sub(r"Optional\[(.*)\]", r"\1 | None", text.replace("typing.", ""))
+    return re.sub(r"Literal\[(.*?)\]", lambda values: values[1].replace("'", '"').replace(
+        ", ", " | "), text)
 
 
 def json_of(entry: Any) -> str:
