@@ -139,9 +139,27 @@ class TrainSettings(_Section):
         list(default_fanouts(2)), description="neighbours per relation and layer, input layer "
         "first; -1 for all; default: 25, then 20 for every further layer")
     eval_fanouts: list[int] | None = Field(None, description="the same for evaluation")
-    lr: float = Field(0.01, gt=0, description="learning rate of dense parameters (Adam)")
+    lr: float = Field(0.01, gt=0, description="learning rate of dense parameters")
     sparse_lr: float = Field(0.01, gt=0, description="learning rate of learnable features")
     weight_decay: float = Field(0.0, ge=0, description="weight decay of dense parameters")
+    optimizer: str = Field("Adam", description="of dense parameters: a class of torch.optim "
+                           "(dgl-heta train)")
+    optimizer_options: dict[str, bool | int | float | str | list[int | float]] = Field(
+        {}, description="its further options, e.g. --set 'train.optimizer_options={momentum=0.9}'")
+    schedule: str | None = Field(
+        None, description="of lr, with a step after each epoch: a class of torch.optim.lr_scheduler"
+        " (dgl-heta train)")
+    schedule_options: dict[str, bool | int | float | str | list[int | float]] = Field(
+        {}, description="its options, e.g. --set 'train.schedule_options={T_max=10}'")
+    clip_grad_norm: float | None = Field(
+        None, gt=0, description="the most that the norm of all dense gradients together may be; "
+        "larger ones are scaled down (dgl-heta train)")
+    class_weights: Literal["balanced"] | list[float] | None = Field(
+        None, description="weights of the classes in the loss: balanced (inverse to how often they "
+        "are in training) or a number for each (dgl-heta train)")
+    early_stopping: int | None = Field(
+        None, ge=1, description="end the training after so many epochs without a better validation "
+        "score; default: never (dgl-heta train)")
     seed: int = Field(0, ge=0, description="seed of initialisation, shuffling and sampling")
     wrapper: str = Field("raf", description="module wrapper")
     trainers: int = Field(1, ge=1, description="workers per partition; they share its files and "
@@ -178,6 +196,13 @@ class TrainSettings(_Section):
     def step_size(self, workers: int) -> int:
         """Seeds of a step over so many workers."""
         return self.global_batch_size or self.batch_size * workers
+
+    @field_validator("class_weights")
+    @classmethod
+    def _known_weights(cls, value: Any) -> Any:
+        if isinstance(value, list) and not (all(v >= 0 for v in value) and any(value)):
+            raise ValueError("weights are 0 or more, and not all of them 0")
+        return value
 
     @field_validator("fanouts", "eval_fanouts", mode="before")
     @classmethod

@@ -32,6 +32,7 @@ from dgl_heta.settings import Settings, section_name
 from dgl_heta.system.files import replacing
 from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 from dgl_heta.training.engine import Engine
+from dgl_heta.training.optimizers import load_state, state_tensors
 from dgl_heta.training.recorded import check_model
 from dgl_heta.training.table_files import load_tables, write_tables
 
@@ -50,8 +51,7 @@ def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, A
     folder = _folder(run_dir, epoch)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
-    for index, state in engine.optimizer.state_dict()["state"].items():
-        tensors.update({f"adam.{index}.{k}": torch.as_tensor(v) for k, v in state.items()})
+    tensors.update({f"adam.{k}": v for k, v in state_tensors(engine.optimizer).items()})
     tensors.update({f"wrapper.{k}": v for k, v in engine.wrapped.state().items()})
     shard, tables = _files(engine.rank)
     _save(folder / shard, tensors)
@@ -90,13 +90,8 @@ def load_checkpoint(engine: Engine, run_dir: Path, epoch: int) -> dict[str, Any]
     try:
         engine.model.load_state_dict(
             {k.removeprefix("model."): v for k, v in tensors.items() if k.startswith("model.")})
-        state: dict[int, dict[str, Tensor]] = {}
-        for name, value in tensors.items():
-            if name.startswith("adam."):
-                _, index, key = name.split(".", 2)
-                state.setdefault(int(index), {})[key] = value
-        groups = engine.optimizer.state_dict()["param_groups"]
-        engine.optimizer.load_state_dict({"state": state, "param_groups": groups})
+        load_state(engine.optimizer, {k.removeprefix("adam."): v for k, v in tensors.items()
+                                      if k.startswith("adam.")})
         engine.wrapped.load_state({k.removeprefix("wrapper."): v for k, v in tensors.items()
                                    if k.startswith("wrapper.")})
         load_tables(folder / tables, engine.learnable.tables())

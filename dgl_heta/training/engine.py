@@ -31,6 +31,7 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.training.average_inputs import AverageInputs
 from dgl_heta.training.fetching import Fetching
+from dgl_heta.training.optimizers import Schedule, make_optimizer
 from dgl_heta.training.tasks import Step, TrainingTask
 
 if TYPE_CHECKING:
@@ -136,8 +137,9 @@ class Engine:
         self._fetching = Fetching(self.static, self.averages, self.device)
         self.wrapped = wrapper.wrap(RafModule(model, self.group),
                                     WrapContext(self.world, self.group, self.owned))
-        self.optimizer = torch.optim.Adam(model.parameters(), lr=settings.train.lr,
-                                          weight_decay=settings.train.weight_decay)
+        self.optimizer = make_optimizer(model.parameters(), settings.train)
+        self.schedule = (Schedule(self.optimizer, settings.train)
+                         if settings.train.schedule is not None else None)
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self.making = Making(("sample", "fetch"))
 
@@ -226,6 +228,10 @@ class Engine:
             loss.backward()
             self.wrapped.after_backward()
         with self.timed("update"):
+            if self.settings.train.clip_grad_norm is not None:
+                # Averaged gradients are the same on all workers, and so is their norm.
+                nn.utils.clip_grad_norm_(self.model.parameters(),
+                                         self.settings.train.clip_grad_norm)
             self.optimizer.step()
             self.learnable.update()
         return statistics

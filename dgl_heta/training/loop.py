@@ -55,6 +55,7 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     _check_seeds(engine)
     mark = fingerprint(engine, settings)
     validates = bool(engine.steps("val"))
+    _check_validation(engine, validates)
     best: dict[str, Any] = {}
     start = latest_epoch(run_dir, rank, engine.world, mark) if resume else 0
     _check_directory(engine, run_dir, resume)
@@ -62,16 +63,24 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
         best = best_epoch(load_checkpoint(engine, run_dir, start), start, run_dir)
     log = run_dir / "metrics.jsonl"
     history = _history(log, start)
+    if engine.schedule is not None:
+        engine.schedule.again(history, start)
+    last, stopped = start, _stops(settings, start, best)
     if first:
         write_atomic(log, "".join(log_line(record.to_json()) for record in history))
     registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
     own: list[OwnEpoch] = []
     for epoch in range(start + 1, settings.train.epochs + 1):
+        if stopped:
+            break
         engine.store.check_sizes()
         record = _epoch(engine, epoch, settings, own, report if first else lambda event: None)
         if engine.wrapped.equal() and (not validates or (
                 record.val_acc is not None and (not best or record.val_acc > best["val_acc"]))):
             best = {"epoch": epoch, "val_acc": record.val_acc}
+        if engine.schedule is not None:
+            engine.schedule.step(record.val_acc)
+        last, stopped = epoch, _stops(settings, epoch, best)
         history.append(record)
         if first:  # before the checkpoint: a line without one is dropped when the run goes on
             _append(log, record.to_json())
@@ -79,13 +88,14 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
         registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=record.to_json())
         if first:
             report(record.to_json())
-    best = _finish(engine, run_dir, best, max(start, settings.train.epochs))
+    best = _finish(engine, run_dir, best, last)
     engine.reset_traffic()
     (val_acc, _), (test_acc, test_loss) = engine.evaluate("val"), engine.evaluate("test")
     scores = {"val_acc": _number(val_acc), "test_acc": _number(test_acc),
               "test_loss": _number(test_loss)}
     consolidate(engine, run_dir)
     summary = _summary(engine, settings, history, own, best, scores)
+    summary["stopped_early"] = stopped and last < settings.train.epochs
     if first:
         write_signed(run_dir / "summary.json", summary, indent=1)
         _append(log, {"event": "summary", **summary})
@@ -122,6 +132,26 @@ def _check_seeds(engine: Engine) -> None:
                             else ""))
 
 
+def _check_validation(engine: Engine, validates: bool) -> None:
+    """Refuse what follows the validation score where there is none."""
+    if validates:
+        return
+    followers = [("early_stopping", engine.settings.train.early_stopping is not None),
+                 ("schedule", engine.schedule is not None and engine.schedule.by_score)]
+    for name, follows in followers:
+        if follows:
+            raise InputError(f"train.{name} = {getattr(engine.settings.train, name)} follows the "
+                             "validation score, and no node or edge is for validation (val_mask); "
+                             f"leave train.{name} out")
+
+
+def _stops(settings: Settings, epoch: int, best: dict[str, Any]) -> bool:
+    """Whether training ends after an epoch, early: it follows from the checkpoint alone."""
+    patience = settings.train.early_stopping
+    return (patience is not None and bool(best) and epoch % settings.train.eval_every == 0
+            and epoch - best["epoch"] >= patience)
+
+
 def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
     """Refuse, on all workers alike, to overwrite a run."""
     kept = (run_dir / "metrics.jsonl").exists() or (run_dir / "checkpoints").exists()
@@ -135,8 +165,11 @@ def fingerprint(engine: Engine, settings: Settings) -> str:
     """What must be equal for a checkpoint to be continued."""
     train = settings.train.model_dump(
         exclude={"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
-                 "sampling_threads"})
-    for name, usual in (("global_batch_size", None), ("exchange_dtype", "same")):
+                 "sampling_threads", "early_stopping"})
+    for name, usual in (("global_batch_size", None), ("exchange_dtype", "same"),
+                        ("optimizer", "Adam"), ("optimizer_options", {}), ("schedule", None),
+                        ("schedule_options", {}), ("clip_grad_norm", None),
+                        ("class_weights", None)):
         if train[name] == usual:
             del train[name]  # which runs from before do not know
     plan = engine.plan.to_json()

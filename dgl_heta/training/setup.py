@@ -29,6 +29,7 @@ from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
+from dgl_heta.training import optimizers
 from dgl_heta.training.average_inputs import AverageInputs, paths_of
 from dgl_heta.training.engine import Engine, Inputs, Sampler, Workers
 from dgl_heta.training.proof import StepProof
@@ -86,6 +87,7 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
     Returns the task, what the model is built from, and its provider.
     """
     train, model = settings.train, settings.model
+    optimizers.check(train)
     task = make_task(store, settings)
     if set(plan.targets) != set(task.targets):
         raise InputError(

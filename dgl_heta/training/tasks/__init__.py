@@ -67,6 +67,10 @@ def make_task(store: Store, settings: Settings) -> TrainingTask:
         As :func:`resolve`; labels or masks that are missing or do not fit the kind of task.
     """
     task = resolve(settings.task, store.manifest.task, store.schema)
+    weights = settings.train.class_weights
+    if weights is not None and task.kind != "classification":
+        raise InputError("train.class_weights are for task.kind = 'classification', where a node "
+                         f"has one class; this task is '{task.kind}': leave them out")
     if task.kind == "link":
         return LinkPrediction(store, task, settings.model.hidden, settings.train.seed)
-    return NodePrediction(store, task, settings.train.seed)
+    return NodePrediction(store, task, settings.train.seed, weights)

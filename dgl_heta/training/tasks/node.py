@@ -35,7 +35,8 @@ class NodePrediction:
 
     held_out = None
 
-    def __init__(self, store: Store, task: TaskSettings, seed: int) -> None:
+    def __init__(self, store: Store, task: TaskSettings, seed: int,
+                 class_weights: str | list[float] | None = None) -> None:
         self.targets = tuple(task.targets or ())
         self._seed, self._store = seed, store
         self._heads = {t: _HEADS[str(task.kind)](store, t, str(task.label)) for t in self.targets}
@@ -45,6 +46,9 @@ class NodePrediction:
             for name in SPLITS.values():
                 if isinstance(head, Classification) and store.has_array(ntype, name):
                     head.check(chosen(store.array(ntype, name)), name)
+            if isinstance(head, Classification) and class_weights is not None:
+                head.weigh(class_weights, chosen(store.array(ntype, SPLITS["train"]))
+                           if store.has_array(ntype, SPLITS["train"]) else np.empty(0, np.int64))
 
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
         ids, own = {}, owned is not None
@@ -80,7 +84,8 @@ class NodePrediction:
         total, statistics = torch.zeros(()), []
         for ntype, ids in self.seeds(step, worker, workers).items():
             summed, found = self._heads[ntype].loss(outputs[ntype], ids)
-            total = total.to(summed) + summed * (workers / max(len(step.nodes[ntype]), 1))
+            whole = self._heads[ntype].weight(step.nodes[ntype])
+            total = total.to(summed) + summed * (workers / whole if whole else 0.0)
             statistics.append(torch.tensor([float(summed.detach()), len(ids), *found],
                                            dtype=torch.float64))
         return total, torch.cat(statistics)
@@ -93,7 +98,7 @@ class NodePrediction:
             if not count:
                 continue
             scores.append(head.score(loss, count, found))
-            losses += loss / count
+            losses += head.mean_loss(loss, count, found)
         return (sum(scores) / len(scores), losses) if scores else (float("nan"), float("nan"))
 
 
@@ -125,11 +130,28 @@ class Head(Protocol):
     def score(self, loss: float, count: float, found: list[float]) -> float:
         """The score of summed statistics."""
 
+    def weight(self, ids: np.ndarray) -> float:
+        """What the sum of these nodes' losses is divided by: their number, or their weight."""
 
-class Classification:
+    def mean_loss(self, loss: float, count: float, found: list[float]) -> float:
+        """The mean loss of summed statistics."""
+
+
+class Even:
+    """A head to which all nodes count the same."""
+
+    def weight(self, ids: np.ndarray) -> float:
+        return len(ids)
+
+    def mean_loss(self, loss: float, count: float, found: list[float]) -> float:
+        return loss / count
+
+
+class Classification(Even):
     """One class per node: cross-entropy, accuracy."""
 
     metric, statistics = "accuracy", 1
+    _weights: np.ndarray | None = None
 
     def __init__(self, store: Store, ntype: str, label: str) -> None:
         self._labels = store.array(ntype, label)
@@ -160,13 +182,48 @@ class Classification:
         self.check(ids, "a batch")
         labels = torch.from_numpy(np.asarray(self._labels[ids], np.int64)).to(outputs.device)
         right = float((outputs.argmax(1) == labels).sum())
-        return F.cross_entropy(outputs, labels, reduction="sum"), [right]
+        if self._weights is None:
+            return F.cross_entropy(outputs, labels, reduction="sum"), [right]
+        weights = torch.from_numpy(self._weights).to(outputs)
+        return (F.cross_entropy(outputs, labels, weights, reduction="sum"),
+                [right, self.weight(ids)])
+
+    def weigh(self, weights: str | list[float], ids: np.ndarray) -> None:
+        """Weigh classes: by a number for each, or "balanced" over the nodes `ids` of training,
+        n / (k n_c) for n_c nodes of n in class c, with k classes that occur; 1 for the others.
+
+        Raises
+        ------
+        InputError
+            There is not one number for each class.
+        """
+        if isinstance(weights, str):
+            counts = np.bincount(np.asarray(self._labels[ids], np.int64), minlength=self.outputs)
+            occurs = counts > 0
+            self._weights = np.ones(self.outputs)
+            self._weights[occurs] = len(ids) / (occurs.sum() * counts[occurs])
+        elif len(weights) != self.outputs:
+            raise InputError(f"train.class_weights has {len(weights)} numbers, but {self._what} "
+                             f"has {self.outputs} classes; give one for each")
+        else:
+            self._weights = np.asarray(weights, np.float64)
+        self.statistics = 2
+
+    def weight(self, ids: np.ndarray) -> float:
+        if self._weights is None:
+            return len(ids)
+        return float(self._weights[np.asarray(self._labels[ids], np.int64)].sum())
+
+    def mean_loss(self, loss: float, count: float, found: list[float]) -> float:
+        if self._weights is None:
+            return loss / count
+        return loss / found[1] if found[1] else 0.0
 
     def score(self, loss: float, count: float, found: list[float]) -> float:
         return found[0] / count
 
 
-class MultiLabel:
+class MultiLabel(Even):
     """Any number of labels per node: binary cross-entropy (mean over labels), micro-F1."""
 
     metric, statistics = "micro-F1", 3
@@ -189,7 +246,7 @@ class MultiLabel:
         return 2 * right / max(2 * right + false + missed, 1)
 
 
-class Regression:
+class Regression(Even):
     """Numbers per node: mean squared error, coefficient of determination R² (mean of outputs)."""
 
     metric = "R²"
