@@ -44,7 +44,9 @@ _LAZY = {
     "SavedObject": "dgl_heta.graph.readers.torch_file",
     "open_edges": "dgl_heta.graph.readers.files",
     "read_saved": "dgl_heta.graph.readers.torch_file",
+    "read_hetero_data": "dgl_heta.graph.readers.pyg",
     "partition_graph": "dgl_heta.partition.dgl",
+    "train": "dgl_heta.launch.jobs.training",
     "BlockModel": "dgl_heta.models",
     "Edges": "dgl_heta.models",
     "HGNN": "dgl_heta.models",
@@ -104,9 +106,11 @@ __all__ = [
     "make_plan",
     "open_edges",
     "partition_graph",
+    "read_hetero_data",
     "read_saved",
     "register_hetero_conv",
     "slot",
+    "train",
     "write_store",
 ]
 
@@ -116,6 +120,7 @@ if TYPE_CHECKING:
     from dgl_heta.distdgl.hetero_convs import register_hetero_conv
     from dgl_heta.errors import HetaError, InputError
     from dgl_heta.graph.readers.files import open_edges
+    from dgl_heta.graph.readers.pyg import read_hetero_data
     from dgl_heta.graph.readers.torch_file import SavedObject, read_saved
     from dgl_heta.graph.schema import Relation, Schema
     from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
@@ -136,6 +141,7 @@ if TYPE_CHECKING:
         WrappedModule,
     )
     from dgl_heta.hooks.specs import hookimpl
+    from dgl_heta.launch.jobs.training import train
     from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
     from dgl_heta.partition.backends.base import MetatreeBackend
     from dgl_heta.partition.dgl import partition_graph

@@ -42,9 +42,15 @@ def dgl_heta_datasets() -> list[protocols.Dataset]:
 
 @hookimpl
 def dgl_heta_readers() -> list[protocols.Reader]:
-    from dgl_heta.graph.readers import DistDGLParts, EdgeFiles, GraphBolt, Ogb
+    from dgl_heta.graph.readers import (
+        DistDGLParts,
+        EdgeFiles,
+        GraphBolt,
+        HeteroData,
+        Ogb,
+    )
 
-    return [GraphBolt(), EdgeFiles(), DistDGLParts(), Ogb()]
+    return [GraphBolt(), EdgeFiles(), DistDGLParts(), HeteroData(), Ogb()]
 
 
 @hookimpl

@@ -211,7 +211,8 @@ def _checked(name: str, found: Any, counts: Counts, row_bytes: Mapping[str, int]
         rows[ntype] = ids
     total = sum(len(ids) * row_bytes[t] for t, ids in rows.items())
     if total > capacity:
-        raise HetaError(f"cache policy '{name}' selected {total} bytes for a cache of {capacity}")
+        raise HetaError(f"cache policy '{name}' selected rows of {total:,} bytes for a cache of "
+                        f"{capacity:,}; it must leave out what does not fit")
     return rows
 
 

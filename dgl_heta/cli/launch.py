@@ -28,6 +28,9 @@ app = typer.Typer()
 EXAMPLE = ("Example: dgl-heta launch --hosts 2 --rate 1gbit --part-config data/mag.json "
            "-c heta.toml -- python train_dist.py --ip-config {ip_config}")
 
+_NOT_PLAIN = ("which plain DistDGL cannot load; give -c heta.toml or --set (as --set "
+              "train.wrapper=raf), or call dgl_heta.enable() in the script")
+
 
 @dataclass(frozen=True)
 class HostOptions:
@@ -210,8 +213,11 @@ def launch(
     job, ours = make_job(command_of(command, source), part_config, hosts, emulation, processes,
                          limits)
     if ours and not job.command.active:
-        note(f"{part_config} was made by meta-partitioning, which plain DistDGL refuses; "
-             "give -c heta.toml or --set (as --set train.wrapper=raf)")
+        note(f"{part_config} was made by meta-partitioning, {_NOT_PLAIN}")
+    elif job.command.active and not ours:
+        note(f"{part_config} has parts of DGL's own, so the script runs as plain DistDGL, with no "
+             "more of the settings than a feature cache; to train by relation make a "
+             f"meta-partition of them: dgl-heta partition {part_config} --out DIR")
     if output.dry_run:
         show_processes(job, output.as_json, processes.hidden)
         return
@@ -227,6 +233,10 @@ def launch(
         print(f"error: ended by {signal.Signals(outcome.signal).name}", file=sys.stderr)
         raise typer.Exit(outcome.status)
     if outcome.error is not None:
+        if ours and not job.command.active:
+            raise type(outcome.error)(
+                f"{outcome.error}; {part_config} was made by meta-partitioning, {_NOT_PLAIN}",
+                outcome.error.details)
         raise outcome.error
 
 

@@ -25,6 +25,7 @@ from dgl_heta.report.console import err, out, print_json
 if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins
     from dgl_heta.partition.inputs import GraphInput
+    from dgl_heta.planning.cluster import Cluster, Coefficients
     from dgl_heta.planning.plan import Plan
     from dgl_heta.planning.workload import Workload
     from dgl_heta.settings import Settings
@@ -195,17 +196,46 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
         chosen = backend.plan(opened.schema, partition_request(
             backend, opened, options, parts=cluster.machines, hops=hops, replication="full",
             workload=workload))
-    systems = estimate(chosen, workload, cluster, coefficients)
+    counted, how = _counted(opened, chosen, workload, cluster, coefficients, options.seed or 0)
+    systems = estimate(chosen, workload, cluster, coefficients, counted)
     if as_json:
         print_json({
             "cluster": cluster.model_dump(), "training": asdict(workload), "method": method,
-            "coefficients": coefficients.model_dump(),
+            "coefficients": coefficients.model_dump(), "rows": how,
             "systems": [system.to_json() for system in systems]})
         return
     show_estimates(systems, coefficients, (
         f"plan by {method}: {cluster.machines} × {cluster.trainers} trainers, "
         f"{systems[0].steps:,} steps per epoch, {model}, batch {workload.batch_size} per trainer, "
-        f"hidden {workload.hidden}"), out)
+        f"hidden {workload.hidden}; {how}"), out)
+
+
+def _counted(opened: GraphInput, plan: Plan, work: Workload, cluster: Cluster,
+             coefficients: Coefficients, seed: int
+             ) -> tuple[dict[str, dict[str, float]] | None, str]:
+    """Bytes of rows as they are counted on a graph with edges, and how all rows were found."""
+    from dgl_heta.partition.counted import count_rows
+    from dgl_heta.store import Store, write_store
+    from dgl_heta.system.leftovers import scratch_directory
+
+    guess = (f"METIS's cut {cluster.metis_cut:.2f} of random's, as the cluster says"
+             if cluster.metis_cut is not None else
+             f"METIS's cut {coefficients.metis_cut:.2f} of random's, a guess: that of the graphs "
+             "which the model was fitted to; metis_cut in the cluster's file replaces it")
+    if opened.store is None and opened.source is None:
+        return None, f"rows expected from the schema's counts; {guess}"
+    with scratch_directory(None, "dgl-heta-plan") as directory:
+        if opened.store is None:
+            assert opened.source is not None
+            write_store(opened.source, directory / "store")
+        with err.status("counting rows in sampled steps"):
+            found = count_rows(opened.store or Store(directory / "store"), plan, work, seed)
+    sent, steps = found.sent, f"rows counted in {found.steps} sampled steps"
+    if cluster.metis_cut is not None:
+        return {k: v for k, v in sent.items() if k != "DistDGL METIS"}, f"{steps}; {guess}"
+    if found.metis_cut is None:
+        return sent, f"{steps}; METIS {found.missing}; {guess}"
+    return sent, f"{steps}; METIS run here: it cuts {found.metis_cut:.2f} of what random parts cut"
 
 
 def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 from rich.markup import escape
@@ -31,10 +32,19 @@ def list_settings(source: SettingsOptions, as_json: AsJson = False) -> None:
     for name, field in keys().items():
         section, key = name.split(".")
         rows.add_row(name, escape(json.dumps(values[section][key])),
-                     escape(field.description or ""))
+                     escape(_meaning(field)))
     for section, model in sections.items():
         for key, field in type(model).model_fields.items():
             rows.add_row(f"plugins.{section}.{key}",
                          escape(json.dumps(values["plugins"][section][key])),
-                         escape(field.description or ""))
+                         escape(_meaning(field)))
     out.print(rows)
+
+
+def _meaning(field: Any) -> str:
+    """What a setting is for, and its allowed values, where it is one of a few texts."""
+    kinds = [field.annotation, *get_args(field.annotation)]
+    allowed = [str(value) for kind in kinds if get_origin(kind) is Literal
+               for value in get_args(kind)]
+    text = field.description or ""
+    return f"{text} ({', '.join(allowed)})" if allowed else text

@@ -2,7 +2,9 @@
 
 Nothing is guessed about frontiers: some steps are sampled on the store, as training would, and
 the rows and edges that each partitioning would move are counted; :mod:`dgl_heta.planning.traffic`
-says how many bytes they are. The averaging of dense gradients is equal for all and left out.
+says how many bytes they are. Gradients of dense parameters follow from the plan
+(:func:`dgl_heta.planning.compute.parameter_groups`). `dgl-heta plan --cluster` takes the same
+counts where the graph has edges (:mod:`dgl_heta.partition.counted`).
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
 from dgl_heta.planning.assignment import Partition, Share
+from dgl_heta.planning.compute import parameter_groups
+from dgl_heta.planning.delegates import choose
+from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.footprint import DISTDGL_EDGE_BYTES, footprint, type_bytes
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
@@ -101,17 +106,12 @@ def compare(store: Store, request: PartitionRequest, work: Workload, steps: int 
     """
     schema = store.schema
     hops = request.hops or DEFAULT_HOPS
-    work = replace(work, fanouts=work.fanouts_of(hops))
+    task = store.manifest.task
+    work = replace(work, fanouts=work.fanouts_of(hops),
+                   classes=work.classes or (task.num_classes if task else 0))
     whole = make_plan(schema, request.target, hops, 1)
-    seeds = {t: np.flatnonzero(store.array(t, TRAIN_MASK)) if store.has_array(t, TRAIN_MASK)
-             else np.arange(schema.node_counts[t]) for t in request.target}
-    count = sum(map(len, seeds.values()))
-    if not count:
-        raise InputError(f"no node of {', '.join(request.target)} is in {TRAIN_MASK}, so there is "
-                         "no step to sample")
-    steps_per_epoch = -(-count // (work.batch_size * request.parts))
-    counting = _Counting(store, whole, work, request, seeds, min(steps, steps_per_epoch),
-                         steps_per_epoch)
+    counting = counting_of(store, whole, work, request, steps)
+    steps_per_epoch = counting.steps_per_epoch
     rows = []
     candidates = ((Meta(), "full", "meta"), (Meta(), "none", "meta, replication none"),
                   (RelationRandom(), "none", "relation-random"))
@@ -123,17 +123,37 @@ def compare(store: Store, request: PartitionRequest, work: Workload, steps: int 
         except InputError as error:
             rows.append(Partitioning(name, missing=str(error)))
             continue
-        rows.append(counting.raf(name, plan))
+        rows.append(counting.raf(name, choose(plan, work, "auto")[0]))
     progress("DistDGL random")
     rng = np.random.default_rng(request.seed)
     rows.append(counting.distdgl("DistDGL random", {
         t: rng.integers(0, request.parts, n) for t, n in schema.node_counts.items()}))
     progress("DistDGL METIS")
-    owner, missing = _metis(store, request.parts)
+    owner, missing = metis_or_why(store, request.parts)
     rows.append(Partitioning("DistDGL METIS", missing=missing) if owner is None
                 else counting.distdgl("DistDGL METIS", owner))
     return Comparison(request.parts, steps_per_epoch, counting.steps, work, tuple(rows),
                       _warnings(rows, request.parts, work))
+
+
+def counting_of(store: Store, whole: Plan, work: Workload, request: PartitionRequest, steps: int
+              ) -> Counting:
+    """What samples `steps` steps over the training nodes.
+
+    Raises
+    ------
+    InputError
+        No node is in the train mask.
+    """
+    seeds = {t: np.flatnonzero(store.array(t, TRAIN_MASK)) if store.has_array(t, TRAIN_MASK)
+             else np.arange(store.schema.node_counts[t]) for t in request.target}
+    count = sum(map(len, seeds.values()))
+    if not count:
+        raise InputError(f"no node of {', '.join(request.target)} is in {TRAIN_MASK}, so there is "
+                         "no step to sample")
+    steps_per_epoch = -(-count // (work.batch_size * request.parts))
+    return Counting(store, whole, work, request, seeds, min(steps, steps_per_epoch),
+                     steps_per_epoch)
 
 
 def _warnings(rows: Sequence[Partitioning], parts: int, work: Workload) -> tuple[str, ...]:
@@ -151,13 +171,14 @@ def _warnings(rows: Sequence[Partitioning], parts: int, work: Workload) -> tuple
     return tuple(warnings)
 
 
-class _Counting:
+class Counting:
     """Samples steps and counts what partitionings would send."""
 
     def __init__(self, store: Store, whole: Plan, work: Workload, request: PartitionRequest,
                  seeds: Mapping[str, np.ndarray], steps: int, steps_per_epoch: int) -> None:
         self._store, self._work, self._request = store, work, request
-        self._seeds, self.steps = seeds, steps
+        self._whole = whole
+        self._seeds, self.steps, self.steps_per_epoch = seeds, steps, steps_per_epoch
         self._per_epoch = steps_per_epoch / steps
         self._widths = store.schema.feature_bytes
         self._sampler = NeighborSampler(store, SamplingScope.of(whole, 0), work.fanouts,
@@ -179,14 +200,27 @@ class _Counting:
             seeds = self._step(number, self._work.batch_size * len(plan.groups[0]), self._seeds)
             count = self._replicated if plan.replication == "full" else self._unreplicated
             count(plan, seeds, number, sent, edges)
+            _add(sent, "gradients", self._gradients(plan))
         sizes = [footprint(plan.schema, p, self._work) for p in plan.partitions]
         return self._row(name, sent, sizes, edges, plan.replication_factor())
+
+    def _gradients(self, plan: Plan | None) -> float:
+        """Bytes of gradients in a step; without a plan every worker has all parameters."""
+        parts, work = self._request.parts, self._work
+        groups = parameter_groups(plan or self._whole, work)
+        if plan is None:
+            return parts * traffic.gradients(parts, sum(n for n, _ in groups), 0, work)
+        return parts * traffic.gradients(
+            parts, sum(n for n, users in groups if users > 1),
+            sum(n for n, users in groups if users == 1), work)
 
     def _replicated(self, plan: Plan, seeds: dict[str, np.ndarray], number: int,
                     sent: Counter[str], edges: np.ndarray) -> None:
         """Partial aggregations of the seeds; learnable rows that another user owns."""
         crossings = traffic.seed_crossings(plan.hops, self._work)
         total = sum(map(len, seeds.values()))
+        owners = {r.src: by for r, by in plan.delegates.items()}
+        plan, asking = undelegated(plan), plan
         for partition in plan.partitions:
             group = plan.groups[partition.group]
             sampler = NeighborSampler(self._store, SamplingScope.of(plan, partition.index),
@@ -197,13 +231,31 @@ class _Counting:
             edges[partition.index] += _edges(batch)
             _add(sent, "partials", traffic.partials(len(group), total / len(group), crossings,
                                                     self._work))
+            if owners:
+                self._delegated(asking.partitions[partition.index], batch, seeds, owners, sent)
             for ntype, ids in batch.input_nodes.items():
                 users = plan.users(ntype)
-                if not self._widths.get(ntype) and len(users) > 1:
+                if ntype not in owners and not self._widths.get(ntype) and len(users) > 1:
                     own = Share(users.index(partition.index), len(users))
                     low, high = own.rows(plan.schema.node_counts[ntype])
                     away = int(((ids < low) | (ids >= high)).sum())
                     _add(sent, "learnable", traffic.learnable(away, self._work))
+
+    def _delegated(self, own: Partition, batch: MiniBatch, seeds: Mapping[str, np.ndarray],
+                   owners: Mapping[str, int], sent: Counter[str]) -> None:
+        """Rows for which a partition asks others, and those of their types that it reads itself.
+
+        Without delegation it would draw the same rows above layer 1, which `batch` has.
+        """
+        work = self._work
+        (first,) = [block for block in batch.blocks if block.layer == 1]
+        inner = {t: n - len(seeds.get(t, ())) for t, n in first.num_dst.items()}
+        for dst, _ in {(r.dst, owners[r.src]) for r in own.asks}:
+            _add(sent, "sampling", inner.get(dst, 0) * traffic.SHORT_ID_BYTES)
+            _add(sent, "partials", inner.get(dst, 0) * 2 * work.row_bytes)
+        for ntype, owner in owners.items():
+            if owner != own.index and work.seed_states:
+                _add(sent, "learnable", traffic.learnable(first.num_dst.get(ntype, 0), work))
 
     def _unreplicated(self, plan: Plan, seeds: dict[str, np.ndarray], number: int,
                       sent: Counter[str], edges: np.ndarray) -> None:
@@ -245,6 +297,7 @@ class _Counting:
                     self._step(number, self._work.batch_size, seeds), None, number)
                 edges[part] += _edges(batch)
                 self._count_remote(batch, owner, part, sent)
+        _add(sent, "gradients", self.steps * self._gradients(None))
         sizes, stored = self._stored(owner)
         return self._row(name, sent, sizes, edges, float(stored.sum()) / max(
             sum(self._store.schema.node_counts.values()), 1))
@@ -326,7 +379,7 @@ def _drawn(batch: MiniBatch, layer: int, partition: Partition
         yield edges.relation, indices
 
 
-def _metis(store: Store, parts: int) -> tuple[Owner | None, str | None]:
+def metis_or_why(store: Store, parts: int) -> tuple[Owner | None, str | None]:
     """METIS's parts, or why there are none."""
     edges = sum(store.schema.edge_counts.values())
     if edges > _METIS_EDGES:

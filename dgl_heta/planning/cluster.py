@@ -9,8 +9,8 @@ link and rounds times latency. A step takes as long as its slowest machine.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,8 +152,14 @@ class Estimate:
 
 
 def estimate(plan: Plan, work: Workload, cluster: Cluster,
-             coefficients: Coefficients | None = None) -> list[Estimate]:
+             coefficients: Coefficients | None = None,
+             counted: Mapping[str, Mapping[str, float]] | None = None) -> list[Estimate]:
     """Predict RAF over `plan`, learnable features exact and as replicas, and DistDGL.
+
+    Parameters
+    ----------
+    counted : system → cause → bytes that a machine sends in a step for rows that were counted on
+        the graph, with a trainer on each; they replace those that are expected.
 
     Raises
     ------
@@ -169,6 +175,10 @@ def estimate(plan: Plan, work: Workload, cluster: Cluster,
         "dgl-heta, replica": raf_loads(plan, work, cluster, seeds, "replica"),
         "DistDGL METIS": [distdgl_load(plan, work, cluster, seeds, cut)],
         "DistDGL random": [distdgl_load(plan, work, cluster, seeds, 1.0)]}
+    for name, causes in (counted or {}).items():
+        loads_of[name] = [replace(load, sent={**load.sent, **{
+            cause: size * cluster.trainers for cause, size in causes.items()
+            if size or cause in load.sent}}) for load in loads_of[name]]
     return [summary(name, loads, cluster, coefficients, steps) for name, loads in loads_of.items()]
 
 

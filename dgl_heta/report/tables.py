@@ -44,7 +44,7 @@ def show_estimates(systems: Sequence[Estimate], coefficients: Coefficients, what
 
 def show_comparison(comparison: Comparison, work: Workload, out: Console) -> None:
     """Methods of partitioning side by side."""
-    causes = ("partials", "features", "learnable", "sampling")
+    causes = ("partials", "features", "learnable", "sampling", "gradients")
     numbers = ("total", *causes, "memory", "balance", "replication")
     rows = table("method", *numbers, title="Predicted: MB per epoch on the network, by cause",
                  right=numbers)
@@ -58,7 +58,7 @@ def show_comparison(comparison: Comparison, work: Workload, out: Console) -> Non
             human_bytes(method.memory_bytes),
             f"{method.memory_balance:.2f}, {method.edge_balance:.2f}",
             "–" if method.replication_factor is None else f"{method.replication_factor:.2f}")
-    Console(width=max(out.width, 104)).print(rows)  # a long line beats a folded number
+    Console(width=max(out.width, 114)).print(rows)  # a long line beats a folded number
     out.print("memory: of the partition that holds most; balance: most over mean of memory and of "
               "sampled edges", style="dim", highlight=False)
     for method in comparison.methods:
@@ -66,8 +66,8 @@ def show_comparison(comparison: Comparison, work: Workload, out: Console) -> Non
             out.print(f"{method.name}: {escape(method.missing)}", style="dim", highlight=False)
     out.print(f"{comparison.parts} partitions, {comparison.sampled_steps} of "
               f"{comparison.steps_per_epoch} steps sampled, batch {work.batch_size} per worker, "
-              f"hidden {work.hidden}; without the averaging of dense gradients, which is the same "
-              "for all", style="dim", highlight=False)
+              f"hidden {work.hidden}; meta: as `dgl-heta train` sends by default",
+              style="dim", highlight=False)
     for warning in comparison.warnings:
         out.print(f"warning: {escape(warning)}", style="yellow", highlight=False)
 

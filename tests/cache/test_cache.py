@@ -112,7 +112,7 @@ def test_wrong_numbers_are_refused(penalty: float, capacity: int, message: str) 
 
 
 @pytest.mark.parametrize(("answer", "message"), [
-    ({"a": [0, 1, 2]}, "selected 12 bytes for a cache of 8"),
+    ({"a": [0, 1, 2]}, "selected rows of 12 bytes for a cache of 8"),
     ({"a": [1, 1]}, "more than once"),
     ({"a": [7]}, "from 7 to 7, but there are 3 nodes"),
     ({"a": [0.5]}, "vector of integers"),

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dgl_heta.errors import InputError
 from dgl_heta.partition.comparison import compare
+from dgl_heta.partition.counted import count_rows
 from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning.cluster import Cluster, estimate
+from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
@@ -54,6 +58,8 @@ def test_bytes_are_those_that_training_sends(
     assert method.bytes_per_epoch["partials"] == sent["partials"]
     every_other = 3 * 2 * 8  # an 8-byte count from each of 3 workers to each other one
     assert method.bytes_per_epoch["learnable"] + every_other == sent["learnable"]
+    if replication == "full":  # features are taken to be in fp32, and are not here
+        assert method.bytes_per_epoch["gradients"] == pytest.approx(sent["gradients"], rel=0.3)
     if replication == "none":  # a count per layer and node type
         assert method.bytes_per_epoch["sampling"] + 2 * 4 * every_other == sent["sampling"]
 
@@ -73,14 +79,29 @@ def test_every_method_has_its_row_and_one_partition_sends_nothing(store: Path) -
         assert method.memory_balance == method.edge_balance == 1
 
 
-def test_it_warns_where_features_are_cheaper_to_move_than_partials(store: Path) -> None:
-    wide = compare(Store(store), PartitionRequest(4, ("paper",), 2),
-                   Workload(batch_size=8, hidden=4096, fanouts=(1, 1)))
-    assert any("would send less than meta" in w and "hidden size 4096" in w for w in wide.warnings)
-    shown = run("plan", str(store), "--compare", "--parts", "4", "--hidden", "4096",
-                "--fanouts", "1,1", "--batch-size", "8")
+def test_a_cluster_is_predicted_from_the_rows_that_are_compared(store: Path) -> None:
+    work, opened = Workload(batch_size=4, hidden=8, classes=4), Store(store)
+    counted = count_rows(opened, make_plan(opened.schema, "paper", 2, 3), work)
+    methods = {m.name: m for m in compare(opened, PartitionRequest(3, ("paper",), 2), work).methods}
+    sent = {s.system: s for s in estimate(
+        make_plan(opened.schema, "paper", 2, 3), replace(work, seeds=36),
+        Cluster(machines=3, link_gbit=1), counted=counted.sent)}
+    random, steps = methods["DistDGL random"].bytes_per_epoch, sent["DistDGL random"].steps
+    for cause, size in sent["DistDGL random"].causes.items():
+        assert size * steps == pytest.approx(random[cause], rel=1e-3), cause
+    assert sent["dgl-heta"].causes["learnable"] > 0
+    assert lacking("dgl") is not None or 0 < (counted.metis_cut or 0) < 1.1
+
+
+def test_it_warns_where_features_are_cheaper_to_move_than_partials(
+        store: Path, tmp_path: Path) -> None:
+    write_store(academic(papers=800), tmp_path / "large")
+    shown = run("plan", str(tmp_path / "large"), "--compare", "--parts", "4", "--hidden", "16",
+                "--fanouts", "1,1", "--batch-size", "100")
     assert shown.returncode == 0, shown.stderr
     assert "warning: DistDGL" in shown.stdout
+    assert "would send less than meta" in " ".join(shown.stdout.split())
+    assert "hidden size 16" in " ".join(shown.stdout.split())
     told = run("plan", str(store), "--compare", "--json")
     data = json.loads(told.stdout)  # and nothing beside it
     assert {m["name"] for m in data["methods"]} >= {"meta", "relation-random", "DistDGL METIS"}

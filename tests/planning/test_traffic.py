@@ -13,6 +13,7 @@ from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
 from dgl_heta.planning.cluster import Cluster, raf_loads
 from dgl_heta.planning.cost import predict
+from dgl_heta.planning.delegates import choose
 from dgl_heta.planning.footprint import footprint
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.workload import Workload
@@ -46,11 +47,14 @@ def test_plan_comparison_and_estimate_agree(store: Store, parts: int) -> None:
         if unreplicated.missing is None:
             expected = sum(cost.partial_bytes for cost in predict(Meta().plan(
                 store.schema, PartitionRequest(parts, ("paper",), hops, replication="none")), work))
-            counted = unreplicated.bytes_per_epoch
+            sent = unreplicated.bytes_per_epoch
             assert expected == pytest.approx(
-                counted.get("partials", 0) + counted.get("sampling", 0), rel=0.1)
+                sent.get("partials", 0) + sent.get("sampling", 0), rel=0.1)
         planned = sum(cost.partial_bytes for cost in costs)
-        assert row.bytes_per_epoch.get("partials", 0) == planned
+        # `dgl-heta train` delegates where that saves bytes: then more of them are partial sums.
+        delegates = choose(plan, work, "auto")[0].delegates
+        counted = row.bytes_per_epoch.get("partials", 0)
+        assert counted > planned if delegates else counted == planned
         # The estimate is for DistDGL scripts, where the layer below the last costs half of 4.
         halved = traffic.seed_crossings(hops, work) - traffic.script_crossings(hops, work)
         assert halved == 2 * (hops - 1)
@@ -60,7 +64,7 @@ def test_plan_comparison_and_estimate_agree(store: Store, parts: int) -> None:
         # What partitions hold, in all three.
         sizes = [c.topology_bytes + c.feature_bytes + c.learnable_bytes for c in costs]
         assert [load.memory for load in loads] == sizes
-        assert row.memory_bytes == max(sizes)
+        assert row.memory_bytes <= max(sizes) if delegates else row.memory_bytes == max(sizes)
 
 
 @settings(max_examples=60, deadline=None)

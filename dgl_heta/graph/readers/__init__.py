@@ -20,12 +20,14 @@ from dgl_heta.graph.readers.distdgl import find_config, read_parts
 from dgl_heta.graph.readers.edge_files import read_edge_files
 from dgl_heta.graph.readers.graphbolt import read_graphbolt
 from dgl_heta.graph.readers.ogb import read_ogb
+from dgl_heta.graph.readers.pyg import read_hetero_data, read_saved_hetero_data
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.hooks.protocols import Reader
 
-__all__ = ["DistDGLParts", "EdgeFiles", "GraphBolt", "Ogb", "detect", "find_reader", "open_source",
-           "read_dgl_graph", "read_edge_files", "read_graphbolt", "read_ogb", "read_parts"]
+__all__ = ["DistDGLParts", "EdgeFiles", "GraphBolt", "HeteroData", "Ogb", "detect", "find_reader",
+           "open_source", "read_dgl_graph", "read_edge_files", "read_graphbolt", "read_hetero_data",
+           "read_ogb", "read_parts"]
 
 
 class GraphBolt(Reader):
@@ -89,6 +91,27 @@ class DistDGLParts(Reader):
 
     def read(self, path: Path, **options: Any) -> GraphSource:
         return read_parts(path, **options)
+
+
+class HeteroData(Reader):
+    """A file of `torch.save` with PyG's HeteroData."""
+
+    name = "pyg"
+    description = "a HeteroData of PyG that torch.save wrote (.pt, .pth)"
+
+    class Options(BaseModel):
+        """What can be said of it."""
+
+        target: str | None = Field(None, description="node type to predict; default: the only one "
+                                   "with y and train_mask")
+
+    options = Options()
+
+    def matches(self, path: Path) -> bool:
+        return path.suffix in (".pt", ".pth") and path.is_file()
+
+    def read(self, path: Path, **options: Any) -> GraphSource:
+        return read_saved_hetero_data(path, **options)
 
 
 class Ogb(Reader):

@@ -131,6 +131,12 @@ def _wrong(path: Path, data: bytes, at: int, line: int, kind: int) -> InputError
     ends = [end for end in (data.find(b"\n", at), data.find(b"\r", at)) if end >= 0]
     shown = data[begin:min([*ends, len(data)])].decode("utf-8", "replace")
     number = line + data.count(b"\n", 0, begin)
+    columns = shown.count(",") + 1
+    if kind != 2 and columns > 2:
+        return InputError(f"{path}, line {number}: {quoted(shown, 80)} has {columns} columns; a "
+                          "file of edges has two whole numbers a line, source id and destination "
+                          "id; leave the others out, or make it a table ('columns' beside its "
+                          "'files', node types without a 'count')")
     what = ("a number that does not fit in 64 bits" if kind == 2 else "not two whole numbers")
     return InputError(f"{path}, line {number}: {quoted(shown, 80)} is {what}; every line must be "
                       "two whole numbers in digits: source id, destination id")
