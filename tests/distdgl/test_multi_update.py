@@ -28,7 +28,7 @@ REFUSED = {
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
 def test_results_and_gradients_are_those_of_plain_dgl(machines: int, trainers: int,
                                                       tmp_path: Path) -> None:
-    programs = dealt(EXACT, machines, trainers, 2)
+    programs = dealt(EXACT, machines, trainers)
     assert differences(programs, machines, trainers, tmp_path) == {}
 
 
