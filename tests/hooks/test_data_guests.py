@@ -75,9 +75,9 @@ def test_a_damaged_saved_file_is_one_error(tmp_path, content):
 
 def test_two_plugins_that_read_a_path_are_named(install):
     install("one-reader", guest("hetero_data"))
-    install("other-reader", guest("hetero_data").replace('"hetero-data"', '"pyg"', 1))
+    install("other-reader", guest("hetero_data").replace('"hetero-data"', '"other-pyg"', 1))
     with pytest.raises(InputError, match=r"several plugins read .*hetero-data of one-reader, "
-                                         r"pyg of other-reader; uninstall one"):
+                                         r"other-pyg of other-reader; uninstall one"):
         open_input(str(SAVED), Plugins())
 
 
