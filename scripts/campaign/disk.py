@@ -101,7 +101,8 @@ def trial(writer: Writer, size: int, reference: Reference) -> Callable[[Path, ra
         try:
             return _on(place, disk, temporary)
         finally:
-            subprocess.run(["umount", str(disk)], check=False)
+            # Lazily: a command that is stopped with the campaign may still be in there.
+            subprocess.run(["umount", "--lazy", str(disk)], check=False)
 
     def _on(place: Path, disk: Path, temporary: Path) -> str:
         ended = call(writer.command, disk, said=place, TMPDIR=str(temporary))
