@@ -67,6 +67,11 @@ class RelationError(InputError):
         self.place, self.text = place, text
 
 
+def several(count: int, noun: str) -> str:
+    """`1 worker`, `1,200 workers`; for nouns that add an s."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def listing(names: Iterable[object], limit: int = 12) -> str:
     """`a, b, c` of the sorted names, cut after `limit` with the number left out."""
     items = sorted(shortened(str(name), 80) for name in names)

@@ -192,9 +192,9 @@ def test_a_fanout_is_positive_or_minus_one(value):
 def test_there_is_a_fanout_per_layer():
     assert load("model.layers=3").train.fanouts == [25, 20, 20]
     message = refused("model.layers=3", "train.fanouts=5,5")
-    assert "train.fanouts has 2 entries, but model.layers is 3" in message
-    assert "train.eval_fanouts has 1 entries" in refused("train.eval_fanouts=[5]")
-    assert "train.fanouts has 1 entries" in refused("train.fanouts=5")
+    assert "train.fanouts has 2 numbers, but model.layers is 3" in message
+    assert "train.eval_fanouts has 1 number" in refused("train.eval_fanouts=[5]")
+    assert "train.fanouts has 1 number" in refused("train.fanouts=5")
     assert load("model.layers=3", "train.fanouts=3,2,1").train.fanouts == [3, 2, 1]
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from dgl_heta.cli.options import AsJson, Overwrite
+from dgl_heta.errors import several
 from dgl_heta.report.console import out, print_json
 
 app = typer.Typer()
@@ -46,4 +47,4 @@ def predict(
         return
     out.print(f"{escape(result['out'])}: {what} of {result['rows']:,} nodes of type "
               f"{escape(result['ntype'])}, {result['width']} wide, in {result['seconds']:.1f} s by "
-              f"{result['workers']} workers", highlight=False, soft_wrap=True)
+              f"{several(result['workers'], 'worker')}", highlight=False, soft_wrap=True)

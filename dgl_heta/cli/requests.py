@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from dgl_heta.cli.options import PlanOptions, ReadingOptions
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, several
 from dgl_heta.graph.changes import features_text, unreached_text
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import Cutter, PartitionBackend
@@ -96,7 +96,8 @@ def fanouts_of(text: str | None, hops: int) -> tuple[int, ...]:
     except ValueError:
         raise InputError(f"--fanouts is '{text}'; write numbers, for example 25,20") from None
     if text and len(fanouts) != hops:
-        raise InputError(f"--fanouts has {len(fanouts)} numbers, but there are {hops} hops")
+        raise InputError(f"--fanouts has {several(len(fanouts), 'number')}, but there "
+                         f"{'is' if hops == 1 else 'are'} {several(hops, 'hop')}")
     if wrong := [fanout for fanout in fanouts if fanout < 1 and fanout != -1]:
         raise InputError(f"--fanouts has {wrong[0]}; a fanout is 1 or more, or -1 for all")
     return fanouts

@@ -34,7 +34,7 @@ from dgl_heta.distdgl.seed_loader import SeedLoader
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.whereabouts import took
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.sampling.blocks import MiniBatch, forget_reads
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.stages import Making
@@ -275,9 +275,9 @@ def _step_sizes(counts: Sequence[int], batch_size: int, drop_last: bool) -> list
     for rank, count in enumerate(counts):
         if count < steps:
             raise InputError(
-                f"trainer {rank} has {count} seeds, but {steps} steps are needed for the "
-                f"{max(counts)} seeds of another trainer in batches of {batch_size}; every trainer "
-                "needs a seed in each step: split the nodes evenly (node_split with "
+                f"trainer {rank} has {several(count, 'seed')}, but {steps} steps are needed for "
+                f"the {max(counts)} seeds of another trainer in batches of {batch_size}; every "
+                "trainer needs a seed in each step: split the nodes evenly (node_split with "
                 "force_even=True) or use larger batches")
         left, mine = count, []
         for step in range(steps):

@@ -15,7 +15,7 @@ import dgl
 
 from dgl_heta.distdgl.merging import canonical
 from dgl_heta.distdgl.session import Session
-from dgl_heta.errors import InputError, listing
+from dgl_heta.errors import InputError, listing, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.assignment import Share
 from dgl_heta.sampling.scope import SamplingScope
@@ -108,7 +108,8 @@ def fanouts_of(sampler: Any, session: Session) -> list[Any]:
             fanouts.append(int(fanout))
     if len(fanouts) > session.plan.hops:
         raise InputError(
-            f"{name} samples {len(fanouts)} layers, but the graph was partitioned for "
-            f"{session.plan.hops} hops; partition it with {len(fanouts)} hops "
+            f"{name} samples {several(len(fanouts), 'layer')}, but the graph was partitioned for "
+            f"{several(session.plan.hops, 'hop')}; partition it with "
+            f"{several(len(fanouts), 'hop')} "
             "(model.layers in the settings, or --hops)")
     return fanouts

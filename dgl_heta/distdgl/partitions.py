@@ -18,7 +18,7 @@ from torch import Tensor
 from dgl_heta.distdgl.graphbolt_parts import no_graphbolt
 from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.partition.arguments import shown, warn_once, whole
 from dgl_heta.partition.dgl import DGL_METHODS, OWN, arguments_of, perform
 from dgl_heta.partition.directory import graph_names, is_part_config, open_partition
@@ -44,7 +44,7 @@ def partition(original: Callable[..., Any], settings: Settings, /, *args: Any, *
     result = perform(given, original)
     if given["part_method"] not in DGL_METHODS:
         out = given["out_path"]
-        print(f"{given['num_parts']} partitions of {given['graph_name']} by "
+        print(f"{several(given['num_parts'], 'partition')} of {given['graph_name']} by "
               f"{given['part_method']} in {out}; `dgl-heta inspect {out}` shows them", flush=True)
     return result
 

@@ -18,6 +18,21 @@ def selected() -> Settings:
     return _settings or Settings()
 
 
+OF_TRAINING = ("epochs", "lr", "sparse_lr", "weight_decay", "optimizer", "optimizer_options",
+               "schedule", "schedule_options", "clip_grad_norm", "class_weights", "early_stopping",
+               "eval_fanouts", "eval_every")
+"""Settings of `train` that `dgl-heta train` alone follows; a script decides these itself."""
+
+
+def without_effect(settings: Settings) -> str | None:
+    """What to say of settings that are given and have no effect on a script."""
+    given = [f"train.{key}" for key in OF_TRAINING if key in settings.train.model_fields_set]
+    given += [f"task.{key}" for key in sorted(settings.task.model_fields_set)]
+    if not given:
+        return None
+    return f"no effect on a script, which trains by itself: {', '.join(given)} (of dgl-heta train)"
+
+
 def names(section: str, key: str) -> bool:
     """Whether the settings in force name a value themselves."""
     return key in getattr(selected(), section).model_fields_set

@@ -23,8 +23,9 @@ from dgl_heta.distdgl.drawing import DrawingGroups
 from dgl_heta.distdgl.edge_ends import EdgeEnds
 from dgl_heta.distdgl.handed import Handed
 from dgl_heta.distdgl.reference import Reference
+from dgl_heta.distdgl.selection import without_effect
 from dgl_heta.distdgl.whereabouts import meet
-from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.errors import HetaError, InputError, listing, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import BatchSource
@@ -183,13 +184,15 @@ class Session:
         if trainers > 1:
             if dist.get_world_size() != trainers:
                 raise InputError(f"torch.distributed has {dist.get_world_size()} ranks, but "
-                                 f"DistDGL has {trainers} trainers; they must be equal")
+                                 f"DistDGL has {several(trainers, 'trainer')}; they must be equal")
             self._form_groups(timedelta(seconds=self.settings.run.timeout_s))
         elif self.plan.num_parts != 1:
             raise InputError(f"the partition has {self.plan.num_parts} parts, but there is one "
                              "trainer; start one machine per part (`dgl-heta launch`)")
         self.chains.group = self.group
         self.exchange = GroupExchange(self.group, self.chains.of)
+        if unused := without_effect(self.settings):
+            self.say(unused)
         self._connected = True
 
     def _form_groups(self, timeout: timedelta) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.assignment import Piece
 from dgl_heta.planning.footprint import footprint, relation_bytes, type_bytes
@@ -36,9 +36,9 @@ def within(plan: Plan, limit: int, work: Workload) -> Plan:
     if worst <= limit:
         return plan
     raise InputError(
-        f"with {plan.num_parts} partitions and replication = {plan.replication} a partition "
-        f"holds {_mb(worst)} MB, {_mb(worst - limit)} MB more than the limit of {_mb(limit)} MB; "
-        f"{_remedies(plan, limit, work, worst)}")
+        f"with {several(plan.num_parts, 'partition')} and replication = {plan.replication} a "
+        f"partition holds {_mb(worst)} MB, {_mb(worst - limit)} MB more than the limit of "
+        f"{_mb(limit)} MB; {_remedies(plan, limit, work, worst)}")
 
 
 def largest(plan: Plan, work: Workload) -> int:
@@ -83,8 +83,8 @@ def deal_within(schema: Schema, relations: Sequence[Relation], targets: Sequence
                     f"{_mb(features)} MB, {_mb(features - limit)} MB more than the limit of "
                     f"{_mb(limit)} MB; node types are not cut, so use a limit above that")
             raise InputError(
-                f"relation '{relation}' needs {_mb(whole)} MB, but {parts} partitions of "
-                f"{_mb(limit)} MB have room for {_mb(room)} MB of it beside the other relations "
+                f"relation '{relation}' needs {_mb(whole)} MB, but {several(parts, 'partition')} "
+                f"of {_mb(limit)} MB have room for {_mb(room)} MB of it beside the other relations "
                 f"and the features of its node types: {_mb(whole - room)} MB too little; use "
                 "more partitions or a higher limit")
         for part, low, high in pieces:

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dgl_heta.errors import InputError, listing, quoted
+from dgl_heta.errors import InputError, listing, quoted, several
 from dgl_heta.graph.schema import Relation, Schema, read_json
 
 if TYPE_CHECKING:
@@ -126,8 +126,8 @@ def check_hops(hops: int | None, metapaths: Sequence[Metapath] | None) -> int:
         raise InputError(f"the number of hops is {quoted(hops)}; it must be at most {MOST_HOPS}")
     if longest > hops:
         raise InputError(
-            f"a metapath has {longest} relations, but the number of hops is {hops}; "
-            f"use {longest} hops (model layers) or shorter metapaths"
+            f"a metapath has {several(longest, 'relation')}, but the number of hops is {hops}; "
+            f"use {several(longest, 'hop')} (model layers) or shorter metapaths"
         )
     return hops
 

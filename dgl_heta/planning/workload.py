@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Schema
 from dgl_heta.settings import ModelSettings, Settings, TrainSettings, default_fanouts
 
@@ -79,7 +79,8 @@ class Workload:
         fanouts = self.fanouts or default_fanouts(hops)
         if len(fanouts) != hops:
             raise InputError(f"the workload has {len(fanouts)} fanouts {list(fanouts)}, but the "
-                             f"plan has {hops} hops; give one per hop, input layer first")
+                             f"plan has {several(hops, 'hop')}; give one per hop, "
+                             "input layer first")
         return tuple(fanouts)
 
     def epoch(self, schema: Schema, targets: Sequence[str], workers: int) -> tuple[int, float]:

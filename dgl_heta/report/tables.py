@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.markup import escape
 
+from dgl_heta.errors import several
 from dgl_heta.report.console import table
 from dgl_heta.report.text import human_bytes
 
@@ -64,9 +65,10 @@ def show_comparison(comparison: Comparison, work: Workload, out: Console) -> Non
     for method in comparison.methods:
         if method.missing is not None:
             out.print(f"{method.name}: {escape(method.missing)}", style="dim", highlight=False)
-    out.print(f"{comparison.parts} partitions, {comparison.sampled_steps} of "
-              f"{comparison.steps_per_epoch} steps sampled, batch {work.batch_size} per worker, "
-              f"hidden {work.hidden}; meta: as `dgl-heta train` sends by default",
+    out.print(f"{several(comparison.parts, 'partition')}, {comparison.sampled_steps} of "
+              f"{several(comparison.steps_per_epoch, 'step')} sampled, batch "
+              f"{work.batch_size} per worker, hidden {work.hidden}; "
+              "meta: as `dgl-heta train` sends by default",
               style="dim", highlight=False)
     for warning in comparison.warnings:
         out.print(f"warning: {escape(warning)}", style="yellow", highlight=False)

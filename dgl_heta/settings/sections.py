@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, several
 
 
 def default_fanouts(layers: int) -> tuple[int, ...]:
@@ -304,7 +304,7 @@ class Settings(_Section):
             fanouts = getattr(self.train, name)
             if fanouts is not None and len(fanouts) != self.model.layers:
                 raise InputError(
-                    f"train.{name} has {len(fanouts)} entries, but model.layers is "
+                    f"train.{name} has {several(len(fanouts), 'number')}, but model.layers is "
                     f"{self.model.layers}; give one fanout per layer, input layer first"
                 )
         return self

@@ -12,7 +12,7 @@ import torch
 
 from dgl_heta.comm.collectives import Traffic, init_workers, make_comms, wire_dtype
 from dgl_heta.comm.drawn_rows import agreement, delivery
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, several
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.averages import common_width
 from dgl_heta.features.disk_tables import DiskTables, memory_tables
@@ -96,8 +96,8 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
             f"{' '.join(f'--target {t}' for t in task.targets)}"
         )
     if plan.hops != model.layers:
-        raise InputError(f"the plan has {plan.hops} hops, but model.layers is {model.layers}; "
-                         "they must be equal")
+        raise InputError(f"the plan has {several(plan.hops, 'hop')}, but model.layers is "
+                         f"{model.layers}; they must be equal")
     provider = find_model(plugins, model.name)
     precomputed = getattr(provider, "precomputed", None)
     if precomputed and task.held_out is not None:

@@ -17,8 +17,10 @@ import torch
 
 import dgl_heta
 from dgl_heta.distdgl import patches
+from dgl_heta.distdgl.selection import OF_TRAINING, without_effect
 from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import open_partition
+from dgl_heta.settings import Settings, TrainSettings
 from dgl_heta.system import patching
 from tests.support.dist_access import CHOSEN, SEEDS
 from tests.support.dist_reference import compare_all, parts, read, whole_graph
@@ -285,8 +287,9 @@ def as_pairs(edges: np.ndarray) -> list[tuple[int, ...]]:
 
 def test_a_standalone_script_samples_by_fanouts_and_is_told_what_it_cannot_do(graph, tmp_path):
     config = parts(graph, 1, tmp_path / "parts")
-    run(SUPPORT / "dist_access.py", config, tmp_path / "found.npz", tmp_path / "messages.json",
-        heta=True)
+    text = run("--set", "train.optimizer=SGD", SUPPORT / "dist_access.py", config,
+               tmp_path / "found.npz", tmp_path / "messages.json", heta=True)
+    assert text.count("no effect on a script, which trains by itself: train.optimizer (of") == 1
     found = dict(np.load(tmp_path / "found.npz"))
     chosen = {etype: CHOSEN[etype[1]] for etype in graph.canonical_etypes}
     for name, sampler in (
@@ -328,6 +331,16 @@ def test_a_standalone_script_samples_by_fanouts_and_is_told_what_it_cannot_do(gr
     assert set(messages) == set(expected)
     assert {name: text for name, text in messages.items()
             if not text.startswith(expected[name])} == {}
+
+
+def test_every_setting_of_training_serves_scripts_or_is_said_to_have_no_effect():
+    serve = {"batch_size", "global_batch_size", "fanouts", "seed", "wrapper", "learnable", "kernel",
+             "batches", "complete_states", "lazy_features", "exchange_dtype", "device", "threads",
+             "sampling_threads"}  # or `auto`'s predictions
+    refused = {"trainers", "seed_states", "dtype"}
+    averages = {"precompute_mb"}  # of models without layers
+    assert {*OF_TRAINING} == {*TrainSettings.model_fields} - serve - refused - averages
+    assert without_effect(Settings()) is None
 
 
 def test_more_parts_than_one_need_more_machines_than_one(two, tmp_path):

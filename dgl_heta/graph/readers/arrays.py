@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.errors import InputError, listing, nearest, several
 from dgl_heta.graph.source import KINDS, MASKS, TRAIN_MASK, Task
 
 #: Whole numbers up to this size are exact in float32.
@@ -34,9 +34,9 @@ def node_array(name: str, array: np.ndarray, ntype: str, count: int,
     if array.dtype.kind not in "biuf":
         raise InputError(f"{what} holds {array.dtype} values; node arrays must be numbers or bool")
     if array.ndim == 0 or len(array) != count:
-        rows = "no rows (it is a single value)" if array.ndim == 0 else f"{len(array)} rows"
-        raise InputError(f"{what} has {rows}, but the type has {count} nodes; it must have one "
-                         "row per node")
+        rows = "no rows (it is a single value)" if array.ndim == 0 else several(len(array), "row")
+        raise InputError(f"{what} has {rows}, but the type has {several(count, 'node')}; "
+                         "it must have one row per node")
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     if name == "feat":
