@@ -187,7 +187,7 @@ def packed(content: bytes) -> bytes:
     ("raw/relations/paper___cites___paper/edge.csv.gz", packed(b"a,b\n"), "cannot read"),
     ("raw/relations/paper___cites___paper/edge.csv.gz", packed(b"0\n1\n2\n3\n"),
      "has 1 columns"),
-    ("raw/node-feat/paper/node-feat.csv.gz", packed(b"0,1\n"), "'feat'.*has 1 rows"),
+    ("raw/node-feat/paper/node-feat.csv.gz", packed(b"0,1\n"), "'feat'.*has 1 row,"),
     ("raw/node-label/paper/node-label.csv.gz", packed(b"349\n" * PAPERS),
      "class 349, but num_classes is 349"),
     ("raw/node-label/paper/node-label.csv.gz", packed(b"0.5\n" * PAPERS), "fractions"),
