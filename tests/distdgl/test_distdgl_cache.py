@@ -41,7 +41,8 @@ def partition(directory: Path, method: str) -> Path:
 
 
 @pytest.mark.parametrize(("method", "said"), [
-    ("random", "may have cached rows"), ("meta", "belongs to the meta-partitioned graph")])
+    pytest.param("random", "may have cached rows", marks=pytest.mark.thorough),
+    ("meta", "belongs to the meta-partitioned graph")])
 def test_feature_reads_go_through_the_cache(tmp_path: Path, method: str, said: str) -> None:
     config = partition(tmp_path / "parts", method)
     command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", "2", "--part-config", config,

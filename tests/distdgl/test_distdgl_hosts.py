@@ -133,6 +133,7 @@ def test_a_partition_without_delegation_says_that_it_has_none(tmp_path):
     assert "made without it; partition the graph with this setting" in result.text
 
 
+@pytest.mark.thorough
 def test_replicas_compute_the_same_until_embeddings_part_ways(tmp_path):
     """With copies of shared types, dense training is exact; rows of one user's types too.
 

@@ -233,6 +233,7 @@ def test_edge_regression_predicts_what_plain_graphstorm_does_from_its_model(tmp_
             torch.testing.assert_close(rows[node], row, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.thorough
 @pytest.mark.needs("graphstorm")
 @pytest.mark.needs("hosts")
 def test_training_with_features_of_edges_is_proved(tmp_path: Path) -> None:

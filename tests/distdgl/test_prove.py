@@ -103,6 +103,7 @@ def test_rows_that_are_taken_for_another_batch_are_caught(part_config):
     assert "table-" in result.error
 
 
+@pytest.mark.thorough
 def test_random_numbers_are_named_and_prove_nothing(part_config):
     result = prove(part_config, SCRIPT, "--case", "noise")
     assert result.status == 3, result.text

@@ -146,6 +146,7 @@ def test_commands_that_partition_take_settings_too(tmp_path):
     assert "setting plugins.lean_on.first" in run.stderr
 
 
+@pytest.mark.thorough
 def test_a_trained_model_keeps_its_settings_and_needs_no_other_plugin(tmp_path):
     """Features are given, so that none is learnable, whose width the setting would not change."""
     both, model = tmp_path / "both", tmp_path / "model"

@@ -236,6 +236,7 @@ def test_a_plan_for_another_store_is_refused(tmp_path: Path) -> None:
         NeighborSampler(Store(tmp_path / "other/store"), SamplingScope.of(plan, 0), [4])
 
 
+@pytest.mark.thorough
 def test_the_command_cuts_and_trains(tmp_path: Path) -> None:
     write_store(skewed(0.7), tmp_path / "store")
     common = ("partition", tmp_path / "store", "--parts", 2, "--hops", 1, "--replication", "none")

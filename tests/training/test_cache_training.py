@@ -241,6 +241,7 @@ def test_workers_share_and_resume_with_caches_as_without(store: Path, tmp_path: 
     assert not list(tmp_path.rglob(".table*"))
 
 
+@pytest.mark.thorough
 def test_profile_command_shows_what_policies_would_save(store: Path, tmp_path: Path) -> None:
     sets = [part for text in [*SETTINGS, "cache.tables=disk", "partition.parts=2"]
             for part in ("--set", text)]

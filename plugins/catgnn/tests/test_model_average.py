@@ -134,6 +134,7 @@ def test_trainers_step_apart_inside_springs_parts_and_end_with_the_weighted_mean
     assert "copied once" in done.stdout
 
 
+@pytest.mark.thorough
 def test_with_two_hops_of_metis_all_neighbours_are_inside_and_an_embedding_is_shared(
         graph, tmp_path):
     import dgl
@@ -154,6 +155,7 @@ def test_with_two_hops_of_metis_all_neighbours_are_inside_and_an_embedding_is_sh
     assert (results[0]["table"] != 0).any(1).sum() > NODES / 2
 
 
+@pytest.mark.thorough
 def test_one_trainer_computes_what_the_plain_script_does(graph, tmp_path):
     config, *_ = spring(graph, tmp_path / "parts", 1)
     last = []

@@ -57,7 +57,8 @@ def asked(config: Path, hifuse_path: str, tmp_path_factory: pytest.TempPathFacto
     return found(out)
 
 
-@pytest.mark.parametrize("by", ["num_workers", "--num-samplers"])
+@pytest.mark.parametrize("by", [
+    "num_workers", pytest.param("--num-samplers", marks=pytest.mark.thorough)])
 def test_a_script_computes_the_same_with_batches_made_ahead(
         config: Path, hifuse_path: str, asked, tmp_path: Path, by: str) -> None:
     """An epoch that is left early, evaluation between, two loaders at once; nothing of DGL's RPC is
