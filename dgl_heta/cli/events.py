@@ -45,7 +45,9 @@ def _epoch(event: dict[str, Any], epochs: int) -> str:
     score = "-" if event["val_acc"] is None else f"{event['val_acc']:.4f}"
     cached = (event.get("cache") or {}).values()
     reads, hits = sum(c["reads"] for c in cached), sum(c["hits"] for c in cached)
+    more = "".join(f", {name} {'-' if value is None else f'{value:.4f}'}"
+                   for name, value in (event.get("metrics") or {}).items())
     return (f"epoch {event['epoch']}/{epochs}: loss {event['loss']:.4f}, train "
-            f"{event['train_acc']:.4f}, val {score}, {event['seconds']['total']:.1f} s, "
+            f"{event['train_acc']:.4f}, val {score}{more}, {event['seconds']['total']:.1f} s, "
             f"{event['bytes_sent']['total'] / 1e6:.1f} MB sent"
             + (f", {hits / reads:.1%} of rows in the cache" if reads else ""))

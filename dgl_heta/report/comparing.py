@@ -13,6 +13,7 @@ from dgl_heta.report.figures import (
     as_mapping,
     as_number,
     as_numbers,
+    further_metrics,
     human_megabytes,
     human_seconds,
     main_figures,
@@ -52,6 +53,7 @@ class Comparison:
             found.append({
                 "run": name, "epochs": len(run.epochs), "finished": bool(run.summary),
                 "damaged": run.damaged, "metric": figures.metric, "scores": figures.scores,
+                "metrics": as_mapping(run.summary.get("metrics")),
                 "best_epoch": as_number(run.summary.get("best_epoch")),
                 "epoch_seconds": figures.seconds, "bytes_sent_per_epoch": figures.sent,
                 "peak_rss_mb": figures.memory,
@@ -82,6 +84,9 @@ def compared(runs: Mapping[str, Run]) -> Comparison:
     rows = [[f"{name} {metric}", *(_text(figures.scores.get(name), "{:.4f}".format)
                                    for figures in all_figures)] for name in scores]
     summaries = [run.summary for run in runs.values()]
+    further = [further_metrics(summary) for summary in summaries]
+    rows += [[name, *(_text(found.get(name), "{:.4f}".format) for found in further)]
+             for name in dict.fromkeys(name for found in further for name in found)]
     rows += [
         ["best epoch", *(_text(as_number(s.get("best_epoch")), "{:.0f}".format)
                          for s in summaries)],

@@ -56,6 +56,27 @@ def main_figures(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]
                    _ahead(as_mapping(summary.get("ahead", last.get("ahead")))))
 
 
+def stopped_early(summary: Mapping[str, Any]) -> str | None:
+    """Where and why a training ended before its last epoch; None if it did not."""
+    if summary.get("stopped_early") is not True:
+        return None
+    train = as_mapping(as_mapping(summary.get("settings")).get("train"))
+    done, patience, epochs = (as_number(value) for value in (
+        summary.get("epochs"), train.get("early_stopping"), train.get("epochs")))
+    text = "" if done is None or epochs is None else f"after {done:.0f} of {epochs:.0f} epochs"
+    if patience is not None:
+        text += f"{', ' * bool(text)}none of the last {patience:.0f} was better" \
+            if patience > 1 else f"{', ' * bool(text)}the last one was no better"
+    return text or "yes"
+
+
+def further_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics of `train.metrics`, by their names in tables; those of the test first."""
+    splits = as_mapping(summary.get("metrics"))
+    return {f"{shown} {name}": value for split, shown in (("test", "test"), ("val", "validation"))
+            for name, value in as_numbers(splits.get(split)).items()}
+
+
 def _ahead(stages: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     found = {}
     for name, seconds in stages.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from dgl_heta.report.charts import can_draw
 from dgl_heta.report.comparing import Comparison, comparison_sections
 from dgl_heta.report.figures import (
     Figures,
+    further_metrics,
     human_megabytes,
     human_seconds,
     main_figures,
@@ -45,7 +46,8 @@ def write_report(run_dir: Path, plan_svg: str | None = None, out: Path | None = 
     finished = f"{len(run.epochs)} epoch{'s' * (len(run.epochs) != 1)}"
     return write_atomic(out or run_dir / "report.html", _template().render(
         title=names[0] if names else "Training run", subtitle=" · ".join([*names[1:], finished]),
-        warnings=list(_warnings(run)), cards=_cards(main_figures(run.summary, run.epochs)),
+        warnings=list(_warnings(run)), cards=_cards(main_figures(run.summary, run.epochs),
+                                                   further_metrics(run.summary)),
         sections=sections_of(run, plan_svg)))
 
 
@@ -98,9 +100,10 @@ def _warnings(run: Run, charts: bool = True) -> Iterator[dict[str, str]]:
             ", ".join(run.damaged[:5]) + (" …" if len(run.damaged) > 5 else ""))}
 
 
-def _cards(figures: Figures) -> list[dict[str, str]]:
+def _cards(figures: Figures, further: Mapping[str, float]) -> list[dict[str, str]]:
     cards = {f"{name} {figures.metric}": f"{score:.4f}"
              for name, score in figures.scores.items() if name != "training"}
+    cards |= {name: f"{value:.4f}" for name, value in further.items() if name.startswith("test ")}
     if figures.seconds is not None:
         cards["per epoch"] = human_seconds(figures.seconds)
     if figures.sent is not None:

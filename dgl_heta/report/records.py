@@ -21,6 +21,7 @@ class EpochRecord:
     ----------
     loss, train_acc : over the epoch's steps, of all workers.
     val_acc : None if the epoch was not validated, or nothing is to be.
+    metrics : of validation, by name (`train.metrics`); None without any, or without validation.
     seconds : of worker 0, by stage (:data:`STAGES`), `waiting` for others and `total`. `sample` and
         `fetch` are what training waited for where batches are made ahead of time.
     bytes_sent : by all workers, by cause (:data:`CAUSES`), and `total`.
@@ -38,13 +39,14 @@ class EpochRecord:
     seconds: dict[str, float]
     bytes_sent: dict[str, int]
     peak_rss_mb: float
+    metrics: dict[str, float | None] | None = None
     cache: dict[str, dict[str, int]] | None = None
     ahead: dict[str, dict[str, float]] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The line, with `"event": "epoch"`."""
         line = {"event": "epoch", **asdict(self)}
-        for name in ("cache", "ahead"):
+        for name in ("metrics", "cache", "ahead"):
             if line[name] is None:
                 del line[name]
         return line

@@ -13,11 +13,13 @@ from dgl_heta.report.console import table
 from dgl_heta.report.figures import (
     as_mapping,
     as_number,
+    further_metrics,
     human_megabytes,
     human_seconds,
     main_figures,
     percent,
     run_names,
+    stopped_early,
 )
 from dgl_heta.report.text import human_bytes, printable
 
@@ -49,6 +51,12 @@ def summary_table(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]
 
     for name, score in figures.scores.items():
         row(f"{name} {figures.metric}", f"{score:.4f}")
+    for name, value in further_metrics(summary).items():
+        row(name, f"{value:.4f}", main=False)
+    if (best := as_number(summary.get("best_epoch"))) is not None:
+        row("best epoch", f"{best:.0f} of {as_number(summary.get('epochs')) or best:.0f}")
+    if early := stopped_early(summary):
+        row("stopped early", early)
     for heading, total, parts, shown in (
         ("seconds per epoch", figures.seconds, figures.stages, human_seconds),
         ("sent per epoch", figures.sent, figures.causes, human_bytes),

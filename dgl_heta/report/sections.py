@@ -22,6 +22,7 @@ from dgl_heta.report.figures import (
     human_seconds,
     main_figures,
     percent,
+    stopped_early,
 )
 from dgl_heta.report.reading import Run
 from dgl_heta.report.records import CAUSES, STAGES
@@ -82,8 +83,10 @@ def _run(run: Run) -> Section:
     rows: list[tuple[str, str]] = started_rows(run.started)
     best = as_number(summary.get("best_epoch"))
     if best is not None:
-        rows.append(("best epoch", f"{best:.0f} of {len(run.epochs)}, by validation; the model "
-                                   "that was saved and tested"))
+        rows.append(("best epoch", f"{best:.0f} of {len(run.epochs)}, by {_followed(summary)}; "
+                                   "the model that was saved and tested"))
+        if early := stopped_early(summary):
+            rows.append(("stopped early", early))
     if (parameters := as_number(summary.get("parameters"))) is not None:
         rows.append(("parameters", f"{parameters:,.0f}, without learnable features"))
     proof = as_mapping(summary.get("proof"))
@@ -96,6 +99,13 @@ def _run(run: Run) -> Section:
     if versions:
         rows.append(("versions", ", ".join(f"{name} {value}" for name, value in flat(versions))))
     return Section("Run", tables=_tables(Table((), rows)))
+
+
+def _followed(summary: Mapping[str, Any]) -> str:
+    """What the best epoch is the best by."""
+    train = as_mapping(as_mapping(summary.get("settings")).get("train"))
+    name = train.get("monitor")
+    return f"{name} in validation" if isinstance(name, str) else "validation"
 
 
 def _many(count: float, what: str) -> str:

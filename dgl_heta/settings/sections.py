@@ -160,6 +160,12 @@ class TrainSettings(_Section):
     early_stopping: int | None = Field(
         None, ge=1, description="end the training after so many epochs without a better validation "
         "score; default: never (dgl-heta train)")
+    metrics: list[str] = Field(
+        [], description="further metrics of validation and test, e.g. f1_macro,auroc; which there "
+        "are depends on task.kind (dgl-heta train)")
+    monitor: str | None = Field(
+        None, description="the metric that the best epoch, early_stopping and ReduceLROnPlateau "
+        "follow; default: the task's own score (dgl-heta train)")
     seed: int = Field(0, ge=0, description="seed of initialisation, shuffling and sampling")
     wrapper: str = Field("raf", description="module wrapper")
     trainers: int = Field(1, ge=1, description="workers per partition; they share its files and "
@@ -193,9 +199,19 @@ class TrainSettings(_Section):
         "same batches; 0: as many as compute")
     eval_every: int = Field(1, ge=1, description="epochs between validations")
 
+    @property
+    def watched(self) -> list[str]:
+        """The metrics to compute, each once."""
+        return list(dict.fromkeys([*self.metrics, *([self.monitor] if self.monitor else [])]))
+
     def step_size(self, workers: int) -> int:
         """Seeds of a step over so many workers."""
         return self.global_batch_size or self.batch_size * workers
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _by_commas(cls, value: Any) -> Any:
+        return by_commas(value)
 
     @field_validator("class_weights")
     @classmethod

@@ -31,6 +31,7 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.training.average_inputs import AverageInputs
 from dgl_heta.training.fetching import Fetching
+from dgl_heta.training.metrics import Tally
 from dgl_heta.training.optimizers import Schedule, make_optimizer
 from dgl_heta.training.tasks import Step, TrainingTask
 
@@ -257,17 +258,25 @@ class Engine:
         return self.task.loss(outputs, step, *self._share(step))
 
     @torch.no_grad()
-    def evaluate(self, split: str) -> tuple[float, float]:
-        """`(score, mean loss)` over a split, by all workers together; NaN if it is empty."""
+    def evaluate(self, split: str, tallies: Mapping[str, Tally] | None = None
+                 ) -> tuple[float, float]:
+        """`(score, mean loss)` over a split, by all workers together; NaN if it is empty.
+
+        `tallies`, empty ones of the task's, then hold what was counted of all workers' shares.
+        """
         self.model.eval()
         totals, steps = None, self.task.steps(
             split, 0, self.settings.train.step_size(self.world.size))
         batches = self.batches(steps, _EVAL_STEPS, evaluate=True)
         with _closed(batches):
             for step, batch in zip(steps, batches):
-                _, statistics = self.loss(self.wrapped(batch, self.inputs(batch, train=False)),
-                                          step)
+                outputs = self.wrapped(batch, self.inputs(batch, train=False))
+                _, statistics = self.loss(outputs, step)
                 totals = statistics if totals is None else totals + statistics
+                if tallies:
+                    self.task.observe(tallies, outputs, step, *self._share(step))
+        for tally in (tallies or {}).values():
+            tally.gather(self.world)
         return self.score(totals)
 
     def score(self, statistics: Tensor | None) -> tuple[float, float]:

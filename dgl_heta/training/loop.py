@@ -33,6 +33,7 @@ from dgl_heta.training.checkpoint import (
     save_checkpoint,
 )
 from dgl_heta.training.engine import Engine
+from dgl_heta.training.evaluating import NOTHING, evaluate, followed
 from dgl_heta.training.recorded import best_epoch
 
 logger = logging.getLogger("dgl_heta")
@@ -64,7 +65,8 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     log = run_dir / "metrics.jsonl"
     history = _history(log, start)
     if engine.schedule is not None:
-        engine.schedule.again(history, start)
+        engine.schedule.again({r.epoch: followed(settings, r.val_acc, r.metrics)
+                               for r in history}, start)
     last, stopped = start, _stops(settings, start, best)
     if first:
         write_atomic(log, "".join(log_line(record.to_json()) for record in history))
@@ -75,11 +77,12 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
             break
         engine.store.check_sizes()
         record = _epoch(engine, epoch, settings, own, report if first else lambda event: None)
+        score = followed(settings, record.val_acc, record.metrics)
         if engine.wrapped.equal() and (not validates or (
-                record.val_acc is not None and (not best or record.val_acc > best["val_acc"]))):
-            best = {"epoch": epoch, "val_acc": record.val_acc}
+                score is not None and (not best or score > best["val_acc"]))):
+            best = {"epoch": epoch, "val_acc": score}
         if engine.schedule is not None:
-            engine.schedule.step(record.val_acc)
+            engine.schedule.step(score)
         last, stopped = epoch, _stops(settings, epoch, best)
         history.append(record)
         if first:  # before the checkpoint: a line without one is dropped when the run goes on
@@ -90,12 +93,15 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
             report(record.to_json())
     best = _finish(engine, run_dir, best, last)
     engine.reset_traffic()
-    (val_acc, _), (test_acc, test_loss) = engine.evaluate("val"), engine.evaluate("test")
-    scores = {"val_acc": _number(val_acc), "test_acc": _number(test_acc),
-              "test_loss": _number(test_loss)}
+    evaluated = {split: evaluate(engine, split) for split in ("val", "test")}
     consolidate(engine, run_dir)
-    summary = _summary(engine, settings, history, own, best, scores)
+    summary = _summary(engine, settings, history, own, best, {
+        "val_acc": evaluated["val"].score, "test_acc": evaluated["test"].score,
+        "test_loss": evaluated["test"].loss})
     summary["stopped_early"] = stopped and last < settings.train.epochs
+    if settings.train.watched:
+        summary["metrics"] = {split: found.metrics for split, found in evaluated.items()
+                              if found.metrics}
     if first:
         write_signed(run_dir / "summary.json", summary, indent=1)
         _append(log, {"event": "summary", **summary})
@@ -112,9 +118,10 @@ def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> d
     apart = not engine.wrapped.equal()
     if apart:
         engine.wrapped.finish()
-        val_acc = _number(engine.evaluate("val")[0])
-        if not best or val_acc is None or val_acc > best["val_acc"]:
-            return {"epoch": last, "val_acc": val_acc}
+        found = evaluate(engine, "val")
+        score = followed(engine.settings, found.score, found.metrics)
+        if not best or score is None or score > best["val_acc"]:
+            return {"epoch": last, "val_acc": score}
     if best and best["epoch"] != last:
         load_checkpoint(engine, run_dir, best["epoch"])
     if not apart:
@@ -136,7 +143,8 @@ def _check_validation(engine: Engine, validates: bool) -> None:
     """Refuse what follows the validation score where there is none."""
     if validates:
         return
-    followers = [("early_stopping", engine.settings.train.early_stopping is not None),
+    followers = [("monitor", engine.settings.train.monitor is not None),
+                 ("early_stopping", engine.settings.train.early_stopping is not None),
                  ("schedule", engine.schedule is not None and engine.schedule.by_score)]
     for name, follows in followers:
         if follows:
@@ -165,11 +173,11 @@ def fingerprint(engine: Engine, settings: Settings) -> str:
     """What must be equal for a checkpoint to be continued."""
     train = settings.train.model_dump(
         exclude={"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
-                 "sampling_threads", "early_stopping"})
+                 "sampling_threads", "early_stopping", "metrics"})
     for name, usual in (("global_batch_size", None), ("exchange_dtype", "same"),
                         ("optimizer", "Adam"), ("optimizer_options", {}), ("schedule", None),
                         ("schedule_options", {}), ("clip_grad_norm", None),
-                        ("class_weights", None)):
+                        ("class_weights", None), ("monitor", None)):
         if train[name] == usual:
             del train[name]  # which runs from before do not know
     plan = engine.plan.to_json()
@@ -218,13 +226,13 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, own: list[OwnEpoch], 
                          "train.lr or train.sparse_lr, or check the features")
     every = settings.train.eval_every
     validate = epoch % every == 0 or epoch == settings.train.epochs
-    val_acc = engine.evaluate("val")[0] if validate else float("nan")
+    found = evaluate(engine, "val") if validate else NOTHING
     causes = {cause: int(total) for cause, total in zip(CAUSES, engine.sum_over_workers(
         torch.tensor([float(sent[c]) for c in CAUSES], dtype=torch.float64)))}
     return EpochRecord(
-        epoch, loss, train_acc, _number(val_acc),
+        epoch, loss, train_acc, found.score,
         {**{s: stages.get(s, 0.0) for s in STAGES}, "waiting": waiting, "total": seconds},
-        {**causes, "total": sum(causes.values())}, peak_rss_mb(), cached, ahead)
+        {**causes, "total": sum(causes.values())}, peak_rss_mb(), found.metrics, cached, ahead)
 
 
 def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
@@ -289,11 +297,6 @@ def _ahead(steady: list[EpochRecord]) -> dict[str, Any]:
     return {"ahead": {
         stage: {name: sum(epoch[stage][name] for epoch in epochs) / len(epochs) for name in first}
         for stage, first in epochs[0].items()}} if epochs else {}
-
-
-def _number(value: float) -> float | None:
-    """The value, or None for the NaN of an empty split: JSON has no NaN."""
-    return None if math.isnan(value) else value
 
 
 def _append(log: Path, record: dict[str, Any]) -> None:

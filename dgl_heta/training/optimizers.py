@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.report.records import EpochRecord
 from dgl_heta.settings import TrainSettings
 
 PLATEAU = "ReduceLROnPlateau"
@@ -120,15 +119,14 @@ class Schedule:
             except (ValueError, TypeError, ArithmeticError) as error:
                 raise InputError(f"train.schedule = {self._name}: {error}") from None
 
-    def again(self, history: Sequence[EpochRecord], epochs: int) -> None:
-        """Take the steps of the epochs behind a run that goes on.
+    def again(self, scores: Mapping[int, float | None], epochs: int) -> None:
+        """Take the steps of the epochs behind a run that goes on, by the scores of each.
 
         Raises
         ------
         InputError
             The schedule follows the scores, and the log lacks some.
         """
-        scores = {record.epoch: record.val_acc for record in history}
         for epoch in range(1, epochs + 1):
             if self.by_score and epoch not in scores:
                 raise InputError(f"train.schedule = {self._name} follows the validation scores, "

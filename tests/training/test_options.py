@@ -24,11 +24,15 @@ from tests.support.graphs import academic, with_tasks
 from tests.support.training_worker import trained
 from tests.support.waiting import PATIENCE
 
+METRICS = ["f1_macro", "recall_weighted", "auroc", "top2_accuracy", "mcc", "balanced_accuracy"]
+LINKS: dict[str, Any] = {
+    "task": {"relation": "writes", "reverse": "rev-writes", "eval_negatives": 7}}
 CASES: dict[str, dict[str, Any]] = {
     "clipped sgd": {"optimizer": "SGD", "lr": 0.1, "optimizer_options": {"momentum": 0.9},
                     "clip_grad_norm": 0.2, "schedule": "StepLR",
                     "schedule_options": {"step_size": 1, "gamma": 0.5}},
-    "weighted": {"optimizer": "AdamW", "class_weights": "balanced",
+    "weighted": {"optimizer": "AdamW", "class_weights": "balanced", "metrics": METRICS,
+                 "monitor": "average_precision",
                  "schedule": "ReduceLROnPlateau",
                  "schedule_options": {"patience": 0, "threshold": 10.0}},  # one plateau
 }
@@ -60,6 +64,7 @@ def losses(run: Path) -> list[float]:
 def runs(store: Path) -> Path:
     """The directory of the runs of one worker, of two and of three."""
     cases = {name: base(**train) for name, train in CASES.items()}
+    cases["links"] = {**base(epochs=1, metrics=["mrr", "hits@3", "mean_rank"]), **LINKS}
     for name, case in cases.items():
         trained(store, store.with_name(f"{name}-1"), 1, case)
     for parts in (2, 3):
@@ -67,7 +72,7 @@ def runs(store: Path) -> Path:
         job.write_text(json.dumps({
             "store": str(store), "out": str(store.parent), "parts": parts,
             "meeting": str(store.with_name(f"meeting-{parts}")),
-            "cases": {name: cases[name] for name in CASES}}))
+            "cases": cases}))
         status, text = copies("tests.support.training_worker").run(job, within(PATIENCE))
         assert status == 0, text
     return store.parent
@@ -203,3 +208,18 @@ def test_weights_that_fit_nothing_are_refused(store: Path) -> None:
             make_task(Store(store), load_settings(base={"train": train, "task": task}, environ={}))
     with pytest.raises(InputError, match=r"train\.class_weights.*0 or more"):
         settings(class_weights=[-1.0, 1.0])
+
+
+@pytest.mark.parametrize("name", ["weighted", "links"])
+def test_any_number_of_workers_has_the_same_metrics(runs: Path, name: str) -> None:
+    one, *others = (json.loads((runs / f"{name}-{parts}" / "summary.json").read_text())
+                    for parts in (1, 2, 3))
+    for split in ("val", "test"):
+        assert set(one["metrics"][split]) == set(one["settings"]["train"]["metrics"]) | (
+            {"average_precision"} if name == "weighted" else set())
+        for other in others:
+            assert other["metrics"][split] == pytest.approx(one["metrics"][split], rel=1e-9)
+            assert other["best_epoch"] == one["best_epoch"]
+    if name == "links":
+        assert one["metrics"]["test"]["mrr"] == pytest.approx(one["test_acc"])
+        assert one["metrics"]["test"]["hits@3"] < 1 < one["metrics"]["test"]["mean_rank"]

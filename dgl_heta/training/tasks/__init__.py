@@ -7,6 +7,7 @@ from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import Task
 from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
+from dgl_heta.training.metrics import check_names
 from dgl_heta.training.tasks.base import SPLITS, Step, TrainingTask
 from dgl_heta.training.tasks.link import LinkPrediction
 from dgl_heta.training.tasks.node import NodePrediction, NodeStep
@@ -64,13 +65,20 @@ def make_task(store: Store, settings: Settings) -> TrainingTask:
     Raises
     ------
     InputError
-        As :func:`resolve`; labels or masks that are missing or do not fit the kind of task.
+        As :func:`resolve`; labels or masks that are missing or do not fit the kind of task;
+        metrics that are unknown or of another kind.
     """
     task = resolve(settings.task, store.manifest.task, store.schema)
     weights = settings.train.class_weights
     if weights is not None and task.kind != "classification":
         raise InputError("train.class_weights are for task.kind = 'classification', where a node "
                          f"has one class; this task is '{task.kind}': leave them out")
+    made: TrainingTask
     if task.kind == "link":
-        return LinkPrediction(store, task, settings.model.hidden, settings.train.seed)
-    return NodePrediction(store, task, settings.train.seed, weights)
+        made = LinkPrediction(store, task, settings.model.hidden, settings.train.seed)
+        most = task.eval_negatives + 1
+    else:
+        made = NodePrediction(store, task, settings.train.seed, weights)
+        most = min(made.outputs.values())
+    check_names(settings.train.watched, str(task.kind), most)
+    return made

@@ -6,7 +6,7 @@ P workers compute together what one worker computes with a batch P times as larg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from dgl_heta.graph.source import MASKS
 from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.sampling.seeds import SeedShares
+from dgl_heta.training.metrics import Tally
 
 SPLITS = dict(zip(("train", "val", "test"), MASKS))
 Owned = Callable[[np.ndarray], np.ndarray]
@@ -66,6 +67,13 @@ class TrainingTask(Protocol):
 
     def score(self, statistics: Tensor) -> tuple[float, float]:
         """`(score, mean loss)` of summed statistics; NaN if there is nothing in them."""
+
+    def tallies(self, names: Iterable[str]) -> dict[str, Tally]:
+        """Empty tallies for metrics of these names, by target type or relation."""
+
+    def observe(self, tallies: Mapping[str, Tally], outputs: Mapping[str, Tensor], step: Step,
+                worker: int, workers: int) -> None:
+        """Add a worker's share of a step to what :meth:`tallies` made."""
 
 
 def share_of(rows: np.ndarray, worker: int, workers: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,6 +16,7 @@ from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.store.structure import check_range
+from dgl_heta.training.metrics import RankTally, Tally
 from dgl_heta.training.tasks.base import SPLITS, Owned, Step, share_of
 
 
@@ -96,6 +97,29 @@ class LinkPrediction:
 
     def loss(self, outputs: Mapping[str, Tensor], step: Step, worker: int, workers: int
              ) -> tuple[Tensor, Tensor]:
+        right, wrong, ranks = self._scores(outputs, step, worker, workers)
+        summed = F.softplus(-right).sum() + F.softplus(wrong).sum() / max(wrong.shape[1], 1)
+        reciprocal = float((1 / ranks.double()).sum())
+        statistics = torch.tensor([float(summed.detach()), len(right), reciprocal],
+                                  dtype=torch.float64)
+        return summed * (workers / max(step.size, 1)), statistics
+
+    def score(self, statistics: Tensor) -> tuple[float, float]:
+        loss, count, reciprocal = statistics.tolist()
+        return (reciprocal / count, loss / count) if count else (float("nan"), float("nan"))
+
+    def tallies(self, names: Iterable[str]) -> dict[str, Tally]:
+        return {str(self.relation): RankTally(self._task.eval_negatives)}
+
+    def observe(self, tallies: Mapping[str, Tally], outputs: Mapping[str, Tensor], step: Step,
+                worker: int, workers: int) -> None:
+        tally = tallies[str(self.relation)]
+        assert isinstance(tally, RankTally)
+        tally.add(self._scores(outputs, step, worker, workers)[2].cpu().numpy())
+
+    def _scores(self, outputs: Mapping[str, Tensor], step: Step, worker: int, workers: int
+                ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of a worker's edges and of their negatives (edges, negatives), and ranks."""
         sources, destinations, negatives = self._share(step, worker, workers)
         ids = self.seeds(step, worker, workers)
         left = outputs[self.relation.src][_places(ids[self.relation.src], sources)]
@@ -103,18 +127,10 @@ class LinkPrediction:
         right = (left * rows[_places(known, destinations)]).sum(1)
         others = rows[_places(known, negatives.ravel())].view(*negatives.shape, rows.shape[1])
         wrong = (left.unsqueeze(1) * others).sum(2)
-        summed = F.softplus(-right).sum() + F.softplus(wrong).sum() / max(negatives.shape[1], 1)
         ranks = 1 + (wrong > right.unsqueeze(1)).sum(1) + (
             (wrong == right.unsqueeze(1)) & torch.as_tensor(
                 negatives != destinations[:, None]).to(wrong.device)).sum(1)
-        reciprocal = float((1 / ranks.double()).sum())
-        statistics = torch.tensor([float(summed.detach()), len(sources), reciprocal],
-                                  dtype=torch.float64)
-        return summed * (workers / max(step.size, 1)), statistics
-
-    def score(self, statistics: Tensor) -> tuple[float, float]:
-        loss, count, reciprocal = statistics.tolist()
-        return (reciprocal / count, loss / count) if count else (float("nan"), float("nan"))
+        return right, wrong, ranks
 
     def _share(self, step: Step, worker: int, workers: int
                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.store.structure import file_of
+from dgl_heta.training.metrics import ClassTally, LabelTally, Tally, ValueTally
 from dgl_heta.training.tasks.base import SPLITS, Owned, Step, share_of
 
 
@@ -101,6 +102,14 @@ class NodePrediction:
             losses += head.mean_loss(loss, count, found)
         return (sum(scores) / len(scores), losses) if scores else (float("nan"), float("nan"))
 
+    def tallies(self, names: Iterable[str]) -> dict[str, Tally]:
+        return {ntype: head.tally(tuple(names)) for ntype, head in self._heads.items()}
+
+    def observe(self, tallies: Mapping[str, Any], outputs: Mapping[str, Tensor], step: Step,
+                worker: int, workers: int) -> None:
+        for ntype, ids in self.seeds(step, worker, workers).items():
+            tallies[ntype].add(outputs[ntype].detach(), self._heads[ntype].labels(ids))
+
 
 def chosen(mask: np.ndarray) -> np.ndarray:
     """The nodes of a mask, ascending.
@@ -135,6 +144,12 @@ class Head(Protocol):
 
     def mean_loss(self, loss: float, count: float, found: list[float]) -> float:
         """The mean loss of summed statistics."""
+
+    def tally(self, names: Iterable[str]) -> Tally:
+        """An empty tally for metrics of these names."""
+
+    def labels(self, ids: np.ndarray) -> np.ndarray:
+        """What is to be predicted of some nodes, as the tally counts it."""
 
 
 class Even:
@@ -222,6 +237,12 @@ class Classification(Even):
     def score(self, loss: float, count: float, found: list[float]) -> float:
         return found[0] / count
 
+    def tally(self, names: Iterable[str]) -> Tally:
+        return ClassTally(self.outputs, names)
+
+    def labels(self, ids: np.ndarray) -> np.ndarray:
+        return np.asarray(self._labels[ids], np.int64)
+
 
 class MultiLabel(Even):
     """Any number of labels per node: binary cross-entropy (mean over labels), micro-F1."""
@@ -244,6 +265,12 @@ class MultiLabel(Even):
     def score(self, loss: float, count: float, found: list[float]) -> float:
         right, false, missed = found
         return 2 * right / max(2 * right + false + missed, 1)
+
+    def tally(self, names: Iterable[str]) -> Tally:
+        return LabelTally(self.outputs, names)
+
+    def labels(self, ids: np.ndarray) -> np.ndarray:
+        return np.asarray(self._labels[ids])
 
 
 class Regression(Even):
@@ -269,6 +296,12 @@ class Regression(Even):
         squares, sums, sums_of_squares = np.asarray(found).reshape(3, -1)
         spread = sums_of_squares - sums ** 2 / count
         return float(np.mean(1 - squares / np.maximum(spread, 1e-300)))
+
+    def tally(self, names: Iterable[str]) -> Tally:
+        return ValueTally(self.outputs)
+
+    def labels(self, ids: np.ndarray) -> np.ndarray:
+        return np.asarray(self._labels[ids])
 
 
 _HEADS: dict[str, Callable[[Store, str, str], Head]] = {

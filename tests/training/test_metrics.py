@@ -1,0 +1,136 @@
+"""Metrics by name: what scikit-learn computes, what is followed, which names are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as known
+
+from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.errors import InputError
+from dgl_heta.settings import load_settings
+from dgl_heta.store import Store, write_store
+from dgl_heta.training.metrics import KINDS, ClassTally, LabelTally, RankTally, ValueTally
+from dgl_heta.training.tasks import make_task
+from tests.support.graphs import academic, with_tasks
+from tests.support.training_worker import trained
+from tests.support.waiting import PATIENCE
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("metrics") / "store"
+    write_store(with_tasks(academic()), path)
+    return path
+
+
+def in_batches(tally: Any, outputs: np.ndarray, wants: np.ndarray) -> Any:
+    for rows in np.array_split(np.arange(len(outputs)), 5):
+        tally.add(torch.from_numpy(outputs[rows]), wants[rows])
+    tally.gather(Comm(Traffic()))
+    return tally
+
+
+def averages(true: np.ndarray, predicted: np.ndarray) -> dict[str, float]:
+    found = {}
+    for how in ("macro", "micro", "weighted"):
+        for what, of in (("f1", known.f1_score), ("precision", known.precision_score),
+                         ("recall", known.recall_score)):
+            found[f"{what}_{how}"] = float(of(true, predicted, average=how, zero_division=0))
+    return found
+
+
+@pytest.mark.parametrize("classes", [2, 6])
+def test_metrics_of_classes_are_those_of_scikit_learn(classes: int) -> None:
+    rng = np.random.default_rng(classes)
+    outputs = rng.integers(-3, 4, (300, classes)) / 4 + rng.random((300, 1))  # with many ties
+    true = rng.choice(min(classes, 5), 300)  # the last of six is never right
+    scores = torch.from_numpy(outputs).softmax(1).numpy()
+    predicted = torch.from_numpy(outputs).argmax(1).numpy()
+    each = [1] if classes == 2 else range(5)
+    want = {**averages(true, predicted), "accuracy": known.accuracy_score(true, predicted),
+            "mcc": known.matthews_corrcoef(true, predicted),
+            "auroc": np.mean([known.roc_auc_score(true == c, scores[:, c]) for c in each]),
+            "average_precision": np.mean([known.average_precision_score(true == c, scores[:, c])
+                                          for c in each]),
+            "balanced_accuracy": np.mean([(predicted == c)[true == c].mean()
+                                          for c in range(min(classes, 5))])}
+    tally = in_batches(ClassTally(classes, [*want, "top1_accuracy"]), outputs, true)
+    assert {name: tally.value(name) for name in want} == pytest.approx(want)
+    assert set(want) == set(KINDS["classification"]) - {"topK_accuracy"}
+    assert tally.value("top1_accuracy") == pytest.approx(want["accuracy"], abs=0.03)  # ties
+    sharp = rng.standard_normal((300, classes))
+    best = min(3, classes - 1)
+    tally = in_batches(ClassTally(classes, [f"top{best}_accuracy"]), sharp, true)
+    assert tally.value(f"top{best}_accuracy") == pytest.approx(
+        (np.argsort(-sharp, 1)[:, :best] == true[:, None]).any(1).mean())
+
+
+def test_metrics_of_labels_and_numbers_are_those_of_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    outputs, true = rng.integers(-3, 4, (200, 4)) / 2, rng.integers(0, 2, (200, 4))
+    true[:, 3] = 0  # nobody has it
+    want = {**averages(true, outputs > 0), "exact_match": (true == (outputs > 0)).all(1).mean(),
+            "auroc": known.roc_auc_score(true[:, :3], outputs[:, :3]),
+            "average_precision": known.average_precision_score(true[:, :3], outputs[:, :3])}
+    tally = in_batches(LabelTally(4, want), outputs, true)
+    assert {name: tally.value(name) for name in KINDS["multilabel"]} == pytest.approx(want)
+    outputs, numbers = rng.standard_normal((200, 2)), rng.standard_normal((200, 2))
+    squares = known.mean_squared_error(numbers, outputs)
+    want = {"mae": known.mean_absolute_error(numbers, outputs), "mse": squares,
+            "rmse": squares ** 0.5, "r2": known.r2_score(numbers, outputs)}
+    tally = in_batches(ValueTally(2), outputs, numbers)
+    assert {name: tally.value(name) for name in KINDS["regression"]} == pytest.approx(want)
+
+
+def test_metrics_of_ranks() -> None:
+    tally = RankTally(9)
+    for ranks in ([1, 4, 10], [2, 1]):
+        tally.add(np.array(ranks))
+    tally.gather(Comm(Traffic()))
+    assert tally.value("mrr") == pytest.approx((1 + 1 / 4 + 1 / 10 + 1 / 2 + 1) / 5)
+    assert (tally.value("mean_rank"), tally.value("hits@1"), tally.value("hits@4")) == (
+        3.6, 0.4, 0.8)
+
+
+def test_what_is_not_defined_is_no_number() -> None:
+    tally = in_batches(ClassTally(3, ["auroc"]), np.zeros((4, 3)), np.ones(4, np.int64))
+    assert np.isnan(tally.value("auroc"))  # all of one class
+    empty = ClassTally(3, ["auroc"])
+    empty.gather(Comm(Traffic()))
+    assert np.isnan(empty.value("f1_macro"))
+
+
+@pytest.mark.parametrize(("train", "task", "message"), [
+    ({"metrics": ["f1_marco"]}, {}, "unknown metric 'f1_marco'.*f1_macro.*did you mean 'f1_macro'"),
+    ({"monitor": "rmse"}, {}, "'rmse' is for task.kind = 'regression', and this task is "
+                              "'classification'; its metrics: accuracy"),
+    ({"metrics": ["top4_accuracy"]}, {}, "is 1 whatever.*there are 4 classes"),
+    ({"metrics": ["hits@51"]}, {"relation": "writes", "reverse": "rev-writes"},
+     "among 50 negatives; set task.eval_negatives to 51 or more"),
+])
+def test_names_that_fit_nothing_are_refused(
+        store: Path, train: dict[str, Any], task: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make_task(Store(store), load_settings(base={"train": train, "task": task}, environ={}))
+
+
+def test_an_error_that_is_followed_is_best_where_it_is_smallest(
+        store: Path, tmp_path: Path) -> None:
+    base: dict[str, Any] = {
+        "model": {"hidden": 8}, "run": {"timeout_s": PATIENCE},
+        "task": {"kind": "regression", "label": "citations"},
+        "train": {"batch_size": 12, "fanouts": [2, 2], "threads": 1, "epochs": 5, "lr": 0.3,
+                  "monitor": "mae", "metrics": "rmse"}}
+    summary = trained(store, tmp_path / "run", 1, base)
+    lines = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    errors = [line["metrics"]["mae"] for line in lines if line["event"] == "epoch"]
+    assert len(set(errors)) == 5
+    assert summary["best_epoch"] == 1 + int(np.argmin(errors))
+    assert summary["metrics"]["val"]["mae"] == pytest.approx(min(errors))
+    assert set(summary["metrics"]["test"]) == {"rmse", "mae"}
