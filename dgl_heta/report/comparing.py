@@ -19,8 +19,8 @@ from dgl_heta.report.figures import (
     main_figures,
     total_of,
 )
+from dgl_heta.report.parts import Picture, Section, Table
 from dgl_heta.report.reading import Run, read_run
-from dgl_heta.report.sections import Picture, Section, Table
 from dgl_heta.report.text import human_bytes
 
 _NONE = "–"

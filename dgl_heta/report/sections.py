@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from dgl_heta.report.changed import changed_settings, flat, shown_value
@@ -15,6 +14,7 @@ from dgl_heta.report.charts import (
     stack_chart,
     without_waiting,
 )
+from dgl_heta.report.classes import class_sections
 from dgl_heta.report.figures import (
     as_mapping,
     as_number,
@@ -24,6 +24,7 @@ from dgl_heta.report.figures import (
     percent,
     stopped_early,
 )
+from dgl_heta.report.parts import Picture, Section, Table
 from dgl_heta.report.reading import Run
 from dgl_heta.report.records import CAUSES, STAGES
 from dgl_heta.report.started import started_rows
@@ -33,46 +34,11 @@ _CAUSES = {"partials": "partial aggregations", "gradients": "gradients of dense 
            "learnable": "rows of learnable features", "sampling": "ids of common rows"}
 
 
-@dataclass(frozen=True)
-class Picture:
-    """An image as a `data:` address."""
-
-    data: str
-    alt: str
-    caption: str
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of texts; the columns `numeric` are numbers."""
-
-    head: Sequence[str]
-    rows: Sequence[Sequence[object]]
-    numeric: Sequence[int] = ()
-    caption: str = ""
-    narrow: bool = False
-
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page; one without content is left out. `columns` of tables are side by side."""
-
-    title: str
-    pictures: Sequence[Picture] = ()
-    tables: Sequence[Table] = ()
-    columns: Sequence[Sequence[Table]] = ()
-    notes: Sequence[str] = ()
-
-    @property
-    def content(self) -> bool:
-        """Whether there is anything to show."""
-        return bool(self.pictures or self.tables or self.columns or self.notes)
-
-
 def sections_of(run: Run, plan_svg: str | None) -> list[Section]:
     """All sections of the report of a run."""
     summary = run.summary
-    return [_run(run), *_curves(run), _cache(as_mapping(summary.get("cache"))),
+    return [_run(run), *class_sections(summary), *_curves(run),
+            _cache(as_mapping(summary.get("cache"))),
             _plan(as_mapping(summary.get("plan")), plan_svg),
             _workers(_objects(summary.get("workers"))), _settings(summary)]
 

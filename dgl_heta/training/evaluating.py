@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dgl_heta.errors import InputError
 from dgl_heta.settings import Settings
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.metrics import smaller_is_better, values
+from dgl_heta.training.metrics import Tally, smaller_is_better, values
+from dgl_heta.training.per_class import class_names, per_class
+from dgl_heta.training.tasks import resolve
 
 
 @dataclass(frozen=True)
@@ -19,18 +22,36 @@ class Evaluated:
     score: float | None
     loss: float | None
     metrics: dict[str, float | None] | None
+    tallies: Mapping[str, Tally]
 
 
-NOTHING = Evaluated(None, None, None)
+NOTHING = Evaluated(None, None, None, {})
 
 
-def evaluate(engine: Engine, split: str) -> Evaluated:
-    """Evaluate a split; all workers call it."""
+def evaluate(engine: Engine, split: str, count: bool = False) -> Evaluated:
+    """Evaluate a split; all workers call it. `count` fills tallies where no metric needs them."""
     names = engine.settings.train.watched
-    tallies = engine.task.tallies(names) if names else {}
+    tallies = engine.task.tallies(names) if names or count else {}
     score, loss = (None if math.isnan(value) else value  # of an empty split: JSON has no NaN
                    for value in engine.evaluate(split, tallies))
-    return Evaluated(score, loss, values(tallies, names) if names and score is not None else None)
+    found = values(tallies, names) if names and score is not None else None
+    return Evaluated(score, loss, found, tallies)
+
+
+def classes(engine: Engine, evaluated: Mapping[str, Evaluated]) -> dict[str, Any] | None:
+    """Results of single classes: of the test, or else of validation; None without classes.
+
+    Returns
+    -------
+    dict
+        `split`, and `types` as :func:`dgl_heta.training.per_class.per_class` makes them.
+    """
+    task = resolve(engine.settings.task, engine.store.manifest.task, engine.store.schema)
+    names = {t: class_names(engine.store, t, task.label, task.kind) for t in task.targets or ()}
+    for split in ("test", "val"):
+        if found := per_class(evaluated[split].tallies, names):
+            return {"split": split, "types": found}
+    return None
 
 
 def followed(settings: Settings, score: float | None, metrics: Mapping[str, float | None] | None

@@ -33,7 +33,7 @@ from dgl_heta.training.checkpoint import (
     save_checkpoint,
 )
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.evaluating import NOTHING, evaluate, followed
+from dgl_heta.training.evaluating import NOTHING, classes, evaluate, followed
 from dgl_heta.training.recorded import best_epoch
 
 logger = logging.getLogger("dgl_heta")
@@ -93,7 +93,7 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
             report(record.to_json())
     best = _finish(engine, run_dir, best, last)
     engine.reset_traffic()
-    evaluated = {split: evaluate(engine, split) for split in ("val", "test")}
+    evaluated = {split: evaluate(engine, split, count=True) for split in ("val", "test")}
     consolidate(engine, run_dir)
     summary = _summary(engine, settings, history, own, best, {
         "val_acc": evaluated["val"].score, "test_acc": evaluated["test"].score,
@@ -102,6 +102,8 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     if settings.train.watched:
         summary["metrics"] = {split: found.metrics for split, found in evaluated.items()
                               if found.metrics}
+    if (found := classes(engine, evaluated)) is not None:
+        summary["classes"] = found
     if first:
         write_signed(run_dir / "summary.json", summary, indent=1)
         _append(log, {"event": "summary", **summary})

@@ -127,3 +127,57 @@ def test_the_summary_table_has_time_by_stage_and_bytes_by_cause() -> None:
 
 def test_the_summary_table_of_nothing_says_so() -> None:
     assert "no epoch was finished" in rendered({})
+
+
+CLASSES = {"split": "test", "types": {"paper": {
+    "number": 3, "matrix": [[8, 2, 0], [1, 4, 0], [0, 0, 0]],
+    "classes": [
+        {"class": 0, "name": "ham <b>", "precision": 8 / 9, "recall": 0.8, "f1": 0.8421,
+         "support": 10, "predicted": 9},
+        {"class": 1, "name": "eggs", "precision": 2 / 3, "recall": 0.8, "f1": 0.7273,
+         "support": 5, "predicted": 6},
+        {"class": 2, "name": "spam", "precision": 0.0, "recall": 0.0, "f1": 0.0,
+         "support": 0, "predicted": 0}],
+    "confusions": [{"true": 0, "predicted": 1, "count": 2, "names": ["ham <b>", "eggs"]},
+                   {"true": 1, "predicted": 0, "count": 1, "names": ["eggs", "ham <b>"]}]}}}
+
+
+def test_the_report_shows_classes_and_how_they_are_confused(tmp_path: Path) -> None:
+    write_run(tmp_path, [epoch(1)], summary(classes=CLASSES))
+    page = Page(write_report(tmp_path).read_text())
+    assert "Classes, test" in page.words
+    for text in ("ham <b>", "0.8889", "0.7273", "Worst confusions", "20.0 %"):
+        assert text in page.words, text
+    write_run(tmp_path, [epoch(1)], summary())
+    fewer = Page(write_report(tmp_path).read_text())
+    assert page.tags.count("img") == fewer.tags.count("img") + 1
+
+
+def test_the_report_of_many_classes_shows_the_worst(tmp_path: Path) -> None:
+    many: list[Any] = [{"class": [1]}, "x"]  # what a file may hold
+    many += [{"class": c, "precision": 1.0, "recall": 1.0, "f1": c / 100, "support": 1,
+             "predicted": 1} for c in range(60, 0, -1)]
+    write_run(tmp_path, [epoch(1)], summary(classes={"split": "val", "types": {"paper": {
+        "number": 400, "classes": many, "matrix": [["x"], 3],
+        "confusions": [{"true": [1], "count": "x"}, 3]}}}))
+    page = Page(write_report(tmp_path).read_text())
+    assert "Classes, validation" in page.words
+    assert page.words[page.words.index("predicted") + 1] == "1"
+    assert any("The 25 classes with the lowest F1, of 400" in word for word in page.words)
+
+
+def test_further_metrics_and_an_early_end_are_shown(tmp_path: Path) -> None:
+    settings = {"train": {"early_stopping": 2, "epochs": 9, "monitor": "f1_macro"}}
+    result = summary(metrics={"test": {"f1_macro": 0.1234, "auroc": None}}, stopped_early=True,
+                     epochs=4, best_epoch=2, settings=settings)
+    early = "after 4 of 9 epochs, none of the last 2 was better"
+    shown = rendered(result)
+    assert "test f1_macro" in shown
+    assert "0.1234" in shown
+    assert "after 4 of 9 epochs" in shown
+    write_run(tmp_path, [epoch(n) for n in range(1, 5)], result)
+    words = Page(write_report(tmp_path).read_text()).words
+    assert early in words
+    assert "0.1234" in words
+    assert any("by f1_macro in validation" in word for word in words)
+    assert "stopped early" not in rendered(summary(stopped_early=False))

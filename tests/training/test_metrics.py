@@ -16,6 +16,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.metrics import KINDS, ClassTally, LabelTally, RankTally, ValueTally
+from dgl_heta.training.per_class import class_names, per_class
 from dgl_heta.training.tasks import make_task
 from tests.support.graphs import academic, with_tasks
 from tests.support.training_worker import trained
@@ -134,3 +135,43 @@ def test_an_error_that_is_followed_is_best_where_it_is_smallest(
     assert summary["best_epoch"] == 1 + int(np.argmin(errors))
     assert summary["metrics"]["val"]["mae"] == pytest.approx(min(errors))
     assert set(summary["metrics"]["test"]) == {"rmse", "mae"}
+
+
+def test_single_classes_and_their_confusions_are_recorded(store: Path, tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    outputs, true = rng.standard_normal((400, 5)), rng.integers(0, 4, 400)
+    tally = in_batches(ClassTally(5), outputs, true)
+    found = per_class({"paper": tally, "author": ClassTally(2)}, {"paper": list("abcde")})
+    assert list(found) == ["paper"]
+    paper, predicted = found["paper"], outputs.argmax(1)
+    assert paper["matrix"] == known.confusion_matrix(true, predicted, labels=range(5)).tolist()
+    want = known.precision_recall_fscore_support(true, predicted, labels=range(5),
+                                                 zero_division=0)
+    for place, key in enumerate(("precision", "recall", "f1", "support")):
+        assert [each[key] for each in paper["classes"]] == pytest.approx(list(want[place]))
+    worst = paper["confusions"][0]
+    matrix = np.array(paper["matrix"]) * (1 - np.eye(5, dtype=int))
+    assert worst["count"] == matrix.max() == matrix[worst["true"], worst["predicted"]]
+    assert worst["names"] == ["abcde"[worst["true"]], "abcde"[worst["predicted"]]]
+    assert len(paper["confusions"]) == np.count_nonzero(matrix)
+
+
+def test_what_is_recorded_of_many_classes_is_bounded() -> None:
+    rng = np.random.default_rng(2)
+    true = np.concatenate([np.arange(3000), rng.integers(0, 900, 4000)])
+    outputs = np.zeros((7000, 3000), np.float32)
+    outputs[np.arange(7000), rng.integers(0, 3000, 7000)] = 1
+    found = per_class({"paper": in_batches(ClassTally(3000), outputs, true)}, {})["paper"]
+    assert "matrix" not in found
+    assert (found["number"], len(found["classes"]), len(found["confusions"])) == (3000, 1000, 20)
+    assert {each["class"] for each in found["classes"]} > set(range(800))
+
+
+def test_names_of_classes_are_those_of_the_store(tmp_path: Path) -> None:
+    source = academic()
+    source.info["classes"] = ["one", "two", "three", "four"]
+    write_store(source, tmp_path / "store")
+    made = Store(tmp_path / "store")
+    assert class_names(made, "paper", "label", "classification") == source.info["classes"]
+    assert class_names(made, "paper", "other", "classification") == []
+    assert class_names(made, "author", "label", "classification") == []

@@ -220,6 +220,13 @@ def test_any_number_of_workers_has_the_same_metrics(runs: Path, name: str) -> No
         for other in others:
             assert other["metrics"][split] == pytest.approx(one["metrics"][split], rel=1e-9)
             assert other["best_epoch"] == one["best_epoch"]
+            assert other.get("classes") == one.get("classes")
+    if name == "weighted":
+        paper = one["classes"]["types"]["paper"]
+        assert one["classes"]["split"] == "test"
+        matrix = np.array(paper["matrix"])
+        assert matrix.trace() / matrix.sum() == pytest.approx(one["test_acc"])
     if name == "links":
+        assert "classes" not in one
         assert one["metrics"]["test"]["mrr"] == pytest.approx(one["test_acc"])
         assert one["metrics"]["test"]["hits@3"] < 1 < one["metrics"]["test"]["mean_rank"]

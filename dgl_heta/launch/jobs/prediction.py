@@ -25,6 +25,7 @@ from dgl_heta.system.disk import new_array, sync_directory, sync_file
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.system.sums import read_signed
 from dgl_heta.training.checkpoint import check_weights, read_spec
+from dgl_heta.training.per_class import class_names
 from dgl_heta.training.recorded import recorded_settings
 from dgl_heta.training.tasks import make_task, resolve
 
@@ -155,14 +156,11 @@ class PredictionJob:
         if self.what == "probabilities" and task.kind not in ("classification", "multilabel"):
             raise InputError(f"--what probabilities is for classes; the model was trained for "
                              f"{task.kind}: ask for predictions or scores")
-        known, ids = store.manifest.task, store.ids(ntype)
-        names = store.manifest.info.get("classes")
-        own = (known is not None and (ntype, task.label, task.kind)
-               == (known.target, known.label, known.kind) and isinstance(names, list)
-               and len(names) == known.num_classes and self.what != "embeddings")
+        ids = store.ids(ntype)
+        names = class_names(store, ntype, task.label, task.kind)
         best = (self.what == "predictions" and task.kind == "classification"
                 and (self.out.suffix == ".csv" or (self.out.suffix == ".parquet" and bool(ids))))
-        return Output(self.what, ids, [str(name) for name in names or ()] if own else [], best)
+        return Output(self.what, ids, names if self.what != "embeddings" else [], best)
 
     def _layerwise_plan(self, store: Store, ntype: str, settings: Settings) -> Plan:
         """A plan with the type as its target; a partition needs a relation into it."""
