@@ -18,7 +18,8 @@ app = typer.Typer()
 @app.command(epilog="Example: dgl-heta report runs/first runs/second --out both.html")
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Directories of runs of `dgl-heta train`, "
-                                               "finished or not.")],
+                                               "finished or not; one of --seeds stands for "
+                                               "those of its seeds.")],
     output: Annotated[Path | None, typer.Option(
         "--out", help="HTML file to write. Default: report.html in the directory of a single run; "
         "of several none.")] = None,
@@ -31,8 +32,10 @@ def report(
     from dgl_heta.launch.jobs.reporting import check_run, plan_picture
     from dgl_heta.report.comparing import compare_runs
     from dgl_heta.report.page import write_comparison, write_report
+    from dgl_heta.report.reading import seeds_in
     from dgl_heta.report.run_table import comparison_table, summary_table
 
+    runs = [one for run in runs for one in seeds_in(run) or [run]]
     for run in runs:
         check_run(run)
     if output is not None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from dgl_heta.cli.options import AsJson, Input, ReadingOptions, SettingsOptions, grouped
 from dgl_heta.report.console import out, print_json
+
+if TYPE_CHECKING:
+    from dgl_heta.launch.jobs.seeds import SeedsResult
+    from dgl_heta.launch.jobs.training import TrainingResult
 
 app = typer.Typer()
 
@@ -25,8 +29,12 @@ def train(
     parts: Annotated[int | None, typer.Option(help="Number of workers.")] = None,
     run_dir: Annotated[Path | None, typer.Option(
         help="Run directory. Default: runs/NAME-TIME.")] = None,
+    seeds: Annotated[str | None, typer.Option(
+        "--seeds", metavar="NUMBER|LIST", help="Train with several seeds, one after another, into "
+        "seed-N of the run directory: so many, from train.seed on, or a list as 1,2,3.")] = None,
     resume: Annotated[bool, typer.Option(
-        "--resume", help="Continue from the last checkpoint in --run-dir.")] = False,
+        "--resume", help="Continue from the last checkpoint in --run-dir; of several seeds with "
+        "the one that was interrupted.")] = False,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Check everything and show the plan, train nothing.")] = False,
     as_json: AsJson = False,
@@ -38,11 +46,13 @@ def train(
     from dgl_heta.cli.events import drawn_events
     from dgl_heta.cli.requests import reading, say_of_graph
     from dgl_heta.hooks.manager import plugins
+    from dgl_heta.launch.jobs.seeds import seeds_of, train_seeds
     from dgl_heta.launch.jobs.training import TrainingJob
 
     overrides = [*source.overrides, *([f"model.name={model}"] if model else []),
                  *([f"partition.parts={parts}"] if parts is not None else [])]
     job = TrainingJob.prepare(graph, source.config, overrides, plugins(), reading(files))
+    several = None if seeds is None else seeds_of(seeds, job.settings.train.seed)
     if dry_run:
         from dgl_heta.cli.plan import show
         from dgl_heta.planning.workload import Workload
@@ -58,15 +68,38 @@ def train(
                 say_of_graph(job.opened, job.plan.targets, bool(job.plan.metapaths))
             report(event)
 
-        result = job.run(run_dir, resume=resume, report=receive)
+        if several is None:
+            result = job.run(run_dir, resume=resume, report=receive)
+        else:
+            trained = train_seeds(job, several, run_dir, resume=resume, report=receive)
+    if several is not None:
+        _show_seeds(trained, as_json)
+        return
     if result is None:
         return
     if as_json:
-        print_json({**{k: v for k, v in result.summary.items() if k not in ("plan", "settings")},
-                    "run_dir": str(result.run_dir)})
+        print_json(_for_programs(result))
         return
     from dgl_heta.report.run_table import summary_table
 
     out.print(summary_table(result.summary))
     out.print(f"Report: {escape(str(result.report))}\nModel: {escape(str(result.model))}",
               highlight=False)
+
+
+def _show_seeds(trained: SeedsResult, as_json: bool) -> None:
+    from dgl_heta.report.seeds import seeds_table, spread
+
+    if as_json:
+        print_json({"run_dir": str(trained.run_dir), "seeds": list(trained.results),
+                    "figures": spread(trained.summaries),
+                    "runs": [_for_programs(result) for result in trained.results.values()]})
+        return
+    out.print(seeds_table(trained.summaries))
+    out.print(f"Side by side: dgl-heta report {escape(str(trained.run_dir))}", highlight=False,
+              soft_wrap=True)
+
+
+def _for_programs(result: TrainingResult) -> dict[str, Any]:
+    return {**{k: v for k, v in result.summary.items() if k not in ("plan", "settings")},
+            "run_dir": str(result.run_dir)}

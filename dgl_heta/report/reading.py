@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,15 @@ def read_run(run_dir: Path) -> Run:
 def is_run(directory: Path) -> bool:
     """Whether a directory is that of a run of `dgl-heta train`, finished or not."""
     return any((directory / name).is_file() for name in ("metrics.jsonl", "summary.json", FILE))
+
+
+def seeds_in(directory: Path) -> list[Path]:
+    """The directories of the runs that `dgl-heta train --seeds` left in one, in order of seeds."""
+    if is_run(directory):
+        return []
+    found = {int(place.name[5:]): place for place in directory.glob("seed-*")
+             if re.fullmatch(r"seed-\d{1,18}", place.name, re.ASCII) and is_run(place)}
+    return [found[seed] for seed in sorted(found)]
 
 
 def _signed(run: Run, file: Path) -> dict[str, Any]:

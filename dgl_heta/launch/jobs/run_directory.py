@@ -35,8 +35,7 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool) 
         given = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     if resume and not given.is_dir():
         raise InputError(f"there is no run to resume in {given}")
-    started = (given / "metrics.jsonl").exists() or (given / "checkpoints").exists()
-    if started and not resume and not shared:
+    if holds_run(given) and not resume and not shared:
         raise InputError(f"{given} holds a run already; continue it with --resume, or choose "
                          "another directory")
     try:
@@ -44,6 +43,11 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool) 
     except OSError as error:
         raise InputError(f"cannot make run directory {given}: {error.strerror}") from None
     return given
+
+
+def holds_run(directory: Path) -> bool:
+    """Whether a training has begun in a directory."""
+    return (directory / "metrics.jsonl").exists() or (directory / "checkpoints").exists()
 
 
 @contextmanager

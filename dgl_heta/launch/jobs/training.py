@@ -132,7 +132,7 @@ class TrainingJob:
 
     def _saved(self, run_dir: Path) -> str:
         """What there is of a training that was interrupted, and how it goes on."""
-        epoch = saved_epoch(run_dir, self.workers)
+        epoch = self.saved_epoch(run_dir)
         if not epoch:
             return "interrupted; no epoch was saved yet"
         saved = "epoch 1 is" if epoch == 1 else f"epochs 1 to {epoch} are"
@@ -141,13 +141,7 @@ class TrainingJob:
 
     def _train(self, run_dir: Path, resume: bool, shared: bool, report: Report
                ) -> dict[str, Any]:
-        store = self._store(run_dir, resume, shared)
-        try:
-            check(store, self.plan, self.settings, self.registry)
-        except InputError:
-            if self.opened.store is None and not resume:
-                shutil.rmtree(store.directory)  # of a run that never was
-            raise
+        store = self.checked_store(run_dir, resume, shared)
         if self.settings.run.verify:
             here = (self.plan.partitions[int(os.environ["RANK"]):][:1] if shared
                     else self.plan.partitions)
@@ -169,6 +163,27 @@ class TrainingJob:
             raise
         except HetaError as error:
             raise HetaError(f"{error}; see {run_dir}/worker-*.log", error.details) from None
+
+    def checked_store(self, run_dir: Path, resume: bool, shared: bool) -> Store:
+        """The graph's store, made in the run directory where it has none, after all is checked.
+
+        Raises
+        ------
+        InputError
+            The training cannot be; a store that was made for it is removed.
+        """
+        store = self._store(run_dir, resume, shared)
+        try:
+            check(store, self.plan, self.settings, self.registry)
+        except InputError:
+            if self.opened.store is None and not resume:
+                shutil.rmtree(store.directory)  # of a run that never was
+            raise
+        return store
+
+    def saved_epoch(self, run_dir: Path) -> int:
+        """The last epoch that all workers have saved there; 0 if none."""
+        return saved_epoch(run_dir, self.workers)
 
     def _store(self, run_dir: Path, resume: bool, shared: bool) -> Store:
         if self.opened.store is not None:

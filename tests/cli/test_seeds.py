@@ -1,0 +1,88 @@
+"""`dgl-heta train --seeds`: several seeds, one after another, and their spread."""
+
+from __future__ import annotations
+
+import io
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import plugins
+from dgl_heta.launch.jobs.seeds import seeds_of, train_seeds
+from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob
+from dgl_heta.report.seeds import seeds_table, spread
+from dgl_heta.store import write_store
+from tests.support.command_line import refused
+from tests.support.graphs import academic
+from tests.support.runs import summary
+
+SETTINGS = ["partition.parts=1", "model.hidden=8", "train.fanouts=3,3", "train.batch_size=8",
+            "train.threads=1", "train.epochs=40", "train.metrics=f1_macro"]
+
+
+def test_seeds_are_so_many_or_a_list() -> None:
+    assert seeds_of("3") == [0, 1, 2]
+    assert seeds_of("2", 7) == [7, 8]
+    assert seeds_of("5, 1,2") == [5, 1, 2]
+    for text, message in (("", "neither"), ("-1", "neither"), ("1.5", "neither"),
+                          ("1,,2", "neither"), ("0", "asks for 0 seeds"), ("1001", "1,001 seeds"),
+                          ("3,1,3", "names 3 twice")):
+        with pytest.raises(InputError, match=message):
+            seeds_of(text)
+
+
+def test_the_table_has_means_and_deviations() -> None:
+    runs = {4: summary(test_acc=0.5, best_epoch=2, metrics={"test": {"f1_macro": 0.25}}),
+            9: summary(test_acc=0.75, best_epoch=4)}
+    found = spread(runs)
+    assert found["test accuracy"] == {"mean": 0.625, "std": pytest.approx(0.125 * 2 ** 0.5),
+                                      "values": [0.5, 0.75]}
+    assert found["test f1_macro"] == {"mean": 0.25, "std": None, "values": [0.25, None]}
+    drawn = io.StringIO()
+    Console(file=drawn, width=120).print(seeds_table(runs))
+    for text in ("2 seeds", "seed 9", "0.6250 ± 0.1768", "3.00 ± 1.41", "0.2500"):
+        assert text in drawn.getvalue(), text
+    drawn = io.StringIO()
+    Console(file=drawn, width=120).print(seeds_table(
+        {seed: summary(test_acc=seed / 10) for seed in range(8)}))
+    assert "least" in drawn.getvalue()
+    assert "0.7000" in drawn.getvalue()
+
+
+def test_seeds_go_on_with_the_one_that_was_interrupted(heta: Any, tmp_path: Path) -> None:
+    write_store(academic(), tmp_path / "store")
+    out = tmp_path / "run"
+    job = TrainingJob.prepare(str(tmp_path / "store"), None, SETTINGS, plugins())
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["event"] == "epoch" and event["epoch"] == 2 and (out / "seed-5").exists():
+            raise KeyboardInterrupt
+
+    with pytest.raises(TrainingInterruptedError, match=(
+            r"1 of 2 seeds is finished and epochs 1 to \d+ of seed 5 are saved: go on .*--resume "
+            rf"--run-dir {out}$")):
+        train_seeds(job, [3, 5], out, report=stop)
+    first = (out / "seed-3" / "summary.json").read_bytes()
+    command = ("train", tmp_path / "store", "--seeds", "3,5", "--run-dir", out,
+               *(word for setting in SETTINGS for word in ("--set", setting)))
+    refused(heta(*command), "seed-3 holds a run already; go on with --resume")
+    result = heta(*command, "--resume", "--json").json
+    assert (out / "seed-3" / "summary.json").read_bytes() == first
+    assert [run["epochs"] for run in result["runs"]] == [40, 40]
+    kept = [json.loads((out / f"seed-{seed}" / "summary.json").read_text()) for seed in (3, 5)]
+    assert [one["settings"]["train"]["seed"] for one in kept] == [3, 5]
+    scores = [one["metrics"]["test"]["f1_macro"] for one in kept]
+    assert scores == result["figures"]["test f1_macro"]["values"]
+    assert result["figures"]["test f1_macro"]["std"] == pytest.approx(statistics.stdev(scores))
+    assert result["seeds"] == [3, 5]
+    again = heta(*command, "--resume")  # all are finished
+    assert "seed 5" in again.out
+    assert "seed 5, 2 of 2: finished before" in again.err
+    shown = heta("report", out, "--json").json
+    assert [run["run"] for run in shown["runs"]] == ["seed-3", "seed-5"]
+    assert not (out / ".lock").exists()
