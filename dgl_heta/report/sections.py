@@ -37,7 +37,7 @@ _CAUSES = {"partials": "partial aggregations", "gradients": "gradients of dense 
 def sections_of(run: Run, plan_svg: str | None) -> list[Section]:
     """All sections of the report of a run."""
     summary = run.summary
-    return [_run(run), *class_sections(summary), *_curves(run),
+    return [_run(run), *_curves(run), *class_sections(summary),
             _cache(as_mapping(summary.get("cache"))),
             _plan(as_mapping(summary.get("plan")), plan_svg),
             _workers(_objects(summary.get("workers"))), _settings(summary)]
