@@ -1,4 +1,4 @@
-"""Accuracy of R-GCN on the Debian graph: RAF on several workers against one worker.
+"""Accuracy of R-GCN, on the Debian graph or another: RAF on several workers against one worker.
 
 The global batch is the same at any number of workers (train.batch_size = global / workers),
 and so are the edges that are sampled. What differs is dropout, which every worker draws for
@@ -10,6 +10,9 @@ worker by rounding only, and the comparison says more with dropout.
 one worker's accuracies away from one worker's mean. With equal
 distributions and 3 seeds that fails by chance in about one of four comparisons: look at the
 differences per seed too, and use more seeds.
+
+`bfloat16` is `exact` with what workers exchange rounded (`train.exchange_dtype`). Without dropout
+its difference from one worker is the rounding's.
 
 One worker has all learnable features to itself: it is run once for both modes. Accuracy is
 on the test nodes, at the epoch with the best validation accuracy.
@@ -30,11 +33,14 @@ def train(args: argparse.Namespace, store: Path, run_dir: Path, workers: int, mo
           dropout: float, seed: int) -> dict[str, Any]:
     """One run of `dgl-heta train`; what the tables need of its summary."""
     settings = {
-        "train.learnable": mode, "model.dropout": dropout, "train.seed": seed,
+        "train.learnable": "exact" if mode == "bfloat16" else mode,
+        "model.dropout": dropout, "train.seed": seed,
         "train.epochs": args.epochs, "train.batch_size": args.batch // workers,
         "train.fanouts": args.fanouts, "model.hidden": args.hidden, "train.lr": args.lr,
         "train.sparse_lr": args.sparse_lr, "train.threads": args.threads,
     }
+    if mode == "bfloat16":
+        settings["train.exchange_dtype"] = mode
     command = [*CLI, "train", str(store), "--model", "rgcn", "--parts", str(workers),
                "--run-dir", str(run_dir), "--json"]
     for key, value in settings.items():
@@ -51,14 +57,14 @@ def train(args: argparse.Namespace, store: Path, run_dir: Path, workers: int, mo
 
 def measure(args: argparse.Namespace, temp: Path) -> list[dict[str, Any]]:
     """All runs; workers and modes alternate inside a seed."""
-    run_child([*CLI, "partition", "debian", "--out", str(temp / "debian"), "--parts", "1",
+    run_child([*CLI, "partition", args.dataset, "--out", str(temp / "graph"), "--parts", "1",
                "--json"], "writing the store")
     runs = []
     for seed in range(args.seeds):
         for dropout in args.dropout:
             for workers in sorted({1, *args.workers}):
                 for mode in args.modes if workers > 1 else ["exact"]:
-                    runs.append(train(args, temp / "debian" / "store", temp / "run", workers,
+                    runs.append(train(args, temp / "graph" / "store", temp / "run", workers,
                                       mode, dropout, seed))
     return runs
 
@@ -107,8 +113,9 @@ def main() -> None:
     options.add_argument("--seeds", type=int, help="number of seeds (default: 3, quick: 2)")
     options.add_argument("--workers", type=int, nargs="+", metavar="P",
                          help="besides 1 (default: 2 4, quick: 2)")
-    options.add_argument("--modes", nargs="+", choices=["exact", "replica"],
-                         help="train.learnable (default: both, quick: exact)")
+    options.add_argument("--dataset", default="debian", help="as `dgl-heta partition` takes it")
+    options.add_argument("--modes", nargs="+", choices=["exact", "replica", "bfloat16"],
+                         help="default: exact and replica, quick: exact")
     options.add_argument("--dropout", type=float, nargs="+", metavar="X",
                          help="one or several (default: 0 0.3, quick: 0.3)")
     options.add_argument("--epochs", type=int, help="per run (default: 8, quick: 1)")
@@ -137,7 +144,7 @@ def main() -> None:
     comparisons = compare(runs)
     head = (f"R-GCN, {args.epochs} epochs, global batch {args.batch}, fanouts {args.fanouts}, "
             f"hidden {args.hidden}, seeds 0 to {args.seeds - 1}.")
-    finish(args, "Accuracy on the Debian graph", [head, table(comparisons)],
+    finish(args, f"Accuracy on {args.dataset}", [head, table(comparisons)],
            {"comparisons": comparisons, "runs": runs}, before)
 
 
