@@ -56,7 +56,7 @@ def partition(
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.backends.base import MetatreeBackend, check_divided
     from dgl_heta.partition.inputs import open_input
-    from dgl_heta.planning.workload import Workload
+    from dgl_heta.planning.workload import Workload, wire_itemsize
     from dgl_heta.settings import load_settings
 
     started = time.perf_counter()
@@ -76,7 +76,9 @@ def partition(
         backend, opened, options, parts=2 if options.parts is None else options.parts,
         cutter=cutter_of(options, registry), hubs=settings.partition.hubs,
         shared=settings.partition.shared if "shared" in settings.partition.model_fields_set
-        else None, workload=Workload(model=settings.model.name, sends_states=True))
+        else None, workload=Workload(
+            model=settings.model.name, in_script=True,
+            wire_itemsize=wire_itemsize(settings.train)))
     if dry_run:
         _check(opened.source, directory, overwrite)
         from dgl_heta.cli.plan import show

@@ -43,14 +43,15 @@ class WorkOptions:
         help="Neighbours per relation and layer, input layer first, for the comparison and the "
         "prediction without replication. Default: 25, then 20.")] = None
 
-    def workload(self, hops: int | None = None) -> Workload:
+    def workload(self, settings: Settings, hops: int | None = None) -> Workload:
         """The workload of a model with so many layers; without fanouts if none are given."""
         from dgl_heta.cli.requests import fanouts_of
-        from dgl_heta.planning.workload import Workload
+        from dgl_heta.planning.workload import Workload, wire_itemsize
 
         return Workload(at_least_one(self.batch_size, "--batch-size"),
                         at_least_one(self.hidden, "--hidden"),
-                        fanouts=() if hops is None else fanouts_of(self.fanouts, hops))
+                        fanouts=() if hops is None else fanouts_of(self.fanouts, hops),
+                        wire_itemsize=wire_itemsize(settings.train))
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def plan(
     settings = load_settings(source.config, source.overrides)
     registry = plugins().configured(settings)
     opened = open_input(graph, registry, settings.run.verify, reading(files))
-    work.workload()  # checked, whatever is shown
+    work.workload(settings)  # checked, whatever is shown
     given = {**options.given(), "--svg": svg}
     if machines.cluster is not None:
         refuse({"--compare": compare or None, **{
@@ -101,7 +102,7 @@ def plan(
                 "--metapaths", "--svg", "--parts", "--replication", "--memory-mb", "--cut")}},
             "no effect on --cluster, whose file says how many machines have a partition each; "
             "leave one of them out")
-        _estimate(opened, registry, options, work, machines, as_json)
+        _estimate(opened, registry, options, work, machines, settings, as_json)
         return
     refuse({"--model": machines.model, "--train-nodes": machines.train_nodes},
            "an effect on --cluster only; give a cluster, or leave it out")
@@ -109,7 +110,7 @@ def plan(
         refuse({option: given.get(option) for option in (
             "--metapaths", "--method", "--svg", "--replication", "--memory-mb", "--cut")},
             "no effect on --compare, which shows methods side by side; leave one of them out")
-        _compare(opened, options, work, as_json)
+        _compare(opened, options, work, settings, as_json)
     elif opened.plan is not None and not options.given():
         _show_shared(opened.plan, work, settings, svg, as_json)
     else:
@@ -117,7 +118,7 @@ def plan(
 
         options = filled(options, settings)
         backend = registry.get("partition backend", options.method or "meta")
-        request = partition_request(backend, opened, options, workload=work.workload(),
+        request = partition_request(backend, opened, options, workload=work.workload(settings),
                                     parts=parts_of(opened, options.parts),
                                     cutter=cutter_of(options, registry))
         _show_shared(backend.plan(opened.schema, request), work, settings, svg, as_json)
@@ -131,7 +132,7 @@ def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | 
     from dgl_heta.planning.delegates import choose
     from dgl_heta.planning.delegation import undelegated
 
-    workload = work.workload(plan.hops)
+    workload = work.workload(settings, plan.hops)
     if settings.partition.shared != "rows":
         workload = replace(workload, model=settings.model.name, reduce=settings.model.reduce,
                            seed_states=settings.train.seed_states)
@@ -165,7 +166,7 @@ def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = Fa
 
 
 def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work: WorkOptions,
-              machines: ClusterOptions, as_json: bool) -> None:
+              machines: ClusterOptions, settings: Settings, as_json: bool) -> None:
     """Predict a partition's own plan if it is for so many machines, else a new one."""
     from dataclasses import asdict, replace
 
@@ -183,7 +184,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     assert machines.cluster is not None
     cluster = Cluster.load(machines.cluster)
     coefficients = Coefficients.load(Path(cluster.coefficients) if cluster.coefficients else None)
-    workload = work.workload(hops)
+    workload = work.workload(settings, hops)
     workload = replace(
         workload, model=model, fanouts=workload.fanouts_of(hops),
         seeds=_train_nodes(opened, targets_of(opened, options.target), machines.train_nodes),
@@ -247,7 +248,8 @@ def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None
     return given
 
 
-def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, as_json: bool) -> None:
+def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, settings: Settings,
+             as_json: bool) -> None:
     from dgl_heta.cli.requests import partition_request, parts_of
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.comparison import compare
@@ -257,7 +259,7 @@ def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, as_jso
 
     request = partition_request(plugins().get("partition backend", "meta"), opened, options,
                                 parts=parts_of(opened, options.parts))
-    workload = work.workload(request.hops)
+    workload = work.workload(settings, request.hops)
     with scratch_directory(None, "dgl-heta-plan") as directory:
         if opened.store is None:
             if opened.source is None:

@@ -217,7 +217,7 @@ class Counting:
     def _replicated(self, plan: Plan, seeds: dict[str, np.ndarray], number: int,
                     sent: Counter[str], edges: np.ndarray) -> None:
         """Partial aggregations of the seeds; learnable rows that another user owns."""
-        crossings = traffic.seed_crossings(plan.hops, self._work)
+        row_bytes = traffic.seed_bytes(plan.hops, self._work)
         total = sum(map(len, seeds.values()))
         owners = {r.src: by for r, by in plan.delegates.items()}
         plan, asking = undelegated(plan), plan
@@ -229,8 +229,7 @@ class Counting:
                       for t, ids in seeds.items()}
             batch = sampler.sample(seeds, shares, number)
             edges[partition.index] += _edges(batch)
-            _add(sent, "partials", traffic.partials(len(group), total / len(group), crossings,
-                                                    self._work))
+            _add(sent, "partials", traffic.partials(len(group), total / len(group), row_bytes))
             if owners:
                 self._delegated(asking.partitions[partition.index], batch, seeds, owners, sent)
             for ntype, ids in batch.input_nodes.items():
@@ -252,7 +251,7 @@ class Counting:
         inner = {t: n - len(seeds.get(t, ())) for t, n in first.num_dst.items()}
         for dst, _ in {(r.dst, owners[r.src]) for r in own.asks}:
             _add(sent, "sampling", inner.get(dst, 0) * traffic.SHORT_ID_BYTES)
-            _add(sent, "partials", inner.get(dst, 0) * 2 * work.row_bytes)
+            _add(sent, "partials", inner.get(dst, 0) * 2 * work.sent_row_bytes)
         for ntype, owner in owners.items():
             if owner != own.index and work.seed_states:
                 _add(sent, "learnable", traffic.learnable(first.num_dst.get(ntype, 0), work))
@@ -265,11 +264,11 @@ class Counting:
         holders = {t: len(plan.users(t)) for t in plan.schema.node_types}
         for block in batch.blocks:
             for ntype, rows in block.num_dst.items():
-                sharing, crossings = (
+                sharing, row_bytes = (
                     (parts, traffic.last_layer(work)) if block.last
                     else (holders[ntype], traffic.lower_layer(work)))
                 _add(sent, "partials", sharing * traffic.partials(
-                    sharing, rows / sharing, crossings, work))
+                    sharing, rows / sharing, row_bytes))
             for partition in plan.partitions:
                 reached: dict[str, list[np.ndarray]] = {}
                 for relation, indices in _drawn(batch, block.layer, partition):
@@ -309,7 +308,7 @@ class Counting:
             if width:
                 _add(sent, "features", traffic.features(away, width))
             else:
-                _add(sent, "learnable", traffic.learnable(away, self._work))
+                _add(sent, "learnable", traffic.learnable(away, self._work.unrounded))
         for block in batch.blocks:
             for drawn in block.edges:
                 nodes = batch.input_nodes[drawn.relation.dst][drawn.start:drawn.stop]

@@ -45,7 +45,7 @@ def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: i
         No node is in the train mask.
     """
     request = PartitionRequest(plan.num_parts, plan.targets, plan.hops, seed=seed)
-    work = replace(work, fanouts=work.fanouts_of(plan.hops))
+    work = replace(work, fanouts=work.fanouts_of(plan.hops), in_script=True)
     whole = make_plan(store.schema, plan.targets, plan.hops, 1)
     counting = counting_of(store, whole, work, request, steps)
 

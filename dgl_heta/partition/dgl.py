@@ -202,7 +202,7 @@ def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
         seed=0 if seed is None else whole("seed", seed, least=0),
         replication=replication, memory_mb=_megabytes(memory_mb),
         cutter=None if cut is None else registry.get("cutter", cut), shared=shared,
-        workload=Workload(model=_model(model), sends_states=True),
+        workload=Workload(model=_model(model), in_script=True),
         script={"num_hops": 1 if num_hops is None else num_hops, **script},
         word=lambda name: _WORDS.get(name, name))
     out = Path(out_path)

@@ -221,7 +221,7 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
     groups = [(size, owners * cluster.trainers) for size, owners in parameter_groups(plan, work)]
     gradients = traffic.gradients(machines, sum(size for size, owners in groups if owners > 1),
                                   sum(size for size, owners in groups if owners == 1), work)
-    crossings = traffic.script_crossings(plan.hops, work)
+    row_bytes, script = traffic.script_bytes(plan.hops, work), replace(work, in_script=True)
     users = {t: len(plan.users(t)) for t in schema.node_types}
     steps: dict[Any, Reach] = {}
     loads = []
@@ -235,14 +235,14 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
         exchanges = 2 * plan.hops * (size > 1) + 2 * (machines > 1)
         rounds = (2 + 4 * (size - 1) * (plan.hops - 1)) * (size > 1) + (2 * machines - 1) * (
             machines > 1)
-        sent = {"partials": traffic.partials(size, seeds, crossings, work) * cluster.trainers,
+        sent = {"partials": traffic.partials(size, seeds, row_bytes) * cluster.trainers,
                 "gradients": gradients}
         memory = float(footprint(schema, partition, work))
         for ntype, rows in step.inputs.items():
             if not schema.feature_bytes.get(ntype) and users[ntype] > 1 and learnable == "exact":
                 away = traffic.owned_elsewhere(users[ntype])
                 sent["learnable"] = sent.get("learnable", 0.0) + cluster.trainers * (
-                    traffic.learnable(rows * away, work))
+                    traffic.learnable(rows * away, script))
                 exchanges += 2
                 rounds += 4
                 memory -= away * type_bytes(schema, [ntype], work)[1]
@@ -269,7 +269,7 @@ def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
     for ntype, rows in step.inputs.items():
         width, away = schema.feature_bytes.get(ntype, 0), remote(plan.hops) * rows
         sent["features" if width else "learnable"] += cluster.trainers * (
-            traffic.features(away, width) if width else traffic.learnable(away, work))
+            traffic.features(away, width) if width else traffic.learnable(away, work.unrounded))
         exchanges += 1 if width else 2
         rounds += 2 if width else 4
     for hop, layer in enumerate(step.layers):

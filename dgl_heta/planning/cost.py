@@ -47,7 +47,7 @@ def predict(plan: Plan, work: Workload) -> list[PartitionCost]:
         size = len(plan.groups[partition.group])
         partials = traffic.partials(
             size, work.batch_size,
-            traffic.last_layer(work) if per_type else traffic.seed_crossings(plan.hops, work), work)
+            traffic.last_layer(work) if per_type else traffic.seed_bytes(plan.hops, work))
         costs.append(PartitionCost(
             relations=len(partition.relations),
             nodes=partition.num_nodes,
@@ -78,8 +78,8 @@ def _for_others(plan: Plan, work: Workload) -> list[float]:
                          work.batch_size)
             for owner, ntype in asked:
                 rows = step.layers[-1].inner.get(ntype, 0.0)
-                sent[owner] += rows * work.row_bytes
-                sent[partition.index] += rows * work.row_bytes
+                sent[owner] += rows * work.sent_row_bytes
+                sent[partition.index] += rows * work.sent_row_bytes
     return sent
 
 
@@ -99,7 +99,7 @@ def _below_last(plan: Plan, work: Workload) -> dict[str, float]:
         if holders > 1:
             for layer in rows[1:]:
                 sent[ntype] += traffic.partials(holders, layer.get(ntype, 0.0) / holders,
-                                                traffic.lower_layer(work), work)
+                                                traffic.lower_layer(work))
             # What a holder reached is new once, at the layer that reached it.
             reached = step.layers[-1].sources.get(ntype, 0.0)
             sent[ntype] += traffic.common_ids(holders, reached / holders)

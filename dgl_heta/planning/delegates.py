@@ -193,7 +193,7 @@ def _invited(plan: Plan, steps: Sequence[Reach], invitation: Invitation, work: W
     asking, _, dst = invitation
     rows = steps[asking].layers[-1].inner.get(dst, 0.0)
     total = traffic.delegated(rows, work)
-    if work.model != "rgcn" and work.sends_states:
+    if work.model != "rgcn" and work.in_script:
         total += traffic.delegated_states(rows, work)
     elif work.model != "rgcn" and not plan.schema.feature_bytes.get(dst):
         total += traffic.learnable(rows, work)  # attention reads the destination there, too

@@ -3,19 +3,21 @@
 Rows are counted (:mod:`dgl_heta.partition.comparison`), expected (:mod:`dgl_heta.planning.reach`)
 or follow from the batch size. Sizes are payloads as the algorithms send them, as
 :class:`dgl_heta.comm.collectives.Traffic` counts them: an all-reduce is a ring. With n workers, r
-rows of each, h the hidden width and e bytes per element:
+rows of each, h the hidden width, e bytes per element, and s bytes per element that is sent
+(`train.exchange_dtype`; else s = e):
 
 partials
     Partial aggregations of rows that n workers have in common, and their gradients (Heta §4,
-    Algorithm 1, lines 6-8): c (n - 1) r h e, c the crossings of :func:`last_layer` and
-    :func:`lower_layer`. The exchanges themselves are in dgl_heta/raf/maps.py.
+    Algorithm 1, lines 6-8): (n - 1) r b, b the bytes of :func:`last_layer` and :func:`lower_layer`:
+    h s a crossing. The exchanges themselves are in dgl_heta/raf/maps.py.
 gradients
     Of dense parameters: (n - 1) / n e (p1 + 2 p), p parameters of several workers in an all-reduce,
     p1 that one worker alone has and sends to the others (Heta §4: under RAF most are a relation's).
 learnable
-    Of rows owned by others: r (8 + 2 h e): an id there, the value back, a gradient there.
+    Of rows owned by others: r (8 + 2 h s): an id there, the value back, a gradient there. In
+    DistDGL scripts and in DistDGL itself the value takes h e.
 delegated
-    Of rows that another partition aggregates: r 2 h e, a partial aggregation back and its gradient;
+    Of rows that another partition aggregates: r 2 h s, a partial aggregation back and its gradient;
     the id that went there counts as sampling: r 4.
 features
     Of rows of width w owned by others (DistDGL): r (8 + w), an id there and the row back.
@@ -32,49 +34,63 @@ from dgl_heta.planning.workload import Workload
 
 ID_BYTES = 8
 SHORT_ID_BYTES = 4
+PLACE_BYTES = 4
+"""Who attained a maximum: int32 for each number, whatever the numbers are sent as."""
 SAMPLED_EDGE_BYTES = 24
 """DistDGL returns source, destination and id of a remotely sampled edge."""
 
 
 def last_layer(work: Workload) -> int:
-    """Crossings of a seed row at the last layer, where only its own worker wants it.
+    """Bytes of a seed row at the last layer, where only its own worker wants it.
 
-    Forward a reduce-scatter, backward an all-gather: 1 + 1. Max and min need who attained the
-    extreme, too: two all-reduces forward, 4 + 1.
+    Forward a reduce-scatter, backward an all-gather: it crosses 1 + 1 times. Max and min need who
+    attained the extreme, too: two all-reduces forward, of which one has places, 2 + 2 + 1.
     """
-    return (4 if work.reduce in ("max", "min") else 1) + 1
+    if _is_extreme(work):
+        return 3 * work.sent_row_bytes + _places(work)
+    return 2 * work.sent_row_bytes
 
 
 def lower_layer(work: Workload) -> int:
-    """Crossings of a row at a layer below the last, where all workers want it.
+    """Bytes of a row at a layer below the last, where all workers want it.
 
-    An all-reduce forward and one backward, 2 + 2; for max and min 4 + 2.
+    An all-reduce forward and one backward, 2 + 2 crossings; for max and min 2 + 2 + 2.
     """
-    return (4 if work.reduce in ("max", "min") else 2) + 2
+    return 4 * work.sent_row_bytes + (_places(work) if _is_extreme(work) else 0)
 
 
-def seed_crossings(hops: int, work: Workload) -> int:
-    """Crossings of a seed row in a step of `dgl-heta train` with full replication.
+def _is_extreme(work: Workload) -> bool:
+    return work.reduce in ("max", "min")
+
+
+def _places(work: Workload) -> int:
+    """Bytes of a row in the all-reduce of who attained its extremes."""
+    return 2 * work.hidden * PLACE_BYTES
+
+
+def seed_bytes(hops: int, work: Workload) -> int:
+    """Bytes of a seed row in a step of `dgl-heta train` with full replication.
 
     Below the last layer seeds' rows are completed only for models that read them.
     """
     return last_layer(work) + (hops - 1) * lower_layer(work) * work.seed_states
 
 
-def script_crossings(hops: int, work: Workload) -> int:
-    """Crossings of a seed row in a step of a DistDGL script, with `sum` as reducer.
+def script_bytes(hops: int, work: Workload) -> int:
+    """Bytes of a seed row in a step of a DistDGL script, with `sum` as reducer.
 
-    As in :func:`seed_crossings`, but at the layer below the last a row goes to its own worker and
+    As in :func:`seed_bytes`, but at the layer below the last a row goes to its own worker and
     to those whose edges read it: 1 + 1 with the latter left out. Modules that read destinations
     (attention) have the seeds' states sent at the last layer, 1 + 1.
     """
     lower = 2 + 4 * (hops - 2) if hops > 1 else 0
-    return 2 + lower + 2 * (work.model != "rgcn" and hops > 1)
+    return (2 + lower + 2 * (work.model != "rgcn" and hops > 1)) * work.sent_row_bytes
 
 
-def partials(workers: int, rows: float, crossings: int, work: Workload) -> float:
-    """Bytes that each of `workers` sends, for `rows` rows per worker."""
-    return crossings * (workers - 1) * rows * work.row_bytes
+def partials(workers: int, rows: float, row_bytes: int) -> float:
+    """Bytes that each of `workers` sends, for `rows` rows per worker; `row_bytes` as from
+    :func:`last_layer`."""
+    return row_bytes * (workers - 1) * rows
 
 
 def gradients(workers: int, several: float, alone: float, work: Workload) -> float:
@@ -89,7 +105,8 @@ def gradients(workers: int, several: float, alone: float, work: Workload) -> flo
 
 def learnable(rows: float, work: Workload) -> float:
     """Bytes, of all workers together, for `rows` learnable rows that have another owner."""
-    return rows * (ID_BYTES + 2 * work.row_bytes)
+    value = work.row_bytes if work.in_script else work.sent_row_bytes
+    return rows * (ID_BYTES + value + work.sent_row_bytes)
 
 
 def delegated(rows: float, work: Workload) -> float:
@@ -97,12 +114,12 @@ def delegated(rows: float, work: Workload) -> float:
 
     Attention over all relations also sends maxima and sums of weights, which are left out.
     """
-    return rows * (SHORT_ID_BYTES + 2 * work.row_bytes)
+    return rows * (SHORT_ID_BYTES + 2 * work.sent_row_bytes)
 
 
 def delegated_states(rows: float, work: Workload) -> float:
     """Bytes for the states of such rows, where attention has them sent, and their gradients."""
-    return rows * 2 * work.row_bytes
+    return rows * 2 * work.sent_row_bytes
 
 
 def features(rows: float, width: int) -> float:

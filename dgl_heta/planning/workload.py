@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Schema
@@ -16,6 +16,11 @@ _MODEL, _TRAIN = ModelSettings(), TrainSettings()
 
 DEFAULT_HOPS = _MODEL.layers
 """Hops of a plan where neither they nor metapaths are given."""
+
+
+def wire_itemsize(train: TrainSettings) -> int | None:
+    """The `wire_itemsize` of :class:`Workload` by `train.exchange_dtype`."""
+    return 2 if train.exchange_dtype == "bfloat16" else None
 
 
 @dataclass(frozen=True)
@@ -36,8 +41,11 @@ class Workload:
     seeds : training nodes per epoch; 0: all target nodes.
     classes : of the output layer; 0 if unknown, then its weights are left out.
     feature_itemsize : bytes per element of static features.
-    sends_states : whether the destinations' states that attention reads are sent to the partition
-        that aggregates for them, as in DistDGL scripts; else it reads static features itself.
+    in_script : whether a DistDGL script trains: destinations' states that attention reads are sent
+        to the partition that aggregates for them, which else reads static features itself; DGL's
+        servers send learnable rows as they are.
+    wire_itemsize : bytes per element of states and learnable rows when they are sent
+        (`train.exchange_dtype`); None: `itemsize`.
     """
 
     batch_size: int = _TRAIN.batch_size
@@ -51,7 +59,8 @@ class Workload:
     seeds: int = 0
     classes: int = 0
     feature_itemsize: int = 4
-    sends_states: bool = False
+    in_script: bool = False
+    wire_itemsize: int | None = None
 
     @classmethod
     def of(cls, settings: Settings, parameters: int = 0, parts: int | None = None) -> Workload:
@@ -61,12 +70,23 @@ class Workload:
         workers = (parts or settings.partition.parts) * train.trainers
         return cls(-(-train.step_size(workers) // workers), model.hidden,
                    8 if train.dtype == "float64" else 4, parameters, train.seed_states,
-                   model.reduce, tuple(train.fanouts), model.name)
+                   model.reduce, tuple(train.fanouts), model.name,
+                   wire_itemsize=wire_itemsize(train))
 
     @property
     def row_bytes(self) -> int:
         """Bytes of a row of hidden states or learnable features."""
         return self.hidden * self.itemsize
+
+    @property
+    def sent_row_bytes(self) -> int:
+        """Bytes of such a row when it is sent."""
+        return self.hidden * (self.itemsize if self.wire_itemsize is None else self.wire_itemsize)
+
+    @property
+    def unrounded(self) -> Workload:
+        """The same by plain DistDGL, which sends all numbers as they are."""
+        return replace(self, wire_itemsize=None)
 
     def fanouts_of(self, hops: int) -> tuple[int, ...]:
         """One fanout per layer, input layer first.

@@ -35,22 +35,26 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
                           text=True, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("replication", ["full", "none"])
+@pytest.mark.parametrize(("replication", "exchange"), [
+    ("full", "same"), ("full", "bfloat16"), ("none", "same"),
+    pytest.param("none", "bfloat16", marks=pytest.mark.thorough)])
 def test_bytes_are_those_that_training_sends(
-        store: Path, tmp_path: Path, replication: str) -> None:
+        store: Path, tmp_path: Path, replication: str, exchange: str) -> None:
     """One step an epoch with all training nodes and neighbours: nothing is left to chance.
 
     So figures are equal, byte for byte, but for what :mod:`dgl_heta.planning.traffic` leaves out:
     the counts that workers send each other before rows. (With sampled neighbours, comparison and
     training draw other steps, and how far they are apart says how much steps differ.)
     """
-    work = Workload(batch_size=12, hidden=8, fanouts=(-1, -1))
+    work = Workload(batch_size=12, hidden=8, fanouts=(-1, -1),
+                    wire_itemsize=2 if exchange == "bfloat16" else None)
     comparison = compare(Store(store), PartitionRequest(3, ("paper",), 2), work)
     name = "meta" if replication == "full" else "meta, replication none"
     (method,) = [m for m in comparison.methods if m.name == name]
     assert comparison.steps_per_epoch == 1
     sets = ["model.hidden=8", "train.batch_size=12", "train.fanouts=-1,-1", "train.epochs=1",
-            f"partition.replication={replication}", "partition.parts=3", "train.threads=1"]
+            f"train.exchange_dtype={exchange}", f"partition.replication={replication}",
+            "partition.parts=3", "train.threads=1"]
     done = run("train", str(store), "--run-dir", str(tmp_path / "run"), "--json",
                *(part for text in sets for part in ("--set", text)))
     assert done.returncode == 0, done.stderr

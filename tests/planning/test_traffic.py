@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dgl_heta.graph.schema import Schema
 from dgl_heta.partition.backends.meta import Meta
-from dgl_heta.partition.comparison import compare
+from dgl_heta.partition.comparison import compare, counting_of
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
-from dgl_heta.planning.cluster import Cluster, raf_loads
+from dgl_heta.planning.cluster import Cluster, estimate, raf_loads
 from dgl_heta.planning.cost import predict
 from dgl_heta.planning.delegates import choose
 from dgl_heta.planning.footprint import footprint
@@ -56,9 +59,9 @@ def test_plan_comparison_and_estimate_agree(store: Store, parts: int) -> None:
         counted = row.bytes_per_epoch.get("partials", 0)
         assert counted > planned if delegates else counted == planned
         # The estimate is for DistDGL scripts, where the layer below the last costs half of 4.
-        halved = traffic.seed_crossings(hops, work) - traffic.script_crossings(hops, work)
-        assert halved == 2 * (hops - 1)
-        saved = sum(traffic.partials(len(group), work.batch_size, halved, work) * len(group)
+        halved = traffic.seed_bytes(hops, work) - traffic.script_bytes(hops, work)
+        assert halved == 2 * (hops - 1) * work.row_bytes
+        saved = sum(traffic.partials(len(group), work.batch_size, halved) * len(group)
                     for group in plan.groups)
         assert sum(load.sent["partials"] for load in loads) == planned - saved
         # What partitions hold, in all three.
@@ -86,8 +89,8 @@ def test_plan_and_estimate_agree_for_any_schema(
 
 def test_bytes_in_numbers() -> None:
     work = Workload(hidden=8)  # rows of 32 bytes
-    assert traffic.partials(3, 10, traffic.last_layer(work), work) == 2 * 2 * 10 * 32
-    assert traffic.partials(1, 10, 6, work) == 0
+    assert traffic.partials(3, 10, traffic.last_layer(work)) == 2 * 2 * 10 * 32
+    assert traffic.partials(1, 10, 6 * 32) == 0
     assert traffic.gradients(4, 100, 10, work) == 4 * 3 / 4 * (2 * 100 + 10)
     assert traffic.learnable(10, work) == 10 * (8 + 32 + 32)
     assert traffic.features(10, 512) == 10 * 520
@@ -99,10 +102,45 @@ def test_bytes_in_numbers() -> None:
 @pytest.mark.parametrize(("reduce", "last", "lower"), [
     ("sum", 2, 4), ("mean", 2, 4), ("max", 5, 6), ("min", 5, 6)])
 def test_crossings_of_a_row(reduce: str, last: int, lower: int) -> None:
-    work = Workload(reduce=reduce)
-    assert (traffic.last_layer(work), traffic.lower_layer(work)) == (last, lower)
-    assert traffic.seed_crossings(3, work) == last + 2 * lower
-    assert traffic.seed_crossings(3, Workload(reduce=reduce, seed_states=False)) == last
+    work = Workload(hidden=8, reduce=reduce)  # rows of 32 bytes, and as many for places
+    assert (traffic.last_layer(work), traffic.lower_layer(work)) == (32 * last, 32 * lower)
+    assert traffic.seed_bytes(3, work) == 32 * (last + 2 * lower)
+    assert traffic.seed_bytes(3, Workload(
+        hidden=8, reduce=reduce, seed_states=False)) == 32 * last
     for hops, rgcn, attention in ((1, 2, 2), (2, 4, 6), (3, 8, 10)):
-        assert traffic.script_crossings(hops, Workload()) == rgcn
-        assert traffic.script_crossings(hops, Workload(model="hgt")) == attention
+        assert traffic.script_bytes(hops, Workload(hidden=8)) == 32 * rgcn
+        assert traffic.script_bytes(hops, Workload(hidden=8, model="hgt")) == 32 * attention
+
+
+def test_what_is_sent_as_bfloat16_and_what_is_not() -> None:
+    """Rows of 16 bytes in place of 32; places of maxima, ids and dense gradients as they are."""
+    work = Workload(hidden=8, wire_itemsize=2)
+    extreme = replace(work, reduce="max")
+    assert (traffic.last_layer(work), traffic.lower_layer(work)) == (2 * 16, 4 * 16)
+    assert (traffic.last_layer(extreme), traffic.lower_layer(extreme)) == (3 * 16 + 64, 4 * 16 + 64)
+    assert traffic.script_bytes(2, work) == 4 * 16
+    assert traffic.learnable(10, work) == 10 * (8 + 16 + 16)
+    assert traffic.learnable(10, replace(work, in_script=True)) == 10 * (8 + 32 + 16)
+    assert traffic.delegated(10, work) == 10 * (4 + 16 + 16)
+    assert traffic.delegated_states(10, work) == 10 * (16 + 16)
+    assert traffic.gradients(4, 100, 10, work) == traffic.gradients(4, 100, 10, work.unrounded)
+    assert work.unrounded == Workload(hidden=8)
+
+
+def test_distdgl_and_what_partitions_hold_are_never_rounded(store: Store) -> None:
+    work = Workload(12, 8, fanouts=(3, 3))
+    short, plan = replace(work, wire_itemsize=2), make_plan(store.schema, "paper", 2, 3)
+    owner = {t: np.arange(n) % 3 for t, n in store.schema.node_counts.items()}
+    counting = [counting_of(store, make_plan(store.schema, "paper", 2, 1), w,
+                            PartitionRequest(3, ("paper",), 2), 1) for w in (work, short)]
+    assert counting[0].distdgl("random", owner) == counting[1].distdgl("random", owner)
+    whole, half = (c.raf("meta", plan) for c in counting)
+    assert half.memory_bytes == whole.memory_bytes
+    assert half.bytes_per_epoch["partials"] == whole.bytes_per_epoch["partials"] / 2
+    cluster = Cluster(machines=3, link_gbit=1)
+    same, sent = ({s.system: s.causes for s in estimate(plan, w, cluster)} for w in (work, short))
+    assert sent["DistDGL METIS"] == same["DistDGL METIS"]
+    assert sent["dgl-heta"]["partials"] == same["dgl-heta"]["partials"] / 2
+    assert sent["dgl-heta"]["gradients"] == same["dgl-heta"]["gradients"]
+    # Of 72 bytes a row (an id, the value from DGL's servers, a gradient) the gradient is halved.
+    assert sent["dgl-heta"]["learnable"] * 72 == pytest.approx(same["dgl-heta"]["learnable"] * 56)
