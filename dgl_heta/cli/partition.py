@@ -47,6 +47,7 @@ def partition(
     leave open is as the settings say, if they do.
     """
     from dgl_heta.cli.requests import (
+        check_labels,
         cutter_of,
         filled,
         partition_request,
@@ -79,6 +80,7 @@ def partition(
         else None, workload=Workload(
             model=settings.model.name, in_script=True,
             wire_itemsize=wire_itemsize(settings.train)))
+    check_labels(opened, request.target, settings.task)
     if dry_run:
         _check(opened.source, directory, overwrite)
         from dgl_heta.cli.plan import show

@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Any
 
 from dgl_heta.cli.options import PlanOptions, ReadingOptions
-from dgl_heta.errors import InputError, several
+from dgl_heta.errors import InputError, listing, several
 from dgl_heta.graph.changes import features_text, unreached_text
+from dgl_heta.graph.source import Task
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import Cutter, PartitionBackend
 from dgl_heta.partition.inputs import GraphInput, Reading
 from dgl_heta.partition.request import PartitionRequest, make_request, option
 from dgl_heta.report.console import note
-from dgl_heta.settings import Settings, section_name
+from dgl_heta.settings import Settings, TaskSettings, section_name
 
 
 def partition_request(backend: PartitionBackend, opened: GraphInput, options: PlanOptions,
@@ -47,6 +48,35 @@ def say_of_graph(opened: GraphInput, targets: tuple[str, ...], metapaths: bool) 
     note(features_text(opened.source))
     if not metapaths and (text := unreached_text(opened.schema, targets)):
         note(text)
+
+
+def check_labels(opened: GraphInput, targets: tuple[str, ...], task: TaskSettings) -> None:
+    """Say which targets have no labels, which only link prediction does without.
+
+    Raises
+    ------
+    InputError
+        `task` is one that needs labels.
+    """
+    if task.kind == "link" or task.relation:
+        return
+    label = task.label or (opened.task.label if opened.task else Task.label)
+    if opened.store is not None:
+        arrays = {t: list(opened.store.manifest.arrays.get(t, {})) for t in targets}
+    else:
+        arrays = {t: list(opened.source.node_arrays.get(t, {})) if opened.source else []
+                  for t in targets}
+    for ntype in targets:
+        if label in arrays[ntype]:
+            continue
+        has = f"has no array '{label}' with labels (its arrays: {listing(arrays[ntype])})"
+        other = "name another array by task.label or another --target"
+        if task.kind or task.label:
+            raise InputError(f"target '{ntype}' {has}, which {task.kind or 'classification'} needs "
+                             f"as the settings ask for it; {other}, or predict links by "
+                             "task.relation")
+        note(f"target '{ntype}' {has}, so `dgl-heta train` can train for links alone "
+             f"(task.relation); to predict labels, {other}")
 
 
 def filled(options: PlanOptions, settings: Settings) -> PlanOptions:

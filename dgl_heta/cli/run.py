@@ -22,6 +22,9 @@ def run(
     module: Annotated[bool, typer.Option(
         "-m", "--module", help="SCRIPT is a module's name, as for python -m. Give it after -c and "
         "--set.")] = False,
+    overwrite: Annotated[bool, typer.Option(
+        "--overwrite", help="Let partition_graph replace an earlier partition of dgl-heta. Give it "
+        "before SCRIPT.")] = False,
     arguments: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
 ) -> None:
     """Run a DistDGL script, unchanged, with the selected partition method, wrapper and so on.
@@ -32,4 +35,4 @@ def run(
     from dgl_heta.distdgl.running import run_module, run_script
 
     (run_module if module else run_script)(script, arguments or [], source.config,
-                                           source.overrides)
+                                           source.overrides, overwrite)

@@ -63,7 +63,7 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
 
 def disable() -> None:
     """Put DGL back as it was, and forget the graph that is open."""
-    from dgl_heta.distdgl import ending, graphbolt_parts, proof, tensors
+    from dgl_heta.distdgl import ending, graphbolt_parts, partitions, proof, tensors
     from dgl_heta.distdgl.epochs import forget_epochs
     from dgl_heta.distdgl.own_part import close_part
     from dgl_heta.distdgl.programs import forget_programs
@@ -75,6 +75,7 @@ def disable() -> None:
     close_part()
     ending.forget()
     graphbolt_parts.forget()
+    partitions.keep_earlier(False)
     proof.stop()
     close_session()
     tensors.close()

@@ -21,7 +21,12 @@ from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.partition.arguments import shown, warn_once, whole
 from dgl_heta.partition.dgl import DGL_METHODS, OWN, arguments_of, perform
-from dgl_heta.partition.directory import graph_names, is_part_config, open_partition
+from dgl_heta.partition.directory import (
+    graph_names,
+    is_part_config,
+    is_partition,
+    open_partition,
+)
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import MODELS
 from dgl_heta.settings import Settings
@@ -41,12 +46,55 @@ def partition(original: Callable[..., Any], settings: Settings, /, *args: Any, *
     settings : what they name themselves wins over the script's arguments.
     """
     given = _decided(settings, arguments_of(*args, **kwargs))
+    ours = given["part_method"] not in DGL_METHODS
+    if ours and "overwrite" not in kwargs:
+        _earlier.check(given["out_path"])
     result = perform(given, original)
-    if given["part_method"] not in DGL_METHODS:
+    if ours:
         out = given["out_path"]
+        _earlier.made.add(Path(out).resolve())
         print(f"{several(given['num_parts'], 'partition')} of {given['graph_name']} by "
               f"{given['part_method']} in {out}; `dgl-heta inspect {out}` shows them", flush=True)
     return result
+
+
+class _Earlier:
+    """Partitions of before this program, which it replaces, or only if it was asked to.
+
+    Attributes
+    ----------
+    kept : whether they are not to be replaced.
+    made : directories of the partitions that this program has made.
+    """
+
+    def __init__(self) -> None:
+        self.kept = False
+        self.made: set[Path] = set()
+
+    def check(self, out: Any) -> None:
+        """
+        Raises
+        ------
+        InputError
+            There is a partition of before, and it is kept.
+        """
+        if not self.kept or not isinstance(out, str | os.PathLike):
+            return
+        path = Path(out)
+        if is_partition(path) and path.resolve() not in self.made:
+            raise InputError(f"{path} exists and holds a partition; choose another directory or "
+                             "ask to overwrite it (dgl-heta run --overwrite, or overwrite=True of "
+                             "partition_graph)")
+
+
+_earlier = _Earlier()
+
+
+def keep_earlier(kept: bool) -> None:
+    """Whether `partition_graph` refuses to replace a partition that this program did not make,
+    unless the script says `overwrite`."""
+    _earlier.kept = kept
+    _earlier.made.clear()
 
 
 _SETTINGS = {"target_ntype": "target", "metapaths": "metapaths", "seed": "seed",

@@ -17,8 +17,10 @@ from dgl_heta.errors import HetaError, InputError
 
 
 def run_script(script: str, arguments: Sequence[str], config: Path | None,
-               overrides: Iterable[str]) -> None:
+               overrides: Iterable[str], overwrite: bool = False) -> None:
     """Run a script as `python script.py ARGS` would, with dgl-heta enabled.
+
+    `overwrite` says whether it may replace partitions of dgl-heta that were there before it.
 
     Raises
     ------
@@ -30,14 +32,15 @@ def run_script(script: str, arguments: Sequence[str], config: Path | None,
     path = Path(script)
     if not path.is_file():
         raise InputError(f"there is no script {script}")
-    enable(config, settings=overrides)
+    _enable(config, overrides, overwrite)
     sys.path[0] = str(path.resolve().parent)
     _run(script, arguments, lambda: runpy.run_path(script, run_name="__main__"))
 
 
 def run_module(name: str, arguments: Sequence[str], config: Path | None,
-               overrides: Iterable[str]) -> None:
-    """Run a module as `python -m name ARGS` would, with dgl-heta enabled.
+               overrides: Iterable[str], overwrite: bool = False) -> None:
+    """Run a module as `python -m name ARGS` would, with dgl-heta enabled; `overwrite` as for
+    :func:`run_script`.
 
     Raises
     ------
@@ -50,8 +53,15 @@ def run_module(name: str, arguments: Sequence[str], config: Path | None,
     package = name.partition(".")[0]
     if not package or importlib.util.find_spec(package) is None:  # imports nothing
         raise _no_module(name)
-    enable(config, settings=overrides)
+    _enable(config, overrides, overwrite)
     _run(name, arguments, lambda: _start(name))
+
+
+def _enable(config: Path | None, overrides: Iterable[str], overwrite: bool) -> None:
+    enable(config, settings=overrides)
+    from dgl_heta.distdgl.partitions import keep_earlier
+
+    keep_earlier(not overwrite)
 
 
 def _start(name: str) -> None:

@@ -129,6 +129,28 @@ def test_overwrite_replaces_a_partition_and_nothing_else(heta, store, tmp_path):
     assert tree(other) == {"plan.json": b'{"precious": true}'}
 
 
+def test_a_target_without_labels_is_named(heta, store, tmp_path):
+    """It may be partitioned for links, and is refused where a task needs labels."""
+    out, files = tmp_path / "out", edge_files(tmp_path / "files")
+    for graph in (store, files):
+        done = heta("partition", graph, "--out", out, "--target", "author", "--overwrite")
+        assert done.status == 0
+        assert "target 'author' has no array 'label' with labels" in " ".join(done.err.split())
+        assert "task.relation" in done.err
+        assert Plan.load(out / "plan.json").targets == ("author",)
+        shutil.rmtree(out)
+    for setting in ("task.kind=multilabel", "task.label=topic"):
+        refused(heta("partition", store, "--out", out, "--target", "author", "--set", setting),
+                "target 'author' has no array.*needs as the settings ask.*--target")
+    assert not out.exists()
+    for options in (("--target", "author", "--set", "task.relation=writes"), ("--target", "paper"),
+                    ("--method", "metis") if lacking("dgl") is None else ()):
+        done = heta("partition", store, "--out", out, "--overwrite", *options)
+        assert done.status == 0, done.err
+        assert "with labels" not in done.err
+        shutil.rmtree(out)
+
+
 @pytest.mark.parametrize("graph", ["out", "out/store"])
 def test_overwriting_what_is_being_read_is_refused(heta, tmp_path, monkeypatch, graph):
     monkeypatch.chdir(tmp_path)
