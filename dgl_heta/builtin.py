@@ -75,6 +75,13 @@ def dgl_heta_batch_sources() -> list[protocols.BatchSource]:
 
 
 @hookimpl
+def dgl_heta_loggers() -> list[protocols.Logger]:
+    from dgl_heta.training.tensorboard import TensorBoard
+
+    return [TensorBoard()]
+
+
+@hookimpl
 def dgl_heta_models() -> list[protocols.ModelProvider]:
     from dgl_heta import models as m
 

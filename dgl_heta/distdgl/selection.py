@@ -28,6 +28,7 @@ def without_effect(settings: Settings) -> str | None:
     """What to say of settings that are given and have no effect on a script."""
     given = [f"train.{key}" for key in OF_TRAINING if key in settings.train.model_fields_set]
     given += [f"task.{key}" for key in sorted(settings.task.model_fields_set)]
+    given += ["run.loggers"] * bool(settings.run.loggers)
     if not given:
         return None
     return f"no effect on a script, which trains by itself: {', '.join(given)} (of dgl-heta train)"

@@ -129,6 +129,40 @@ class Reader(Provider, Protocol):
         """
 
 
+class RunLog(Protocol):
+    """What a :class:`Logger` opened for one run, on worker 0 alone."""
+
+    def epoch(self, record: dict[str, Any]) -> None:
+        """An epoch has ended and is in the run's records; `record` is its line of metrics.jsonl."""
+
+    def close(self, summary: dict[str, Any] | None) -> None:
+        """Training has ended; `summary` is summary.json, None after an error or a signal."""
+
+
+class Logger(Provider, Protocol):
+    """Where the figures of a run of `dgl-heta train` go, too; hook `dgl_heta_loggers`.
+
+    The run directory has them in any case. What a logger raises is one warning that names it; it is
+    not called again, and training goes on. An :class:`InputError` of `open` ends the run.
+    """
+
+    description: str
+
+    def check(self) -> None:
+        """Called before anything is read; raises an :class:`InputError` if it cannot work here."""
+
+    @abstractmethod
+    def open(self, run_dir: Path, settings: dict[str, Any], done: int) -> RunLog:
+        """Before the first epoch, on worker 0.
+
+        Parameters
+        ----------
+        settings : all settings, by section.
+        done : epochs that the run has from before it was interrupted; what a log has of later ones
+            is not in the run, whose next epoch is `done + 1`.
+        """
+
+
 class Dataset(Provider, Protocol):
     """A graph by name, for the command line; hook `dgl_heta_datasets`."""
 

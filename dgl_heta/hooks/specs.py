@@ -52,6 +52,11 @@ def dgl_heta_batch_sources() -> list[protocols.BatchSource]:  # type: ignore[emp
 
 
 @hookspec
+def dgl_heta_loggers() -> list[protocols.Logger]:  # type: ignore[empty-body]
+    """Where the figures of a run go besides its directory; selected by `run.loggers`."""
+
+
+@hookspec
 def dgl_heta_datasets() -> list[protocols.Dataset]:  # type: ignore[empty-body]
     """Graphs by name, for the command line; listed by `dgl-heta datasets`."""
 

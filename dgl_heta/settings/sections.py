@@ -266,6 +266,8 @@ class RunSettings(_Section):
 
     directory: str | None = Field(None, description="run directory; default: runs/NAME-TIME")
     timeout_s: float = Field(300, gt=0, description="limit of every wait for another worker")
+    loggers: list[str] = Field([], description="where the figures of each epoch go besides the run "
+                               "directory: tensorboard, or plugins' (dgl-heta train)")
     verify: bool = Field(True, description="compare the checksums of a store's files first")
     record: str | None = Field(None, description="DistDGL scripts: directory to record the first "
                                "steps in, as `dgl-heta prove` does; the script ends after them")
@@ -277,6 +279,11 @@ class RunSettings(_Section):
         "auto", description="steps at which it is compared with the plain way on copies in fp64: "
         "auto (the first, the last of the first epoch, a random one per epoch), off, N (the first "
         "N), every N")
+
+    @field_validator("loggers", mode="before")
+    @classmethod
+    def _by_commas(cls, value: Any) -> Any:
+        return by_commas(value)
 
     @field_validator("prove", mode="before")
     @classmethod

@@ -34,6 +34,7 @@ from dgl_heta.training.checkpoint import (
 )
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.evaluating import NOTHING, classes, evaluate, followed
+from dgl_heta.training.loggers import Loggers
 from dgl_heta.training.recorded import best_epoch
 
 logger = logging.getLogger("dgl_heta")
@@ -72,41 +73,44 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
         write_atomic(log, "".join(log_line(record.to_json()) for record in history))
     registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
     own: list[OwnEpoch] = []
-    for epoch in range(start + 1, settings.train.epochs + 1):
-        if stopped:
-            break
-        engine.store.check_sizes()
-        record = _epoch(engine, epoch, settings, own, report if first else lambda event: None)
-        score = followed(settings, record.val_acc, record.metrics)
-        if engine.wrapped.equal() and (not validates or (
-                score is not None and (not best or score > best["val_acc"]))):
-            best = {"epoch": epoch, "val_acc": score}
-        if engine.schedule is not None:
-            engine.schedule.step(score)
-        last, stopped = epoch, _stops(settings, epoch, best)
-        history.append(record)
-        if first:  # before the checkpoint: a line without one is dropped when the run goes on
-            _append(log, record.to_json())
-        save_checkpoint(engine, run_dir, epoch, best, mark)
-        registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=record.to_json())
+    with Loggers(registry, settings, run_dir, start, first) as logs:
+        for epoch in range(start + 1, settings.train.epochs + 1):
+            if stopped:
+                break
+            engine.store.check_sizes()
+            record = _epoch(engine, epoch, settings, own, report if first else lambda event: None)
+            score = followed(settings, record.val_acc, record.metrics)
+            if engine.wrapped.equal() and (not validates or (
+                    score is not None and (not best or score > best["val_acc"]))):
+                best = {"epoch": epoch, "val_acc": score}
+            if engine.schedule is not None:
+                engine.schedule.step(score)
+            last, stopped = epoch, _stops(settings, epoch, best)
+            history.append(record)
+            if first:  # before the checkpoint: a line without one is dropped when the run goes on
+                _append(log, record.to_json())
+            save_checkpoint(engine, run_dir, epoch, best, mark)
+            registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=record.to_json())
+            if first:
+                report(record.to_json())
+                logs.epoch(record.to_json())
+        best = _finish(engine, run_dir, best, last)
+        engine.reset_traffic()
+        evaluated = {split: evaluate(engine, split, count=True) for split in ("val", "test")}
+        consolidate(engine, run_dir)
+        summary = _summary(engine, settings, history, own, best, {
+            "val_acc": evaluated["val"].score, "test_acc": evaluated["test"].score,
+            "test_loss": evaluated["test"].loss})
+        summary["stopped_early"] = stopped and last < settings.train.epochs
+        if settings.train.watched:
+            summary["metrics"] = {split: found.metrics for split, found in evaluated.items()
+                                  if found.metrics}
+        if (found := classes(engine, evaluated)) is not None:
+            summary["classes"] = found
         if first:
-            report(record.to_json())
-    best = _finish(engine, run_dir, best, last)
-    engine.reset_traffic()
-    evaluated = {split: evaluate(engine, split, count=True) for split in ("val", "test")}
-    consolidate(engine, run_dir)
-    summary = _summary(engine, settings, history, own, best, {
-        "val_acc": evaluated["val"].score, "test_acc": evaluated["test"].score,
-        "test_loss": evaluated["test"].loss})
-    summary["stopped_early"] = stopped and last < settings.train.epochs
-    if settings.train.watched:
-        summary["metrics"] = {split: found.metrics for split, found in evaluated.items()
-                              if found.metrics}
-    if (found := classes(engine, evaluated)) is not None:
-        summary["classes"] = found
-    if first:
-        write_signed(run_dir / "summary.json", summary, indent=1)
-        _append(log, {"event": "summary", **summary})
+            write_signed(run_dir / "summary.json", summary, indent=1)
+            _append(log, {"event": "summary", **summary})
+            logs.close(summary)
     registry.hook.dgl_heta_run_ended(run_dir=run_dir, rank=rank, summary=summary)
     engine.world.barrier()  # nobody leaves while another worker's hook may still fail
     return summary
@@ -188,7 +192,7 @@ def fingerprint(engine: Engine, settings: Settings) -> str:
     content = [engine.store.manifest.to_json()["sha256"], plan,
                settings.task.model_dump(), settings.model.model_dump(), train]
     own = {name: given for name, given in settings.plugins.items()
-           if name != settings.train.batches}  # when batches are made changes no numbers
+           if name not in (settings.train.batches, *settings.run.loggers)}  # change no numbers
     if own:
         content.append(own)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -341,6 +341,8 @@ def test_every_setting_of_training_serves_scripts_or_is_said_to_have_no_effect()
     averages = {"precompute_mb"}  # of models without layers
     assert {*OF_TRAINING} == {*TrainSettings.model_fields} - serve - refused - averages
     assert without_effect(Settings()) is None
+    logged = Settings.model_validate({"run": {"loggers": ["tensorboard"]}})
+    assert "run.loggers" in str(without_effect(logged))
 
 
 def test_more_parts_than_one_need_more_machines_than_one(two, tmp_path):

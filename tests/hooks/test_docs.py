@@ -46,9 +46,12 @@ def test_a_training_uses_all_that_it_can_use_at_once(site, tmp_path):
                "--set", "train.kernel=together", "--set", "train.wrapper=epoch-average",
                "--set", "train.batches=ahead", "--set", "cache.policy=smallest_first",
                "--set", "train.epochs=2", "--set", "train.batch_size=16",
+               "--set", "run.loggers=lines",
                "--set", "plugins.slowness.seconds=3", path=site)
     assert run.returncode == 0, run.stderr
     assert len((tmp_path / "run/losses.txt").read_text().split()) == 2
+    assert [line.split()[0] for line in (tmp_path / "run/lines.txt").read_text().splitlines()
+            ] == ["1", "2"]
     assert (tmp_path / "run/ended-0").exists()
     assert (tmp_path / "run/ended-1").exists()
     log = "".join(file.read_text() for file in (tmp_path / "run").rglob("*.log"))

@@ -82,8 +82,11 @@ class TrainingJob:
         find_model(registry, settings.model.name)
         for kind, name in (("module wrapper", settings.train.wrapper),
                            ("aggregation kernel", settings.train.kernel),
+                           ("batch source", settings.train.batches),
                            ("cache policy", settings.cache.policy)):
             registry.get(kind, name)
+        for name in settings.run.loggers:
+            registry.get("logger", name).check()
         plan = plan_for(opened, settings, registry)
         job = cls(graph, opened, registry.recorded(settings), plan, registry)
         _check_cache(settings, job.workers)
