@@ -180,6 +180,8 @@ class Counting:
         self._whole = whole
         self._seeds, self.steps, self.steps_per_epoch = seeds, steps, steps_per_epoch
         self._per_epoch = steps_per_epoch / steps
+        # As in an epoch on average, whose last step is of what is left.
+        self._batch = sum(map(len, seeds.values())) / (steps_per_epoch * request.parts)
         self._widths = store.schema.feature_bytes
         self._sampler = NeighborSampler(store, SamplingScope.of(whole, 0), work.fanouts,
                                         request.seed)
@@ -197,7 +199,7 @@ class Counting:
         sent: Counter[str] = Counter()
         edges = np.zeros(plan.num_parts)
         for number in range(self.steps):
-            seeds = self._step(number, self._work.batch_size * len(plan.groups[0]), self._seeds)
+            seeds = self._step(number, round(self._batch * len(plan.groups[0])), self._seeds)
             count = self._replicated if plan.replication == "full" else self._unreplicated
             count(plan, seeds, number, sent, edges)
             _add(sent, "gradients", self._gradients(plan))
@@ -293,7 +295,7 @@ class Counting:
             seeds = {t: ids[owner[t][ids] == part] for t, ids in self._seeds.items()}
             for number in range(self.steps):
                 batch = self._sampler.sample(
-                    self._step(number, self._work.batch_size, seeds), None, number)
+                    self._step(number, round(self._batch), seeds), None, number)
                 edges[part] += _edges(batch)
                 self._count_remote(batch, owner, part, sent)
         _add(sent, "gradients", self.steps * self._gradients(None))

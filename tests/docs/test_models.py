@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import re
 import subprocess
@@ -10,8 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from dgl_heta import Edges, Relation
 from dgl_heta.models import BlockModel
+from dgl_heta.sampling.blocks import Block, RelationBlock
 from dgl_heta.store import write_store
 from dgl_heta.training.checkpoint import load_model
 from tests.support.graphs import academic
@@ -52,6 +56,36 @@ def test_a_model_of_the_documentation_runs_on_workers_as_on_one(
                            "--model", model], cwd=tmp_path, capture_output=True,
                           text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
+
+
+def test_the_table_of_edges_has_every_public_name_with_its_signature_and_shape() -> None:
+    text = (DOCS / "models.md").read_text(encoding="utf-8")
+    table = re.search(r"^\| attribute or method .*?\n\n", text, re.DOTALL | re.MULTILINE)
+    assert table is not None
+    rows = dict(re.findall(r"^\| (`.*`) \| (.*) \|$", table[0], re.MULTILINE))
+    names = {name: said for cell, said in rows.items() for name in re.findall(r"`(.*?)`", cell)}
+    members = {name: value for name, value in vars(Edges).items()
+               if not name.startswith("_") and name != "weighted"}
+    assert {name.partition("(")[0] for name in names} == {
+        *members, "relation", "source", "num_rows"}
+    drawn = RelationBlock(Relation("a", "r", "b"), 0, torch.tensor([0, 2, 2, 5]),
+                          torch.tensor([0, 3, 1, 1, 2], dtype=torch.int32))
+    block = Block(1, {"a": 4, "b": 3}, {"b": 3}, [drawn], {}, True, {}, {})
+    edges = Edges(block, drawn, {"a": torch.ones(4, 6), "b": torch.ones(3, 6)})
+    sizes = {"S": 4, "N": 3, "E": 5, "H": 2, "width": 6}
+    given = {"queries": "NHw", "source": "SH", "destination": "NH", "values": "NH",
+             "weights": "EH", "scores": "EH"}
+    for name, said in names.items():
+        if "(" not in name:
+            continue
+        method = getattr(edges, name.partition("(")[0])
+        shown = ", ".join(p.name if p.default is p.empty else f"{p.name}={p.default!r}".replace(
+            "'", '"') for p in inspect.signature(method).parameters.values())
+        assert name == f"{method.__name__}({shown})"
+        out = method(**{p: torch.ones([sizes["width" if c == "w" else c] for c in given[p]])
+                        for p in inspect.signature(method).parameters if p in given})
+        shape = re.findall(r"\(([^()]*)\)", said)[-1].split(", ")
+        assert list(out.shape) == [sizes[letter] for letter in shape], name
 
 
 def test_every_model_setting_and_task_of_the_documentation_exists() -> None:

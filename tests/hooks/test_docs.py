@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dgl_heta import EdgeArrays, GraphSource, Relation
+from dgl_heta import EdgeArrays, GraphSource, Relation, Schema
 from dgl_heta.hooks.manager import KINDS, LISTENERS, Plugins
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.partition.request import make_request
@@ -77,6 +77,19 @@ def test_a_command_of_a_plugin_is_there_and_says_what_is_wrong(site, tmp_path):
     run = heta("isolated", tmp_path / "mag.json", path=site)
     assert run.returncode == 2
     assert run.stderr.endswith("is no data set or directory of edge files\n")
+
+
+def test_the_backend_that_knows_relations_keeps_those_of_a_source_type_together(install):
+    install("by-source-type", example("BySourceType"))
+    backend = Plugins().get("partition backend", "by-source-type")
+    counts = {("a", "x", "t"): 50, ("a", "y", "b"): 20, ("b", "z", "t"): 40, ("c", "w", "t"): 25}
+    schema = Schema(dict.fromkeys("abct", 30), {Relation(*r): n for r, n in counts.items()})
+    plan = backend.plan(schema, make_request(backend, schema, 2, ["t"], hops=2))
+    assert plan.replication == "none"
+    assert [{r.src for r in p.relations} for p in plan.partitions] == [{"a"}, {"b", "c"}]
+    assert sorted(r for p in plan.partitions for r in p.relations) == sorted(schema.relations)
+    copied = backend.plan(schema, make_request(backend, schema, 2, ["t"], replication="full"))
+    assert copied.replication == "full"
 
 
 def test_the_cutter_makes_pieces_of_equally_many_edges(install, tmp_path):

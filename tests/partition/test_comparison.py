@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from dgl_heta.errors import InputError
-from dgl_heta.partition.comparison import compare
+from dgl_heta.partition.comparison import compare, counting_of
 from dgl_heta.partition.counted import count_rows
 from dgl_heta.partition.request import PartitionRequest
+from dgl_heta.planning import traffic
 from dgl_heta.planning.cluster import Cluster, estimate
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.workload import Workload
@@ -66,6 +67,18 @@ def test_bytes_are_those_that_training_sends(
         assert method.bytes_per_epoch["gradients"] == pytest.approx(sent["gradients"], rel=0.3)
     if replication == "none":  # a count per layer and node type
         assert method.bytes_per_epoch["sampling"] + 2 * 4 * every_other == sent["sampling"]
+
+
+def test_the_last_step_of_an_epoch_is_of_what_is_left(store: Path) -> None:
+    """36 training nodes in two steps of at most 30: none is counted twice."""
+    work, request = Workload(batch_size=10, hidden=8, fanouts=(3, 3)), PartitionRequest(
+        3, ("paper",), 2)
+    plan = make_plan(Store(store).schema, "paper", 2, 3)
+    counting = counting_of(Store(store), plan, work, request, 3)
+    assert counting.steps_per_epoch == 2
+    sent = counting.raf("meta", plan).bytes_per_epoch
+    assert sent["partials"] == sum(traffic.partials(
+        len(group), 36 / 3, traffic.seed_bytes(2, work)) * len(group) for group in plan.groups)
 
 
 def test_every_method_has_its_row_and_one_partition_sends_nothing(store: Path) -> None:
