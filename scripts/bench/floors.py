@@ -4,10 +4,12 @@
         --systems metis heta heta-exact heta-delegated --json compare.json
     python scripts/bench/floors.py compare.json --parts PARTS
 
-The floor is what `replica` sent (partial aggregations of seeds, gradients, headers) and, for each
-destination row of layer 1 that a host has others aggregate for it, one row of the hidden width back
-and its gradient; with HGT the row's query there and its gradient, too. Rows are counted in three
-steps sampled from the same parts. Ids, maxima and sums of attention are not in the floor.
+The floor is what `replica` sent (partial aggregations of seeds, gradients, headers; not the first
+values of the rows that it read, which DistDGL's optimizer asks for) and one row of
+the hidden width, and its gradient, for each destination row of layer 1 whose in-edges another host
+aggregates. With HGT also the query of each such row, and the rows of a type that another host has
+where a relation ends at them. Rows are counted in three steps sampled from the same parts. Ids,
+maxima and sums of attention are not in the floor.
 """
 
 from __future__ import annotations
@@ -34,23 +36,31 @@ from dgl_heta.store import Store
 STEPS, ITEM = 3, 4
 
 
-def asked_rows(directory: Path, fanouts: tuple[int, ...], batch: int) -> float:
-    """Destination rows of layer 1 in a step for which a host asks another one, of all hosts."""
+def rows_between_hosts(directory: Path, fanouts: tuple[int, ...], batch: int, steps: int,
+                       attends: bool) -> float:
+    """Rows of the hidden width in a step, of all hosts, that other hosts must make or have."""
     plan, store = Plan.load(directory / PLAN_FILE), Store(directory / "store")
-    if not plan.delegates:
-        return 0.0
     alone, (target,), count = undelegated(plan), plan.targets, 0
+    owners = {r.src: place for r, place in plan.delegates.items()}
     train = np.flatnonzero(store.array(target, TRAIN_MASK))
     for step in range(STEPS):
-        drawn = np.random.default_rng(step).choice(train, batch * plan.num_parts, replace=False)
+        size = min(batch * plan.num_parts, len(train) // steps)  # an epoch's last step is smaller
+        drawn = np.random.default_rng(step).choice(train, size, replace=False)
         seeds = {target: np.sort(drawn)}
         for own in plan.partitions:
             sampler = NeighborSampler(store, SamplingScope.of(alone, own.index), fanouts, 0)
             shares = {target: SeedShares.even(len(drawn), plan.num_parts, own.index)}
             first = next(b for b in sampler.sample(seeds, shares, step).blocks if b.layer == 1)
-            rows = {t: n - len(seeds.get(t, ())) for t, n in first.num_dst.items()}
-            count += sum(rows.get(dst, 0)
-                         for dst, _ in {(r.dst, plan.delegates[r]) for r in own.asks})
+            for dst, owner in {(r.dst, owners[r.src]) for r in own.asks}:
+                wanted = np.zeros(first.num_dst.get(dst, 0), dtype=bool)
+                for part in first.edges:
+                    if part.relation in own.asks and part.relation.dst == dst and (
+                            owners[part.relation.src] == owner):
+                        wanted[part.index] |= np.diff(part.indptr.numpy()) > 0
+                count += int(wanted[len(seeds.get(dst, ())):].sum()) * (2 if attends else 1)
+            if attends:  # a destination's own state is its learnable row
+                count += sum(first.num_dst.get(t, 0) for t, owner in owners.items()
+                             if owner != own.index)
     return count / STEPS
 
 
@@ -61,12 +71,16 @@ def rows_of(found: dict[str, Any], parts: Path) -> list[list[str]]:
     for row in found["rows"]:
         of = systems.setdefault((row["shape"], row["model"]), {})
         of[row["system"]] = statistics.median(row["bytes"]) / 1e6
+        if row["system"] == "heta":
+            of["kept"] = of["heta"] - row["causes"].get("learnable", 0.0) / 1e6
     fanouts, cells = tuple(map(int, args.fanouts.split(","))), []
     for (shape, model), sent in systems.items():
         kind = f"{args.hosts[0]}-meta-delegated-{len(fanouts)}-{model}"
-        rows = asked_rows(parts / f"{name(args, shape)}-{kind}", fanouts, args.batch_size)
-        each = 2 * args.hidden * ITEM * (2 if model == "hgt" else 1)
-        floor, ours = sent["heta"] + rows * each / 1e6, sent["heta-delegated"]
+        steps = next(run["epochs"][-1]["steps"] for run in found["runs"] if run["shape"] == shape)
+        rows = rows_between_hosts(parts / f"{name(args, shape)}-{kind}", fanouts,
+                                  args.batch_size, steps, model == "hgt")
+        each = 2 * args.hidden * ITEM
+        floor, ours = sent["kept"] + rows * each / 1e6, sent["heta-delegated"]
         moved = [f"{sent['heta-exact']:.1f}"] if "heta-exact" in sent else [""]
         cells.append([shape, f"{args.cohesion:g}", model, f"{sent['metis']:.1f}",
                       f"{sent['heta']:.1f}", *moved, f"{rows:,.0f}", f"{floor:.1f}",
@@ -82,7 +96,7 @@ def main() -> None:
     options.add_argument("--parts", type=Path, required=True, help="compare.py's --parts")
     chosen = options.parse_args()
     print(markdown(["graph", "cohesion", "model", "METIS", "`replica`", "rows move",
-                    "rows asked for", "floor", "delegated", "÷ floor", "than METIS"],
+                    "rows from others", "floor", "delegated", "÷ floor", "than METIS"],
                    [row for path in chosen.figures
                     for row in rows_of(json.loads(path.read_text()), chosen.parts)]))
 
