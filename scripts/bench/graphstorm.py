@@ -36,10 +36,11 @@ from common import (
     work_dir,
 )
 
-CASES: dict[str, list[str]] = {
-    "metis": [],
-    "meta, replica": ["--set", "train.learnable=replica"],
-    "meta, exact": ["--set", "train.learnable=exact"],
+CASES: dict[str, tuple[str, list[str]]] = {  # parts, settings
+    "metis": ("metis", []),
+    "meta, replica": ("meta", ["--set", "train.learnable=replica"]),
+    "meta, exact": ("meta", ["--set", "train.learnable=exact"]),
+    "meta, exact, delegated": ("delegated", ["--set", "train.learnable=exact"]),
 }
 GRAPH, TARGET = "mag", "paper"
 
@@ -68,13 +69,16 @@ def run(command: list[str], timeout: float) -> str:
     return done.stdout
 
 
-def parts(args: argparse.Namespace, directory: Path, method: str) -> tuple[Path, int]:
+def parts(args: argparse.Namespace, directory: Path, kind: str) -> tuple[Path, int]:
     """Partition by a user's script; the part_config, and the number of classes."""
+    method = "metis" if kind == "metis" else "meta"
     script = [str(SYSTEMS_DIR / "distdgl/parts.py"), "--name", GRAPH, "--dataset",
               f"synthetic-mag:scale={args.scale:g}", "--classes", str(args.classes),
               "--num_parts", str(args.hosts), "--part_method", method, "--output", str(directory)]
-    text = run([*CLI, "run", *script] if method == "meta" else [sys.executable, *script],
-               args.timeout)
+    shared = "delegate" if kind == "delegated" else "rows"
+    ours = [*CLI, "run", "--set", f"partition.shared={shared}", "--set",
+            f"model.name={args.encoder}", *script]
+    text = run([sys.executable, *script] if kind == "metis" else ours, args.timeout)
     said = last_object(text)
     assert said is not None, text
     return directory / f"{GRAPH}.json", int(said["classes"])
@@ -86,7 +90,7 @@ def train(args: argparse.Namespace, case: str, config: Path, classes: int, epoch
     settings, out = work / "gsf.yaml", work / "out.json"
     settings.write_text(json.dumps(gsf(args.encoder, classes, epochs)), encoding="utf-8")
     text = run([*CLI, "launch", "--hosts", str(args.hosts), "--rate", args.rate, "--cores", "1",
-                "--part-config", str(config), "--json-file", str(out), *CASES[case], "--",
+                "--part-config", str(config), "--json-file", str(out), *CASES[case][1], "--",
                 sys.executable, str(SYSTEMS_DIR / "distdgl/seeded.py"), str(seed),
                 str(args.graphstorm), "--cf", str(settings), "--part-config", "{part_config}",
                 "--ip-config", "{ip_config}", "--logging-level", "info"], args.timeout)
@@ -118,10 +122,10 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     before = machine()
     with work_dir(args) as work:
-        made = {method: parts(args, work / method, method) for method in ("metis", "meta")}
+        made = {kind: parts(args, work / kind, kind) for kind in ("metis", "meta", "delegated")}
         for seed in range(args.seeds):
             for case in CASES:
-                config, classes = made["meta" if case.startswith("meta") else "metis"]
+                config, classes = made[CASES[case][0]]
                 for epochs in (args.epochs, 1) if seed == 0 else (args.epochs,):
                     one = train(args, case, config, classes, epochs, seed, work)
                     progress(f"seed {seed + 1}/{args.seeds}, {case}, {epochs} epochs: "
