@@ -47,12 +47,12 @@ def partition(
     leave open is as the settings say, if they do.
     """
     from dgl_heta.cli.requests import (
-        check_labels,
         cutter_of,
         filled,
         partition_request,
         reading,
         say_of_graph,
+        without_labels,
     )
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.backends.base import MetatreeBackend, check_divided
@@ -80,7 +80,7 @@ def partition(
         else None, workload=Workload(
             model=settings.model.name, in_script=True,
             wire_itemsize=wire_itemsize(settings.train)))
-    check_labels(opened, request.target, settings.task)
+    notes = without_labels(opened, request.target, settings.task)
     if dry_run:
         _check(opened.source, directory, overwrite)
         from dgl_heta.cli.plan import show
@@ -88,7 +88,7 @@ def partition(
 
         plan, _ = choose(backend.plan(opened.schema, request), request.workload, request.shared)
         check_divided(plan, request)
-        say_of_graph(opened, request.target, bool(request.metapaths))
+        say_of_graph(opened, request.target, bool(request.metapaths), notes)
         show(plan, Workload(), as_json=as_json)
         return
     if opened.store is not None and settings.run.verify and not isinstance(
@@ -97,7 +97,7 @@ def partition(
     with progress(not as_json) as advance:
         written = backend.partition(content, request, directory, overwrite=overwrite,
                                     progress=advance)
-    say_of_graph(opened, request.target, bool(request.metapaths))
+    say_of_graph(opened, request.target, bool(request.metapaths), notes)
     from dgl_heta.report.text import human_bytes
     from dgl_heta.system.memory import peak_rss_mb
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -41,8 +42,11 @@ def reading(options: ReadingOptions) -> Reading:
     return Reading(options.reverse, tuple(options.feature))
 
 
-def say_of_graph(opened: GraphInput, targets: tuple[str, ...], metapaths: bool) -> None:
-    """Say what of a graph that was read training will use, and what not."""
+def say_of_graph(opened: GraphInput, targets: tuple[str, ...], metapaths: bool,
+                 notes: Iterable[str] = ()) -> None:
+    """Say `notes`, and what of a graph that was read training will use, and what not."""
+    for text in notes:
+        note(text)
     if opened.source is None:
         return
     note(features_text(opened.source))
@@ -50,8 +54,8 @@ def say_of_graph(opened: GraphInput, targets: tuple[str, ...], metapaths: bool) 
         note(text)
 
 
-def check_labels(opened: GraphInput, targets: tuple[str, ...], task: TaskSettings) -> None:
-    """Say which targets have no labels, which only link prediction does without.
+def without_labels(opened: GraphInput, targets: tuple[str, ...], task: TaskSettings) -> list[str]:
+    """What to say of targets that have no labels, which only link prediction does without.
 
     Raises
     ------
@@ -59,15 +63,16 @@ def check_labels(opened: GraphInput, targets: tuple[str, ...], task: TaskSetting
         `task` is one that needs labels.
     """
     if task.kind == "link" or task.relation:
-        return
+        return []
     label = task.label or (opened.task.label if opened.task else Task.label)
     if opened.store is not None:
         arrays = {t: list(opened.store.manifest.arrays.get(t, {})) for t in targets}
     else:
         arrays = {t: list(opened.source.node_arrays.get(t, {})) if opened.source else []
                   for t in targets}
+    texts = []
     for ntype in targets:
-        if label in arrays[ntype]:
+        if label in arrays[ntype] or ntype not in opened.schema.node_counts:
             continue
         has = f"has no array '{label}' with labels (its arrays: {listing(arrays[ntype])})"
         other = "name another array by task.label or another --target"
@@ -75,8 +80,9 @@ def check_labels(opened: GraphInput, targets: tuple[str, ...], task: TaskSetting
             raise InputError(f"target '{ntype}' {has}, which {task.kind or 'classification'} needs "
                              f"as the settings ask for it; {other}, or predict links by "
                              "task.relation")
-        note(f"target '{ntype}' {has}, so `dgl-heta train` can train for links alone "
-             f"(task.relation); to predict labels, {other}")
+        texts.append(f"target '{ntype}' {has}, so `dgl-heta train` can train for links alone "
+                     f"(task.relation); to predict labels, {other}")
+    return texts
 
 
 def filled(options: PlanOptions, settings: Settings) -> PlanOptions:
