@@ -43,7 +43,7 @@ def ids_of(layer: Layer, relation: Relation) -> Tensor:
             raise HetaError(f"edge ids (dgl.EID) of {tuple(relation)} are not stored by this "
                             "meta-partitioned graph; make it by dgl.distributed.partition_graph, "
                             "or leave edge features out") from error
-        nodes = layer.ids[relation.dst][edges.index].numpy()
+        nodes = layer.destination_ids(relation.dst)[edges.index].numpy()
         ids = numbers[edges.drawn.positions(nodes, len(edges.indices))].astype("int64")
         check_ids(ids, store.schema.edge_counts[relation])
         found.append(torch.from_numpy(ids))

@@ -12,36 +12,18 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import Tensor
+from torch.utils._pytree import tree_flatten, tree_unflatten, treespec_dumps, treespec_loads
 
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.merging import agreed_shape, wide
 from dgl_heta.errors import HetaError
 
-_INSTEAD = ("where one partition aggregates for the others (the partition was made with "
-            "partition.shared); set partition.shared = rows")
+_LEFT_OUT = "left out"
 
 
 def has_guests(layer: Layer) -> bool:
     """Whether trainers aggregate rows for each other in a block."""
     return layer.block.delegated and layer.session.group.size > 1
-
-
-def check_merge(layer: Layer, aggregate: Any) -> None:
-    """
-    Raises
-    ------
-    HetaError
-        Relations that one trainer runs for others are merged by what cannot be: on all trainers.
-    """
-    if has_guests(layer) and aggregate in ("max", "min"):
-        raise HetaError(f"relations cannot be merged by {aggregate!r} {_INSTEAD}")
-
-
-def check_by_batch(layer: Layer, by_batch: bool) -> None:
-    """The same for multi_update_all, whose result may depend on what is in a trainer's batch."""
-    if has_guests(layer) and by_batch:
-        raise HetaError("multi_update_all cannot use a maximum, a minimum or a reduce function of "
-                        f"the script's own {_INSTEAD}")
 
 
 def with_guests(layer: Layer, owner: Any, given: Mapping[str, Any], read: Collection[str],
@@ -57,32 +39,69 @@ def with_guests(layer: Layer, owner: Any, given: Mapping[str, Any], read: Collec
     Raises
     ------
     HetaError
-        A type that has rows was left out on a trainer, or its states are no single tensor.
+        A type that has rows was left out on one trainer and not on another; or its states are of
+        other tensors on one than on another.
     """
-    session, block = layer.session, layer.block
-    left = [t for t in block.guests if t not in given and block.num_own(t)]
-    if not session.agreed((owner, block.layer, "guests"), not left) or left:
-        raise HetaError((f"the rows of '{left[0]}' are" if left else "rows of a node type are")
-                        + f" left out of HeteroGraphConv's inputs, which cannot be {_INSTEAD}")
     found = {}
-    for ntype in block.guests:
+    for ntype, form in _forms(layer, owner, given).items():
         rows = given.get(ntype)
-        if ntype not in read:
+        if form == _LEFT_OUT:
+            layer.block.done.add((layer.block.layer, ntype))
+            continue
+        if form is None or ntype not in read:  # nobody has any, or needs them
             found[ntype] = like.new_zeros(0) if rows is None else rows
             continue
-        if rows is not None and not isinstance(rows, Tensor):
-            raise HetaError(f"the states of '{ntype}' are several tensors, which they cannot be "
-                            f"{_INSTEAD}")
-        known = agreed_shape(layer, (owner, ntype, "destination"),
-                             [] if rows is None else [rows.shape[1:]],
-                             [] if rows is None else [rows.dtype])
-        if known is None:  # nobody has any
-            found[ntype] = like.new_zeros(0)
-            continue
-        if rows is None:
-            rows = like.new_zeros((0, *known[0]), dtype=known[1])
-        found[ntype] = gathered(layer, ntype, rows)
+        tree, own = treespec_loads(form), [] if rows is None else tree_flatten(rows)[0]
+        states = []
+        for number in range(tree.num_leaves):
+            mine = own[number:number + 1]
+            agreed = agreed_shape(layer, (owner, ntype, "destination", number),
+                                  [x.shape[1:] for x in mine], [x.dtype for x in mine])
+            assert agreed is not None  # who told the form has them
+            states.append(gathered(layer, ntype, mine[0] if mine else like.new_zeros(
+                (0, *agreed[0]), dtype=agreed[1])))
+        found[ntype] = tree_unflatten(states, tree)
     return found
+
+
+def _forms(layer: Layer, owner: Any, given: Mapping[str, Any]) -> dict[str, str | None]:
+    """Per node type that has guests how its states are built of tensors; "left out" where those who
+    have rows give none, None where nobody has rows. All trainers agree, once an epoch."""
+    session, block = layer.session, layer.block
+    own: dict[str, str | None] = {}
+    for ntype in block.guests:
+        rows = given.get(ntype)
+        if rows is None:
+            own[ntype] = _LEFT_OUT if block.num_own(ntype) else None
+            continue
+        leaves, tree = tree_flatten(rows)
+        if not all(isinstance(x, Tensor) for x in leaves):
+            raise HetaError(f"the states of '{ntype}' that HeteroGraphConv is given are not all "
+                            "tensors; give a tensor, or a tuple, list or dictionary of tensors")
+        own[ntype] = treespec_dumps(tree)
+    key = (owner, block.layer, "forms of guests")
+    known = session.shapes.get(key)
+    if known is None or None in known.values():  # or nobody knew before
+        told = session.group.all_gather_json(own, "control")
+        known = {t: _one([form[t] for form in told], t) for t in own}
+        session.shapes[key] = known
+    for ntype, form in own.items():
+        if form is not None and form != known[ntype]:
+            _one([form, known[ntype]], ntype)
+    return dict(known)
+
+
+def _one(forms: list[str | None], ntype: str) -> str | None:
+    """The form that all who know one tell."""
+    there = sorted({form for form in forms if form is not None})
+    if len(there) > 1:
+        raise HetaError(
+            f"the states of '{ntype}' are " + (
+                "left out of HeteroGraphConv's inputs in some calls and trainers and given in "
+                "others" if _LEFT_OUT in there else "built of other tensors in some calls and "
+                "trainers than in others") + ", where one partition aggregates for the others; "
+            "give the same in all, or set partition.shared = rows")
+    return there[0] if there else None
 
 
 def gathered(layer: Layer, ntype: str, rows: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from torch import Tensor
 from dgl_heta.distdgl import gat_conv, graph_conv, sage_conv
 from dgl_heta.distdgl.children import call_module, runs_alone, share_state, state_of
 from dgl_heta.distdgl.edge_rows import EdgeRows, unguarded
-from dgl_heta.distdgl.guests import check_merge, has_guests, with_guests, without_absent
+from dgl_heta.distdgl.guests import has_guests, with_guests, without_absent
 from dgl_heta.distdgl.hetero_convs import DGLS, Called
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.merging import (
@@ -59,7 +59,6 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     like = next((x for rows in sources.values() for x in tensors_in(rows)),
                 torch.empty(0, device=g.device))
     merged = {}
-    check_merge(layer, aggregate)
 
     def call(relation: Relation) -> tuple[Any, Any, Any]:
         return (conv._get_module(tuple(relation)), unguarded(way.of(mod_args, relation, ())),

@@ -123,37 +123,57 @@ def _merged(layer: Layer, block: Block, ntype: str, flat: list[Part],
     def reduce(op: str, values: Sequence[Part], columns: int) -> Tensor:
         return merge(session.exchange, op, block, ntype, values, columns, like)
 
-    if aggregate in ("sum", "max", "min"):
+    extreme = aggregate in ("max", "min")
+    if extreme and session.group.size > 1 and ntype in block.guests:
+        return _extreme(_columns(flat, reduce, width + 1, relations), str(aggregate)).view(-1, *shape)
+    if extreme or aggregate == "sum":
         return reduce(str(aggregate), flat, width).view(-1, *shape)
     if aggregate == "mean":
         counted = [(edges, torch.cat([value, value.new_ones(len(value), 1)], 1))
                    for edges, value in flat]
         out = reduce("sum", counted, width + 1)
         return (out[:, :-1] / out[:, -1:].detach().clamp(min=1)).view(-1, *shape)
-    return _each(layer, ntype, flat, aggregate, reduce, shape, relations)
+    return _each(ntype, flat, aggregate, reduce, shape, relations)
 
 
-def _each(layer: Layer, ntype: str, parts: list[Part], aggregate: str | Callable[..., Tensor],
-          reduce: Callable[[str, Sequence[Part], int], Tensor], shape: torch.Size,
-          relations: Sequence[Relation]) -> Tensor | None:
-    """Bring the outputs of every relation together in order, then aggregate them.
+_Reduce = Callable[[str, Sequence[Part], int], Tensor]
 
-    Each relation has columns of its own, with one more that says whether it was there.
-    """
-    if aggregate == "stack":
-        aggregate = hetero._stack_agg_func
-    if not callable(aggregate):
-        raise HetaError(f"aggregation {aggregate!r} is unknown; use 'sum', 'mean', 'max', 'min', "
-                        "'stack' or a callable")
-    place, columns = {r: i for i, r in enumerate(relations)}, shape.numel() + 1
-    spread = []
+
+def _columns(parts: list[Part], reduce: _Reduce, columns: int, relations: Sequence[Relation]
+             ) -> Tensor:
+    """The outputs of every relation side by side, (rows, relations, columns): each has columns of
+    its own, with one more, the last, that says whether it was there."""
+    place, spread = {r: i for i, r in enumerate(relations)}, []
     for edges, value in parts:
         before = place[edges.relation] * columns
         after = (len(relations) - 1) * columns - before
         spread.append((edges, torch.cat([
             value.new_zeros(len(value), before), value, value.new_ones(len(value), 1),
             value.new_zeros(len(value), after)], 1)))
-    out = reduce("sum", spread, len(relations) * columns).view(-1, len(relations), columns)
+    return reduce("sum", spread, len(relations) * columns).view(-1, len(relations), columns)
+
+
+def _extreme(columns: Tensor, op: str) -> Tensor:
+    """The maximum or minimum over relations of what :func:`_columns` gives; 0 for a row of none.
+
+    For rows that one trainer aggregates for another: the relations are on several of them.
+    """
+    there = columns[:, :, -1:].detach() > 0
+    unreached = float("-inf") if op == "max" else float("inf")
+    values = torch.where(there, columns[:, :, :-1], unreached)
+    best = values.max(1)[0] if op == "max" else values.min(1)[0]
+    return torch.where(there.any(1), best, 0)
+
+
+def _each(ntype: str, parts: list[Part], aggregate: str | Callable[..., Tensor], reduce: _Reduce,
+          shape: torch.Size, relations: Sequence[Relation]) -> Tensor | None:
+    """Bring the outputs of every relation together in order, then aggregate them."""
+    if aggregate == "stack":
+        aggregate = hetero._stack_agg_func
+    if not callable(aggregate):
+        raise HetaError(f"aggregation {aggregate!r} is unknown; use 'sum', 'mean', 'max', 'min', "
+                        "'stack' or a callable")
+    out = _columns(parts, reduce, shape.numel() + 1, relations)
     # Rows of like relations together: the seeds are, and so are the others.
     flags = out[:, :, -1].detach() > 0
     patterns, of_row = flags[:1], torch.zeros(len(out), dtype=torch.int64, device=out.device)

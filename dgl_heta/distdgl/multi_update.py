@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dgl_heta.distdgl import agreement
 from dgl_heta.distdgl.agreement import EXTREMES, Field, Found, Functions, Plan, builtin
-from dgl_heta.distdgl.guests import check_by_batch, gathered, has_guests
+from dgl_heta.distdgl.guests import gathered, has_guests
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.merging import Part, destination_rows, layer_of, merge_agreed
 from dgl_heta.distdgl.presence import Presence, presence
@@ -66,7 +66,6 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
 def _run(g: RafBlock, layer: Layer, functions: Mapping[Relation, Functions], plan: Plan) -> Found:
     """Run the functions on this machine's relations."""
     block = layer.block
-    check_by_batch(layer, plan.by_batch)
     there = presence(layer) if plan.by_batch else None
     columns_of = {(t, name): g.dstnodes[t].data[name] for t in block.num_dst
                   for name in plan.gathered.get(t, ()) if name in g.dstnodes[t].data}

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.layers import Layer
-from dgl_heta.distdgl.reach import below, of_seeds
+from dgl_heta.distdgl.reach import below, of_seeds, with_guests
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, RelationBlock
@@ -30,7 +30,8 @@ class Presence:
 
     Attributes
     ----------
-    rows : per node type the trainers whose batches have each destination row, int64.
+    rows : per node type the trainers whose batches have each destination row, int64; rows that
+        are aggregated here for others included.
     there : per relation the trainers whose batches have an edge of it at this layer.
     """
 
@@ -57,7 +58,8 @@ def presence(layer: Layer) -> Presence:
             raise HetaError(f"a group has {group.size} trainers; a user-defined reduce function, "
                             f"or a maximum or minimum, in multi_update_all works with {_MOST}")
         blocks = layer.blocks
-        rows = _rows(group, blocks[-1], blocks[:block.layer - 1:-1])
+        rows = with_guests(block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group,
+                           "control")
         relations = list(layer.session.store.schema.relations)
         words = np.zeros(len(relations), np.int64)
         for edges in block.edges:
@@ -71,7 +73,7 @@ def presence(layer: Layer) -> Presence:
 
 
 def _rows(group: Comm, last: Block, above: Sequence[Block]) -> dict[str, np.ndarray]:
-    """The trainers of the destination rows of a block, from the blocks above it, the last first."""
+    """The trainers of a worker's own destination rows of a block, from the blocks above it, the last first."""
     rows = of_seeds(last.seeds, range(group.size))
     for block in above:
         rows = below(block, rows, last.seeds, group, "control")

@@ -64,7 +64,7 @@ def below(block: Block, rows: Mapping[str, np.ndarray], shares: Mapping[str, See
     reached = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
     for t, bits in rows.items():
         reached[t][:len(bits)] = bits
-    ends = _with_guests(block, rows, group, cause)
+    ends = with_guests(block, rows, group, cause)
     for edges in block.edges:
         spread(edges.indptr.numpy(), edges.indices.numpy(),
                ends[edges.relation.dst][edges.start:edges.stop], reached[edges.relation.src])
@@ -75,8 +75,8 @@ def below(block: Block, rows: Mapping[str, np.ndarray], shares: Mapping[str, See
     return reached
 
 
-def _with_guests(block: Block, rows: Mapping[str, np.ndarray], group: Comm, cause: str
-                 ) -> Mapping[str, np.ndarray]:
+def with_guests(block: Block, rows: Mapping[str, np.ndarray], group: Comm, cause: str
+                ) -> Mapping[str, np.ndarray]:
     """The bits of all destination rows, from those of a worker's own: others say those of theirs
     that are aggregated here."""
     if not block.delegated or group.size == 1:

@@ -155,9 +155,18 @@ class CrossRelation(nn.Module):
         Tensor (wanted rows, width); see :meth:`Block.wanted`.
         """
         check_complete(parts)
+        if self.op in ("max", "min") and block.delegated:
+            return stacked(self.exchange, block, ntype, parts, width, like, self._extreme)
         op = "sum" if self.op == "mean" else self.op
         out = merge(self.exchange, op, block, ntype, parts, width, like)
         return self._divided(out, block, ntype) if self.op == "mean" else out
+
+    def _extreme(self, columns: Tensor, relations: tuple[Relation, ...]) -> Tensor:
+        """The extreme over relations (rows, relations, width), for rows that one worker aggregates
+        for another, of which several have relations: (rows, width)."""
+        if not relations:
+            return columns.new_zeros(len(columns), columns.shape[2])
+        return (columns.max(1) if self.op == "max" else columns.min(1))[0]
 
     @staticmethod
     def _divided(rows: Tensor, block: Block, ntype: str) -> Tensor:
@@ -264,36 +273,43 @@ class CrossStack(CrossRelation):
         Tensor (wanted rows, …).
         """
         check_complete(parts)
-        on_seeds = block.seed_relations.get(ntype, ())
-        elsewhere = block.inner_relations.get(ntype, ())
-        reach = on_seeds if block.last else tuple(dict.fromkeys((*on_seeds, *elsewhere)))
-        place = {r: i for i, r in enumerate(reach)}
-        count, rows = len(reach) if columns is None else columns, block.num_dst[ntype]
-        at = [place[e.relation] if columns is None else e.place for e, _ in parts]
-        seeds = block.num_seeds(ntype)
-        whole = coverage(parts, at, count, seeds)
-        claimed = [column for column, all_rows in enumerate(whole) if all_rows]
-        layout = (self.exchange.layout(ntype, block.layer, whole)
-                  if seeds and not block.delegated else None)
-        own = list(range(count)) if layout is None or seeds < rows else claimed
-        stacked = stack_parts(parts, at, own, like.new_zeros((rows, width)))
-        if layout is None:
-            merged = self.exchange.reduce_sum(stacked.view(rows, count * width), block, ntype)
-            merged = merged.view(len(merged), count, width)
-        else:
-            merged = self.exchange.gather_columns(
-                stacked[:seeds] if own == claimed else stacked[:seeds, claimed], layout, block,
-                ntype)
-            merged = torch.cat([merged, stacked[seeds:]]) if seeds < rows else merged
-        if columns is not None:
-            return combine(merged, ())
-        seeds = min(block.num_seeds(ntype), len(merged))
-        if on_seeds == elsewhere or seeds == len(merged):
-            return combine(_columns(merged, place, on_seeds or elsewhere), on_seeds or elsewhere)
-        others = combine(_columns(merged[seeds:], place, elsewhere), elsewhere)
-        if not seeds:
-            return others
-        return torch.cat([combine(_columns(merged[:seeds], place, on_seeds), on_seeds), others])
+        return stacked(self.exchange, block, ntype, parts, width, like, combine, columns)
+
+
+def stacked(exchange: Exchange, block: Block, ntype: str, parts: Sequence[Part], width: int,
+            like: Tensor, combine: Callable[[Tensor, tuple[Relation, ...]], Tensor],
+            columns: int | None = None) -> Tensor:
+    """What :class:`CrossStack` returns, by any exchange."""
+    on_seeds = block.seed_relations.get(ntype, ())
+    elsewhere = block.inner_relations.get(ntype, ())
+    reach = on_seeds if block.last else tuple(dict.fromkeys((*on_seeds, *elsewhere)))
+    place = {r: i for i, r in enumerate(reach)}
+    count, rows = len(reach) if columns is None else columns, block.num_dst[ntype]
+    at = [place[e.relation] if columns is None else e.place for e, _ in parts]
+    seeds = block.num_seeds(ntype)
+    whole = coverage(parts, at, count, seeds)
+    claimed = [column for column, all_rows in enumerate(whole) if all_rows]
+    layout = (exchange.layout(ntype, block.layer, whole)
+              if seeds and not block.delegated else None)
+    own = list(range(count)) if layout is None or seeds < rows else claimed
+    rows_of = stack_parts(parts, at, own, like.new_zeros((rows, width)))
+    if layout is None:
+        merged = exchange.reduce_sum(rows_of.view(rows, count * width), block, ntype)
+        merged = merged.view(len(merged), count, width)
+    else:
+        merged = exchange.gather_columns(
+            rows_of[:seeds] if own == claimed else rows_of[:seeds, claimed], layout, block,
+            ntype)
+        merged = torch.cat([merged, rows_of[seeds:]]) if seeds < rows else merged
+    if columns is not None:
+        return combine(merged, ())
+    seeds = min(block.num_seeds(ntype), len(merged))
+    if on_seeds == elsewhere or seeds == len(merged):
+        return combine(_columns(merged, place, on_seeds or elsewhere), on_seeds or elsewhere)
+    others = combine(_columns(merged[seeds:], place, elsewhere), elsewhere)
+    if not seeds:
+        return others
+    return torch.cat([combine(_columns(merged[:seeds], place, on_seeds), on_seeds), others])
 
 
 def _columns(stacked: Tensor, place: dict[Relation, int], relations: tuple[Relation, ...]

@@ -94,8 +94,9 @@ def partition_graph(
     replication : full, none, or (default) the method's own; DistDGL scripts need full.
     memory_mb : MB that a partition may hold, as predicted.
     cut : the cutter of relations that are too large for a partition, without replication.
-    shared : rows (default), delegate or auto: whether rows of learnable features that several
-        partitions read move, or one partition aggregates them for the others.
+    shared : whether rows of learnable features that several partitions read move (rows), or one
+        partition aggregates them for the others (delegate); auto (default): whichever is expected
+        to send fewer bytes.
     model : rgcn (default), rgat or hgt: the kind of model whose bytes `shared` compares; with
         attention the states of destinations are sent, too.
     overwrite : whether an earlier partition in `out_path` is replaced, as DGL does. What holds

@@ -46,7 +46,7 @@ class PartitionRequest:
     """From how many in-edges on, in even pieces of a relation that is cut, those of one node may
     be cut, too; 0: never."""
     workload: Workload = field(default_factory=Workload)
-    shared: str = "rows"
+    shared: str = "auto"
     """Whether rows of learnable features that several partitions read move, or one partition
     aggregates them for the others (:mod:`dgl_heta.planning.delegates`)."""
     script: ScriptArguments = field(default_factory=ScriptArguments)
@@ -105,7 +105,7 @@ def make_request(
     hops : default: 2, or with metapaths the length of the longest.
     metapaths : a list of them, or the path of a JSON file with one.
     memory_mb : MB that a partition may hold, as predicted for `workload`.
-    shared : rows (default), delegate or auto.
+    shared : auto (default), rows or delegate.
     script : arguments of a script's `partition_graph`, by name; they are checked, and those that
         the backend does not honour left out
         (:func:`~dgl_heta.partition.arguments.script_arguments`).
@@ -145,5 +145,5 @@ def make_request(
     return PartitionRequest(
         parts, targets, DEFAULT_HOPS if hops is None and metapaths is None else hops, paths, seed,
         edge_ids, replication, None if memory_mb is None else round(memory_mb * 1e6), cutter, hubs,
-        workload or Workload(), shared or "rows",
+        workload or Workload(), shared or "auto",
         script_arguments(backend, script or {}, schema, what))

@@ -73,7 +73,7 @@ class PartitionSettings(_Section):
     shared: Literal["rows", "delegate", "auto"] = Field(
         "auto", description="learnable features that several partitions read: rows: they and their "
         "gradients move; delegate: one partition aggregates them for all; auto: whichever sends "
-        "fewer bytes, as predicted; partitions for DistDGL scripts: rows, unless it is set")
+        "fewer bytes, as predicted")
     seed: int = Field(0, ge=0, description="seed of backends that draw at random")
     graphbolt: str | None = Field(None, description="GraphBolt scripts: the partition (a directory "
                                   "that `dgl-heta partition` wrote) of the data set that the "

@@ -22,7 +22,6 @@ from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.models.hgnn import attends
 from dgl_heta.nn import use_kernel
-from dgl_heta.nn.cross import CrossRelation
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
@@ -117,11 +116,9 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
         log.warning("model '%s' has %s '%s', whose statistics are over the rows of one worker, not "
                     "of the batch: it does not compute what one worker does; LayerNorm does",
                     model.name, type(built.get_submodule(norms[0])).__name__, norms[0])
-    merging = [m.op for m in built.modules() if isinstance(m, CrossRelation)]
-    if plan.delegates and (precomputed or {"max", "min"} & set(merging)):
-        raise InputError(f"the plan delegates relations, which model '{model.name}' "
-                         + ("does not sample" if precomputed else f"cannot merge by {model.reduce}")
-                         + "; use partition.shared = rows")
+    if plan.delegates and precomputed:
+        raise InputError(f"the plan delegates relations, which model '{model.name}' does not "
+                         "sample; use partition.shared = rows")
     if not train.seed_states and any(getattr(m, "reads_state", False) for m in built.modules()):
         raise InputError(f"model '{model.name}' reads the destination's state, which "
                          "train.seed_states = false leaves out; set it to true")

@@ -73,6 +73,10 @@ def delegated_cases() -> dict[str, Case]:
     found = {f"deep {conv}": Case(conv, layers=3) for conv in convs}
     return found | {
         "deep mean": Case("none", "mean", layers=3), "deep stack": Case("sage", "stack", layers=3),
+        "deep max": Case("graph", "max", layers=3), "deep min": Case("gat", "min", layers=3),
+        "deep multi max": Case("multi", "max", layers=3),
+        "deep udf": Case("udf", "mean", layers=3),
+        "few max": Case("sage", "max", layers=3, absent=True),
         "few sage": Case("sage", layers=3, absent=True),
         "few graph": Case("graph", layers=3, absent=True), "shallow": Case("sage")}
 
@@ -429,8 +433,6 @@ class Trainer:
             self.compare(name, case)
         elif name in ("own merge", "own ops"):  # by themselves
             self.refused(name, Case(name))
-        elif name.startswith("refused "):
-            self.refused(name, Case("graph", name.removeprefix("refused "), layers=3))
         elif name.startswith("Sparse"):
             self.learnable(name)
         elif name == "uneven":

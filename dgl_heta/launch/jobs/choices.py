@@ -106,15 +106,16 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
 
 
 def _delegating(plan: Plan, settings: Settings) -> Plan:
-    """The plan as partition.shared says, or as it was made where that says nothing; what is chosen
-    is said."""
-    if plan.delegates and "shared" not in settings.partition.model_fields_set:
-        return plan
-    way = settings.partition.shared
+    """The plan as partition.shared says, or as it was made where that says nothing and it goes with
+    the model; what is chosen is said."""
+    way, work = settings.partition.shared, Workload.of(settings, parts=plan.num_parts)
     if way == "auto" and (settings.train.learnable == "replica"
                           or settings.model.name not in MODELS):
         return undelegated(plan)  # nothing moves; of another model it is not known what it reads
-    plan, choices = choose(undelegated(plan), Workload.of(settings, parts=plan.num_parts), way)
+    if plan.delegates and "shared" not in settings.partition.model_fields_set and (
+            work.reduce not in ("max", "min")):
+        return plan
+    plan, choices = choose(undelegated(plan), work, way)
     for choice in choices:
         log.info("partition.shared = %s: %s", way, choice)
     return plan
