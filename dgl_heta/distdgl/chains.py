@@ -21,7 +21,7 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.partial import check_grad, check_inputs
 from dgl_heta.errors import HetaError
-from dgl_heta.raf.chain import Chain, Place, Watch, links_of, walk
+from dgl_heta.raf.chain import Chain, Place, Watch, links_of, reached_by_rows, walk
 from dgl_heta.sampling.blocks import Block
 
 
@@ -174,6 +174,9 @@ class Chains(Watch):
 
     def unused(self, place: Place) -> None:
         self._unused.add(place)
+
+    def is_used(self, place: Place) -> bool:
+        return not self._unused or place in reached_by_rows(self._roots, self._unused)
 
     def _forget_zeros(self) -> None:
         """Parameters that no trainer's loss depends on have no gradient.

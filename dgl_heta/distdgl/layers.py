@@ -118,7 +118,8 @@ class Layer:
             len(rows), f"'{name}' of destinations of {tuple(relation)} cannot be read by its "
             f"module at {'the last layer' if self.block.last else 'layer 1'} of a "
             f"meta-partitioned graph, because the script has put it on this trainer's own {whose} "
-            "of all trainers; give it to the module as input rows of HeteroGraphConv")
+            "of all trainers; give it to the module as input rows of HeteroGraphConv"
+            + ("" if self.block.last else ", or set partition.shared = rows"))
             for name in known}, len(rows))
 
     def destination_ids(self, ntype: str) -> Tensor:

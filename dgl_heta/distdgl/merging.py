@@ -125,7 +125,8 @@ def _merged(layer: Layer, block: Block, ntype: str, flat: list[Part],
 
     extreme = aggregate in ("max", "min")
     if extreme and session.group.size > 1 and ntype in block.guests:
-        return _extreme(_columns(flat, reduce, width + 1, relations), str(aggregate)).view(-1, *shape)
+        columns = _columns(flat, reduce, width + 1, relations)
+        return _extreme(columns, str(aggregate)).view(-1, *shape)
     if extreme or aggregate == "sum":
         return reduce(str(aggregate), flat, width).view(-1, *shape)
     if aggregate == "mean":

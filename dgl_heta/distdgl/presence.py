@@ -73,7 +73,7 @@ def presence(layer: Layer) -> Presence:
 
 
 def _rows(group: Comm, last: Block, above: Sequence[Block]) -> dict[str, np.ndarray]:
-    """The trainers of a worker's own destination rows of a block, from the blocks above it, the last first."""
+    """The trainers of a worker's own destination rows of a block, from the blocks above it."""
     rows = of_seeds(last.seeds, range(group.size))
     for block in above:
         rows = below(block, rows, last.seeds, group, "control")

@@ -134,6 +134,11 @@ class Watch:
     def unused(self, place: Place) -> None:
         """No worker has a gradient of what the link gave."""
 
+    def is_used(self, place: Place) -> bool:
+        """Whether a gradient that came to a link is one: not if it only stands for those that links
+        above have not passed on, for which some functions give zeros."""
+        return True
+
 
 class Chain:
     """The exchanges of one forward pass.
@@ -198,12 +203,11 @@ class _Link(torch.autograd.Function):
         """A worker without a gradient takes part with zeros."""
         watch: Watch = ctx.watch
         watch.ran(ctx.place)
+        own = grad is not None and watch.is_used(ctx.place)
+        carry = Carry(own) if watch.flags else Silent()
         if grad is None:
             shape, dtype, device = ctx.like
-            carry = Carry(False) if watch.flags else Silent()
             grad = torch.zeros(shape, dtype=dtype, device=device)
-        else:
-            carry = Carry(True) if watch.flags else Silent()
         rows: Tensor | None = ctx.adjoint(grad, carry)
         if not carry.anyone:
             watch.unused(ctx.place)
@@ -239,6 +243,14 @@ def is_link(node: Any) -> bool:
     return type(node).__name__ == _NODE and hasattr(node, "place")
 
 
+def reached_by_rows(roots: Sequence[Tensor], unused: Set[Place]) -> set[Place]:
+    """Links whose rows, and not their token alone, tensors depend on, by no way through links that
+    are `unused`."""
+    edges: list[tuple[Any, int]] = [(t.grad_fn, t.output_nr) for t in roots]
+    edges += [edge for node in walk(roots, unused) for edge in _below(node, unused)]
+    return {node.place for node, output in edges if output == 0 and is_link(node)}
+
+
 def walk(roots: Sequence[Tensor], unused: Set[Place] = frozenset()) -> list[Any]:
     """The nodes of autograd's graph below tensors; below links that are `unused` those alone that
     their tokens come from."""
@@ -256,11 +268,14 @@ def walk_below(nodes: Sequence[Any], unused: Set[Place] = frozenset()) -> list[A
             continue
         seen.add(node)
         found.append(node)
-        below = node.next_functions
-        if unused and getattr(node, "place", None) in unused and type(node).__name__ == _NODE:
-            below = below[1:2]
-        pending.extend(next_node for next_node, _ in below if next_node is not None)
+        pending.extend(below for below, _ in _below(node, unused) if below is not None)
     return found
+
+
+def _below(node: Any, unused: Set[Place]) -> Sequence[tuple[Any, int]]:
+    """Nodes and their outputs that a node comes from; of an `unused` link, its token's."""
+    below: Sequence[tuple[Any, int]] = node.next_functions
+    return below[1:2] if unused and is_link(node) and node.place in unused else below
 
 
 _NODE = "_LinkBackward"

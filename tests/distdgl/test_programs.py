@@ -30,6 +30,13 @@ def test_loops_and_which_parameters_have_gradients(machines: int, trainers: int,
     assert differences(programs, machines, trainers, tmp_path) == {}
 
 
+def test_where_one_trainer_aggregates_for_others(tmp_path) -> None:
+    """Gradients, where states are thrown away or types left out; data of edges."""
+    edges = f'{HERE}.edge_data:weighted {{"conv": "right"}}'
+    programs = [*GRADIENTS[1:3], GRADIENTS[-1], edges]
+    assert differences(programs, 3, 1, tmp_path, settings=["partition.shared=delegate"]) == {}
+
+
 def test_a_second_backward_pass_that_nobody_averages_is_refused(tmp_path) -> None:
     found = run([f"{HERE}.loops:retained"], 2, 1, tmp_path, raf=True)
     for each in found[f"{HERE}.loops:retained"]:

@@ -57,7 +57,8 @@ def test_workers_that_share_a_sub_metatree_compute_the_same(
     check(alone, run(job(store, tmp_path, 3, names, shared=True), tmp_path))
 
 
-DELEGATED = ["sum-self_loop", "sum-bases", "mean-self_loop", "mean", "sampled", "three layers",
+DELEGATED = ["sum-self_loop", "sum-bases", "mean-self_loop", "mean", "max-self_loop", "min",
+             "min over neighbours", "sampled", "three layers",
              "without seed states", "max over neighbours", "torch kernel", "rgat", "rgat-self_loop",
              "rgat sampled, three layers", "rgat-mean", "hgt", "hgt-self_loop",
              "hgt sampled, three layers", "han", "han-self_loop", "han sampled, three layers",

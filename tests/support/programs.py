@@ -87,9 +87,6 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
     `patience` is for a program; `timeout_s` of the trainers' process groups. With `nudge` first
     values of parameters are other ones by about so much, relative.
     """
-    import os
-    if raf and os.environ.get("X_DELEGATE") and not any("shared" in x or "replica" in x for x in settings):
-        settings = [*settings, "partition.shared=delegate"]
     out = directory / ("raf" if raf else "plain")
     out.mkdir(parents=True, exist_ok=True)
     config = out / "parts" / "academic.json" if raf else Path()
