@@ -40,7 +40,7 @@ CASES: dict[str, tuple[str, list[str]]] = {  # parts, settings
     "metis": ("metis", []),
     "meta, replica": ("meta", ["--set", "train.learnable=replica"]),
     "meta, exact": ("meta", ["--set", "train.learnable=exact"]),
-    "meta, exact, delegated": ("delegated", ["--set", "train.learnable=exact"]),
+    "meta, exact, rows move": ("rows", ["--set", "train.learnable=exact"]),
 }
 GRAPH, TARGET = "mag", "paper"
 
@@ -75,7 +75,7 @@ def parts(args: argparse.Namespace, directory: Path, kind: str) -> tuple[Path, i
     script = [str(SYSTEMS_DIR / "distdgl/parts.py"), "--name", GRAPH, "--dataset",
               f"synthetic-mag:scale={args.scale:g}", "--classes", str(args.classes),
               "--num_parts", str(args.hosts), "--part_method", method, "--output", str(directory)]
-    shared = "delegate" if kind == "delegated" else "rows"
+    shared = "rows" if kind == "rows" else "auto"
     ours = [*CLI, "run", "--set", f"partition.shared={shared}", "--set",
             f"model.name={args.encoder}", *script]
     text = run([sys.executable, *script] if kind == "metis" else ours, args.timeout)
@@ -122,7 +122,7 @@ def main() -> None:
     runs: list[dict[str, Any]] = []
     before = machine()
     with work_dir(args) as work:
-        made = {kind: parts(args, work / kind, kind) for kind in ("metis", "meta", "delegated")}
+        made = {kind: parts(args, work / kind, kind) for kind in ("metis", "meta", "rows")}
         for seed in range(args.seeds):
             for case in CASES:
                 config, classes = made[CASES[case][0]]
