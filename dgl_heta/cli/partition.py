@@ -49,6 +49,7 @@ def partition(
     from dgl_heta.cli.requests import (
         cutter_of,
         filled,
+        of_one_class,
         partition_request,
         reading,
         say_of_graph,
@@ -80,7 +81,8 @@ def partition(
         else None, workload=Workload(
             model=settings.model.name, in_script=True,
             wire_itemsize=wire_itemsize(settings.train)))
-    notes = without_labels(opened, request.target, settings.task)
+    notes = [*without_labels(opened, request.target, settings.task),
+             *of_one_class(opened, request.target, settings.task)]
     if dry_run:
         _check(opened.source, directory, overwrite)
         from dgl_heta.cli.plan import show

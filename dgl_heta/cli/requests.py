@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from dgl_heta.cli.options import PlanOptions, ReadingOptions
 from dgl_heta.errors import InputError, listing, several
 from dgl_heta.graph.changes import features_text, unreached_text
@@ -82,6 +84,24 @@ def without_labels(opened: GraphInput, targets: tuple[str, ...], task: TaskSetti
                              "task.relation")
         texts.append(f"target '{ntype}' {has}, so `dgl-heta train` can train for links alone "
                      f"(task.relation); to predict labels, {other}")
+    return texts
+
+
+def of_one_class(opened: GraphInput, targets: tuple[str, ...], task: TaskSettings) -> list[str]:
+    """What to say of targets of a graph being read whose labels are all the same class."""
+    if (opened.source is None or task.relation
+            or (task.kind or (opened.task.kind if opened.task else "")) != "classification"):
+        return []
+    label = task.label or (opened.task.label if opened.task else Task.label)
+    texts = []
+    for ntype in targets:
+        labels = opened.source.node_arrays.get(ntype, {}).get(label)
+        if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
+            continue
+        known = np.unique(labels[labels >= 0])
+        if len(known) == 1:
+            texts.append(f"all labels of target '{ntype}' are class {known[0]}, so there is "
+                         "nothing to learn")
     return texts
 
 

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -51,12 +52,28 @@ def find_model(plugins: Plugins, name: str) -> ModelProvider:
     try:
         module = _of_file(Path(place)) if place.endswith(".py") else _of_name(place)
         chosen = getattr(module, attribute, None) if attribute else None
-    except (ImportError, TypeError) as error:  # TypeError: a relative name
-        raise InputError(f"model.name '{name}' cannot be imported: {error}") from None
+    except InputError:
+        raise
+    except Exception as error:  # what runs at import is the user's, and so are its mistakes
+        raise InputError(f"model.name '{name}' cannot be imported: {_reason(error)}") from None
     if chosen is None:
         raise InputError(f"model.name '{name}': {place} has no '{attribute}'"
                          + nearest(attribute, vars(module)))
     return chosen if hasattr(chosen, "build") else BlockModel(name, chosen)
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong in a module that was imported, with file and line where there are any."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, SyntaxError):
+        return f"{error.msg} ({error.filename}, line {error.lineno})"
+    if isinstance(error, ImportError):
+        return text
+    frames = [f for f in traceback.extract_tb(error.__traceback__)
+              if f.filename not in (__file__, importlib.__file__)
+              and not f.filename.startswith("<")]
+    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {text}{place}"
 
 
 def _of_name(name: str) -> ModuleType:

@@ -24,6 +24,9 @@ from dgl_heta.system.files import new_directory
 OWN_NAMES = ("_ID", "_TYPE", "inner_edge")
 """Edge data that are DGL's own: ids and types of a graph that came from another."""
 
+_MASKS_OF_EDGE_FILES = ("; in a metadata.json give 'task' a 'split', which makes the masks, or "
+                        "name arrays or columns for them")
+
 Progress = Callable[[str, float], None]
 """`progress(what, fraction done of the whole)`, called often."""
 
@@ -279,7 +282,8 @@ def check_source(source: GraphSource) -> None:
     for name in (task.label, TRAIN_MASK):
         if name not in arrays:
             raise InputError(f"target node type '{task.target}' has no array '{name}'; it has: "
-                             f"{listing(arrays)}")
+                             f"{listing(arrays)}" + (_MASKS_OF_EDGE_FILES if name == TRAIN_MASK
+                                                     else ""))
     label = arrays[task.label]
     if task.kind not in KINDS:
         raise InputError(f"task kind '{task.kind}' is unknown; known are {', '.join(KINDS)}")

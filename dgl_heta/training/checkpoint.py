@@ -32,6 +32,7 @@ from dgl_heta.settings import Settings, section_name
 from dgl_heta.system.files import replacing
 from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 from dgl_heta.training.engine import Engine
+from dgl_heta.training.identity import Identity
 from dgl_heta.training.optimizers import load_state, state_tensors
 from dgl_heta.training.recorded import check_model
 from dgl_heta.training.table_files import load_tables, write_tables
@@ -42,7 +43,7 @@ log = logging.getLogger("dgl_heta")
 
 
 def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, Any],
-                    fingerprint: str) -> None:
+                    identity: Identity) -> None:
     """Write the checkpoint of an epoch and drop those but the last and the best.
 
     Every worker writes all that it holds, dense parameters too: a module wrapper may let them
@@ -60,7 +61,7 @@ def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, A
     sums = {name: _sum(folder / name) for name in (shard, tables)}
     engine.world.barrier()
     write_signed(folder / _complete_name(engine.rank), {
-        "epoch": epoch, "best": best, "fingerprint": fingerprint, "files": sums})
+        "epoch": epoch, "best": best, **identity.to_json(), "files": sums})
     engine.world.barrier()
     if int(os.environ.get("LOCAL_RANK", engine.rank)) == 0:
         for old in _complete(run_dir, engine.rank):
@@ -100,7 +101,7 @@ def load_checkpoint(engine: Engine, run_dir: Path, epoch: int) -> dict[str, Any]
     return note
 
 
-def latest_epoch(run_dir: Path, rank: int, world: Comm, fingerprint: str) -> int:
+def latest_epoch(run_dir: Path, rank: int, world: Comm, identity: Identity) -> int:
     """The last epoch that every worker has a complete checkpoint of; 0 if none.
 
     Raises
@@ -112,12 +113,9 @@ def latest_epoch(run_dir: Path, rank: int, world: Comm, fingerprint: str) -> int
     oldest = torch.tensor([float(mine)])
     epoch = int(world.all_reduce(oldest, "min", "control").item())
     if epoch:
-        note = _note(run_dir, epoch, rank)
-        if note.get("fingerprint") != fingerprint:
-            raise InputError(
-                f"the checkpoint in {run_dir} was made with other settings, another plan or "
-                "another graph; resume with the same ones, or start in a new run directory"
-            )
+        if differs := identity.difference(_note(run_dir, epoch, rank)):
+            raise InputError(f"the checkpoint in {run_dir} was made with {differs}; resume with "
+                             "the same, or start in a new run directory")
     return epoch
 
 

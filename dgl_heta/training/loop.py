@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
-import json
 import logging
 import math
 import os
@@ -34,6 +32,7 @@ from dgl_heta.training.checkpoint import (
 )
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.evaluating import NOTHING, classes, evaluate, followed
+from dgl_heta.training.identity import Identity
 from dgl_heta.training.loggers import Loggers
 from dgl_heta.training.recorded import best_epoch
 
@@ -55,11 +54,11 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     """
     first, rank = engine.rank == 0, engine.rank
     _check_seeds(engine)
-    mark = fingerprint(engine, settings)
+    identity = Identity.of(engine, settings)
     validates = bool(engine.steps("val"))
     _check_validation(engine, validates)
     best: dict[str, Any] = {}
-    start = latest_epoch(run_dir, rank, engine.world, mark) if resume else 0
+    start = latest_epoch(run_dir, rank, engine.world, identity) if resume else 0
     _check_directory(engine, run_dir, resume)
     if start:
         best = best_epoch(load_checkpoint(engine, run_dir, start), start, run_dir)
@@ -89,7 +88,7 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
             history.append(record)
             if first:  # before the checkpoint: a line without one is dropped when the run goes on
                 _append(log, record.to_json())
-            save_checkpoint(engine, run_dir, epoch, best, mark)
+            save_checkpoint(engine, run_dir, epoch, best, identity)
             registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=record.to_json())
             if first:
                 report(record.to_json())
@@ -173,29 +172,6 @@ def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
                                "control").item():
         raise InputError(f"{run_dir} holds a run already; continue it with --resume, or choose "
                          "another directory")
-
-
-def fingerprint(engine: Engine, settings: Settings) -> str:
-    """What must be equal for a checkpoint to be continued."""
-    train = settings.train.model_dump(
-        exclude={"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
-                 "sampling_threads", "early_stopping", "metrics"})
-    for name, usual in (("global_batch_size", None), ("exchange_dtype", "same"),
-                        ("optimizer", "Adam"), ("optimizer_options", {}), ("schedule", None),
-                        ("schedule_options", {}), ("clip_grad_norm", None),
-                        ("class_weights", None), ("monitor", None)):
-        if train[name] == usual:
-            del train[name]  # which runs from before do not know
-    plan = engine.plan.to_json()
-    for entry in plan.get("ownership", ()):
-        del entry["file"]  # its content counts, not where it lies
-    content = [engine.store.manifest.to_json()["sha256"], plan,
-               settings.task.model_dump(), settings.model.model_dump(), train]
-    own = {name: given for name, given in settings.plugins.items()
-           if name not in (settings.train.batches, *settings.run.loggers)}  # change no numbers
-    if own:
-        content.append(own)
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

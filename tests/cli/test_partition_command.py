@@ -129,6 +129,19 @@ def test_overwrite_replaces_a_partition_and_nothing_else(heta, store, tmp_path):
     assert tree(other) == {"plan.json": b'{"precious": true}'}
 
 
+def test_a_target_whose_labels_are_all_the_same_is_named(heta, tmp_path):
+    files = edge_files(tmp_path / "files")
+    done = heta("partition", files, "--out", tmp_path / "before")
+    assert "nothing to learn" not in done.err
+    task = json.loads((files / "metadata.json").read_text())["nodes"]["paper"]["arrays"]
+    labels = np.load(files / task["label"])
+    np.save(files / task["label"], np.where(labels >= 0, 0, labels))
+    done = heta("partition", files, "--out", tmp_path / "out")
+    assert done.status == 0
+    assert "all labels of target 'paper' are class 0, so there is nothing to learn" in " ".join(
+        done.err.split())
+
+
 def test_a_target_without_labels_is_named(heta, store, tmp_path):
     """It may be partitioned for links, and is refused where a task needs labels."""
     out, files = tmp_path / "out", edge_files(tmp_path / "files")

@@ -60,6 +60,12 @@ def test_edge_files_task_is_optional_and_counts_classes(tmp_path):
     assert read_edge_files(tmp_path).task is None
 
 
+def test_a_target_that_is_no_node_type_is_named_with_the_nearest(tmp_path):
+    write_edge_files(tmp_path, task={"target": "papr", "split": [0.8, 0.1, 0.1]})
+    with pytest.raises(InputError, match="'papr' is not in the graph.*did you mean 'paper'"):
+        read_edge_files(tmp_path)
+
+
 def test_node_arrays_stay_on_disk(tmp_path):
     paper = read_edge_files(write_edge_files(tmp_path)).node_arrays["paper"]
     assert isinstance(paper["feat"], np.memmap)

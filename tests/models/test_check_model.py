@@ -83,6 +83,27 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path, monkeypatch, model, mes
         find_model(Plugins(guests=False), model)
 
 
+@pytest.mark.parametrize(("text", "message"), [
+    ("x = 1\nclass Net(:\n", r"invalid syntax \(.*mine\.py, line 2\)"),
+    ("x = 1\ny = 1 / 0\n", r"ZeroDivisionError: division by zero \(.*mine\.py, line 2\)"),
+    ("import no_such_module\n", "No module named 'no_such_module'"),
+])
+@pytest.mark.parametrize("name", ["./mine.py:Net", "mine_{}:Net"])
+def test_what_fails_at_import_is_one_line_with_its_place(tmp_path, monkeypatch, text, message, name
+                                                         ) -> None:
+    from dgl_heta.hooks.manager import Plugins
+    from dgl_heta.models import find_model
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    module = f"mine_{tmp_path.name}"
+    for file in ("mine", module):
+        (tmp_path / f"{file}.py").write_text(text)
+    with pytest.raises(InputError, match=message.replace("mine", "mine.*")) as refused:
+        find_model(Plugins(guests=False), name.format(tmp_path.name))
+    assert "\n" not in str(refused.value)
+
+
 def test_a_file_of_settings_names_no_file_of_code(tmp_path: Path) -> None:
     file = tmp_path / "heta.toml"
     file.write_text('[model]\nname = "./mine.py:Net"\n')

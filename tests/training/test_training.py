@@ -28,7 +28,7 @@ from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
-from dgl_heta.training.loop import fingerprint
+from dgl_heta.training.identity import Identity
 from tests.support.graphs import academic
 from tests.support.waiting import FACTOR, PATIENCE, PROMPT, until
 
@@ -202,7 +202,7 @@ def test_resumed_run_ends_where_an_uninterrupted_one_ends(
         command(store, tmp_path / "broken", *extra, "--resume", "--set", "train.lr=0.5"),
         capture_output=True, text=True, timeout=PATIENCE)
     assert refused.returncode == 2
-    assert "made with other settings" in refused.stderr
+    assert "made with other settings: train.lr = 0.01 (now 0.5);" in refused.stderr
 
 
 def test_a_checkpoint_of_before_batch_sources_can_be_continued() -> None:
@@ -211,7 +211,7 @@ def test_a_checkpoint_of_before_batch_sources_can_be_continued() -> None:
     manifest = SimpleNamespace(to_json=lambda: {"sha256": "abc"})
     engine = SimpleNamespace(store=SimpleNamespace(manifest=manifest),
                              plan=make_plan(schema, "a", 2, 2))
-    assert fingerprint(engine, Settings()) == (
+    assert Identity.of(engine, Settings()).mark == (
         "61b6a25a36419d79eb638f548e9985c27cc25e873661710f5784e53367bbb0fa")
 
 

@@ -142,6 +142,9 @@ def read_edge_files(directory: str | Path) -> GraphSource:
         target = _text(data["task"]["target"], f"{where}: 'target'")
         label = _text(data["task"].get("label", "label"), f"{where}: 'label'")
         kind = _text(data["task"].get("kind", "classification"), f"{where}: 'kind'")
+        if target not in node_counts:
+            raise InputError(f"{where}: target node type '{target}' is not in the graph; node "
+                             f"types: {listing(node_counts)}" + nearest(target, node_counts))
         if target in tables:
             found = task_columns(tables[target], label, kind, classes,
                                  node_arrays.setdefault(target, {}))

@@ -1,0 +1,101 @@
+"""What a checkpoint must have in common with the run that goes on from it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dgl_heta.errors import listing
+from dgl_heta.settings import Settings
+from dgl_heta.training.engine import Engine
+
+_NUMBERS_STAY = {"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
+                 "sampling_threads", "early_stopping", "metrics"}
+_LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not know, with what these did
+    "train": {"global_batch_size": None, "exchange_dtype": "same", "optimizer": "Adam",
+              "optimizer_options": {}, "schedule": None, "schedule_options": {},
+              "clip_grad_norm": None, "class_weights": None, "monitor": None},
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """The graph, the plan and the settings that a run's numbers follow from.
+
+    Attributes
+    ----------
+    graph : SHA-256 of the graph's checksums.
+    plan : SHA-256 of the plan.
+    settings : section → setting → value, of those that change numbers.
+    mark : SHA-256 of all of it.
+    """
+
+    graph: str
+    plan: str
+    settings: dict[str, dict[str, Any]]
+    mark: str
+
+    @classmethod
+    def of(cls, engine: Engine, settings: Settings) -> Identity:
+        sections = {"task": settings.task.model_dump(), "model": settings.model.model_dump(),
+                    "train": settings.train.model_dump(exclude=_NUMBERS_STAY)}
+        for section, known in _LATER.items():
+            for name, before in known.items():
+                if sections[section][name] == before:
+                    del sections[section][name]
+        plan = engine.plan.to_json()
+        for entry in plan.get("ownership", ()):
+            del entry["file"]  # its content counts, not where it lies
+        sums = engine.store.manifest.to_json()["sha256"]
+        content = [sums, plan, *sections.values()]
+        own = {name: given for name, given in settings.plugins.items()
+               if name not in (settings.train.batches, *settings.run.loggers)}
+        if own:
+            content.append(own)
+        return cls(_sum(sums), _sum(plan), {**sections, **{f"plugins.{name}": dict(given)
+                                                           for name, given in own.items()}},
+                   _sum(content))
+
+    def to_json(self) -> dict[str, Any]:
+        return {"fingerprint": self.mark, "graph": self.graph, "plan": self.plan,
+                "settings": self.settings}
+
+    def difference(self, note: Mapping[str, Any]) -> str:
+        """What differs in the run of which a checkpoint's note speaks; "" where nothing does."""
+        if note.get("fingerprint") == self.mark:
+            return ""
+        before = note.get("settings")
+        if not isinstance(before, Mapping):
+            return "other settings, another plan or another graph"
+        changed = [f"{section}.{name} = {_short(old)} (now {_short(new)})"
+                   for section in {**before, **self.settings}
+                   for name, old, new in _changed(section, before.get(section),
+                                                  self.settings.get(section))]
+        found = [*([f"other settings: {', '.join(changed)}"] if changed else []),
+                 *(["another graph"] if note.get("graph") != self.graph else []),
+                 *(["another plan"] if note.get("plan") != self.plan else [])]
+        return listing(found) if found else "other settings, another plan or another graph"
+
+
+def _changed(section: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
+    """The settings of a section that differ, with both values."""
+    usual = _usual(section)
+    old, new = ({**usual, **(found if isinstance(found, Mapping) else {})} for found in (old, new))
+    return [(name, old.get(name), new.get(name)) for name in {**old, **new}
+            if old.get(name) != new.get(name)]
+
+
+def _usual(section: str) -> dict[str, Any]:
+    return dict(getattr(Settings(), section, None) or {}) if "." not in section else {}
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "…"
+
+
+def _sum(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
