@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError
+from dgl_heta.system.optional import optional
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,25 @@ class NodeIds:
         low, high = int(offsets[0]), int(offsets[-1])
         data = np.frombuffer(text, np.uint8)[low:high] if text else np.empty(0, np.uint8)
         return cls(offsets - low, data)
+
+    def to_arrow(self) -> Any:
+        """The ids in an Arrow array of type large_string, which shares their memory.
+
+        Raises
+        ------
+        InputError
+            The arrays hold no text; pyarrow is not installed.
+        """
+        pa = optional("pyarrow", "ids of nodes as a table", "parquet")
+        offsets = np.ascontiguousarray(self.offsets, np.int64)
+        found = pa.LargeStringArray.from_buffers(
+            len(self), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(self.text)))
+        try:
+            found.validate(full=True)
+        except pa.ArrowInvalid:
+            raise InputError("ids of nodes are no text; the store was damaged: write it again"
+                             ) from None
+        return found
 
     def names(self, low: int, high: int) -> list[str]:
         """The ids of nodes `low … high - 1`.

@@ -17,6 +17,7 @@ from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.models import HGNN, slot
+from dgl_heta.models.linked import without_decoder
 from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction.layerwise import Layerwise, head
@@ -53,10 +54,11 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
     world, _ = make_comms(plan, Traffic(), settings.run.timeout_s)
     file = Path(job["run_dir"]) / MODEL_FILE
     spec, _, provider = read_spec(Path(job["run_dir"]), registry, job["model"])
-    model = provider.build(spec)
+    trained = provider.build(spec)
+    model = without_decoder(trained)
     assert isinstance(model, HGNN)
     with _weights(file) as weights:
-        _load(model, weights)
+        _load(trained, weights)
 
         def inputs(ntype: str, low: int, high: int) -> Tensor:
             if store.has_array(ntype, "feat"):
@@ -65,7 +67,8 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
             return rows
 
         (target,) = plan.targets
-        finish = None if job["what"] == "embeddings" else head(model, target)
+        linked = job["task"] == "link" and slot(target) in model.heads
+        finish = head(model, target) if linked or job["what"] != "embeddings" else None
 
         def write(ids: np.ndarray, states: Tensor) -> None:
             rows = states if finish is None else finish(states)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,12 +17,14 @@ class HeldOut:
 
     An edge of `relation`, and of `reverse`, is known by its pair of end nodes, so parallel edges
     and the two directions stay together: pair = source × (destinations of `relation`) +
-    destination. A share of all pairs is held out by a hash, without a list of them.
+    destination. A share of all pairs is held out by a hash, without a list of them, and so are
+    those that are listed.
 
     Attributes
     ----------
     tails : number of destination nodes of `relation`.
     share : of all pairs, in [0, 1).
+    pairs : held out whatever the hash says; ascending, int64.
     """
 
     relation: Relation
@@ -30,6 +32,7 @@ class HeldOut:
     tails: int
     share: float
     seed: int = 0
+    pairs: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
 
     @property
     def salt(self) -> np.uint64:
@@ -48,4 +51,4 @@ class HeldOut:
         """
         if relation not in (self.relation, self.reverse):
             return None
-        return without, self.salt, self.share, self.tails, relation != self.relation
+        return without, self.pairs, self.salt, self.share, self.tails, relation != self.relation

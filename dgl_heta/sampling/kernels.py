@@ -289,12 +289,13 @@ def _row(source, place, rows, size):  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_left_out(left_out, source, node):  # type: ignore[no-untyped-def]
-    """Whether the pair of an edge is held out by its hash, or listed in `without` (ascending)."""
-    without, salt, share, tails, swapped = left_out
+    """Whether the pair of an edge is held out by its hash, or listed in `without` or `pairs`
+    (ascending)."""
+    without, pairs, salt, share, tails, swapped = left_out
     pair = node * tails + source if swapped else source * tails + node
     if _chance(salt, pair) < share:
         return True
-    return _is_listed(without, pair)
+    return _is_listed(without, pair) or _is_listed(pairs, pair)
 
 
 @kernel

@@ -99,6 +99,12 @@ class TaskSettings(_Section):
                                 "edges must not give the answer away")
     held_out: float = Field(0.1, gt=0, lt=0.5, description="share of the relation's edges held "
                             "out for validation, and as many for the test")
+    links: str | None = Field(
+        None, description="a table (CSV, Parquet, Arrow) that says which links are for training, "
+        "validation and test, in place of held_out: columns src, dst and split")
+    decoder: Literal["dot", "distmult"] = Field(
+        "dot", description="score of a link: the dot product of its ends' outputs, or DistMult, "
+        "with a vector of the relation")
     negatives: int = Field(1, ge=1, description="negative destinations per edge in training")
     eval_negatives: int = Field(50, ge=1, description="the same in evaluation, to rank among")
 

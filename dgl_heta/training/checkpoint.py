@@ -28,6 +28,7 @@ from dgl_heta.features import LearnableFeatures
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
+from dgl_heta.models.linked import Linked, decoded
 from dgl_heta.settings import Settings, section_name
 from dgl_heta.system.files import replacing
 from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
@@ -112,10 +113,9 @@ def latest_epoch(run_dir: Path, rank: int, world: Comm, identity: Identity) -> i
     mine = max(_complete(run_dir, rank), default=0)
     oldest = torch.tensor([float(mine)])
     epoch = int(world.all_reduce(oldest, "min", "control").item())
-    if epoch:
-        if differs := identity.difference(_note(run_dir, epoch, rank)):
-            raise InputError(f"the checkpoint in {run_dir} was made with {differs}; resume with "
-                             "the same, or start in a new run directory")
+    if epoch and (differs := identity.difference(_note(run_dir, epoch, rank))):
+        raise InputError(f"the checkpoint in {run_dir} was made with {differs}; resume with the "
+                         "same, or start in a new run directory")
     return epoch
 
 
@@ -147,6 +147,7 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
         "paths": {t: [[[list(r) for r in path], width] for path, width in paths]
                   for t, paths in spec.paths.items()},
         **{key: getattr(spec, key) for key in _SIZES},
+        **({"link": engine.model.decoder()} if isinstance(engine.model, Linked) else {}),
         "files": {MODEL_FILE: _sum(run_dir / MODEL_FILE)},
     }, indent=1)
 
@@ -222,6 +223,8 @@ def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
                     "provider, for example BlockModel('mine', MyLayer)")
             own = registry.configured(Settings(plugins=note.get("plugins", {})))
             found = find_model(own, name or note["provider"])
+        if "link" in note:
+            found = decoded(found, **note["link"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {run_dir} is damaged: {error}") from None
     return spec, rows, found

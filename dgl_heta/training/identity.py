@@ -6,18 +6,21 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import listing
 from dgl_heta.settings import Settings
+from dgl_heta.system.sums import file_sum
 from dgl_heta.training.engine import Engine
 
 _NUMBERS_STAY = {"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
                  "sampling_threads", "early_stopping", "metrics"}
-_LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not know, with what these did
+_LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not know: what they did
     "train": {"global_batch_size": None, "exchange_dtype": "same", "optimizer": "Adam",
               "optimizer_options": {}, "schedule": None, "schedule_options": {},
               "clip_grad_norm": None, "class_weights": None, "monitor": None},
+    "task": {"links": None, "decoder": "dot"},
 }
 
 
@@ -42,6 +45,8 @@ class Identity:
     def of(cls, engine: Engine, settings: Settings) -> Identity:
         sections = {"task": settings.task.model_dump(), "model": settings.model.model_dump(),
                     "train": settings.train.model_dump(exclude=_NUMBERS_STAY)}
+        if settings.task.links is not None:  # its content counts, not where it lies
+            sections["task"]["links"] = file_sum(Path(settings.task.links))[:16]
         for section, known in _LATER.items():
             for name, before in known.items():
                 if sections[section][name] == before:

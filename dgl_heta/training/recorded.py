@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -27,6 +27,14 @@ class _Best(BaseModel):
     val_acc: Annotated[float | None, Field(allow_inf_nan=True)] = None
 
 
+class _Link(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    decoder: Literal["distmult"]
+    src: str
+    dst: str
+
+
 class _Model(BaseModel):
     model_config = ConfigDict(strict=True, extra="allow")
 
@@ -38,6 +46,7 @@ class _Model(BaseModel):
     features: dict[str, Annotated[list[_Count], Field(min_length=2, max_length=2)]]
     paths: dict[str, list[tuple[list[Annotated[list[str], Field(min_length=3, max_length=3)]],
                                 _Width]]]
+    link: _Link | None = None
 
 
 def best_epoch(note: Mapping[str, Any], epoch: int, where: Path) -> dict[str, Any]:
@@ -80,6 +89,8 @@ def check_model(note: Mapping[str, Any]) -> None:
         for ntype in getattr(read, key):
             if ntype not in known:
                 raise ValueError(f"{key} has {ntype[:80]!r}, which is no node type of its schema")
+    if read.link and not {read.link.src, read.link.dst} <= read.num_classes.keys():
+        raise ValueError("link is about node types that the model gives nothing of")
     if read.input_dims.keys() != known:
         raise ValueError("input_dims lacks a node type")
 

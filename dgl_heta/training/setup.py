@@ -97,7 +97,7 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
     if plan.hops != model.layers:
         raise InputError(f"the plan has {several(plan.hops, 'hop')}, but model.layers is "
                          f"{model.layers}; they must be equal")
-    provider = find_model(plugins, model.name)
+    provider = task.provider(find_model(plugins, model.name))
     precomputed = getattr(provider, "precomputed", None)
     if precomputed and task.held_out is not None:
         raise InputError(f"model '{model.name}' averages over all edges beforehand, so it cannot "

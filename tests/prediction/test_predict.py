@@ -18,6 +18,7 @@ from dgl_heta.cli import main
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.prediction import PredictionJob
+from dgl_heta.models.linked import without_decoder
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
@@ -62,6 +63,7 @@ def predict(run_dir: Path, out: Path, **wishes: object) -> np.ndarray:
 def directly(store: Path, run_dir: Path, ntype: str) -> tuple[np.ndarray, np.ndarray]:
     """`(last hidden states, outputs)` by the model in this process, all neighbours in one batch."""
     graph, plain = Store(store), load_model(run_dir)
+    model = without_decoder(plain.model)
     plan = make_plan(graph.schema, ntype, 2, 1)
     seeds = np.arange(graph.schema.node_counts[ntype])
     batch = NeighborSampler(graph, SamplingScope.of(plan, 0), [-1, -1]).sample({ntype: seeds})
@@ -71,14 +73,14 @@ def directly(store: Path, run_dir: Path, ntype: str) -> tuple[np.ndarray, np.nda
             rows = torch.from_numpy(np.asarray(graph.array(t, "feat")[ids], np.float64))
         else:
             rows = plain.features[f"of {t}"].weight.detach()[torch.from_numpy(ids)]
-        states[t] = plain.model.inputs(t, rows)
-    plain.model.eval()
+        states[t] = model.inputs(t, rows)
+    model.eval()
     with torch.no_grad():
-        for layer, block in zip(plain.model.layers, batch.blocks):
+        for layer, block in zip(model.layers, batch.blocks):
             states = layer(block, states)
         hidden = states[ntype]
         name = f"of {ntype}"
-        outputs = plain.model.heads[name](hidden) if name in plain.model.heads else hidden
+        outputs = model.heads[name](hidden) if name in model.heads else hidden
     return hidden.numpy(), outputs.numpy()
 
 
@@ -128,12 +130,15 @@ def test_no_file_of_a_run_says_which_code_to_import(
     assert len(predict(run_dir, tmp_path / "a.npy")) == 60
 
 
-def test_link_predictors_give_embeddings_only(store: Path, tmp_path: Path) -> None:
-    run_dir = trained(store, tmp_path / "run", "task.relation=writes", "task.reverse=rev-writes")
-    for ntype in ("paper", "author"):
-        hidden, _ = directly(store, run_dir, ntype)
+@pytest.mark.parametrize("decoder", ["dot", "distmult"])
+def test_link_predictors_give_embeddings_only(store: Path, tmp_path: Path, decoder: str) -> None:
+    """Those of the ends of links are what the score multiplies."""
+    run_dir = trained(store, tmp_path / "run", "task.relation=writes", "task.reverse=rev-writes",
+                      f"task.decoder={decoder}")
+    for ntype in ("paper", "author", "field"):
+        _, outputs = directly(store, run_dir, ntype)
         got = predict(run_dir, tmp_path / f"{ntype}.npy", ntype=ntype, what="embeddings")
-        np.testing.assert_allclose(got, hidden, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(got, outputs, rtol=1e-9, atol=1e-12)
     with pytest.raises(InputError, match="ask for --what embeddings"):
         predict(run_dir, tmp_path / "x.npy")
 

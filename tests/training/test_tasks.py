@@ -13,12 +13,11 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import Task
 from dgl_heta.planning.making import make_plan, plan_without_replication
-from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.settings import TaskSettings, load_settings
 from dgl_heta.store import Store, write_store
-from dgl_heta.training.tasks import TrainingTask, make_task, resolve
+from dgl_heta.training.tasks import LinkPrediction, TrainingTask, make_task, resolve
 from tests.support.graphs import academic, with_tasks
 
 
@@ -92,14 +91,14 @@ def test_no_edge_that_is_asked_for_carries_a_message(store: Store, fanouts: list
     links = task(store, "relation=writes", "reverse=rev-writes", "held_out=0.2")
     forward, backward = store.schema.find_relation("writes"), store.schema.find_relation(
         "rev-writes")
-    assert isinstance(links.held_out, HeldOut)
+    assert isinstance(links, LinkPrediction)
     plan = make_plan(store.schema, links.targets, 2, 1)
     sampler = NeighborSampler(store, SamplingScope.of(plan, 0), fanouts, held_out=links.held_out)
     answers = {}
     for split in ("train", "val", "test"):
         answers[split] = set()
         for step in links.steps(split, 0, 16):
-            src, dst = links._ends(step.positions)  # type: ignore[attr-defined]
+            src, dst = links.ends(step, step.positions)
             answers[split] |= set(zip(src.tolist(), dst.tolist()))
     assert not answers["train"] & (answers["val"] | answers["test"])
     assert len(answers["val"]) > 10 < len(answers["test"])
@@ -107,7 +106,7 @@ def test_no_edge_that_is_asked_for_carries_a_message(store: Store, fanouts: list
     seen = set()
     for split in ("train", "val"):
         for number, step in enumerate(links.steps(split, 0, 16)):
-            src, dst = links._ends(step.positions)  # type: ignore[attr-defined]
+            src, dst = links.ends(step, step.positions)
             now = set(zip(src.tolist(), dst.tolist())) | hidden
             batch = sampler.sample(links.seeds(step, 0, 1), None, number, links.without(step))
             there = carried(store, batch, forward)

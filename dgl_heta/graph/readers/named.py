@@ -63,6 +63,10 @@ class NamedNodes:
         self._ids[ntype], self._tables[ntype] = ids, table.path
         return len(ids)
 
+    def add_ids(self, ntype: str, ids: NodeIds) -> None:
+        """The nodes of a type have the ids of a store."""
+        self._ids[ntype] = ids.to_arrow()
+
     def gather(self, types: Sequence[str], relations: Sequence[EdgeTables]) -> None:
         """The nodes of these types are those that edges name.
 
@@ -110,12 +114,19 @@ class NamedNodes:
         for table, columns in tables.ends():
             for side, ntype, column in zip(sides, (tables.relation.src, tables.relation.dst),
                                            columns):
-                numbers = self._numbers(table, column, ntype, counts[ntype])
+                numbers = self.numbers(table, column, ntype, counts[ntype])
                 wide = counts[ntype] >= 2**31
                 side.append(numbers.astype(np.int64 if wide else np.int32))
         return EdgeArrays(*(np.concatenate(side) for side in sides))
 
-    def _numbers(self, table: Table, column: str, ntype: str, count: int) -> np.ndarray:
+    def numbers(self, table: Table, column: str, ntype: str, count: int) -> np.ndarray:
+        """The nodes of a type whose ids are in a column, int64 or int32.
+
+        Raises
+        ------
+        InputError
+            As :meth:`edges`.
+        """
         pa, pc = arrow(), arrow("pyarrow.compute")
         ids = table.ids(column)
         if ntype not in self:
@@ -131,7 +142,9 @@ class NamedNodes:
         places = pc.index_in(ids, value_set=self._ids[ntype])
         if (row := first(pc.is_null(places))) is not None:
             raise InputError(f"{table.path}, row {row + 1}: column '{column}' is "
-                             f"{quoted(ids[row].as_py())}, which is in no row of "
-                             f"{self._tables.get(ntype)} (node type '{ntype}')")
+                             f"{quoted(ids[row].as_py())}, which is "
+                             + (f"in no row of {self._tables[ntype]} (node type '{ntype}')"
+                                if ntype in self._tables else
+                                f"the id of no node of type '{ntype}'"))
         found: np.ndarray = places.to_numpy(zero_copy_only=False)
         return found

@@ -34,7 +34,7 @@ def masks_of(split: Any, table: Table, labels: np.ndarray, labelled: np.ndarray,
         It is of another form, or a column is not there or of other values.
     """
     if isinstance(split, str):
-        part = _words(table, split)
+        part = words(table, split)
     elif isinstance(split, dict) and "ratios" in split and {*split} <= {*_KEYS}:
         part = _cut(split, table, labels, labelled, where)
     else:
@@ -46,9 +46,11 @@ def masks_of(split: Any, table: Table, labels: np.ndarray, labelled: np.ndarray,
     return masks
 
 
-def _words(table: Table, name: str) -> np.ndarray:
+def words(table: Table, name: str, use: str = " that says which split a node is in"
+          ) -> np.ndarray:
+    """For each row of a table which of :data:`WORDS` a column has; -1 where it is empty."""
     pa, pc = arrow(), arrow("pyarrow.compute")
-    column = whole(plain(table.column(name, " that says which split a node is in")))
+    column = whole(plain(table.column(name, use)))
     if not is_text(column.type):
         raise InputError(f"column '{name}' of {table.path} holds {column.type} values; a split is "
                          "one of the words train, val and test")

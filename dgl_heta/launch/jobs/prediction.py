@@ -15,6 +15,7 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import HGNN
+from dgl_heta.models.linked import without_decoder
 from dgl_heta.planning.balance import balanced
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
@@ -78,7 +79,8 @@ class PredictionJob:
         ntype = self._node_type(store, task, widths)
         output = self._output(store, task, ntype)
         sampled = Plan.from_json(recorded["plan"], store.schema, "of this run")
-        layerwise = isinstance(provider.build(spec), HGNN) and not sampled.metapaths
+        model = without_decoder(provider.build(spec))
+        layerwise = isinstance(model, HGNN) and not sampled.metapaths
         plan = (self._layerwise_plan(store, ntype, settings) if layerwise
                 else self._sampled_plan(sampled, ntype))
         if settings.run.verify:
@@ -138,8 +140,9 @@ class PredictionJob:
             raise InputError(f"{self.run_dir}/job.json names the model '{recorded[:80]}', but "
                              f"model.json names '{provider.name}': the run is damaged; if it was "
                              "trained with a model of your own, say so with --model")
-        return settings.model_copy(update={"model": settings.model.model_copy(
-            update={"name": self.model or provider.name})})
+        return settings.model_copy(update={
+            "model": settings.model.model_copy(update={"name": self.model or provider.name}),
+            "task": settings.task.model_copy(update={"links": None})})  # all edges carry messages
 
     def _node_type(self, store: Store, task: TaskSettings, widths: dict[str, int]) -> str:
         ntype: str = self.ntype or (task.targets or [""])[0]

@@ -88,7 +88,7 @@ class TrainingJob:
         for name in settings.run.loggers:
             registry.get("logger", name).check()
         plan = plan_for(opened, settings, registry)
-        job = cls(graph, opened, registry.recorded(settings), plan, registry)
+        job = cls(graph, opened, _placed(registry.recorded(settings)), plan, registry)
         _check_cache(settings, job.workers)
         return job
 
@@ -253,3 +253,11 @@ def _check_cache(settings: Settings, workers: int) -> None:
     if settings.train.device == "cpu" or not torch.cuda.is_available():
         local = int(os.environ.get("LOCAL_WORLD_SIZE", workers))
         capacity_bytes(cache.capacity_mb, torch.device("cpu"), local)
+
+
+def _placed(settings: Settings) -> Settings:
+    """The settings with the file of links by its whole path, for workers and for a later resume."""
+    if settings.task.links is None:
+        return settings
+    return settings.model_copy(update={"task": settings.task.model_copy(
+        update={"links": str(Path(settings.task.links).resolve())})})

@@ -41,10 +41,13 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema) -> TaskSetti
                     f"'{back[0]}' may be the reverse of '{relation}': it goes back and has as many "
                     "edges; its edges would give the answer away. Name the reverse relation by "
                     "task.reverse, or set task.reverse to '' if there is none")
+        if task.links is not None and task.held_out != TaskSettings().held_out:
+            raise InputError("task.links says which links are held out, so task.held_out means "
+                             "nothing; leave one of them out")
         targets = list(dict.fromkeys((relation.src, relation.dst)))
         return task.model_copy(update={"kind": "link", "targets": targets})
-    for name in ("relation", "reverse"):
-        if getattr(task, name):
+    for name in ("relation", "reverse", "links", "decoder"):
+        if getattr(task, name) not in (None, "", "dot"):
             raise InputError(f"task.{name} is for link prediction; set task.kind = 'link', or "
                              "leave it out")
     targets = task.targets or ([known.target] if known else [])

@@ -13,6 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from dgl_heta.graph.source import MASKS
+from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.training.metrics import Tally
@@ -47,6 +48,9 @@ class TrainingTask(Protocol):
     @property
     def held_out(self) -> HeldOut | None:
         """The edges that never carry messages, because they are to be predicted."""
+
+    def provider(self, of: ModelProvider) -> ModelProvider:
+        """The provider of the model to train, given that of the model which gives the states."""
 
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
         """The steps of an epoch with `size` nodes or edges each; shuffled for training.

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dgl_heta.errors import InputError
+from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.store.structure import file_of
@@ -50,6 +51,9 @@ class NodePrediction:
             if isinstance(head, Classification) and class_weights is not None:
                 head.weigh(class_weights, chosen(store.array(ntype, SPLITS["train"]))
                            if store.has_array(ntype, SPLITS["train"]) else np.empty(0, np.int64))
+
+    def provider(self, of: ModelProvider) -> ModelProvider:
+        return of
 
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
         ids, own = {}, owned is not None
