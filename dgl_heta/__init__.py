@@ -48,7 +48,7 @@ _LAZY = {
     "read_saved": "dgl_heta.graph.readers.torch_file",
     "read_hetero_data": "dgl_heta.graph.readers.pyg",
     "partition_graph": "dgl_heta.partition.dgl",
-    "train": "dgl_heta.launch.jobs.training",
+    "train": "dgl_heta.launch.jobs.from_python",
     "BlockModel": "dgl_heta.models",
     "Edges": "dgl_heta.models",
     "HGNN": "dgl_heta.models",
@@ -147,7 +147,7 @@ if TYPE_CHECKING:
         WrappedModule,
     )
     from dgl_heta.hooks.specs import hookimpl
-    from dgl_heta.launch.jobs.training import train
+    from dgl_heta.launch.jobs.from_python import train
     from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
     from dgl_heta.partition.backends.base import MetatreeBackend
     from dgl_heta.partition.dgl import partition_graph

@@ -8,7 +8,7 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dgl_heta.report.figures import as_mapping, as_number, as_numbers, total_of, with_other
 from dgl_heta.report.text import PALETTE, printable
@@ -92,6 +92,26 @@ def overlay_chart(panels: Mapping[str, Mapping[str, Sequence[tuple[float, float]
                     else None)
     axes[-1].legend(frameon=False, fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5))
     return _encode(figure)
+
+
+def metric_panels(curves: Mapping[str, Sequence[tuple[float, float]]]
+                  ) -> dict[str, dict[str, Sequence[tuple[float, float]]]]:
+    """Panels for :func:`overlay_chart` of metrics by name: those that are shares in one, each
+    other in one of its own."""
+    panels: dict[str, dict[str, Sequence[tuple[float, float]]]] = {}
+    for name, points in curves.items():
+        share = all(-1 <= value <= 1 for _, value in points)
+        panels.setdefault("metrics of validation" if share else name, {})[name] = points
+    return panels
+
+
+_Panels = TypeVar("_Panels")
+
+
+def in_rows(panels: Mapping[str, _Panels], most: int = 3) -> list[dict[str, _Panels]]:
+    """Panels in pictures of at most so many side by side."""
+    items = list(panels.items())
+    return [dict(items[low:low + most]) for low in range(0, len(items), most)]
 
 
 def stack_chart(epochs: Sequence[Mapping[str, Any]], key: str, order: Sequence[str],

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dgl_heta.errors import listing
 from dgl_heta.report.changed import flat, shown_value
-from dgl_heta.report.charts import byte_scale, overlay_chart
+from dgl_heta.report.charts import byte_scale, in_rows, overlay_chart
 from dgl_heta.report.figures import (
     as_mapping,
     as_number,
@@ -17,6 +18,7 @@ from dgl_heta.report.figures import (
     human_megabytes,
     human_seconds,
     main_figures,
+    metric_curves,
     total_of,
 )
 from dgl_heta.report.parts import Picture, Section, Table
@@ -127,6 +129,9 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
     drawn = [
         (overlay_chart({"loss": curves("loss"), score: curves("val_acc")}),
          f"Loss and {score} of all runs", f"Loss and {score} after each epoch."),
+        *((overlay_chart(panels), f"{listing(panels)} of all runs",
+           "Further metrics of validation after each epoch.")
+          for panels in in_rows(_metric_panels(runs))),
         (overlay_chart({"seconds": totals("seconds"), f"{unit} sent": totals("bytes_sent", scale)}),
          "Seconds and bytes of all runs", f"Seconds of each epoch, and {unit} sent in it.")]
     wide = range(1, len(runs) + 1)
@@ -138,6 +143,14 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
                 if comparison.differences else [],
                 notes=[] if comparison.differences
                 else ["Nothing that the runs recorded: data set, settings, versions."])]
+
+
+def _metric_panels(runs: Mapping[str, Run]) -> dict[str, dict[str, list[tuple[float, float]]]]:
+    """Metric → run → its curve; runs without the metric have none."""
+    of_runs = {name: metric_curves(run.epochs) for name, run in runs.items()}
+    metrics = dict.fromkeys(metric for curves in of_runs.values() for metric in curves)
+    return {metric: {name: curves.get(metric, []) for name, curves in of_runs.items()}
+            for metric in metrics}
 
 
 def _differences(summaries: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -77,6 +77,15 @@ def further_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
             for name, value in as_numbers(splits.get(split)).items()}
 
 
+def metric_curves(epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
+    """Metrics of `train.metrics` in validation: name → (epoch, value) of each epoch with one."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for epoch in epochs:
+        for name, value in as_numbers(epoch.get("metrics")).items():
+            found.setdefault(name, []).append((float(epoch["epoch"]), value))
+    return found
+
+
 def _ahead(stages: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     found = {}
     for name, seconds in stages.items():

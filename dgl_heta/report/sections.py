@@ -9,8 +9,11 @@ from typing import Any
 from dgl_heta.report.changed import changed_settings, flat, shown_value
 from dgl_heta.report.charts import (
     byte_scale,
+    in_rows,
     learning_chart,
     memory_chart,
+    metric_panels,
+    overlay_chart,
     stack_chart,
     without_waiting,
 )
@@ -21,6 +24,7 @@ from dgl_heta.report.figures import (
     human_megabytes,
     human_seconds,
     main_figures,
+    metric_curves,
     percent,
     stopped_early,
 )
@@ -97,7 +101,10 @@ def _curves(run: Run) -> Iterator[Section]:
          + (", and the best one." if best is not None else ".")),
         (learning_chart(epochs, against_time=True, metric=metric, best=best),
          f"Loss and {metric} against time",
-         "The same against the seconds trained so far, the sum of the epochs' times.")))
+         "The same against the seconds trained so far, the sum of the epochs' times."),
+        *((overlay_chart(panels), "Further metrics of validation against the epoch",
+           "Further metrics of validation after each epoch.")
+          for panels in in_rows(metric_panels(metric_curves(epochs))))))
     yield Section("Time", _pictures(
         (stack_chart(without_waiting(epochs), "seconds", STAGES, "seconds", 1.0),
          "Seconds of each stage in every epoch", "Seconds of each stage in every epoch.")),

@@ -29,7 +29,9 @@ def test_seeds_are_so_many_or_a_list() -> None:
     assert seeds_of("3") == [0, 1, 2]
     assert seeds_of("2", 7) == [7, 8]
     assert seeds_of("5, 1,2") == [5, 1, 2]
-    for text, message in (("", "neither"), ("-1", "neither"), ("1.5", "neither"),
+    assert (seeds_of(2, 7), seeds_of([7]), seeds_of((3, 1))) == ([7, 8], [7], [3, 1])
+    for text, message in (([], "0 seeds"), ([1.5], "neither"), (True, "neither"), (-1, "neither"),
+                          ("", "neither"), ("-1", "neither"), ("1.5", "neither"),
                           ("1,,2", "neither"), ("0", "asks for 0 seeds"), ("1001", "1,001 seeds"),
                           ("3,1,3", "names 3 twice")):
         with pytest.raises(InputError, match=message):
@@ -86,3 +88,13 @@ def test_seeds_go_on_with_the_one_that_was_interrupted(heta: Any, tmp_path: Path
     shown = heta("report", out, "--json").json
     assert [run["run"] for run in shown["runs"]] == ["seed-3", "seed-5"]
     assert not (out / ".lock").exists()
+
+
+def test_several_seeds_from_python(tmp_path: Path) -> None:
+    import dgl_heta
+
+    write_store(academic(), tmp_path / "store")
+    settings = [*(s for s in SETTINGS if "epochs" not in s), "train.epochs=1"]
+    found = dgl_heta.train(tmp_path / "store", tmp_path / "run", settings=settings, seeds=[3])
+    assert list(found.summaries) == [3]
+    assert found.results[3].run_dir == tmp_path / "run" / "seed-3"

@@ -24,7 +24,8 @@ def runs(tmp_path: Path) -> list[Path]:
     for folder in (first, second):
         folder.mkdir()
     write_run(first, [epoch(1), epoch(2)], summary(best_epoch=2))
-    write_run(second, [epoch(n, loss=1.25) for n in range(1, 4)], summary(
+    write_run(second, [epoch(n, loss=1.25, metrics={"f1_macro": 0.1 * n})
+                       for n in range(1, 4)], summary(
         test_acc=0.5123, settings={"train": {"batch_size": 64}, "run": {"directory": "x"}},
         bytes={"partials": 1000, "gradients": 0}, bytes_sent_per_epoch=1000))
     return [first, second]
@@ -56,7 +57,8 @@ def test_runs_are_compared_with_what_differs_and_curves_of_all(
     found = Page(text)
     assert {"first", NAME, "0.4691", "0.5123", "1.00 kB", "train.batch_size", "512", "1.2500"
             } <= set(found.words)
-    assert found.tags.count("img") == 2  # loss and accuracy; seconds and bytes
+    assert found.tags.count("img") == 3  # loss and accuracy; F1; seconds and bytes
+    assert "Further metrics of validation after each epoch." in found.words
     assert "<img src=x" not in text
     assert "script" not in found.tags
     assert all(reference.startswith("data:image/svg+xml;base64,") for reference in found.references)

@@ -42,6 +42,18 @@ def test_the_report_has_the_numbers_and_opens_offline(tmp_path: Path) -> None:
         "metrics.jsonl", "report.html", "summary.json"]
 
 
+@pytest.mark.parametrize(("metrics", "pictures"), [
+    ([{"f1_macro": 0.2, "auroc": 0.6}, None, {"f1_macro": 0.3, "auroc": None}], 1),
+    ([{"f1_macro": 0.2, "mean_rank": 4.0, "mae": 7.0, "rmse": 9.0}] * 3, 2),  # three panels each
+    ([{}, "damaged", {"f1_macro": "high"}], 0),
+])
+def test_further_metrics_are_drawn(tmp_path: Path, metrics: list[Any], pictures: int) -> None:
+    write_run(tmp_path, [epoch(i, metrics=m) for i, m in enumerate(metrics, 1)], summary())
+    page = Page(write_report(tmp_path).read_text(encoding="utf-8"))
+    assert page.tags.count("img") == 6 - 1 + pictures  # no plan
+    assert page.words.count("Further metrics of validation after each epoch.") == pictures
+
+
 def test_the_report_is_the_same_when_written_again(tmp_path: Path) -> None:
     write_run(tmp_path, [epoch(1), epoch(2)], summary())
     first = write_report(tmp_path).read_bytes()

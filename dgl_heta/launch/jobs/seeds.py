@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,22 +32,27 @@ class SeedsResult:
         return {seed: result.summary for seed, result in self.results.items()}
 
 
-def seeds_of(text: str, first: int = 0) -> list[int]:
-    """The seeds that `--seeds` names: so many, from `first` on, or a list with commas.
+def seeds_of(given: str | int | Iterable[int], first: int = 0) -> list[int]:
+    """The seeds that are given: so many, from `first` on, or a list, as a text with commas, too.
 
     Raises
     ------
     InputError
         It is neither; there are none, too many, or one is there twice.
     """
-    if not re.fullmatch(r"\s*\d{1,18}\s*(,\s*\d{1,18}\s*)*", text, re.ASCII):
-        raise InputError(f"--seeds {text} is neither a number of seeds nor a list as 1,2,3")
-    given = [int(word) for word in text.split(",")]
-    count = len(given) if len(given) > 1 else given[0]
+    if isinstance(given, str):
+        if not re.fullmatch(r"\s*\d{1,18}\s*(,\s*\d{1,18}\s*)*", given, re.ASCII):
+            raise InputError(f"--seeds {given} is neither a number of seeds nor a list as 1,2,3")
+        words = [int(word) for word in given.split(",")]
+        given = words if len(words) > 1 else words[0]
+    listed = [given] if isinstance(given, int) else list(given)
+    if not all(type(seed) is int and 0 <= seed < 2**63 for seed in listed):
+        raise InputError(f"seeds {given!r} are neither a number of seeds nor a list of whole "
+                         "numbers, as [1, 2, 3]")
+    count = given if isinstance(given, int) else len(listed)
     if not 1 <= count <= _MOST:
-        raise InputError(f"--seeds {text} asks for {several(count, 'seed')}; there are 1 to "
-                         f"{_MOST:,}")
-    seeds = given if len(given) > 1 else list(range(first, first + count))
+        raise InputError(f"--seeds asks for {several(count, 'seed')}; there are 1 to {_MOST:,}")
+    seeds = list(range(first, first + count)) if isinstance(given, int) else listed
     if twice := {seed for seed in seeds if seeds.count(seed) > 1}:
         raise InputError(f"--seeds names {listing(twice)} twice; give each once")
     return seeds

@@ -13,7 +13,7 @@ import torch
 
 from dgl_heta.cache.profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.hooks.manager import Plugins, plugins
+from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
 from dgl_heta.launch.jobs.choices import open_for, plan_for, restarted, under_torchrun
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
@@ -208,38 +208,6 @@ class TrainingJob:
                              f"partitions with {self.settings.train.trainers} trainers each; "
                              f"start {self.workers}")
         return worker.run(job, report)
-
-
-def train(graph: str | Path, run_dir: str | Path | None = None, *, model: str | None = None,
-          parts: int | None = None, settings: Iterable[str] = (), config: str | Path | None = None,
-          resume: bool = False, report: Report = lambda event: None) -> TrainingResult:
-    """Train as `dgl-heta train` does, with a process for each worker; returns what came of it.
-
-    Parameters
-    ----------
-    graph : a partition, a relation store, or anything else that the command takes.
-    run_dir : default: a new one in `runs/`.
-    model, parts : as --model and --parts.
-    settings : "section.key=value", as by --set; stronger than the file `config`.
-    resume : continue from the last checkpoint in `run_dir`.
-    report : gets the events of the first worker.
-
-    Raises
-    ------
-    InputError, HetaError
-        As :meth:`TrainingJob.prepare` and :meth:`TrainingJob.run`; and under torchrun, whose ranks
-        are what the command is for.
-    """
-    if under_torchrun():
-        raise InputError("dgl_heta.train starts its own workers; under torchrun give `-m dgl_heta "
-                         "train` for the program")
-    overrides = [*([settings] if isinstance(settings, str) else settings),
-                 *([f"model.name={model}"] if model else []),
-                 *([f"partition.parts={parts}"] if parts is not None else [])]
-    job = TrainingJob.prepare(str(graph), Path(config) if config else None, overrides, plugins())
-    result = job.run(Path(run_dir) if run_dir else None, resume=resume, report=report)
-    assert result is not None
-    return result
 
 
 def _check_cache(settings: Settings, workers: int) -> None:
