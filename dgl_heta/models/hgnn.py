@@ -19,6 +19,7 @@ from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
 from dgl_heta.nn.joined import Joined, grouped
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.parts import Part, Parts
+from dgl_heta.nn.precision import widened
 from dgl_heta.sampling.blocks import Block, MiniBatch
 
 
@@ -135,9 +136,9 @@ class HGNNLayer(nn.Module):
             parts: Sequence[Part] = Parts(edges_of, of_type)
             if not softmax and any(edges.shared is not None for edges in edges_of):
                 parts = [edges.owned(rows) for edges, rows in parts]
-            updated[ntype] = self.update(
+            updated[ntype] = widened(self.update(
                 ntype, self._merged(block, ntype, parts, views, like),
-                _state(block, states, ntype) if self.reads_state else None)
+                _state(block, states, ntype) if self.reads_state else None))
         return updated
 
     def _merged(self, block: Block, ntype: str, parts: Sequence[Part], views: Mapping[int, Edges],
@@ -211,7 +212,7 @@ class HGNN(nn.Module):
 
         `inputs` are the input features per node type in the order of `batch.input_nodes`.
         """
-        states = {t: self.inputs(t, x) for t, x in inputs.items()}
+        states = {t: widened(self.inputs(t, x)) for t, x in inputs.items()}
         for layer, block in zip(self.layers, batch.blocks):
             states = layer(block, states)
         return {t: self.heads[slot(t)](states[t]) for t in self.targets}

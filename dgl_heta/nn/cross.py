@@ -29,9 +29,11 @@ from dgl_heta.nn.parts import (
     apply_part,
     coverage,
     extreme_parts,
+    float32_parts,
     stack_parts,
     sum_parts,
 )
+from dgl_heta.nn.precision import all_widened, widened
 from dgl_heta.sampling.blocks import Block
 
 REDUCERS = ("sum", "mean", "max", "min")
@@ -155,6 +157,7 @@ class CrossRelation(nn.Module):
         Tensor (wanted rows, width); see :meth:`Block.wanted`.
         """
         check_complete(parts)
+        parts, like = float32_parts(parts), widened(like)
         if self.op in ("max", "min") and block.delegated:
             return stacked(self.exchange, block, ntype, parts, width, like, self._extreme)
         op = "sum" if self.op == "mean" else self.op
@@ -212,7 +215,7 @@ class CrossSoftmax(CrossRelation):
         -------
         Tensor (wanted rows, width), the heads side by side; 0 for a row without edges.
         """
-        parts = Parts.of(parts)
+        parts, like = Parts.of(float32_parts(parts)), widened(like)
         top = self._maxima(block, ntype, parts, heads, like)
         sums = self._sums(parts, top, messages) if parts else []  # kernels get one at least
         out = merge(self.exchange, "sum", block, ntype, sums, width + heads, like)
@@ -227,7 +230,7 @@ class CrossSoftmax(CrossRelation):
         tops = kernel.copy_v(csc, kernel.gather([top] * len(csc),
                                                 [edges.index for edges in parts.edges]))
         weights = elementwise(lambda scores, most: torch.exp(scores - most), parts.values, tops)
-        weighted = messages(Parts(parts.edges, weights))
+        weighted = all_widened(messages(Parts(parts.edges, weights)))
         return Parts(parts.edges, elementwise(lambda rows, total: torch.cat([rows, total], 1),
                                               weighted, kernel.e_sum(csc, weights)))
 
@@ -273,7 +276,8 @@ class CrossStack(CrossRelation):
         Tensor (wanted rows, …).
         """
         check_complete(parts)
-        return stacked(self.exchange, block, ntype, parts, width, like, combine, columns)
+        return stacked(self.exchange, block, ntype, float32_parts(parts), width, widened(like),
+                       combine, columns)
 
 
 def stacked(exchange: Exchange, block: Block, ntype: str, parts: Sequence[Part], width: int,

@@ -14,13 +14,14 @@ kernel derives from :class:`BaseKernel` and overrides what it does better.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from dgl_heta.hooks.kernel_protocol import Kernel
 from dgl_heta.nn import messages, segments
+from dgl_heta.nn.precision import InFloat32, is_mixed
 from dgl_heta.nn.sums import extreme, sums
 from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.system.jit import COMPILES
@@ -194,8 +195,11 @@ def use_kernel(kernel: Kernel) -> None:
 
 
 def kernel_in_use() -> Kernel:
-    """The kernel that aggregates in this process."""
-    return _in_use
+    """The kernel that aggregates in this process; in mixed precision it is given float32."""
+    if not is_mixed():
+        return _in_use
+    plain = ("matmul",) if type(_in_use).matmul is BaseKernel.matmul else ()
+    return cast(Kernel, InFloat32(_in_use, plain))
 
 
 def _compiled(*tensors: Tensor) -> bool:

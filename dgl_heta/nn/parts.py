@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.nn.kernels import kernel_in_use
+from dgl_heta.nn.precision import all_widened, is_mixed
 from dgl_heta.sampling.blocks import RelationBlock
 
 Part = tuple[RelationBlock, Tensor]
@@ -53,6 +54,14 @@ class Parts(Sequence[Part]):
         if isinstance(index, slice):
             return Parts(self.edges[index], self.values[index])
         return self.edges[index], self.values[index]
+
+
+def float32_parts(parts: Sequence[Part]) -> Sequence[Part]:
+    """The parts; in mixed precision with values in float32."""
+    if not is_mixed():
+        return parts
+    found = Parts.of(parts)
+    return Parts(found.edges, all_widened(found.values))
 
 
 def sum_parts(parts: Sequence[Part], rows: int, width: int, like: Tensor) -> Tensor:

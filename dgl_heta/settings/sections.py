@@ -194,6 +194,9 @@ class TrainSettings(_Section):
         True, description="complete the seeds' states below the last layer; false saves an "
         "exchange per layer for models that do not read the destination's state")
     dtype: Literal["float32", "float64"] = Field("float32", description="of states and parameters")
+    autocast: Literal["off", "bfloat16"] = Field(
+        "off", description="mixed precision, by torch.autocast: products of matrices in bfloat16, "
+        "sums over edges and relations, states and parameters in float32 (dgl-heta train)")
     exchange_dtype: Literal["same", "bfloat16"] = Field(
         "same", description="what float32 partial aggregations, learnable rows and their gradients "
         "are sent as; bfloat16 halves these bytes, and they are still summed as float32 (e.g. "
@@ -329,6 +332,9 @@ class Settings(_Section):
             raise InputError("train.dtype = float64 is for exact numbers, which train."
                              f"exchange_dtype = {self.train.exchange_dtype} would round; set one "
                              "of them otherwise")
+        if self.train.dtype == "float64" and self.train.autocast != "off":
+            raise InputError("train.dtype = float64 is for exact numbers, which train.autocast = "
+                             f"{self.train.autocast} would round; set one of them otherwise")
         for name in ("fanouts", "eval_fanouts"):
             fanouts = getattr(self.train, name)
             if fanouts is not None and len(fanouts) != self.model.layers:

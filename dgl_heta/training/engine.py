@@ -19,6 +19,7 @@ from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.hooks.protocols import BatchSource, ModuleWrapper, WrapContext
 from dgl_heta.models import ModelSpec
+from dgl_heta.nn.precision import mixed_precision, widened
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.wrapper import RafModule
 from dgl_heta.report.records import STAGES
@@ -221,7 +222,7 @@ class Engine:
         with self.timed("fetch"):
             inputs = self.inputs(batch, train=True)
         with self.timed("forward"):
-            loss, statistics = self.loss(self.wrapped(batch, inputs), step)
+            loss, statistics = self.loss(self.forward(batch, inputs), step)
         if prove is not None and self.proof is not None:
             self.proof.prove(step, prove, batch, inputs)
         with self.timed("backward"):
@@ -236,6 +237,12 @@ class Engine:
             self.optimizer.step()
             self.learnable.update()
         return statistics
+
+    def forward(self, batch: MiniBatch, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """The outputs of the model, per target type, in mixed precision if the settings say so."""
+        mixed = self.settings.train.autocast == "bfloat16"
+        with mixed_precision(self.device, mixed):
+            return {t: widened(rows) for t, rows in self.wrapped(batch, inputs).items()}
 
     def sample(self, step: Step, number: int) -> MiniBatch:
         """This worker's blocks for a step; `number` differs from step to step."""
@@ -270,7 +277,7 @@ class Engine:
         batches = self.batches(steps, _EVAL_STEPS, evaluate=True)
         with _closed(batches):
             for step, batch in zip(steps, batches):
-                outputs = self.wrapped(batch, self.inputs(batch, train=False))
+                outputs = self.forward(batch, self.inputs(batch, train=False))
                 _, statistics = self.loss(outputs, step)
                 totals = statistics if totals is None else totals + statistics
                 if tallies:

@@ -17,9 +17,10 @@ from dgl_heta.training.engine import Engine
 _NUMBERS_STAY = {"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
                  "sampling_threads", "early_stopping", "metrics"}
 _LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not know: what they did
-    "train": {"global_batch_size": None, "exchange_dtype": "same", "optimizer": "Adam",
-              "optimizer_options": {}, "schedule": None, "schedule_options": {},
-              "clip_grad_norm": None, "class_weights": None, "monitor": None},
+    "train": {"global_batch_size": None, "exchange_dtype": "same", "autocast": "off",
+              "optimizer": "Adam", "optimizer_options": {}, "schedule": None,
+              "schedule_options": {}, "clip_grad_norm": None, "class_weights": None,
+              "monitor": None},
     "task": {"links": None, "decoder": "dot"},
 }
 

@@ -11,8 +11,9 @@ one worker's accuracies away from one worker's mean. With equal
 distributions and 3 seeds that fails by chance in about one of four comparisons: look at the
 differences per seed too, and use more seeds.
 
-`bfloat16` is `exact` with what workers exchange rounded (`train.exchange_dtype`). Without dropout
-its difference from one worker is the rounding's.
+`bfloat16` is `exact` with what workers exchange rounded (`train.exchange_dtype`), `autocast` with
+products of matrices in bfloat16 (`train.autocast`). Without dropout the difference from one worker
+is the rounding's.
 
 One worker has all learnable features to itself: it is run once for both modes. Accuracy is
 on the test nodes, at the epoch with the best validation accuracy.
@@ -33,7 +34,7 @@ def train(args: argparse.Namespace, store: Path, run_dir: Path, workers: int, mo
           dropout: float, seed: int) -> dict[str, Any]:
     """One run of `dgl-heta train`; what the tables need of its summary."""
     settings = {
-        "train.learnable": "exact" if mode == "bfloat16" else mode,
+        "train.learnable": "replica" if mode == "replica" else "exact",
         "model.dropout": dropout, "train.seed": seed,
         "train.epochs": args.epochs, "train.batch_size": args.batch // workers,
         "train.fanouts": args.fanouts, "model.hidden": args.hidden, "train.lr": args.lr,
@@ -41,6 +42,8 @@ def train(args: argparse.Namespace, store: Path, run_dir: Path, workers: int, mo
     }
     if mode == "bfloat16":
         settings["train.exchange_dtype"] = mode
+    if mode == "autocast":
+        settings["train.autocast"] = "bfloat16"
     command = [*CLI, "train", str(store), "--model", "rgcn", "--parts", str(workers),
                "--run-dir", str(run_dir), "--json"]
     for key, value in settings.items():
@@ -114,7 +117,7 @@ def main() -> None:
     options.add_argument("--workers", type=int, nargs="+", metavar="P",
                          help="besides 1 (default: 2 4, quick: 2)")
     options.add_argument("--dataset", default="debian", help="as `dgl-heta partition` takes it")
-    options.add_argument("--modes", nargs="+", choices=["exact", "replica", "bfloat16"],
+    options.add_argument("--modes", nargs="+", choices=["exact", "replica", "bfloat16", "autocast"],
                          help="default: exact and replica, quick: exact")
     options.add_argument("--dropout", type=float, nargs="+", metavar="X",
                          help="one or several (default: 0 0.3, quick: 0.3)")
