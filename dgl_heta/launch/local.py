@@ -21,6 +21,8 @@ from dgl_heta.system.sums import write_signed
 
 PROGRAM = "dgl_heta.launch.worker"
 DRAIN_S = 1.0  # for the last events of a worker that has ended
+JOB, NEXT_JOB = "job.json", "job.next.json"
+"""What the workers of a run are given; of one that is to go on, until they are at work."""
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -54,6 +56,7 @@ class LocalWorkers(Supervisor):
         self.children: list[subprocess.Popen[bytes]] = []
         self.meeting: int | None = None
         self.summary: dict[str, Any] | None = None
+        self.unaccepted = False
         self.leave_by = math.inf
 
     def run(self) -> dict[str, Any]:
@@ -70,7 +73,9 @@ class LocalWorkers(Supervisor):
         return self.summary
 
     def start(self) -> None:
-        job_file = self.run_dir / "job.json"
+        job_file = self.run_dir / JOB
+        if job_file.exists():  # of a run that these workers may refuse to go on with
+            job_file, self.unaccepted = self.run_dir / NEXT_JOB, True
         write_signed(job_file, self.job)
         environment = self._environment()
         for rank in range(self.workers):
@@ -89,10 +94,18 @@ class LocalWorkers(Supervisor):
         elif event["event"] == "error":
             self.processes[str(source)].last_error = f"error: {event['message']}"
         elif event["event"] == "summary":
+            self._accepted()
             self.summary = {k: v for k, v in event.items() if k != "event"}
             self.leave_by = time.monotonic() + self.leave_s
         else:
+            self._accepted()
             self.report(event)
+
+    def _accepted(self) -> None:
+        """The workers are at work, so the job that they were given is the run's."""
+        if self.unaccepted:
+            self.unaccepted = False
+            (self.run_dir / NEXT_JOB).replace(self.run_dir / JOB)
 
     def is_over(self, running: dict[str, Watched], now: float) -> bool:
         return now >= self.leave_by

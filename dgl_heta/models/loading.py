@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -72,7 +73,10 @@ def _reason(error: Exception) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__)
               if f.filename not in (__file__, importlib.__file__)
               and not f.filename.startswith("<")]
-    place = f" ({frames[-1].filename}, line {frames[-1].lineno})" if frames else ""
+    own = [f for f in frames if "site-packages" not in f.filename
+           and not f.filename.startswith(sysconfig.get_path("stdlib"))]
+    last = (own or frames)[-1:]
+    place = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in last)
     return f"{type(error).__name__}: {text}{place}"
 
 

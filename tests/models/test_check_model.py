@@ -86,6 +86,7 @@ def test_a_model_that_is_not_there_is_one_line(tmp_path, monkeypatch, model, mes
 @pytest.mark.parametrize(("text", "message"), [
     ("x = 1\nclass Net(:\n", r"invalid syntax \(.*mine\.py, line 2\)"),
     ("x = 1\ny = 1 / 0\n", r"ZeroDivisionError: division by zero \(.*mine\.py, line 2\)"),
+    ("import torch\ntorch.zros(3)\n", r"no attribute 'zros' \(.*mine\.py, line 2\)"),
     ("import no_such_module\n", "No module named 'no_such_module'"),
 ])
 @pytest.mark.parametrize("name", ["./mine.py:Net", "mine_{}:Net"])

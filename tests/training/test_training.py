@@ -198,11 +198,21 @@ def test_resumed_run_ends_where_an_uninterrupted_one_ends(
     shorter = train(store, tmp_path / "broken", *extra[:-1], "train.epochs=1", "--resume")
     assert shorter["val_acc"] == pytest.approx(lines[shorter["best_epoch"] - 1]["val_acc"])
     assert shorter["test_acc"] == whole["test_acc"]
+    job = (tmp_path / "broken" / "job.json").read_bytes()
     refused = subprocess.run(
         command(store, tmp_path / "broken", *extra, "--resume", "--set", "train.lr=0.5"),
         capture_output=True, text=True, timeout=PATIENCE)
     assert refused.returncode == 2
     assert "made with other settings: train.lr = 0.01 (now 0.5);" in refused.stderr
+    kept = (tmp_path / "broken" / "metrics.jsonl").read_bytes()
+    for parts in ("1", "4"):  # the fourth has no checkpoint
+        refused = subprocess.run(
+            command(store, tmp_path / "broken", *extra, "--resume", "--parts", parts),
+            capture_output=True, text=True, timeout=PATIENCE)
+        assert refused.returncode == 2
+        assert "another plan; resume with the same" in refused.stderr
+    assert (tmp_path / "broken" / "metrics.jsonl").read_bytes() == kept
+    assert (tmp_path / "broken" / "job.json").read_bytes() == job
 
 
 def test_a_checkpoint_of_before_batch_sources_can_be_continued() -> None:
