@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from dgl_heta.cli.options import PlanOptions, ReadingOptions
 from dgl_heta.errors import InputError, listing, several
 from dgl_heta.graph.changes import features_text, unreached_text
@@ -98,8 +96,8 @@ def of_one_class(opened: GraphInput, targets: tuple[str, ...], task: TaskSetting
         labels = opened.source.node_arrays.get(ntype, {}).get(label)
         if labels is None or labels.ndim != 1 or labels.dtype.kind not in "iu":
             continue
-        known = np.unique(labels[labels >= 0])
-        if len(known) == 1:
+        known = labels[labels >= 0]
+        if len(known) and known.min() == known.max():
             texts.append(f"all labels of target '{ntype}' are class {known[0]}, so there is "
                          "nothing to learn")
     return texts

@@ -98,7 +98,8 @@ class LocalWorkers(Supervisor):
             self.summary = {k: v for k, v in event.items() if k != "event"}
             self.leave_by = time.monotonic() + self.leave_s
         else:
-            self._accepted()
+            if event["event"] in ("step", "epoch"):
+                self._accepted()
             self.report(event)
 
     def _accepted(self) -> None:
@@ -111,6 +112,8 @@ class LocalWorkers(Supervisor):
         return now >= self.leave_by
 
     def end(self) -> None:
+        if self.unaccepted:
+            (self.run_dir / NEXT_JOB).unlink(missing_ok=True)
         left = [child for child in self.children if child.poll() is None]
         for child in left:
             child.terminate()

@@ -33,8 +33,7 @@ from dgl_heta.settings import Settings, section_name
 from dgl_heta.system.files import replacing
 from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.identity import OTHERS as _OTHERS
-from dgl_heta.training.identity import Identity
+from dgl_heta.training.identity import OTHERS, Identity
 from dgl_heta.training.optimizers import load_state, state_tensors
 from dgl_heta.training.recorded import check_model
 from dgl_heta.training.table_files import load_tables, write_tables
@@ -118,7 +117,7 @@ def latest_epoch(run_dir: Path, rank: int, world: Comm, identity: Identity) -> i
     differs = identity.difference(_note(run_dir, epoch or mine, rank)) if mine else ""
     anywhere = world.all_reduce(torch.tensor([float(bool(differs))]), "max", "control").item()
     if anywhere:
-        raise InputError(f"the checkpoint in {run_dir} was made with {differs or _OTHERS}; resume "
+        raise InputError(f"the checkpoint in {run_dir} was made with {differs or OTHERS}; resume "
                          "with the same, or start in a new run directory")
     return epoch
 

@@ -213,6 +213,7 @@ def test_resumed_run_ends_where_an_uninterrupted_one_ends(
         assert "another plan; resume with the same" in refused.stderr
     assert (tmp_path / "broken" / "metrics.jsonl").read_bytes() == kept
     assert (tmp_path / "broken" / "job.json").read_bytes() == job
+    assert not (tmp_path / "broken" / "job.next.json").exists()
 
 
 def test_a_checkpoint_of_before_batch_sources_can_be_continued() -> None:
