@@ -8,6 +8,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import load_file
+
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.planning.making import make_plan
 from dgl_heta.settings import load_settings
@@ -29,6 +32,14 @@ def trained(place: Path, run_dir: Path, parts: int, base: dict[str, Any],
     run_dir.mkdir(exist_ok=True)
     engine = build_engine(store, plan, settings, plugins, run_dir)
     return train(engine, run_dir, settings, plugins, resume=resume)
+
+
+def same_models(one: Path, other: Path) -> None:
+    """Check that two runs have trained the same model, up to rounding in fp64."""
+    want, got = (load_file(run / "model.safetensors") for run in (one, other))
+    assert got.keys() == want.keys()
+    for key, tensor in want.items():
+        torch.testing.assert_close(got[key], tensor, rtol=1e-7, atol=1e-9, msg=key)
 
 
 def work(job: dict) -> None:
