@@ -240,7 +240,8 @@ class Counting:
                     own = Share(users.index(partition.index), len(users))
                     low, high = own.rows(plan.schema.node_counts[ntype])
                     away = int(((ids < low) | (ids >= high)).sum())
-                    _add(sent, "learnable", traffic.learnable(away, self._work))
+                    _add(sent, "learnable", traffic.learnable(
+                        away, self._work, len(ids) / max(plan.schema.node_counts[ntype], 1)))
 
     def _delegated(self, own: Partition, batch: MiniBatch, seeds: Mapping[str, np.ndarray],
                    owners: Mapping[str, int], sent: Counter[str]) -> None:
@@ -248,15 +249,17 @@ class Counting:
 
         Without delegation it would draw the same rows above layer 1, which `batch` has.
         """
-        work = self._work
+        work, nodes = self._work, self._store.schema.node_counts
         (first,) = [block for block in batch.blocks if block.layer == 1]
         inner = {t: n - len(seeds.get(t, ())) for t, n in first.num_dst.items()}
         for dst, _ in {(r.dst, owners[r.src]) for r in own.asks}:
-            _add(sent, "sampling", inner.get(dst, 0) * traffic.SHORT_ID_BYTES)
+            _add(sent, "sampling", inner.get(dst, 0) * traffic.unsorted_id_bytes(nodes[dst]))
             _add(sent, "partials", inner.get(dst, 0) * 2 * work.sent_row_bytes)
         for ntype, owner in owners.items():
             if owner != own.index and work.seed_states:
-                _add(sent, "learnable", traffic.learnable(first.num_dst.get(ntype, 0), work))
+                read = first.num_dst.get(ntype, 0)
+                _add(sent, "learnable", traffic.learnable(
+                    read, work, read / max(nodes[ntype], 1)))
 
     def _unreplicated(self, plan: Plan, seeds: dict[str, np.ndarray], number: int,
                       sent: Counter[str], edges: np.ndarray) -> None:
@@ -279,12 +282,14 @@ class Counting:
                 for ntype, pieces in reached.items():
                     sources = np.unique(np.concatenate(pieces))
                     new = int((sources >= block.num_dst.get(ntype, 0)).sum())
-                    _add(sent, "sampling", traffic.common_ids(holders[ntype], new))
+                    _add(sent, "sampling", traffic.common_ids(
+                        holders[ntype], new, plan.schema.node_counts[ntype]))
         for ntype, ids in batch.input_nodes.items():
             # All holders have all these rows, and each row has one owner among them.
             if not self._widths.get(ntype) and holders[ntype]:
-                _add(sent, "learnable",
-                     traffic.learnable(len(ids) * (holders[ntype] - 1), work))
+                _add(sent, "learnable", traffic.learnable(
+                    len(ids) * (holders[ntype] - 1), work,
+                    len(ids) / max(plan.schema.node_counts[ntype], 1)))
 
     def distdgl(self, name: str, owner: Owner) -> Partitioning:
         """What data-parallel training over a partition of the nodes sends and holds."""
@@ -310,7 +315,7 @@ class Counting:
             if width:
                 _add(sent, "features", traffic.features(away, width))
             else:
-                _add(sent, "learnable", traffic.learnable(away, self._work.unrounded))
+                _add(sent, "learnable", traffic.pulled(away, self._work))
         for block in batch.blocks:
             for drawn in block.edges:
                 nodes = batch.input_nodes[drawn.relation.dst][drawn.start:drawn.stop]

@@ -241,8 +241,9 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
         for ntype, rows in step.inputs.items():
             if not schema.feature_bytes.get(ntype) and users[ntype] > 1 and learnable == "exact":
                 away = traffic.owned_elsewhere(users[ntype])
+                share = rows / max(schema.node_counts[ntype], 1)
                 sent["learnable"] = sent.get("learnable", 0.0) + cluster.trainers * (
-                    traffic.learnable(rows * away, script))
+                    traffic.learnable(rows * away, script, share))
                 exchanges += 2
                 rounds += 4
                 memory -= away * type_bytes(schema, [ntype], work)[1]
@@ -269,7 +270,7 @@ def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
     for ntype, rows in step.inputs.items():
         width, away = schema.feature_bytes.get(ntype, 0), remote(plan.hops) * rows
         sent["features" if width else "learnable"] += cluster.trainers * (
-            traffic.features(away, width) if width else traffic.learnable(away, work.unrounded))
+            traffic.features(away, width) if width else traffic.pulled(away, work))
         exchanges += 1 if width else 2
         rounds += 2 if width else 4
     for hop, layer in enumerate(step.layers):

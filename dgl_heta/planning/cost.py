@@ -102,7 +102,8 @@ def _below_last(plan: Plan, work: Workload) -> dict[str, float]:
                                                 traffic.lower_layer(work))
             # What a holder reached is new once, at the layer that reached it.
             reached = step.layers[-1].sources.get(ntype, 0.0)
-            sent[ntype] += traffic.common_ids(holders, reached / holders)
+            sent[ntype] += traffic.common_ids(holders, reached / holders,
+                                               schema.node_counts[ntype])
     return sent
 
 

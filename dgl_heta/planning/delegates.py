@@ -178,9 +178,10 @@ class Expected:
 
 def _moved(plan: Plan, steps: Sequence[Reach], ntype: str, work: Workload) -> float:
     """Bytes of a step where a type's rows move: they are kept by its users in even ranges."""
-    users = plan.users(ntype)
-    rows = sum(steps[p].inputs.get(ntype, 0.0) for p in users)
-    return traffic.learnable(rows * traffic.owned_elsewhere(len(users)), work)
+    users, nodes = plan.users(ntype), max(plan.schema.node_counts[ntype], 1)
+    read = [steps[p].inputs.get(ntype, 0.0) for p in users]
+    away = traffic.owned_elsewhere(len(users))
+    return sum(traffic.learnable(rows * away, work, rows / nodes) for rows in read)
 
 
 def _invitations(plan: Plan, ntype: str, owner: int) -> set[Invitation]:
@@ -192,11 +193,13 @@ def _invited(plan: Plan, steps: Sequence[Reach], invitation: Invitation, work: W
     """Bytes of a step for rows that one partition asks another for."""
     asking, _, dst = invitation
     rows = steps[asking].layers[-1].inner.get(dst, 0.0)
-    total = traffic.delegated(rows, work)
+    nodes = plan.schema.node_counts[dst]
+    total = traffic.delegated(rows, work, nodes)
     if work.model != "rgcn" and work.in_script:
         total += traffic.delegated_states(rows, work)
     elif work.model != "rgcn" and not plan.schema.feature_bytes.get(dst):
-        total += traffic.learnable(rows, work)  # attention reads the destination there, too
+        # Attention reads the destination there, too.
+        total += traffic.learnable(rows, work, rows / max(nodes, 1))
     return total
 
 
@@ -209,5 +212,5 @@ def _read_elsewhere(plan: Plan, steps: Sequence[Reach], ntype: str, owner: int, 
             layer = steps[p.index].layers[-1]
             read = layer.inner.get(ntype, 0.0) + (
                 steps[p.index].own.get(ntype, 0.0) if ntype in plan.targets else 0.0)
-            total += traffic.learnable(read, work)
+            total += traffic.learnable(read, work, read / max(plan.schema.node_counts[ntype], 1))
     return total

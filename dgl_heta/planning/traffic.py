@@ -14,18 +14,20 @@ gradients
     Of dense parameters: (n - 1) / n e (p1 + 2 p), p parameters of several workers in an all-reduce,
     p1 that one worker alone has and sends to the others (Heta §4: under RAF most are a relation's).
 learnable
-    Of rows owned by others: r (8 + 2 h s): an id there, the value back, a gradient there. In
-    DistDGL scripts and in DistDGL itself the value takes h e.
+    Of rows owned by others: r (i + 2 h s): an id there, the value back, a gradient there; i is
+    :func:`id_bytes`, a byte or two. In DistDGL scripts r (8 + i + h e + h s): their values come by
+    DGL's servers, and gradients with ids of their own. In DistDGL itself r (8 + 2 h e).
 delegated
     Of rows that another partition aggregates: r 2 h s, a partial aggregation back and its gradient;
-    the id that went there counts as sampling: r 4.
+    the id that went there counts as sampling: :func:`unsorted_id_bytes`, three for most types.
 features
     Of rows of width w owned by others (DistDGL): r (8 + w), an id there and the row back.
 sampling
     Of rows sampled elsewhere (DistDGL): 8 bytes each and 24 per edge: its ends and its id. Without
     replication: :func:`common_ids`.
 
-Left out are counts that go before rows, eight bytes per worker, and headers.
+Left out are counts that go before rows, eight bytes per worker, and headers. Where a machine has
+several workers, rows that several of them read are counted for each, though fewer are sent.
 """
 
 from __future__ import annotations
@@ -33,9 +35,10 @@ from __future__ import annotations
 from dgl_heta.planning.workload import Workload
 
 ID_BYTES = 8
-SHORT_ID_BYTES = 4
+"""Of ids that DGL's own servers and samplers send."""
 PLACE_BYTES = 4
 """Who attained a maximum: int32 for each number, whatever the numbers are sent as."""
+_DIGIT, _DIGITS = 128, 5
 SAMPLED_EDGE_BYTES = 24
 """DistDGL returns source, destination and id of a remotely sampled edge."""
 
@@ -103,18 +106,48 @@ def gradients(workers: int, several: float, alone: float, work: Workload) -> flo
     return (alone + 2 * several) * work.itemsize * (workers - 1) / workers
 
 
-def learnable(rows: float, work: Workload) -> float:
-    """Bytes, of all workers together, for `rows` learnable rows that have another owner."""
-    value = work.row_bytes if work.in_script else work.sent_row_bytes
-    return rows * (ID_BYTES + value + work.sent_row_bytes)
+def id_bytes(share: float) -> float:
+    """Expected bytes of an id among sorted ones that are drawn evenly, `share` of all (0 … 1).
+
+    Differences are sent, seven bits a byte (:mod:`dgl_heta.comm.packed_ids`): one is 128^k or more
+    with probability (1 - share)^(128^k - 1).
+    """
+    return sum((1 - min(share, 1.0)) ** (_DIGIT**k - 1) for k in range(_DIGITS))
 
 
-def delegated(rows: float, work: Workload) -> float:
-    """Bytes, of all workers together, for `rows` destination rows that another one aggregates.
+def unsorted_id_bytes(nodes: int) -> float:
+    """Expected bytes of an id, one of `nodes`, where their order is kept and any.
+
+    With its sign a difference has k + 1 bytes or more if it is x = 128^k / 2 or more: with
+    probability (1 - x / nodes)².
+    """
+    return 1.0 + sum(max(0.0, 1 - _DIGIT**k / 2 / max(nodes, 1)) ** 2 for k in range(1, _DIGITS))
+
+
+def learnable(rows: float, work: Workload, share: float) -> float:
+    """Bytes, of all workers together, for `rows` learnable rows that have another owner.
+
+    Parameters
+    ----------
+    share : of the type's nodes that a worker reads.
+    """
+    if work.in_script:
+        return rows * (ID_BYTES + work.row_bytes + id_bytes(share) + work.sent_row_bytes)
+    return rows * (id_bytes(share) + 2 * work.sent_row_bytes)
+
+
+def pulled(rows: float, work: Workload) -> float:
+    """Bytes, of all workers together, for `rows` learnable rows of other owners in DistDGL."""
+    return rows * (ID_BYTES + 2 * work.row_bytes)
+
+
+def delegated(rows: float, work: Workload, nodes: int) -> float:
+    """Bytes, of all workers together, for `rows` destination rows that another one aggregates,
+    of a type of `nodes` nodes.
 
     Attention over all relations also sends maxima and sums of weights, which are left out.
     """
-    return rows * (SHORT_ID_BYTES + 2 * work.sent_row_bytes)
+    return rows * (unsorted_id_bytes(nodes) + 2 * work.sent_row_bytes)
 
 
 def delegated_states(rows: float, work: Workload) -> float:
@@ -132,9 +165,10 @@ def remote_sampling(rows: float, edges: float) -> float:
     return rows * ID_BYTES + edges * SAMPLED_EDGE_BYTES
 
 
-def common_ids(workers: int, rows: float) -> float:
-    """Bytes that a worker sends to tell the other holders of a type the rows that it reached."""
-    return (workers - 1) * rows * ID_BYTES
+def common_ids(workers: int, rows: float, nodes: int) -> float:
+    """Bytes that a worker sends to tell the other holders of a type of `nodes` nodes the rows that
+    it reached."""
+    return (workers - 1) * rows * id_bytes(rows / max(nodes, 1))
 
 
 def owned_elsewhere(users: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Schema
@@ -82,11 +82,6 @@ class Workload:
     def sent_row_bytes(self) -> int:
         """Bytes of such a row when it is sent."""
         return self.hidden * (self.itemsize if self.wire_itemsize is None else self.wire_itemsize)
-
-    @property
-    def unrounded(self) -> Workload:
-        """The same by plain DistDGL, which sends all numbers as they are."""
-        return replace(self, wire_itemsize=None)
 
     def fanouts_of(self, hops: int) -> tuple[int, ...]:
         """One fanout per layer, input layer first.

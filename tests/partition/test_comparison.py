@@ -43,9 +43,10 @@ def test_bytes_are_those_that_training_sends(
         store: Path, tmp_path: Path, replication: str, exchange: str) -> None:
     """One step an epoch with all training nodes and neighbours: nothing is left to chance.
 
-    So figures are equal, byte for byte, but for what :mod:`dgl_heta.planning.traffic` leaves out:
-    the counts that workers send each other before rows. (With sampled neighbours, comparison and
-    training draw other steps, and how far they are apart says how much steps differ.)
+    So figures are equal, byte for byte, but for what :mod:`dgl_heta.planning.traffic` leaves out,
+    the counts that workers send each other before rows, and for ids, which take a byte each, or
+    less where one comes after the other. (With sampled neighbours, comparison and training draw
+    other steps, and how far they are apart says how much steps differ.)
     """
     work = Workload(batch_size=12, hidden=8, fanouts=(-1, -1),
                     wire_itemsize=2 if exchange == "bfloat16" else None)
@@ -62,11 +63,14 @@ def test_bytes_are_those_that_training_sends(
     sent = json.loads(done.stdout.splitlines()[-1])["bytes"]
     assert method.bytes_per_epoch["partials"] == sent["partials"]
     every_other = 3 * 2 * 8  # an 8-byte count from each of 3 workers to each other one
-    assert method.bytes_per_epoch["learnable"] + every_other == sent["learnable"]
+    expected = method.bytes_per_epoch["learnable"]
+    rows = round(expected / (1 + 2 * work.sent_row_bytes))
+    assert rows * 2 * work.sent_row_bytes < sent["learnable"] - every_other <= expected
     if replication == "full":  # features are taken to be in fp32, and are not here
         assert method.bytes_per_epoch["gradients"] == pytest.approx(sent["gradients"], rel=0.3)
     if replication == "none":  # a count per layer and node type
-        assert method.bytes_per_epoch["sampling"] + 2 * 4 * every_other == sent["sampling"]
+        expected = method.bytes_per_epoch["sampling"]
+        assert 0 < sent["sampling"] - 2 * 4 * every_other <= expected
 
 
 def test_the_last_step_of_an_epoch_is_of_what_is_left(store: Path) -> None:
