@@ -66,6 +66,9 @@ class Comm:
         self.ranks = tuple(ranks) if ranks is not None else (0,)
         self.group = group
         self.size = len(self.ranks)
+        self.machine: Comm | None = None
+        """The workers of this one's machine, where rows go another way between machines
+        (:mod:`dgl_heta.comm.machines`); numbers are sent there as they are."""
         self._holders: dict[str | Relation, Comm] = {}
         self._delegating: dict[str, Comm] = {}
         self.rank = self.ranks.index(dist.get_rank()) if self.size > 1 else 0
@@ -75,6 +78,7 @@ class Comm:
         are sent as they are: it is for what must be exact."""
         other = Comm(traffic, self.ranks, self.group)
         other._delegating = {t: comm.counted_by(traffic) for t, comm in self._delegating.items()}
+        other.machine = self.machine and self.machine.counted_by(traffic)
         return other
 
     def holders(self, held: str | Relation) -> Comm:

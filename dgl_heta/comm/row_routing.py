@@ -14,6 +14,11 @@ further column), and 8 for every other worker; then a row of D numbers for each 
 asked it for, and D numbers for each gradient that it delivers to another worker. (Heta keeps
 learnable features within a worker's parameters, §4; rows that several partitions use have no place
 in its text.)
+
+Where there are several machines and one has several workers, a row that some of them read crosses
+between machines once, and so does the sum of its gradients: workers ask one of their machine for
+the rows of other machines, id mod workers, and that one asks the owner, once. What is sent so
+within the machine counts as the cause `machine`, and `learnable` is what crosses.
 """
 
 from __future__ import annotations
@@ -33,40 +38,105 @@ class RowRoute:
 
     Parameters
     ----------
-    world : the workers.
-    owner : int64 (n,), the rank that owns each key.
-    keys : int64 (n,) or (n, columns), in any order: what an owner knows a row by, and more.
+    world : the workers; by way of the machine's where it has such.
+    owner : int64 (n,), the rank in `world` that owns each key; one for all keys of an id.
+    keys : int64 (n,) or (n, columns), in any order: an id, what an owner knows a row by, and more.
+        Further columns are sets of bits: from a machine comes the union of its workers' sets.
 
     Attributes
     ----------
-    asked : the keys that workers ask this one for, those of worker 0 first, sorted by their last
-        column, then by the one before it.
+    asked : the keys that workers ask this one for: from its machine, then from the others, those
+        of worker 0 first; each worker's sorted by their last column, then by the one before it.
     """
 
     def __init__(self, world: Comm, owner: np.ndarray, keys: np.ndarray) -> None:
-        self._world = world
-        order = sorted_order([*(keys.T if keys.ndim > 1 else keys[None]), owner])
-        self._order = torch.from_numpy(order)  # the i-th key that is sent is keys[order[i]]
-        self._send = np.bincount(owner, minlength=world.size).tolist()
-        data, sizes = pack(keys[order], self._send)
-        ones = [1] * world.size
-        arriving = world.all_to_all_rows(torch.tensor(sizes), ones, ones, "learnable").tolist()
-        arrived = world.all_to_all_rows(torch.from_numpy(data), sizes, arriving, "learnable")
-        self.asked, self._receive = unpack(arrived.numpy(), arriving, keys.shape[1:])
+        self._world, machine = world, world.machine
+        self._near: _Way | None = None
+        if machine is None:
+            self._far = _Way(world, "learnable", owner, keys)
+            self.asked = self._far.asked
+            return
+        place = np.full(world.size, -1)
+        place[[world.ranks.index(rank) for rank in machine.ranks]] = np.arange(machine.size)
+        ids = keys[:, 0] if keys.ndim > 1 else keys
+        to = np.where(place[owner] < 0, ids % machine.size, place[owner])
+        self._near = near = _Way(machine, "machine", to, np.column_stack([keys, owner]))
+        columns, owners = near.asked[:, :-1], near.asked[:, -1]
+        mine = owners == world.rank
+        first, self._group, united = _unite(columns[~mine])
+        self._far = _Way(world, "learnable", owners[~mine][first], united)
+        self._mine, self._passed = (torch.from_numpy(np.flatnonzero(some)) for some in
+                                    (mine, ~mine))
+        asked = np.concatenate([columns[mine], self._far.asked])
+        self.asked = asked.reshape(-1, *keys.shape[1:])
 
     def answer(self, rows: Tensor) -> Tensor:
         """Rows for the keys in `asked` (asked, D) go to who asked; returns those for this worker's
         keys, in their order (n, D)."""
-        arrived = self._world.all_to_all_rows(rows, self._receive, self._send, "learnable")
+        if self._near is None:
+            return self._far.answer(rows)
+        own, others = rows.tensor_split([len(self._mine)])
+        found = rows.new_empty((len(self._near.asked), *rows.shape[1:]))
+        found[self._mine] = self._world.rounded(own, "learnable")
+        found[self._passed] = self._far.answer(others)[self._group]
+        return self._near.answer(found)
+
+    def deliver(self, rows: Tensor) -> Tensor:
+        """Rows of this worker's keys (n, D) go to the owners; returns those for the keys in
+        `asked`, in their order (asked, D), those of another machine summed."""
+        if self._near is None:
+            return self._far.deliver(rows)
+        arrived = self._near.deliver(rows)
+        sums = rows.new_zeros((self._far.sent, *rows.shape[1:]))
+        sums.index_add_(0, self._group, arrived[self._passed])
+        return torch.cat([arrived[self._mine], self._far.deliver(sums)])
+
+
+class _Way:
+    """From keys to workers of one group and back, directly.
+
+    Parameters
+    ----------
+    to : int64 (n,), the rank in `comm` that each key goes to.
+    keys : int64 (n,) or (n, columns).
+    """
+
+    def __init__(self, comm: Comm, cause: str, to: np.ndarray, keys: np.ndarray) -> None:
+        self._comm, self._cause, self.sent = comm, cause, len(keys)
+        order = sorted_order([*(keys.T if keys.ndim > 1 else keys[None]), to])
+        self._order = torch.from_numpy(order)  # the i-th key that is sent is keys[order[i]]
+        self._send = np.bincount(to, minlength=comm.size).tolist()
+        data, sizes = pack(keys[order], self._send)
+        ones = [1] * comm.size
+        arriving = comm.all_to_all_rows(torch.tensor(sizes), ones, ones, cause).tolist()
+        arrived = comm.all_to_all_rows(torch.from_numpy(data), sizes, arriving, cause)
+        self.asked, self._receive = unpack(arrived.numpy(), arriving, keys.shape[1:])
+
+    def answer(self, rows: Tensor) -> Tensor:
+        arrived = self._comm.all_to_all_rows(rows, self._receive, self._send, self._cause)
         out = torch.empty_like(arrived)
         out[self._order] = arrived
         return out
 
     def deliver(self, rows: Tensor) -> Tensor:
-        """Rows of this worker's keys (n, D) go to the owners; returns those for the keys in
-        `asked`, in their order (asked, D)."""
-        return self._world.all_to_all_rows(rows[self._order], self._send, self._receive,
-                                           "learnable")
+        return self._comm.all_to_all_rows(rows[self._order], self._send, self._receive,
+                                          self._cause)
+
+
+def _unite(keys: np.ndarray) -> tuple[np.ndarray, Tensor, np.ndarray]:
+    """Keys (n, columns) with each id once: where each id is first, which of them each key is
+    (int64), and the ids with the union of the other columns."""
+    if not len(keys):
+        return np.empty(0, np.int64), torch.empty(0, dtype=torch.int64), keys
+    order = sorted_order([keys[:, 0]])
+    ordered = keys[order]
+    starts = np.flatnonzero(np.diff(ordered[:, 0], prepend=~ordered[0, 0]))
+    group = np.empty(len(keys), np.int64)
+    group[order] = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(keys)))
+    united = ordered[starts]
+    for column in range(1, keys.shape[1]):
+        united[:, column] = np.bitwise_or.reduceat(ordered[:, column], starts)
+    return order[starts], torch.from_numpy(group), united
 
 
 def sorted_order(columns: Sequence[np.ndarray]) -> np.ndarray:

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_heta.comm.collectives import Comm, Traffic, wire_dtype
+from dgl_heta.comm.machines import join_machine
 from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.chains import Chains
 from dgl_heta.distdgl.drawing import DrawingGroups
@@ -209,6 +210,8 @@ class Session:
             raise InputError("every part needs the same number of trainers; there are "
                              f"{listing(str(len(r)) for r in self.trainers)} on machines 0 … "
                              f"{self.plan.num_parts - 1}")
+        if self.settings.train.learnable == "exact":
+            join_machine(self.world, list(map(str, machine)), timeout.total_seconds())
         for members in self.plan.groups:
             if self.part in members:
                 self.members = members

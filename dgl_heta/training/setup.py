@@ -12,6 +12,7 @@ import torch
 
 from dgl_heta.comm.collectives import Traffic, init_workers, make_comms, wire_dtype
 from dgl_heta.comm.drawn_rows import agreement, delivery
+from dgl_heta.comm.machines import join_machine, machine_name
 from dgl_heta.errors import InputError, several
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.averages import common_width
@@ -140,6 +141,9 @@ def join(plan: Plan, settings: Settings) -> Workers:
     training, sampling = Traffic(), Traffic()
     world, group = make_comms(plan, training, settings.run.timeout_s,
                               wire=wire_dtype(settings.train.exchange_dtype))
+    if world.size > 1 and train.learnable == "exact":
+        join_machine(world, world.all_gather_json(machine_name(), "control"),
+                     settings.run.timeout_s)
     apart = (make_comms(plan, sampling, settings.run.timeout_s, apart=True)[1]
              if plan.replication == "none" or plan.delegates else group)
     return Workers(int(os.environ.get("RANK", "0")), local, device, world, group, apart,
