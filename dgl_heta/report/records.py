@@ -9,8 +9,8 @@ from pydantic import TypeAdapter
 
 STAGES = ("sample", "fetch", "forward", "backward", "update")
 """What a step's seconds are spent on."""
-CAUSES = ("partials", "gradients", "learnable", "sampling")
-"""What bytes are sent for."""
+CAUSES = ("partials", "gradients", "learnable", "machine", "sampling")
+"""What bytes are sent for; `machine`: learnable rows on their way within a machine."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,9 @@ from dgl_heta.report.started import started_rows
 from dgl_heta.report.text import human_bytes
 
 _CAUSES = {"partials": "partial aggregations", "gradients": "gradients of dense parameters",
-           "learnable": "rows of learnable features", "sampling": "ids of common rows"}
+           "learnable": "rows of learnable features",
+           "machine": "rows of learnable features within machines",
+           "sampling": "ids of common rows"}
 
 
 def sections_of(run: Run, plan_svg: str | None) -> list[Section]:

@@ -138,6 +138,27 @@ def test_several_trainers_of_a_partition_compute_the_same(
     check(alone, run(job(store, tmp_path, 4, names, cut=cut, **{"train.trainers": 2}), tmp_path))
 
 
+def test_workers_of_two_machines_compute_the_same_and_send_fewer_bytes(
+        store: Path, alone: Results, tmp_path: Path) -> None:
+    """Rows that two workers of a machine read come to it once; two trainers read nearly alike."""
+    names = ["sum-self_loop", "sampled", "han", "hgt-self_loop", "links", "two targets"]
+    for trainers in (1, 2):
+        sent = {}
+        for machines in ("aaaa", "aabb"):
+            out = tmp_path / f"{machines} {trainers}"
+            out.mkdir()
+            found = run({**job(store, out, 4, names, **{"train.trainers": trainers}),
+                         "machines": machines}, out)
+            check(alone, found)
+            sent[machines] = [sum(int(worker.get(f"sent/{cause}", 0)) for worker in found[names[0]])
+                              for cause in ("learnable", "machine")]
+        (plain, none), (crossing, within) = sent["aaaa"], sent["aabb"]
+        assert none == 0 < within
+        # Of each worker's rows ¾ are others', and ½ the other machine's; of these come half to a
+        # machine if both read them.
+        assert 0 < crossing < (0.66 if trainers == 1 else 0.5) * plain, trainers
+
+
 @pytest.mark.parametrize(("parts", "trainers"), [(2, 1), (3, 1), (6, 1), (4, 2)])
 def test_nars_computes_the_same(tmp_path: Path, parts: int, trainers: int) -> None:
     """Averages over relations that lie on several partitions are added up."""

@@ -1,8 +1,8 @@
 """The workers of the exactness tests: they run configurations and write what they computed.
 
 A job is a JSON file {"store", "out", "parts", "meeting", "cases": {name: {"settings",
-"metapaths"}}}. They are forked, so that what takes longest, importing torch, is done once and not
-by each.
+"metapaths"}}}, with "machines" the name of each worker's by rank. They are forked, so that what
+takes longest, importing torch, is done once and not by each.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import numpy as np
 import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes seconds)
 from safetensors.numpy import save_file
 
+from dgl_heta.comm.machines import VARIABLE
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.cutters import in_degrees
@@ -99,6 +100,7 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
         found[f"parameter/{name}"] = parameter.detach().numpy()
     for ntype, (low, rows) in engine.learnable.shards().items():
         found[f"rows/{ntype}/{low}"] = rows.numpy()
+    found |= {f"sent/{cause}": np.asarray(size) for cause, size in engine.sent.items()}
     found["val"] = np.asarray(engine.evaluate("val"))
     return found
 
@@ -194,6 +196,8 @@ def fork(job: dict, rank: int, work: Callable[[dict], None]) -> int:
     status = 1
     try:
         os.environ["RANK"] = str(rank)
+        if "machines" in job:
+            os.environ[VARIABLE] = job["machines"][rank]
         work(job)
         status = 0
     except BaseException:
