@@ -5,7 +5,10 @@ Adam counts steps per row. Rows live where DGL keeps them, in the key-value stor
 on the machine that owns them. A type that one trainer uses never leaves it. For one that several
 use, `train.learnable` says how:
 
-- `exact`: rows are pulled from their owners, gradients go to them: the same as DistDGL.
+- `exact`: rows are pulled from their owners, gradients go to them: the same as DistDGL. Gradients
+  of a machine's trainers are summed before they leave it. Rows are pulled by each trainer for
+  itself: a script reads when it likes, and to share what was pulled trainers would have to wait for
+  each other, at reads that the others may not make.
 - `replica`: every user trains copies of the rows that it does not own; only a row's first value
   moves (Heta §4). A read through `emb.weight` gives the owner's row.
 """
@@ -180,8 +183,9 @@ def _join(pieces: list[Any], table: Table) -> tuple[np.ndarray, np.ndarray, np.n
 def _route(table: Table, traces: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Bring gradients to the rows' owners; returns what this trainer is to update.
 
-    A key is a row's id with the bits of the trainers whose seeds reach it. Among the trainers of
-    the machine that has a row, id mod trainers says which one updates it.
+    A key is a row's id with the bits of the trainers whose seeds reach it; sums and unions of bits
+    may be made on the way. Among the trainers of the machine that has a row, id mod trainers says
+    which one updates it.
     """
     world, trainers = table.session.world, np.asarray(table.session.trainers)
     rounds = int(world.all_reduce(torch.tensor([len(traces)]), "max", "control"))

@@ -79,6 +79,8 @@ def test_two_hosts_compute_what_one_process_does(tmp_path):
     result = launch(graph, tmp_path, 2, [*names, "own merge"], "--set", "train.learnable=exact")
     assert result.status == 0, result.text
     assert compare_all(graph, names, tmp_path, 2) == []
+    assert "sent/machine" not in read(tmp_path, "SparseAdam", 0)
+    assert read(tmp_path, "SparseAdam", 0)["sent/learnable"] > 0
     refusal = ("HetaError: update_all on a block of a meta-partitioned graph would leave out the "
                "relations of other partitions")
     assert [text for text in message(tmp_path, "own merge", 2) if refusal not in text] == []
@@ -105,6 +107,8 @@ def test_two_trainers_per_host_compute_what_one_process_does_until_one_is_killed
     assert result.ended - float((tmp_path / "killed at").read_text()) < PROMPT
     assert living(tmp_path) == []
     assert compare_all(graph, SOME, tmp_path, 4) == []
+    sent = [read(tmp_path, "SparseAdam", rank) for rank in range(4)]
+    assert all(found["sent/machine"] > 0 for found in sent), "gradients went between hosts directly"
 
 
 def test_hosts_that_aggregate_for_each_other_compute_what_one_process_does(tmp_path):

@@ -1,6 +1,7 @@
 """A DistDGL script of the tests: it runs cases and writes what every trainer computed.
 
-It knows nothing of dgl-heta. The tests import its models for the reference.
+It knows nothing of dgl-heta, but for the bytes that this has counted where it runs. The tests
+import its models for the reference.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import itertools
 import os
 import signal
+import sys
 import time
 import zlib
 from collections.abc import Callable, Iterator
@@ -30,6 +32,12 @@ from torch.nn.functional import cross_entropy
 
 HIDDEN, STEPS = 6, 2
 AGGREGATES = ("sum", "mean", "max", "min", "stack", "callable")
+
+
+def counted() -> dict[str, int]:
+    """Bytes that this trainer has sent so far, by cause, as dgl-heta counts them."""
+    session = getattr(sys.modules.get("dgl_heta.distdgl.session"), "current", lambda: None)()
+    return {} if session is None else dict(session.traffic.bytes)
 
 
 @dataclass(frozen=True)
@@ -365,6 +373,7 @@ class Trainer:
             optimizer.step()
             found |= {f"{step}/own": seeds["paper"].numpy(),
                       f"{step}/logits": logits.detach().numpy()}
+        found |= {f"sent/{cause}": size for cause, size in counted().items()}
         g.barrier()
         if self.rank == 0:
             found |= {f"rows/{t}": table.weight[torch.arange(len(table.weight))].numpy()
