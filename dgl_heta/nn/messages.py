@@ -26,6 +26,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
+from dgl_heta.nn.gradients import Reading, array_of, done, reading_of, with_memory, with_token
 from dgl_heta.system.jit import kernel
 
 
@@ -37,9 +38,11 @@ def edge_dot(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tenso
     InputError
         A shape does not fit, or an edge starts at a row that is not there.
     """
-    source = _per_head(source)
+    source = with_memory(source)
+    reading, source = reading_of(source), _per_head(source)
     _check(indptr, indices, source, destination)
-    out: Tensor = _Pair.apply(_operators_of(source)[0], indptr, indices, source, destination)
+    out: Tensor = _Pair.apply(_operators_of(source)[0], indptr, indices, source.detach(),
+                              destination, *with_token(reading))
     return out
 
 
@@ -51,8 +54,10 @@ def edge_add(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tenso
     InputError
         A shape does not fit, or an edge starts at a row that is not there.
     """
+    source = with_memory(source)
     _check(indptr, indices, source, destination)
-    out: Tensor = _Add.apply(indptr, indices, source, destination)
+    out: Tensor = _Add.apply(indptr, indices, source.detach(), destination,
+                             *with_token(reading_of(source)))
     return out
 
 
@@ -66,13 +71,15 @@ def weighted_sum(indptr: Tensor, indices: Tensor, source: Tensor, weights: Tenso
     InputError
         A shape does not fit, or an edge starts at a row that is not there.
     """
-    source = _per_head(source)
+    source = with_memory(source)
+    reading, source = reading_of(source), _per_head(source)
     _check(indptr, indices, source)
     heads = weights.shape[-1] if source.shape[1] == 1 else source.shape[1]
     if weights.shape != (len(indices), heads):
         raise InputError(f"the weights of edges have the shape {tuple(weights.shape)}; it should "
                          f"be {(len(indices), heads)}")
-    out: Tensor = _Pair.apply(_operators_of(source)[1], indptr, indices, source, weights)
+    out: Tensor = _Pair.apply(_operators_of(source)[1], indptr, indices, source.detach(), weights,
+                              *with_token(reading))
     return out
 
 
@@ -116,11 +123,14 @@ class _Operator(NamedTuple):
 
 
 class _Pair(torch.autograd.Function):
+    """The source's gradient goes to what it has in common with other operators that read it
+    (:mod:`dgl_heta.nn.gradients`)."""
+
     @staticmethod
     def forward(ctx: Any, operator: _Operator, indptr: Tensor, indices: Tensor, source: Tensor,
-                other: Tensor) -> Tensor:
+                other: Tensor, reading: Reading | None, token: Tensor | None) -> Tensor:
         ctx.save_for_backward(indptr, indices, source, other)
-        ctx.operator = operator
+        ctx.operator, ctx.reading = operator, reading
         out = (source.new_zeros((len(indptr) - 1, other.shape[1], source.shape[2]))
                if operator.sums else source.new_empty((len(indices), other.shape[1])))
         operator.forward(indptr.numpy(), indices.numpy(), _array(source), _array(other),
@@ -131,20 +141,20 @@ class _Pair(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         indptr, indices, source, other = ctx.saved_tensors
-        to_source = torch.zeros(source.shape, dtype=source.dtype)
+        to_source = array_of(ctx.reading, source.shape, source.dtype)
         new = torch.empty if ctx.operator.sums else torch.zeros  # every edge's entry is written
         to_other = new(other.shape, dtype=source.dtype)
         ctx.operator.backward(indptr.numpy(), indices.numpy(), _array(grad), _array(source),
-                              _array(other), to_source.numpy(), to_other.numpy())
-        return None, None, None, to_source, to_other
+                              _array(other), to_source, to_other.numpy())
+        return None, None, None, None, to_other, None, done(ctx.reading, grad)
 
 
 class _Add(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor
-                ) -> Tensor:
+    def forward(ctx: Any, indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor,
+                reading: Reading | None, token: Tensor | None) -> Tensor:
         ctx.save_for_backward(indptr, indices)
-        ctx.rows = len(source)
+        ctx.shape, ctx.reading = source.shape, reading
         out = source.new_empty((len(indices), source.shape[1]))
         _add_forward(indptr.numpy(), indices.numpy(), _array(source), _array(destination),
                      out.numpy())
@@ -154,11 +164,10 @@ class _Add(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         indptr, indices = ctx.saved_tensors
-        to_source = grad.new_zeros((ctx.rows, grad.shape[1]))
         to_destination = grad.new_zeros((len(indptr) - 1, grad.shape[1]))
-        _add_backward(indptr.numpy(), indices.numpy(), _array(grad), to_source.numpy(),
-                      to_destination.numpy())
-        return None, None, to_source, to_destination
+        _add_backward(indptr.numpy(), indices.numpy(), _array(grad),
+                      array_of(ctx.reading, ctx.shape, grad.dtype), to_destination.numpy())
+        return None, None, None, to_destination, None, done(ctx.reading, grad)
 
 
 @partial(kernel, fastmath={"reassoc"})

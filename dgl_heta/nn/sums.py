@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dgl_heta.features.row_kernels import add_edges
+from dgl_heta.nn.gradients import Reading, array_of, done, reading_of, with_memory, with_token
 from dgl_heta.system.jit import kernel
 
 
@@ -22,26 +23,32 @@ def sums(edges: Sequence[tuple[Tensor, Tensor]], states: Tensor, mean: bool
          ) -> tuple[Tensor, ...]:
     """The sum or mean over the in-edges of several relations, each (R, D), 0 without edges.
 
-    The gradients of all of them are added to one array of the size of `states`.
+    The gradients of all of them are added to one array of the size of `states`, and those of other
+    operators that read it, too.
     """
+    states = with_memory(states)
+    reading = reading_of(states)
     result: tuple[Tensor, ...] = _FusedSums.apply(
-        states, mean, *(t for pair in edges for t in pair))
+        states.detach(), mean, *with_token(reading), *(t for pair in edges for t in pair))
     return result
 
 
 def extreme(indptr: Tensor, indices: Tensor, states: Tensor, largest: bool) -> Tensor:
     """The maximum or minimum over in-edges, (R, D), 0 without edges; NaN stays NaN."""
-    result: Tensor = _FusedExtreme.apply(indptr, indices, states, largest)
+    states = with_memory(states)
+    result: Tensor = _FusedExtreme.apply(indptr, indices, states.detach(), largest,
+                                         *with_token(reading_of(states)))
     return result
 
 
 class _FusedSums(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, mean: bool, *edges: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, states: Tensor, mean: bool, reading: Reading | None,
+                token: Tensor | None, *edges: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(*edges)
-        ctx.mean, ctx.rows = mean, states.shape[0]
+        ctx.mean, ctx.shape, ctx.reading = mean, states.shape, reading
         ctx.set_materialize_grads(False)
-        rows, result = states.detach().contiguous().numpy(), []
+        rows, result = states.contiguous().numpy(), []
         for indptr, indices in zip(edges[::2], edges[1::2]):
             out = states.new_zeros((len(indptr) - 1, states.shape[1]))
             add_edges(indptr.numpy(), indices.numpy(), rows, mean, out.numpy())
@@ -55,32 +62,34 @@ class _FusedSums(torch.autograd.Function):
         given = [(g, *pair) for g, pair in zip(grads, zip(edges[::2], edges[1::2]))
                  if g is not None]
         if not given:
-            return (None,) * (2 + len(edges))
-        out = given[0][0].new_zeros((ctx.rows, given[0][0].shape[1]))
+            return (None,) * (4 + len(edges))
+        like = given[0][0]
+        out = array_of(ctx.reading, ctx.shape, like.dtype)
         for grad, indptr, indices in given:
             _sum_backward(indptr.numpy(), indices.numpy(), grad.contiguous().numpy(), ctx.mean,
-                          out.numpy())
-        return out, None, *(None,) * len(edges)
+                          out)
+        return None, None, None, done(ctx.reading, like), *(None,) * len(edges)
 
 
 class _FusedExtreme(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, indptr: Tensor, indices: Tensor, states: Tensor, largest: bool) -> Tensor:
+    def forward(ctx: Any, indptr: Tensor, indices: Tensor, states: Tensor, largest: bool,
+                reading: Reading | None, token: Tensor | None) -> Tensor:
         out = states.new_zeros((len(indptr) - 1, states.shape[1]))
         winner = torch.full(out.shape, -1, dtype=torch.int32)
-        _extreme_forward(indptr.numpy(), indices.numpy(), states.detach().contiguous().numpy(),
-                         largest, out.numpy(), winner.numpy())
+        _extreme_forward(indptr.numpy(), indices.numpy(), states.contiguous().numpy(), largest,
+                         out.numpy(), winner.numpy())
         ctx.save_for_backward(winner)
-        ctx.rows = states.shape[0]
+        ctx.shape, ctx.reading = states.shape, reading
         return out
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         (winner,) = ctx.saved_tensors
-        out = grad.new_zeros((ctx.rows, grad.shape[1]))
-        _extreme_backward(winner.numpy(), grad.contiguous().numpy(), out.numpy())
-        return None, None, out, None
+        _extreme_backward(winner.numpy(), grad.contiguous().numpy(),
+                          array_of(ctx.reading, ctx.shape, grad.dtype))
+        return None, None, None, None, None, done(ctx.reading, grad)
 
 
 @kernel

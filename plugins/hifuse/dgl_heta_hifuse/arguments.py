@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from dgl_heta import InputError
-from dgl_heta.nn import Joined, RelationError
+from dgl_heta.nn import Joined, Reading, RelationError, new_tensor, new_zeros, reading_of
 from dgl_heta_hifuse import compiled as c
-from dgl_heta_hifuse.gradients import Reading, empty, reading_of, zeros
 
 if TYPE_CHECKING:
     from dgl_heta.tools import InEdges
@@ -56,7 +55,7 @@ class Rows:
     def new(self, filled: bool) -> tuple[Tensor, list[int]]:
         """Memory for the gradients of all, of zeros or of any content, and the address of each
         relation's."""
-        make = zeros if filled else empty
+        make = new_zeros if filled else new_tensor
         out = make((sum(self.sizes), *self.shape), self._dtype)
         return out, addresses([out], self.sizes, True)
 

@@ -13,9 +13,8 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from dgl_heta.nn import FusedKernel, Joined
+from dgl_heta.nn import FusedKernel, Joined, is_read
 from dgl_heta_hifuse import operators
-from dgl_heta_hifuse.gradients import is_read
 
 try:
     from dgl_heta_hifuse import passes, projected

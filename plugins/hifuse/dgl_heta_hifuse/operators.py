@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dgl_heta.nn import BaseKernel, Joined, RelationError
+from dgl_heta.nn import BaseKernel, Joined, RelationError, new_tensor
 from dgl_heta.tools import InEdges
-from dgl_heta_hifuse.gradients import empty
 
 _one = BaseKernel()
 
@@ -115,7 +114,7 @@ class _Products(torch.autograd.Function):
         ctx.save_for_backward(*tensors)
         ctx.sizes, ctx.joined, ctx.stacked = sizes, joined, stacked
         rows, weights = _apart(ctx, tensors)
-        out = empty((sum(sizes), *weights[0].shape[:-2], weights[0].shape[-1]), rows[0].dtype,
+        out = new_tensor((sum(sizes), *weights[0].shape[:-2], weights[0].shape[-1]), rows[0].dtype,
                     rows[0].device)
         for x, weight, product in zip(rows, weights, out.split(sizes)):
             _product(x, weight, product)
@@ -132,7 +131,7 @@ class _Products(torch.autograd.Function):
         to_rows: Sequence[Tensor | None] = [None] * given
         to_weights: Sequence[Tensor | None] = [None] * (len(tensors) - given)
         if any(needed[:given]):
-            whole = empty((sum(sizes), *rows[0].shape[1:]), grad.dtype, grad.device)
+            whole = new_tensor((sum(sizes), *rows[0].shape[1:]), grad.dtype, grad.device)
             for g, weight, out in zip(grads, weights, whole.split(sizes)):
                 _product(g, weight.transpose(-1, -2), out)
             to_rows = [whole] if ctx.joined else whole.split(sizes)

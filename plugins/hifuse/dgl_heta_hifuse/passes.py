@@ -2,7 +2,7 @@
 
 Arguments and results are those of :class:`dgl_heta.Kernel`; all relations' tensors differ in the
 number of rows alone. Results are joined: one tensor for all relations. Gradients of source states
-and of gathered rows go to one array per tensor (:mod:`dgl_heta_hifuse.gradients`).
+and of gathered rows go to one array per tensor (:mod:`dgl_heta.nn.gradients`).
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dgl_heta.nn import Joined, RelationError
+from dgl_heta.nn import Joined, RelationError, new_tensor, new_zeros, reading_of
 from dgl_heta_hifuse import compiled as c
 from dgl_heta_hifuse.arguments import Call, Chosen, Rows, addresses
-from dgl_heta_hifuse.gradients import empty, reading_of, zeros
 
 if TYPE_CHECKING:
     from dgl_heta.tools import InEdges
@@ -190,7 +189,7 @@ class _Pass(torch.autograd.Function):
         memory = [x.detach().contiguous() for x in call.states]
         given = others.memory if others is not None else []
         like = (memory or given)[0]
-        out = empty((sum(sizes), *shape), like.dtype)
+        out = new_tensor((sum(sizes), *shape), like.dtype)
         jobs = call.jobs(memory)
         if others is not None:
             jobs[:, c.OTHER], jobs[:, c.OTHERS] = others.at, others.sizes
@@ -216,7 +215,7 @@ class _Pass(torch.autograd.Function):
         jobs[:, c.OUT] = addresses([grad], ctx.sizes, True)
         of_sources = any(reading is not None for reading in call.readings)
         if of_sources:  # the pass adds to all or to none
-            arrays = [zeros(shape, grad.dtype) if reading is None else reading.sink.array()
+            arrays = [new_zeros(shape, grad.dtype) if reading is None else reading.sink.array()
                       for shape, reading in zip(call.shapes, call.readings)]
             at = [array.data_ptr() for array in arrays]
             jobs[:, c.TO_SOURCE] = [at[i] for i in call.of]
@@ -247,7 +246,7 @@ class _Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, call: Call, others: Rows, heads: int, *tensors: Tensor) -> Tensor:
         like = others.memory[0]
-        out = empty((sum(others.sizes), heads), like.dtype)
+        out = new_tensor((sum(others.sizes), heads), like.dtype)
         jobs = call.jobs([])
         jobs[:, c.OTHER] = others.at
         jobs[:, c.OUT] = addresses([out], others.sizes, True)
@@ -291,7 +290,7 @@ class _Gathered(torch.autograd.Function):
     def forward(ctx: Any, call: _Gather, *tokens: Tensor) -> Tensor:
         memory = [x.detach().contiguous() for x in call.states]
         counts = call.chosen.counts
-        out = empty((sum(counts), *call.shape), memory[0].dtype)
+        out = new_tensor((sum(counts), *call.shape), memory[0].dtype)
         at = [x.data_ptr() for x in memory]
         call.chosen.run(c.gather, [at[i] for i in call.of], addresses([out], counts, True),
                         _width(call.shape), out)
@@ -303,7 +302,7 @@ class _Gathered(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         call, grad = ctx.call, grad.contiguous()
-        arrays = [zeros(shape, grad.dtype) if reading is None else reading.sink.array()
+        arrays = [new_zeros(shape, grad.dtype) if reading is None else reading.sink.array()
                   for shape, reading in zip(call.shapes, call.readings)]
         at = [x.data_ptr() for x in arrays]
         call.chosen.run(c.scatter, [at[i] for i in call.of],
@@ -315,7 +314,7 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, chosen: Chosen, others: Rows, shape: tuple[int, ...],
                 *tensors: Tensor) -> Tensor:
-        out = zeros(shape, others.memory[0].dtype)
+        out = new_zeros(shape, others.memory[0].dtype)
         chosen.run(c.scatter, [out.data_ptr()] * len(others.sizes), others.at, _width(shape[1:]),
                    out)
         ctx.chosen, ctx.others, ctx.shape = chosen, others, shape

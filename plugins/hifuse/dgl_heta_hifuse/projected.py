@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dgl_heta.nn import Joined
+from dgl_heta.nn import Joined, new_tensor, new_zeros
 from dgl_heta_hifuse import compiled as c
 from dgl_heta_hifuse.arguments import Call, Rows, addresses
-from dgl_heta_hifuse.gradients import empty, zeros
 
 if TYPE_CHECKING:
     from dgl_heta.tools import InEdges
@@ -101,7 +100,7 @@ class _Pass:
         jobs[:, c.OTHER], jobs[:, c.OTHERS] = ctx.others.at, ctx.others.sizes
         wanted = any(reading is not None for reading in call.readings)
         if wanted:
-            arrays = [zeros(shape, dtype) if reading is None else reading.sink.array()
+            arrays = [new_zeros(shape, dtype) if reading is None else reading.sink.array()
                       for shape, reading in zip(call.shapes, call.readings)]
             at = [array.data_ptr() for array in arrays]
             jobs[:, c.TO_SOURCE] = [at[i] for i in call.of]
@@ -122,7 +121,7 @@ class _Dot(torch.autograd.Function):
                 *tensors: Tensor) -> Tensor:
         jobs, weights = _Pass.begin(ctx, call, others, stacked, tokens, given, tensors)
         _, heads, _, width = weights.shape
-        out = empty((sum(call.edges), heads), weights.dtype)
+        out = new_tensor((sum(call.edges), heads), weights.dtype)
         jobs[:, c.OUT] = addresses([out], call.edges, True)
         chunks, queries = _Chunks(jobs, heads * width), others.split()
         asked = torch.empty((chunks.most, heads, width), dtype=weights.dtype)
@@ -166,7 +165,7 @@ class _Weighted(torch.autograd.Function):
                 *tensors: Tensor) -> Tensor:
         jobs, weights = _Pass.begin(ctx, call, others, stacked, tokens, given, tensors)
         _, heads, width, last = weights.shape
-        out = empty((sum(call.rows), heads, last), weights.dtype)
+        out = new_tensor((sum(call.rows), heads, last), weights.dtype)
         chunks, of_rows = _Chunks(jobs, heads * width), out.split(call.rows)
         sums = torch.empty((chunks.most, heads, width), dtype=weights.dtype)
         chunks.jobs[:, c.OUT] = sums.data_ptr()

@@ -20,13 +20,13 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary
 
-from dgl_heta.tools import new_rows
+from dgl_heta.features.row_kernels import new_rows
 
 _CPU = torch.device("cpu")
 _NUMPY = {torch.float32: np.float32, torch.float64: np.float64}
 
 
-def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _CPU) -> Tensor:
+def new_tensor(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _CPU) -> Tensor:
     """A tensor with any content; a large one on CPU is in memory that others have left."""
     width = math.prod(shape[1:])
     if device.type != "cpu" or dtype not in _NUMPY or not width:
@@ -34,9 +34,9 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _CPU)
     return torch.from_numpy(new_rows(shape[0], width, _NUMPY[dtype])).view(shape)
 
 
-def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _CPU) -> Tensor:
-    """Zeros, as :func:`empty`."""
-    return empty(shape, dtype, device).zero_()
+def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _CPU) -> Tensor:
+    """Zeros, as :func:`new_tensor`."""
+    return new_tensor(shape, dtype, device).zero_()
 
 
 class Sink:
@@ -51,14 +51,14 @@ class Sink:
         """The array to add to, of the tensor's shape, C order; zeros when a pass first asks."""
         this = torch._C._current_graph_task_id()
         if self._array is None or self._pass != this:  # what a pass has left that ended early
-            self._array = zeros(self._shape, self._dtype, self._device)
+            self._array = new_zeros(self._shape, self._dtype, self._device)
             self._pass = this
         return self._array
 
-    def take(self) -> Tensor:
-        """The whole gradient; the next pass begins with zeros."""
-        found, self._array = self.array(), None
-        return found
+    def take(self) -> Tensor | None:
+        """The whole gradient, None if nobody added to it; the next pass begins with zeros."""
+        found, self._array = self._array, None
+        return found if self._pass == torch._C._current_graph_task_id() else None
 
 
 class _Hub(torch.autograd.Function):
@@ -69,7 +69,7 @@ class _Hub(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[override]
         return ctx.sink.take(), None
 
 
@@ -138,3 +138,28 @@ def _known(states: Tensor) -> Reading | None:
     known = _readings.get(states)
     found: Reading | None = known() if known is not None else None
     return found if found is not None and found.version == states._version else None
+
+
+def with_memory(states: Tensor) -> Tensor:
+    """The same tensor, or its values where rows wait for them
+    (:mod:`dgl_heta.features.deferred`)."""
+    return states if type(states) in (Tensor, torch.nn.Parameter) else states.contiguous()
+
+
+def with_token(reading: Reading | None) -> tuple[Reading | None, Tensor | None]:
+    """What an operator takes of a tensor that it reads: the last two arguments of `apply`."""
+    return reading, None if reading is None else reading.token
+
+
+def array_of(reading: Reading | None, shape: Sequence[int], dtype: torch.dtype) -> np.ndarray:
+    """The array that an operator adds a tensor's gradient to, as the operator has the tensor's
+    shape; one that nobody reads if the tensor wants no gradient."""
+    if reading is None:
+        return new_zeros(shape, dtype).numpy()
+    array: np.ndarray = reading.sink.array().view(tuple(shape)).numpy()
+    return array
+
+
+def done(reading: Reading | None, like: Tensor) -> Tensor | None:
+    """The gradient of the token: the operator has added what it has."""
+    return None if reading is None else like.new_zeros(())

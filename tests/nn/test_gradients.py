@@ -1,0 +1,106 @@
+"""Operators that read one tensor add their gradients to one array, whatever view each was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from dgl_heta.nn import BaseKernel, FusedKernel, TorchKernel, gradients
+from dgl_heta.sampling.blocks import InEdges
+from dgl_heta.system.jit import COMPILES
+
+pytestmark = pytest.mark.skipif(not COMPILES, reason="numba is not there: nothing is compiled")
+
+FUSED, TORCH = FusedKernel(), TorchKernel()
+RELATIONS = [InEdges(torch.tensor([0, 2, 2, 5]), torch.tensor([4, 0, 1, 4, 2], dtype=torch.int32)),
+             InEdges(torch.tensor([0, 0, 1]), torch.tensor([3], dtype=torch.int32)),
+             InEdges(torch.tensor([0]), torch.empty(0, dtype=torch.int32)),
+             InEdges(torch.tensor([0, 3]), torch.tensor([4, 4, 0], dtype=torch.int32))]
+
+
+def states() -> Tensor:
+    return torch.arange(20, dtype=torch.float64).view(5, 4).div(9).sin().requires_grad_()
+
+
+def as_scripts_do(kernel: BaseKernel, hidden: Tensor) -> Tensor:
+    """Attention of two heads relation by relation, with a view for each; a sum, a maximum, scores
+    of additive attention and rows read elsewhere besides."""
+    total = hidden[1:3].pow(3).sum()
+    for csc in RELATIONS:
+        rows = len(csc.indptr) - 1
+        queries = torch.linspace(-1, 1, rows * 4, dtype=torch.float64).view(rows, 2, 2)
+        (scores,) = kernel.u_dot_v([csc], [hidden.view(-1, 2, 2)], [queries])
+        (weights,) = kernel.edge_softmax([csc], [scores])
+        (out,) = kernel.u_mul_e_sum([csc], [hidden.view(5, 2, 2)], [weights])
+        (shared,) = kernel.u_mul_e_sum([csc], [hidden], [weights])
+        (added,) = kernel.u_add_v([csc], [hidden], [queries.flatten(1)])
+        sums = [kernel.reduce([csc], [hidden], op)[0] for op in ("sum", "mean", "max")]
+        total = total + out.pow(2).sum() + shared.pow(2).sum() + added.pow(2).sum() + sum(
+            (x ** 2).sum() for x in sums)
+    return total
+
+
+@pytest.mark.parametrize("way", [
+    torch.tanh, lambda x: x, lambda x: x * 1, lambda x: torch.tanh(x).t().contiguous().t(),
+    lambda x: torch.tanh(x)[:], lambda x: torch.cat([x, x])[5:]],
+    ids=["function", "leaf", "product", "transposed", "slice", "part"])
+def test_gradients_are_those_of_operators_alone(way: Callable[[Tensor], Tensor]) -> None:
+    found = []
+    for kernel in (FUSED, TORCH):
+        leaf = states()
+        as_scripts_do(kernel, way(leaf).contiguous()).backward()
+        assert leaf.grad is not None
+        found.append(leaf.grad)
+    torch.testing.assert_close(*found)
+
+
+def test_one_array_is_filled_for_all_operators(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def counted(shape: tuple[int, ...], *args: object) -> Tensor:
+        made.append(tuple(shape))
+        return torch.zeros(shape, dtype=torch.float64)
+    monkeypatch.setattr(gradients, "new_zeros", counted)
+    as_scripts_do(FUSED, torch.tanh(states())).backward()
+    assert made == [(5, 4)]
+
+
+def test_one_graph_can_be_gone_through_twice_and_in_parts() -> None:
+    """What one pass has added is not in the next one."""
+    leaf, other = states(), torch.ones(1, dtype=torch.float64, requires_grad=True)
+    out = as_scripts_do(FUSED, torch.tanh(leaf)) * other
+    (first,) = torch.autograd.grad(out, leaf, retain_graph=True)
+    torch.autograd.grad(out, other, retain_graph=True)
+    (second,) = torch.autograd.grad(out, leaf)
+    torch.testing.assert_close(first, second)
+
+
+def test_a_tensor_that_was_changed_in_place_is_read_anew() -> None:
+    leaf = states()
+    hidden = leaf * 2
+    before = FUSED.reduce(RELATIONS[:1], [hidden], "sum")[0]
+    hidden.mul_(3)
+    after = FUSED.reduce(RELATIONS[:1], [hidden], "sum")[0]
+    (both,) = torch.autograd.grad((before + after).sum(), leaf)
+    (one,) = torch.autograd.grad(FUSED.reduce(RELATIONS[:1], [leaf], "sum")[0].sum(), leaf)
+    torch.testing.assert_close(both, one * (2 + 6))
+    scores = FUSED.u_dot_v(RELATIONS[:1], [hidden], [torch.ones(3, 1, 4, dtype=torch.float64)])[0]
+    weighted = FUSED.u_mul_e_sum(RELATIONS[:1], [hidden], [scores])[0].sum()
+    hidden.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        weighted.backward()
+
+
+def test_what_wants_no_gradient_gets_none() -> None:
+    rows = states().detach()
+    weights = torch.ones(5, 1, dtype=torch.float64, requires_grad=True)
+    FUSED.u_mul_e_sum(RELATIONS[:1], [rows], [weights])[0].sum().backward()
+    assert weights.grad is not None
+    assert rows.grad is None
+    leaf = states()
+    unused = FUSED.reduce(RELATIONS[:1], [leaf], "sum")[0]  # noqa: F841
+    (leaf.detach() * weights.sum()).sum().backward()
+    assert leaf.grad is None
