@@ -21,16 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 from dgl.distributed.dist_tensor import DistTensor
-from dgl.distributed.optim import SparseAdagrad, SparseAdam
 from torch import Tensor
 
-from dgl_heta.comm.row_routing import RowRoute
+from dgl_heta.distdgl.row_steps import step
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.sparse_steps import made, sparse_steps
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
-from dgl_heta.features.row_kernels import check_ids, gather_rows, sum_rows_with_bits
-from dgl_heta.system.jit import kernel
+from dgl_heta.features.row_kernels import check_ids, gather_rows
 from dgl_heta.system.patching import patch_all, plain
 
 Pull = Callable[[Any, Any], Tensor]  # DGL's own DistTensor.__getitem__
@@ -67,26 +65,26 @@ class Table:
         self.low, self.high = bounds[book.partid], bounds[book.partid + 1]
         count, width = self._tensor.shape
         self._slots: np.ndarray | None = None
-        self.width, self._count = width, count
+        self.width, self.count = width, count
         self._copies: dict[str, np.ndarray] = {}
         self._pulled = np.zeros(count if self.replica else 0, bool)
 
     def read(self, index: Tensor) -> Tensor:
         """Rows by node id, (ids, width) float32."""
         ids = index.to("cpu", torch.int64).numpy()
-        check_ids(ids, self._count)
+        check_ids(ids, self.count)
         inside = (ids >= self.low) & (ids < self.high)
         if inside.all():
-            return torch.from_numpy(gather_rows(_local(self._tensor), ids - self.low))
+            return torch.from_numpy(gather_rows(self.local(self._tensor), ids - self.low))
         if not self.replica:
             return self._pull(self._tensor, torch.from_numpy(ids))
-        copies = self.copies("value", _local(self._tensor))
+        copies = self.copies("value", self.local(self._tensor))
         missing = np.unique(ids[~inside & ~self._pulled[ids]])
         if len(missing):
             copies[missing] = self._pull(self._tensor, torch.from_numpy(missing)).numpy()
             self._pulled[missing] = True
         rows = gather_rows(copies, ids)
-        rows[inside] = gather_rows(_local(self._tensor), ids[inside] - self.low)
+        rows[inside] = gather_rows(self.local(self._tensor), ids[inside] - self.low)
         return torch.from_numpy(rows)
 
     def owners_rows(self, index: Tensor) -> Tensor:
@@ -105,15 +103,20 @@ class Table:
     def copies(self, name: str, like: np.ndarray) -> np.ndarray:
         """This trainer's copies of rows that others own; only touched ones cost memory."""
         if name not in self._copies:
-            self._copies[name] = np.zeros((self._count, *like.shape[1:]), like.dtype)
+            self._copies[name] = np.zeros((self.count, *like.shape[1:]), like.dtype)
         return self._copies[name]
 
-    def combine(self, ids: np.ndarray, grads: np.ndarray, bits: np.ndarray
-                ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Unique ids with the sums of their gradients and the union of their bits."""
+    def local(self, tensor: Any) -> np.ndarray:
+        """The rows of a DistTensor of this type that this machine owns, in shared memory."""
+        rows: np.ndarray = tensor.local_partition.numpy()
+        return rows
+
+    @property
+    def slots(self) -> np.ndarray:
+        """Scratch of :func:`dgl_heta.features.row_kernels.sum_rows`."""
         if self._slots is None:
-            self._slots = np.full(self._count, -1, np.int32)
-        return sum_rows_with_bits(ids, grads, bits, self._slots)
+            self._slots = np.full(self.count, -1, np.int32)
+        return self._slots
 
 
 def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
@@ -129,158 +132,6 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
         rows.heta_rows = True  # type: ignore[attr-defined]
         embedding._trace.append((index.to("cpu"), rows, table.bits(index)))
     return rows
-
-
-def step(optimizer: Any, embeddings: list[Any]) -> None:
-    """`step` of SparseAdam or SparseAdagrad for embeddings of meta-partitioned node types."""
-    if type(optimizer) is SparseAdam:
-        apply: Callable[..., None] = _adam
-    elif type(optimizer) is SparseAdagrad:
-        apply = _adagrad
-    else:
-        raise HetaError(f"optimizer {type(optimizer).__name__} cannot be used on a "
-                        "meta-partitioned graph; use dgl.distributed.optim.SparseAdam or "
-                        "SparseAdagrad")
-    for embedding in embeddings:
-        table: Table = embedding.heta
-        traces = [_trace(t) for t in embedding._trace]
-        if table.exact:
-            ids, grads, counts = _route(table, traces)
-        else:
-            ids, grads, counts = _join([table.combine(*trace) for trace in traces], table)
-        if optimizer._clean_grad:
-            embedding.reset_trace()
-        if len(ids):
-            _update(optimizer, embedding, apply, ids, grads, counts)
-    optimizer._clean_grad = False
-    if any(e.heta.exact for e in embeddings):
-        embeddings[0].heta.session.world.barrier()  # owners are done before anyone pulls
-
-
-def _trace(trace: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    index, rows, bits = trace
-    grad = rows.grad.cpu() if rows.grad is not None else torch.zeros(rows.shape)
-    return index.numpy().astype(np.int64, copy=False), grad.numpy(), bits
-
-
-def _join(pieces: list[Any], table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Unique ids, summed gradients, and in how many batches of trainers each of them is."""
-    if len(pieces) == 1:
-        ids, grads, bits = pieces[0]
-        return ids, grads, _count_bits(bits)
-    if not pieces:
-        return np.empty(0, np.int64), np.empty((0, table.width), np.float32), np.empty(
-            0, np.float32)
-    ids = np.concatenate([p[0] for p in pieces])
-    unique, place = np.unique(ids, return_inverse=True)
-    grads = np.zeros((len(unique), table.width), np.float32)
-    np.add.at(grads, place, np.concatenate([p[1] for p in pieces]))
-    counts = np.zeros(len(unique), np.float32)
-    np.add.at(counts, place, np.concatenate([_count_bits(p[2]) for p in pieces]))
-    return unique, grads, counts
-
-
-def _route(table: Table, traces: list[Any]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Bring gradients to the rows' owners; returns what this trainer is to update.
-
-    A key is a row's id with the bits of the trainers whose seeds reach it; sums and unions of bits
-    may be made on the way. Among the trainers of the machine that has a row, id mod trainers says
-    which one updates it.
-    """
-    world, trainers = table.session.world, np.asarray(table.session.trainers)
-    rounds = int(world.all_reduce(torch.tensor([len(traces)]), "max", "control"))
-    none = (np.empty(0, np.int64), np.empty((0, table.width), np.float32), np.empty(0, np.int64))
-    arrived = []
-    for place in range(rounds):
-        ids, grads, bits = table.combine(*traces[place]) if place < len(traces) else none
-        machine = np.searchsorted(table.bounds, ids, side="right") - 1
-        route = RowRoute(world, trainers[machine, ids % trainers.shape[1]],
-                         np.stack([ids, bits], 1))
-        keys = np.ascontiguousarray(route.asked.T)
-        arrived.append(table.combine(keys[0], route.deliver(torch.from_numpy(grads)).numpy(),
-                                     keys[1]))
-    return _join(arrived, table)
-
-
-def _update(optimizer: Any, embedding: Any, apply: Callable[..., None], ids: np.ndarray,
-            grads: np.ndarray, counts: np.ndarray) -> None:
-    table: Table = embedding.heta
-    state = optimizer._state[embedding.name]
-    local = [_local(t) for t in (embedding._tensor, *(state if isinstance(state, tuple)
-                                                      else (state,)))]
-    inside = (ids >= table.low) & (ids < table.high)
-    if inside.all():
-        apply(optimizer, ids - table.low, grads, counts, *local)
-        return
-    apply(optimizer, ids[inside] - table.low, grads[inside], counts[inside], *local)
-    names = ["value", *(f"state {i}" for i in range(len(local) - 1))]
-    copies = [table.copies(name, array) for name, array in zip(names, local)]
-    apply(optimizer, ids[~inside], grads[~inside], counts[~inside], *copies)
-
-
-def _local(tensor: Any) -> np.ndarray:
-    """The rows of a DistTensor that this machine owns, in shared memory."""
-    return tensor.local_partition.numpy()
-
-
-def _adam(optimizer: Any, rows: np.ndarray, grads: np.ndarray, counts: np.ndarray,
-          *state: np.ndarray) -> None:
-    f = np.float32
-    _adam_rows(rows, grads, counts, *state, f(optimizer._lr), f(optimizer._beta1),
-               f(1 - optimizer._beta1), f(optimizer._beta2), f(1 - optimizer._beta2),
-               f(optimizer._eps))
-
-
-def _adagrad(optimizer: Any, rows: np.ndarray, grads: np.ndarray, counts: np.ndarray,
-             *state: np.ndarray) -> None:
-    _adagrad_rows(rows, grads, counts, *state, np.float32(optimizer._lr),
-                  np.float32(optimizer._eps))
-
-
-@kernel
-def _count_bits(bits):  # type: ignore[no-untyped-def]
-    """The number of bits that are set, at least 1."""
-    out = np.empty(len(bits), np.float32)
-    for i in range(len(bits)):
-        word, n = bits[i], 0
-        while word != 0:
-            word &= word - 1
-            n += 1
-        out[i] = max(n, 1)
-    return out
-
-
-@kernel
-def _adam_rows(rows, grads, counts, value, step, first, second, lr, beta1, keep1, beta2, keep2,
-               eps):  # type: ignore[no-untyped-def]
-    """Adam with a step count per row (dgl.distributed.optim.SparseAdam), one pass."""
-    one = np.float32(1)
-    for i in range(len(rows)):
-        row = rows[i]
-        step[row] += one
-        correct1 = one / (one - beta1 ** step[row])
-        correct2 = one / (one - beta2 ** step[row])
-        scale = one / counts[i]
-        x, m, v, g = value[row], first[row], second[row], grads[i]
-        for k in range(len(g)):
-            grad = g[k] * scale
-            m[k] = beta1 * m[k] + keep1 * grad
-            v[k] = beta2 * v[k] + keep2 * grad * grad
-            x[k] -= lr * m[k] * correct1 / (np.sqrt(v[k] * correct2) + eps)
-
-
-@kernel
-def _adagrad_rows(rows, grads, counts, value, total, lr, eps):  # type: ignore[no-untyped-def]
-    """dgl.distributed.optim.SparseAdagrad of DGL 2.1 on CPU, one pass.
-
-    It keeps √(Σ + g²) + ε as the next step's Σ.
-    """
-    for i in range(len(rows)):
-        x, s, g = value[rows[i]], total[rows[i]], grads[i]
-        for k in range(len(g)):
-            grad = g[k] / counts[i]
-            s[k] = np.sqrt(s[k] + grad * grad) + eps
-            x[k] -= lr * grad / s[k]
 
 
 def _open(embedding: Any) -> None:

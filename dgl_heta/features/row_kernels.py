@@ -158,6 +158,18 @@ def sum_rows_with_bits(rows: np.ndarray, values: np.ndarray, bits: np.ndarray, s
     return unique[:count], sums[:count], united[:count]
 
 
+def each_once(ids: np.ndarray, slots: np.ndarray) -> bool:
+    """Whether no id (int64) is there twice; `slots` as in :func:`sum_rows`."""
+    return bool(_each_once(ids, slots))
+
+
+def marked(ids: np.ndarray, among: np.ndarray, slots: np.ndarray) -> np.ndarray:
+    """For each of `ids` (int64) whether it is `among` others; `slots` as in :func:`sum_rows`."""
+    out = np.empty(len(ids), np.bool_)
+    _marked(ids, among, slots, out)
+    return out
+
+
 @kernel
 def _gather(array, ids, out):  # type: ignore[no-untyped-def]
     for i in range(len(ids)):
@@ -240,3 +252,24 @@ def _sum_rows(rows, values, bits, slots, unique, sums, united):  # type: ignore[
     for i in range(count):
         slots[unique[i]] = -1
     return count
+
+
+@kernel
+def _each_once(ids, slots):  # type: ignore[no-untyped-def]
+    once = True
+    for i in range(len(ids)):
+        once &= slots[ids[i]] < 0
+        slots[ids[i]] = 0
+    for i in range(len(ids)):
+        slots[ids[i]] = -1
+    return once
+
+
+@kernel
+def _marked(ids, among, slots, out):  # type: ignore[no-untyped-def]
+    for i in range(len(among)):
+        slots[among[i]] = 0
+    for i in range(len(ids)):
+        out[i] = slots[ids[i]] >= 0
+    for i in range(len(among)):
+        slots[among[i]] = -1

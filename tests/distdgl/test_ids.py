@@ -33,7 +33,7 @@ def test_an_index_out_of_range_of_node_data_is_an_error(wrong: int, lazy: bool) 
 @pytest.mark.parametrize("wrong", [-1, 5])
 def test_an_index_out_of_range_of_an_embedding_is_an_error(wrong: int) -> None:
     table = Table.__new__(Table)
-    table._count, table.low, table.high = 5, 0, 5
+    table.count, table.low, table.high = 5, 0, 5
     table._tensor = SimpleNamespace(local_partition=torch.ones(5, 2))
     assert table.read(torch.tensor([4, 0])).shape == (2, 2)
     with pytest.raises(IndexError, match="5 rows"):
