@@ -57,7 +57,8 @@ class Comm:
     ----------
     wire : what float32 numbers of partial aggregations and learnable rows are sent as (bfloat16),
         or None: as they are. They are summed as float32. What a worker sends to itself is rounded
-        like what it sends to others, so all see the same numbers.
+        like what it sends to others, so all see the same numbers; gradients that a DistDGL script's
+        trainer has of its own rows are not sent, nor rounded.
     """
 
     def __init__(self, traffic: Traffic, ranks: Sequence[int] | None = None,

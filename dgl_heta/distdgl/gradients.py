@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from torch import Tensor
+
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.whereabouts import at
 from dgl_heta.errors import HetaError
+from dgl_heta.nn.gradients import check_views
 from dgl_heta.system.patching import patch_all
 
 
@@ -17,6 +20,8 @@ def _backward(original: Any) -> Any:
         if session is None:
             original(*args, **kwargs)
         else:
+            given = kwargs.get("inputs")
+            check_views(() if given is None else [given] if isinstance(given, Tensor) else given)
             session.chains.backward(original, *args, **kwargs)
     return backward
 
@@ -26,6 +31,7 @@ def _grad(original: Any) -> Any:
         session = current()
         if session is None:
             return original(outputs, inputs, *args, **kwargs)
+        check_views([inputs] if isinstance(inputs, Tensor) else inputs)
         return session.chains.grad(original, outputs, inputs, *args, **kwargs)
     return grad
 

@@ -18,6 +18,7 @@ from dgl_heta.distdgl.plain import is_plain_module
 from dgl_heta.distdgl.session import Session
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.aggregate import reduce_each, segment_reduce
+from dgl_heta.nn.gradients import shaped
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import InEdges, RelationBlock
 
@@ -55,7 +56,7 @@ def _weights_first(module: Any, kwargs: Mapping[str, Any]) -> bool:
 
 def aggregate(module: Any, edges: RelationBlock, rows: Tensor) -> Tensor:
     """The rows' sum or mean over in-edges, before or after weights."""
-    flat = rows.flatten(1)
+    flat = shaped(rows, len(rows), rows.shape[1:].numel())
     indptr, indices = edges.indptr.to(rows.device), edges.indices.to(rows.device)
     return segment_reduce(indptr, indices, flat, _operation(module)).view(-1, *rows.shape[1:])
 

@@ -19,6 +19,7 @@ from dgl_heta.distdgl.refusals import refuse_partial
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.nn.aggregate import segment_reduce
+from dgl_heta.nn.gradients import shaped
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.system.patching import patch_all
@@ -51,12 +52,13 @@ def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         edges = getattr(gidx, "heta_edges", None)
         if edges is not None and reduce_op == "sum":
             if op == "copy_lhs" and _ours(lhs) and edges.fits(lhs):
-                rows = segment_reduce(edges.indptr, edges.indices, lhs.flatten(1), "sum")
+                rows = segment_reduce(edges.indptr, edges.indices,
+                                      shaped(lhs, len(lhs), lhs.shape[1:].numel()), "sum")
                 return rows.view(-1, *lhs.shape[1:])
             if op == "mul" and _ours(lhs, rhs) and edges.fits(lhs) and _per_head(lhs, rhs):
                 heads = lhs.shape[1:-1].numel()
                 (rows,) = kernel_in_use().u_mul_e_sum(
-                    [edges.in_edges], [lhs.reshape(-1, heads, lhs.shape[-1])],
+                    [edges.in_edges], [shaped(lhs, len(lhs), heads, lhs.shape[-1])],
                     [rhs.reshape(-1, heads)])
                 return rows.view(-1, *lhs.shape[1:])
         return original(gidx, op, reduce_op, lhs, rhs)
@@ -76,11 +78,13 @@ def sddmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
             if op == "add":
                 (values,) = kernel_in_use().u_add_v(
-                    [edges.in_edges], [source.flatten(1)], [destination.flatten(1)])
+                    [edges.in_edges], [shaped(source, len(source), source.shape[1:].numel())],
+                    [destination.flatten(1)])
                 return values.view(-1, *source.shape[1:])
-            heads = (-1, source.shape[1:-1].numel(), source.shape[-1])
+            heads = (source.shape[1:-1].numel(), source.shape[-1])
             (values,) = kernel_in_use().u_dot_v(
-                [edges.in_edges], [source.reshape(heads)], [destination.reshape(heads)])
+                [edges.in_edges], [shaped(source, len(source), *heads)],
+                [destination.reshape(len(destination), *heads)])
             return values.view(-1, *source.shape[1:-1], 1)
         return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
     return gsddmm

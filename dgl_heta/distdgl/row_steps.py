@@ -7,6 +7,7 @@ rows alone that another trainer updates (`train.learnable = exact`).
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,6 +62,8 @@ def step(optimizer: Any, embeddings: list[Any]) -> None:
     tables: list[Table] = [e.heta for e in embeddings]
     traces = [[_rows(table, *one) for one in e._trace] for e, table in zip(embeddings, tables)]
     shared = [i for i, table in enumerate(tables) if table.exact]
+    if shared:
+        _check_alike(optimizer, [embeddings[i] for i in shared])
     batches: list[list[list[Rows]]] = [[[rows] for rows in own] for own in traces]
     for i, routed in zip(shared, _route([tables[i] for i in shared], [traces[i] for i in shared])):
         batches[i] = routed
@@ -73,6 +76,30 @@ def step(optimizer: Any, embeddings: list[Any]) -> None:
     optimizer._clean_grad = False
     if shared:
         tables[0].session.world.barrier()  # owners are done before anyone pulls
+
+
+_checked: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+"""Optimizers whose shared embeddings all trainers have agreed upon, with these."""
+
+
+def _check_alike(optimizer: Any, embeddings: Sequence[Any]) -> None:
+    """
+    Raises
+    ------
+    HetaError
+        The optimizers of two trainers have other embeddings, or the same in another order.
+    """
+    own = [[e.name, e.heta.count, e.heta.width] for e in embeddings]
+    if _checked.get(optimizer) == own:
+        return
+    world = embeddings[0].heta.session.world
+    for rank, other in enumerate(world.all_gather_json(own, "control")):
+        if other != own:
+            names = [" ".join(e[0] for e in each) for each in (own, other)]
+            raise HetaError(f"a sparse optimizer has the DistEmbeddings {names[0]} here and "
+                            f"{names[1]} on trainer {rank}; give all trainers' the same, in the "
+                            "same order")
+    _checked[optimizer] = own
 
 
 def _rows(table: Table, index: Any, rows: Any, bits: np.ndarray) -> Rows:

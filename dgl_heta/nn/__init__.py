@@ -4,11 +4,18 @@ AGG_all (`cross`)."""
 from dgl_heta.errors import RelationError
 from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
-from dgl_heta.nn.gradients import Reading, is_read, new_tensor, new_zeros, reading_of
+from dgl_heta.nn.gradients import (
+    Reading,
+    differentiable_once,
+    is_read,
+    new_tensor,
+    new_zeros,
+    reading_of,
+)
 from dgl_heta.nn.joined import Joined, elementwise
 from dgl_heta.nn.kernels import BaseKernel, FusedKernel, TorchKernel, kernel_in_use, use_kernel
 
 __all__ = ["REDUCERS", "BaseKernel", "CrossRelation", "CrossSoftmax", "CrossStack",
-           "FusedKernel", "Joined", "Reading", "RelationError", "TorchKernel", "elementwise",
-           "is_read", "kernel_in_use", "new_tensor", "new_zeros", "reading_of", "segment_reduce",
-           "use_kernel"]
+           "FusedKernel", "Joined", "Reading", "RelationError", "TorchKernel",
+           "differentiable_once", "elementwise", "is_read", "kernel_in_use", "new_tensor",
+           "new_zeros", "reading_of", "segment_reduce", "use_kernel"]

@@ -5,21 +5,26 @@ layer has many such operators (relations times scores, sums, destinations), and 
 an array for each and add them up. Here they add to one array. Operators depend on a token, which
 the tensor's :class:`_Hub` gives; when all of them have added what they have, autograd comes to the
 hub, which hands the array on as the tensor's gradient.
+
+Scripts make a view of a tensor for each relation (`key.view(-1, heads, width)`). Operators that
+read such views add to the array of the tensor that they show, past the views. What would be seen
+of a view's own gradient is refused: :func:`check_views`, and hooks when the hub runs.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary
 
+from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import new_rows
 
 _CPU = torch.device("cpu")
@@ -39,38 +44,69 @@ def new_zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device = _
     return new_tensor(shape, dtype, device).zero_()
 
 
+def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A `backward` whose results cannot be differentiated again: that is an error.
+
+    PyTorch's `once_differentiable` lets a gradient of gradients pass, as a constant, where the loss
+    is linear in what a function gives.
+    """
+    @functools.wraps(backward)
+    def run(ctx: Any, *grads: Any) -> Any:
+        with torch.no_grad():
+            found = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return found
+        every = found if isinstance(found, tuple) else (found,)
+        there = [x for x in every if x is not None]
+        error = torch._C._functions.DelayedError(  # type: ignore[attr-defined]
+            b"a gradient of a compiled kernel cannot be differentiated again; use the kernel "
+            b"'torch' (train.kernel)", len(there))
+        marked = iter(error(*(x.detach().requires_grad_() for x in there)) if there else ())
+        every = tuple(None if x is None else next(marked) for x in every)
+        return every if isinstance(found, tuple) else every[0]
+    return run
+
+
 class Sink:
-    """The gradient of a tensor, while a backward pass adds to it."""
+    """The gradient of a tensor, while backward passes add to it: inside of each other, or on
+    several threads. It refers to nothing of the graph, which refers to it."""
 
     def __init__(self, like: Tensor) -> None:
         self._shape, self._dtype, self._device = like.shape, like.dtype, like.device
-        self._array: Tensor | None = None
-        self._pass = -1
+        self._of_pass: dict[int, Tensor] = {}
 
-    def array(self) -> Tensor:
-        """The array to add to, of the tensor's shape, C order; zeros when a pass first asks."""
+    def array(self, hub: Any) -> Tensor:
+        """The array to add to in this backward pass, of the tensor's shape, C order; zeros when it
+        first asks. One that nobody takes if the pass does not come to the `hub`."""
         this = torch._C._current_graph_task_id()
-        if self._array is None or self._pass != this:  # what a pass has left that ended early
-            self._array = new_zeros(self._shape, self._dtype, self._device)
-            self._pass = this
-        return self._array
+        found = self._of_pass.get(this)
+        if found is None:
+            found = new_zeros(self._shape, self._dtype, self._device)
+            if torch._C._will_engine_execute_node(hub):  # type: ignore[attr-defined]
+                self._of_pass[this] = found
+        return found
 
     def take(self) -> Tensor | None:
-        """The whole gradient, None if nobody added to it; the next pass begins with zeros."""
-        found, self._array = self._array, None
-        return found if self._pass == torch._C._current_graph_task_id() else None
+        """The whole gradient of this pass, None if nobody added to it."""
+        return self._of_pass.pop(torch._C._current_graph_task_id(), None)
 
 
 class _Hub(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, states: Tensor, sink: Sink) -> Tensor:
-        ctx.sink = sink
+    def forward(ctx: Any, states: Tensor, sink: Sink, views: list[Tensor]) -> Tensor:
+        ctx.sink, ctx.views = sink, views
         return states.new_zeros(())
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, None]:  # type: ignore[override]
-        return ctx.sink.take(), None
+    @differentiable_once
+    def backward(ctx: Any, _: Tensor) -> tuple[Tensor | None, None, None]:
+        for view in ctx.views:
+            if _is_observed(view):
+                raise HetaError(
+                    f"a hook, or retain_grad, was put on a view of shape {tuple(view.shape)} after "
+                    "message passing had read it, past which its gradient goes; put it there "
+                    "before, or on the tensor that the view was made of")
+        return ctx.sink.take(), None, None
 
 
 class Reading:
@@ -78,66 +114,118 @@ class Reading:
 
     Attributes
     ----------
-    sink : where they add its gradient.
+    views : those of the tensor that were read in its place.
     token : what they depend on, so that the hub comes after them.
     """
 
     def __init__(self, states: Tensor) -> None:
-        self.version = states._version
-        self.sink = Sink(states)
-        self.token: Tensor = _Hub.apply(states, self.sink)
+        self._made = _state(states)
+        self.views: list[Tensor] = []
+        sink = Sink(states)
+        self._sink, self.token = sink, _Hub.apply(states, sink, self.views)
+
+    def array(self) -> Tensor:
+        """Where this backward pass adds the tensor's gradient, see :meth:`Sink.array`."""
+        return self._sink.array(self.token.grad_fn)
+
+    def is_of(self, states: Tensor) -> bool:
+        """Whether the tensor is still what was read."""
+        return all(a is b or a == b for a, b in zip(self._made, _state(states)))
+
+
+def _state(states: Tensor) -> tuple[Any, ...]:
+    """What changes when a tensor is written to, detached in place or given other data."""
+    return states._version, states.grad_fn, states.shape, states.dtype, states.data_ptr()
 
 
 # Weak on both sides: a token keeps the tensor's graph, and so a leaf itself.
 _readings: Any = WeakIdKeyDictionary()
-
+_shown: Any = WeakIdKeyDictionary()
+"""Views that were made here → the tensor that somebody gave."""
+_passed: Any = WeakIdKeyDictionary()
+"""Views that were read and that gradients go past."""
 
 _VIEWS = {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "UnsqueezeBackward0",
           "SqueezeBackward1"}
 
 
-def _viewed(states: Tensor) -> Tensor:
-    """The tensor that `states` shows in another shape, or itself: scripts make a view for each
-    relation."""
+def shaped(states: Tensor, *shape: int) -> Tensor:
+    """`states.reshape(shape)`, for an operator that asks for another shape than it was given."""
+    if states.shape == shape:
+        return states  # also rows that wait for their values
+    out = states.reshape(shape)
+    if states.requires_grad and torch.is_grad_enabled() and states.is_contiguous() and (
+            type(states) is Tensor):
+        _shown[out] = states
+    return out
+
+
+def _is_observed(view: Tensor) -> bool:
+    """Whether somebody has asked to see a tensor's own gradient."""
+    return bool(view._backward_hooks) or (not view.is_leaf and view.retains_grad)
+
+
+def check_views(tensors: Iterable[Any]) -> None:
+    """
+    Raises
+    ------
+    HetaError
+        One is a view that message passing has read: its own gradient is not to be had.
+    """
+    for x in tensors:
+        if isinstance(x, Tensor) and x in _passed:
+            raise HetaError(f"the gradient of a view of shape {tuple(x.shape)} cannot be had after "
+                            "message passing has read it, past which it goes; ask for that of the "
+                            "tensor that the view was made of")
+
+
+def _viewed(states: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The tensor that `states` shows in another shape, and the view that somebody made of it; or
+    itself."""
+    states = _shown.get(states, states)
     base = states._base
     if base is None or not (base.requires_grad and base.is_contiguous()
                             and states.is_contiguous() and base.shape.numel() ==
-                            states.shape.numel()):
-        return states
-    node = states.grad_fn
-    while node is not None and node.name() in _VIEWS:
-        node = node.next_functions[0][0]
-    made = base.grad_fn
-    if node is None or (node is not made if made is not None
-                        else getattr(node, "variable", None) is not base):
-        return states  # another way leads to its memory: detached, or written to
-    return base
+                            states.shape.numel()) or _is_observed(states):
+        return states, None
+    node, made = states.grad_fn, base.grad_fn
+    if node is None or node.name() not in _VIEWS:
+        return states, None  # another way leads to its memory: detached, or written to
+    below, output = node.next_functions[0]
+    if (below is made and output == base.output_nr if made is not None
+            else getattr(below, "variable", None) is base):
+        return base, states
+    return states, None
 
 
 def reading_of(states: Tensor) -> Reading | None:
     """What operators that read a tensor have in common; None if it wants no gradient.
 
-    Its sink's array has the tensor's memory layout, but may have another shape.
+    Its array has the tensor's memory layout, but may have another shape.
     """
     if not (states.requires_grad and torch.is_grad_enabled()):
         return None
-    states = _viewed(states)
+    states, view = _viewed(states)
     found = _known(states)
     if found is None:
         found = Reading(states)
         _readings[states] = weakref.ref(found)
+    if view is not None and view not in _passed:
+        _passed[view] = None
+    if view is not None and not any(view is one for one in found.views):
+        found.views.append(view)
     return found
 
 
 def is_read(states: Tensor) -> bool:
     """Whether another operator reads the tensor already, so that there is an array to add to."""
-    return _known(_viewed(states)) is not None
+    return _known(_viewed(states)[0]) is not None
 
 
 def _known(states: Tensor) -> Reading | None:
     known = _readings.get(states)
     found: Reading | None = known() if known is not None else None
-    return found if found is not None and found.version == states._version else None
+    return found if found is not None and found.is_of(states) else None
 
 
 def with_memory(states: Tensor) -> Tensor:
@@ -156,7 +244,7 @@ def array_of(reading: Reading | None, shape: Sequence[int], dtype: torch.dtype) 
     shape; one that nobody reads if the tensor wants no gradient."""
     if reading is None:
         return new_zeros(shape, dtype).numpy()
-    array: np.ndarray = reading.sink.array().view(tuple(shape)).numpy()
+    array: np.ndarray = reading.array().view(tuple(shape)).numpy()
     return array
 
 

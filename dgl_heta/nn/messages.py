@@ -23,10 +23,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
-from dgl_heta.nn.gradients import Reading, array_of, done, reading_of, with_memory, with_token
+from dgl_heta.nn.gradients import (
+    Reading,
+    array_of,
+    differentiable_once,
+    done,
+    reading_of,
+    with_memory,
+    with_token,
+)
 from dgl_heta.system.jit import kernel
 
 
@@ -138,8 +145,8 @@ class _Pair(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         indptr, indices, source, other = ctx.saved_tensors
         to_source = array_of(ctx.reading, source.shape, source.dtype)
         new = torch.empty if ctx.operator.sums else torch.zeros  # every edge's entry is written
@@ -161,8 +168,8 @@ class _Add(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         indptr, indices = ctx.saved_tensors
         to_destination = grad.new_zeros((len(indptr) - 1, grad.shape[1]))
         _add_backward(indptr.numpy(), indices.numpy(), _array(grad),

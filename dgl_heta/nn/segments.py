@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dgl_heta.errors import InputError
+from dgl_heta.nn.gradients import differentiable_once
 from dgl_heta.system.jit import kernel
 
 
@@ -71,8 +71,8 @@ class _Total(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         return None, torch.repeat_interleave(grad, ctx.saved_tensors[0].diff(), dim=0)
 
 
@@ -85,8 +85,8 @@ class _Softmax(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         indptr, out = ctx.saved_tensors
         to_scores = torch.empty_like(out)
         _softmax_backward(indptr.numpy(), _array(grad), out.numpy(), to_scores.numpy())

@@ -12,10 +12,17 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dgl_heta.features.row_kernels import add_edges
-from dgl_heta.nn.gradients import Reading, array_of, done, reading_of, with_memory, with_token
+from dgl_heta.nn.gradients import (
+    Reading,
+    array_of,
+    differentiable_once,
+    done,
+    reading_of,
+    with_memory,
+    with_token,
+)
 from dgl_heta.system.jit import kernel
 
 
@@ -56,8 +63,8 @@ class _FusedSums(torch.autograd.Function):
         return tuple(result)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         edges = ctx.saved_tensors
         given = [(g, *pair) for g, pair in zip(grads, zip(edges[::2], edges[1::2]))
                  if g is not None]
@@ -84,8 +91,8 @@ class _FusedExtreme(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         (winner,) = ctx.saved_tensors
         _extreme_backward(winner.numpy(), grad.contiguous().numpy(),
                           array_of(ctx.reading, ctx.shape, grad.dtype))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
+from dgl_heta.errors import HetaError
 from dgl_heta.nn import BaseKernel, FusedKernel, TorchKernel, gradients
 from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.system.jit import COMPILES
@@ -104,3 +108,128 @@ def test_what_wants_no_gradient_gets_none() -> None:
     unused = FUSED.reduce(RELATIONS[:1], [leaf], "sum")[0]  # noqa: F841
     (leaf.detach() * weights.sum()).sum().backward()
     assert leaf.grad is None
+
+
+def both(function: Callable[[BaseKernel, Tensor], Tensor | None]) -> None:
+    """A function gives the same gradients, a leaf's if it returns none, with either kernel."""
+    found = []
+    for kernel in (FUSED, TORCH):
+        leaf = states()
+        grad = function(kernel, leaf)
+        grad = leaf.grad if grad is None else grad
+        assert grad is not None
+        found.append(grad)
+    torch.testing.assert_close(*found)
+
+
+def summed(kernel: BaseKernel, rows: Tensor) -> Tensor:
+    return kernel.reduce(RELATIONS[:1], [rows], "sum")[0]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_backward_pass_inside_another_loses_nothing(reentrant: bool) -> None:
+    """Checkpointing with reentrant passes, between other operators on the same tensor."""
+    def run(kernel: BaseKernel, leaf: Tensor) -> None:
+        scale = torch.full((), 0.3, dtype=torch.float64, requires_grad=True)
+        last = summed(kernel, leaf).sum()
+        middle = checkpoint(lambda z: (summed(kernel, leaf) * z).pow(2).sum(), scale,
+                            use_reentrant=reentrant)
+        first = summed(kernel, leaf).pow(3).sum()
+        (first + middle + last).backward()
+    both(run)
+
+
+def test_passes_on_several_threads_keep_apart() -> None:
+    def run(kernel: BaseKernel, leaf: Tensor) -> Tensor:
+        grads: dict[int, Tensor] = {}
+        losses = [summed(kernel, leaf).pow(2).sum() * (i + 1) + summed(kernel, leaf).sum()
+                  for i in range(8)]
+        wait = threading.Barrier(len(losses))
+
+        def one(number: int) -> None:
+            wait.wait()
+            grads[number], = torch.autograd.grad(losses[number], leaf)
+        threads = [threading.Thread(target=one, args=(i,)) for i in range(len(losses))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return torch.stack([grads[i] for i in range(len(losses))])
+    for _ in range(5):
+        both(run)
+
+
+def test_a_tensor_detached_in_place_is_another_one() -> None:
+    def run(kernel: BaseKernel, leaf: Tensor) -> Tensor:
+        hidden = torch.tanh(leaf)
+        before = summed(kernel, hidden).sum()
+        hidden.detach_().requires_grad_()
+        (before + summed(kernel, hidden).pow(2).sum()).backward()
+        assert hidden.grad is not None
+        assert leaf.grad is not None
+        return torch.stack([leaf.grad, hidden.grad])
+    both(run)
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_hook_on_a_view_sees_its_gradient_or_is_refused(own: bool) -> None:
+    """`own`: the operator is given another shape of the view, as message passing makes it."""
+    def read(kernel: BaseKernel, view: Tensor) -> Tensor:
+        return summed(kernel, gradients.shaped(view, 5, 4)) if own else (
+            kernel.u_mul_e_sum(RELATIONS[:1], [view], [torch.ones(5, 2, dtype=torch.float64)])[0])
+
+    def hooked(kernel: BaseKernel, leaf: Tensor) -> None:
+        view = torch.tanh(leaf).view(5, 2, 2)
+        view.register_hook(lambda grad: grad * 10)  # type: ignore[no-untyped-call]
+        read(kernel, view).pow(2).sum().backward()
+
+    def kept(kernel: BaseKernel, leaf: Tensor) -> Tensor | None:
+        view = torch.tanh(leaf).view(5, 2, 2)
+        view.retain_grad()
+        read(kernel, view).pow(2).sum().backward()
+        return view.grad
+    both(hooked)
+    both(kept)
+    for observe in (lambda v: v.register_hook(lambda grad: grad), Tensor.retain_grad):
+        view = torch.tanh(states()).view(5, 2, 2)
+        out = read(FUSED, view).sum()
+        observe(view)
+        with pytest.raises(HetaError, match="a view of shape"):
+            out.backward()
+    view = torch.tanh(states()).view(5, 2, 2)
+    out = read(FUSED, view).sum() + view.sum()
+    with pytest.raises(HetaError, match="gradient of a view"):
+        gradients.check_views([view])
+    gradients.check_views([torch.tanh(states()).view(5, 2, 2), None])
+
+
+def test_a_view_of_a_view_has_its_own_gradient() -> None:
+    def run(kernel: BaseKernel, leaf: Tensor) -> None:
+        view = torch.tanh(leaf).view(5, 2, 2)
+        view.register_hook(lambda grad: grad * 10)  # type: ignore[no-untyped-call]
+        summed(kernel, view.view(5, 4)).pow(2).sum().backward()
+    both(run)
+
+
+@pytest.mark.parametrize("kernel_call", [
+    lambda s, d: FUSED.u_dot_v(RELATIONS[:1], [s], [d])[0],
+    lambda s, d: FUSED.u_mul_e_sum(RELATIONS[:1], [s], [d.flatten(0, 1)[:5, :1]])[0]])
+def test_a_second_differentiation_is_an_error(kernel_call: Callable[..., Tensor]) -> None:
+    leaf, other = states(), torch.ones(3, 2, 4, dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(kernel_call(leaf, other).sum(), other, create_graph=True)
+    with pytest.raises(RuntimeError, match="cannot be differentiated again"):
+        (kernel_call(leaf, other).sum() + grad.pow(2).sum()).backward()
+
+
+def test_no_graph_is_kept_from_step_to_step() -> None:
+    weight = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+    gone = []
+    for number in range(4):
+        leaf = states()
+        hidden = torch.tanh(leaf) @ weight
+        loss = as_scripts_do(FUSED, hidden)
+        gone += [weakref.ref(leaf), weakref.ref(hidden), weakref.ref(loss)]
+        if number % 2:
+            loss.backward()
+        del leaf, hidden, loss
+    assert [ref() for ref in gone] == [None] * len(gone)

@@ -14,9 +14,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from dgl_heta.nn import BaseKernel, Joined, RelationError, new_tensor
+from dgl_heta.nn import BaseKernel, Joined, RelationError, differentiable_once, new_tensor
 from dgl_heta.tools import InEdges
 
 _one = BaseKernel()
@@ -121,8 +120,8 @@ class _Products(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         tensors, sizes = ctx.saved_tensors, ctx.sizes
         rows, weights = _apart(ctx, tensors)
         grads = grad.split(sizes)

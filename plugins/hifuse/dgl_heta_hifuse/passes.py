@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from dgl_heta.nn import Joined, RelationError, new_tensor, new_zeros, reading_of
+from dgl_heta.nn import (
+    Joined,
+    RelationError,
+    differentiable_once,
+    new_tensor,
+    new_zeros,
+    reading_of,
+)
 from dgl_heta_hifuse import compiled as c
 from dgl_heta_hifuse.arguments import Call, Chosen, Rows, addresses
 
@@ -206,8 +212,8 @@ class _Pass(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         _ = ctx.saved_tensors  # none was changed in place
         call, functions, others = ctx.call, ctx.functions, ctx.others
         grad = grad.contiguous()
@@ -215,7 +221,7 @@ class _Pass(torch.autograd.Function):
         jobs[:, c.OUT] = addresses([grad], ctx.sizes, True)
         of_sources = any(reading is not None for reading in call.readings)
         if of_sources:  # the pass adds to all or to none
-            arrays = [new_zeros(shape, grad.dtype) if reading is None else reading.sink.array()
+            arrays = [new_zeros(shape, grad.dtype) if reading is None else reading.array()
                       for shape, reading in zip(call.shapes, call.readings)]
             at = [array.data_ptr() for array in arrays]
             jobs[:, c.TO_SOURCE] = [at[i] for i in call.of]
@@ -257,8 +263,8 @@ class _Softmax(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         (out,), others, grad = ctx.saved_tensors, ctx.others, grad.contiguous()
         jobs = ctx.call.jobs([])
         jobs[:, c.OTHER] = addresses([out], others.sizes, True)
@@ -299,10 +305,10 @@ class _Gathered(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         call, grad = ctx.call, grad.contiguous()
-        arrays = [new_zeros(shape, grad.dtype) if reading is None else reading.sink.array()
+        arrays = [new_zeros(shape, grad.dtype) if reading is None else reading.array()
                   for shape, reading in zip(call.shapes, call.readings)]
         at = [x.data_ptr() for x in arrays]
         call.chosen.run(c.scatter, [at[i] for i in call.of],
@@ -322,8 +328,8 @@ class _Scatter(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad = grad.contiguous()
         whole, at = ctx.others.new(False)
         ctx.chosen.run(c.gather, [grad.data_ptr()] * len(at), at, _width(ctx.shape[1:]), grad)

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
-from dgl_heta.nn import Joined, new_tensor, new_zeros
+from dgl_heta.nn import Joined, differentiable_once, new_tensor, new_zeros
 from dgl_heta_hifuse import compiled as c
 from dgl_heta_hifuse.arguments import Call, Rows, addresses
 
@@ -100,7 +99,7 @@ class _Pass:
         jobs[:, c.OTHER], jobs[:, c.OTHERS] = ctx.others.at, ctx.others.sizes
         wanted = any(reading is not None for reading in call.readings)
         if wanted:
-            arrays = [new_zeros(shape, dtype) if reading is None else reading.sink.array()
+            arrays = [new_zeros(shape, dtype) if reading is None else reading.array()
                       for shape, reading in zip(call.shapes, call.readings)]
             at = [array.data_ptr() for array in arrays]
             jobs[:, c.TO_SOURCE] = [at[i] for i in call.of]
@@ -134,8 +133,8 @@ class _Dot(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         grad, weights, others = grad.contiguous(), ctx.weights, ctx.others
         jobs, of_sources = _Pass.begin_backward(ctx, grad.dtype)
         _, heads, _, width = weights.shape
@@ -176,8 +175,8 @@ class _Weighted(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         weights, others = ctx.weights, ctx.others
         jobs, of_sources = _Pass.begin_backward(ctx, grad.dtype)
         _, heads, width, _ = weights.shape
