@@ -14,6 +14,8 @@ parts and the settings of `dgl-heta launch` differ:
   heta-exact                as heta, learnable features exactly as DistDGL has them, rows moving.
   heta-delegated            the same, one host aggregating them for the others
                             (`partition.shared=delegate`).
+  heta-bf16                 as heta-delegated, partial aggregations and rows sent as bfloat16
+                            (`train.exchange_dtype`).
   graphlearn                GraphLearn-for-PyTorch by its own script (systems/graphlearn), with
                             --graphlearn PYTHON: R-GCN on graphs with features on all types.
 
@@ -64,6 +66,8 @@ SYSTEMS: dict[str, tuple[str, list[str]]] = {  # parts, settings
     "heta-merged": ("meta-shared", [*HETA, "--set", "train.kernel=merged"]),
     "heta-exact": ("meta", ["--set", "train.learnable=exact"]),
     "heta-delegated": ("meta-delegated", ["--set", "train.learnable=exact"]),
+    "heta-bf16": ("meta-delegated", ["--set", "train.learnable=exact",
+                                     "--set", "train.exchange_dtype=bfloat16"]),
     "graphlearn": ("graphlearn", []),
 }
 DELEGATED = "-delegated"

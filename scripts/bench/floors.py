@@ -1,14 +1,16 @@
 """Bytes of a step, as `compare.py` measured them, beside the least that delegation can send.
 
     python scripts/bench/compare.py --shapes mag freebase --models rgcn hgt --parts PARTS \\
-        --systems metis heta heta-exact heta-delegated --json compare.json
+        --systems metis heta heta-exact heta-delegated heta-bf16 --json compare.json
     python scripts/bench/floors.py compare.json --parts PARTS
 
 The floor is what `replica` sent (partial aggregations of seeds, gradients, headers; not the first
 values of the rows that it read, which DistDGL's optimizer asks for) and one row of
 the hidden width, and its gradient, for each destination row of layer 1 whose in-edges another host
 aggregates. With HGT also the query of each such row, and the rows of a type that another host has
-where a relation ends at them. Rows are counted in three steps sampled from the same parts. Ids,
+where a relation ends at them. The last column is what `train.exchange_dtype = bfloat16` sends in
+place of that; gradients of dense parameters stay float32, and so do rows that DistDGL's servers
+answer with. Rows are counted in three steps sampled from the same parts. Ids,
 maxima and sums of attention are not in the floor.
 """
 
@@ -82,10 +84,11 @@ def rows_of(found: dict[str, Any], parts: Path) -> list[list[str]]:
         each = 2 * args.hidden * ITEM
         floor, ours = sent["kept"] + rows * each / 1e6, sent["heta-delegated"]
         moved = [f"{sent['heta-exact']:.1f}"] if "heta-exact" in sent else [""]
+        short = [f"{sent['heta-bf16']:.1f}"] if "heta-bf16" in sent else [""]
         cells.append([shape, f"{args.cohesion:g}", model, f"{sent['metis']:.1f}",
                       f"{sent['heta']:.1f}", *moved, f"{rows:,.0f}", f"{floor:.1f}",
                       f"{ours:.1f}", f"{ours / floor:.2f}",
-                      f"{100 * (ours / sent['metis'] - 1):.0f} %"])
+                      f"{100 * (ours / sent['metis'] - 1):.0f} %", *short])
     return cells
 
 
@@ -96,7 +99,8 @@ def main() -> None:
     options.add_argument("--parts", type=Path, required=True, help="compare.py's --parts")
     chosen = options.parse_args()
     print(markdown(["graph", "cohesion", "model", "METIS", "`replica`", "rows move",
-                    "rows from others", "floor", "delegated", "÷ floor", "than METIS"],
+                    "rows from others", "floor", "delegated", "÷ floor", "than METIS",
+                    "bfloat16"],
                    [row for path in chosen.figures
                     for row in rows_of(json.loads(path.read_text()), chosen.parts)]))
 
