@@ -228,15 +228,14 @@ def _known(states: Tensor) -> Reading | None:
     return found if found is not None and found.is_of(states) else None
 
 
-def with_memory(states: Tensor) -> Tensor:
-    """The same tensor, or its values where rows wait for them
-    (:mod:`dgl_heta.features.deferred`)."""
-    return states if type(states) in (Tensor, torch.nn.Parameter) else states.contiguous()
-
-
-def with_token(reading: Reading | None) -> tuple[Reading | None, Tensor | None]:
-    """What an operator takes of a tensor that it reads: the last two arguments of `apply`."""
-    return reading, None if reading is None else reading.token
+def opened(states: Tensor) -> tuple[Tensor, Reading | None, Tensor | None]:
+    """A tensor as an operator takes it, outside of autograd, with what it has in common with other
+    operators that read it, and their token. Rows that wait for their values
+    (:mod:`dgl_heta.features.deferred`) are computed."""
+    if type(states) not in (Tensor, torch.nn.Parameter):
+        states = states.contiguous()
+    reading = reading_of(states)
+    return states.detach(), reading, None if reading is None else reading.token
 
 
 def array_of(reading: Reading | None, shape: Sequence[int], dtype: torch.dtype) -> np.ndarray:

@@ -25,15 +25,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.errors import InputError
-from dgl_heta.nn.gradients import (
-    Reading,
-    array_of,
-    differentiable_once,
-    done,
-    reading_of,
-    with_memory,
-    with_token,
-)
+from dgl_heta.nn.gradients import Reading, array_of, differentiable_once, done, opened
 from dgl_heta.system.jit import kernel
 
 
@@ -45,11 +37,10 @@ def edge_dot(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tenso
     InputError
         A shape does not fit, or an edge starts at a row that is not there.
     """
-    source = with_memory(source)
-    reading, source = reading_of(source), _per_head(source)
-    _check(indptr, indices, source, destination)
-    out: Tensor = _Pair.apply(_operators_of(source)[0], indptr, indices, source.detach(),
-                              destination, *with_token(reading))
+    rows, *read = opened(source)
+    rows = _per_head(rows)
+    _check(indptr, indices, rows, destination)
+    out: Tensor = _Pair.apply(_operators_of(rows)[0], indptr, indices, rows, destination, *read)
     return out
 
 
@@ -61,10 +52,9 @@ def edge_add(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tenso
     InputError
         A shape does not fit, or an edge starts at a row that is not there.
     """
-    source = with_memory(source)
-    _check(indptr, indices, source, destination)
-    out: Tensor = _Add.apply(indptr, indices, source.detach(), destination,
-                             *with_token(reading_of(source)))
+    rows, *read = opened(source)
+    _check(indptr, indices, rows, destination)
+    out: Tensor = _Add.apply(indptr, indices, rows, destination, *read)
     return out
 
 
@@ -78,15 +68,14 @@ def weighted_sum(indptr: Tensor, indices: Tensor, source: Tensor, weights: Tenso
     InputError
         A shape does not fit, or an edge starts at a row that is not there.
     """
-    source = with_memory(source)
-    reading, source = reading_of(source), _per_head(source)
-    _check(indptr, indices, source)
-    heads = weights.shape[-1] if source.shape[1] == 1 else source.shape[1]
+    rows, *read = opened(source)
+    rows = _per_head(rows)
+    _check(indptr, indices, rows)
+    heads = weights.shape[-1] if rows.shape[1] == 1 else rows.shape[1]
     if weights.shape != (len(indices), heads):
         raise InputError(f"the weights of edges have the shape {tuple(weights.shape)}; it should "
                          f"be {(len(indices), heads)}")
-    out: Tensor = _Pair.apply(_operators_of(source)[1], indptr, indices, source.detach(), weights,
-                              *with_token(reading))
+    out: Tensor = _Pair.apply(_operators_of(rows)[1], indptr, indices, rows, weights, *read)
     return out
 
 

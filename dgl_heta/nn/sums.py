@@ -14,15 +14,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.features.row_kernels import add_edges
-from dgl_heta.nn.gradients import (
-    Reading,
-    array_of,
-    differentiable_once,
-    done,
-    reading_of,
-    with_memory,
-    with_token,
-)
+from dgl_heta.nn.gradients import Reading, array_of, differentiable_once, done, opened
 from dgl_heta.system.jit import kernel
 
 
@@ -33,18 +25,16 @@ def sums(edges: Sequence[tuple[Tensor, Tensor]], states: Tensor, mean: bool
     The gradients of all of them are added to one array of the size of `states`, and those of other
     operators that read it, too.
     """
-    states = with_memory(states)
-    reading = reading_of(states)
+    rows, *read = opened(states)
     result: tuple[Tensor, ...] = _FusedSums.apply(
-        states.detach(), mean, *with_token(reading), *(t for pair in edges for t in pair))
+        rows, mean, *read, *(t for pair in edges for t in pair))
     return result
 
 
 def extreme(indptr: Tensor, indices: Tensor, states: Tensor, largest: bool) -> Tensor:
     """The maximum or minimum over in-edges, (R, D), 0 without edges; NaN stays NaN."""
-    states = with_memory(states)
-    result: Tensor = _FusedExtreme.apply(indptr, indices, states.detach(), largest,
-                                         *with_token(reading_of(states)))
+    rows, *read = opened(states)
+    result: Tensor = _FusedExtreme.apply(indptr, indices, rows, largest, *read)
     return result
 
 
