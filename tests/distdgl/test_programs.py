@@ -68,7 +68,8 @@ def test_zeros_in_place_of_no_gradient_are_seen(tmp_path) -> None:
 WATCHED = {"parameter": "has a hook on its gradient", "after": "has a hook on its gradient",
            "module": "has a backward hook", "inside": "retain_grad on a tensor inside a model",
            "inputs": "requires a gradient and is no nn.Parameter",
-           "grad": "torch.autograd.grad with respect to"}
+           "grad": "torch.autograd.grad with respect to",
+           "view": "the gradient of a view of shape"}
 
 
 def test_what_would_see_a_part_of_a_gradient_is_refused(tmp_path) -> None:

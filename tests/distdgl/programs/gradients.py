@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from dgl import function as fn
 from dgl.nn.pytorch import GATConv, GraphConv, HeteroGraphConv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -66,9 +67,26 @@ def partly(t: Trainer, way: str) -> None:
     t.parameters(net)
 
 
+class Viewing(nn.Module):
+    """Sums of a view, two numbers a head, which is kept."""
+
+    def __init__(self, size: int, out: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, out)
+        self.view: Tensor | None = None
+
+    def forward(self, graph: Any, rows: tuple[Tensor, Tensor]) -> Tensor:
+        with graph.local_scope():
+            self.view = self.linear(rows[0]).view(len(rows[0]), -1, 2)
+            graph.srcdata["x"] = self.view
+            graph.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
+            return graph.dstdata["y"].flatten(1)
+
+
 def watched(t: Trainer, way: str) -> None:
     """What would see a part of a gradient."""
-    model = Partly(t, "all", lambda a, b: GraphConv(a, b, norm="right"))
+    model = Partly(t, "all", Viewing if way == "view" else (
+        lambda a, b: GraphConv(a, b, norm="right")))
     parameter = next(model.layers[0].parameters())
     if way == "parameter":
         parameter.register_hook(lambda grad: grad)
@@ -90,6 +108,9 @@ def watched(t: Trainer, way: str) -> None:
         t.record("gradient", grad, seeds["paper"])
     if way == "grad":
         torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
+    if way == "view":
+        views = [m.view for m in net.modules() if isinstance(m, Viewing) and m.view is not None]
+        torch.autograd.grad(loss, views[-1], allow_unused=True)
     loss.backward()
     t.gradients(net)
 
