@@ -33,7 +33,7 @@ from dgl_heta.settings import Settings, section_name
 from dgl_heta.system.files import replacing
 from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.identity import OTHERS, Identity
+from dgl_heta.training.identity import Identity
 from dgl_heta.training.optimizers import load_state, state_tensors
 from dgl_heta.training.recorded import check_model
 from dgl_heta.training.table_files import load_tables, write_tables
@@ -115,10 +115,10 @@ def latest_epoch(run_dir: Path, rank: int, world: Comm, identity: Identity) -> i
     epoch = int(world.all_reduce(oldest, "min", "control").item())
     # One that not all workers have is not gone on from, but it may be that of other workers.
     differs = identity.difference(_note(run_dir, epoch or mine, rank)) if mine else ""
-    anywhere = world.all_reduce(torch.tensor([float(bool(differs))]), "max", "control").item()
-    if anywhere:
-        raise InputError(f"the checkpoint in {run_dir} was made with {differs or OTHERS}; resume "
-                         "with the same, or start in a new run directory")
+    # All say the same: a worker that has no checkpoint knows least, and may be the first to stop.
+    if said := [text for text in world.all_gather_json(differs, "control") if text]:
+        raise InputError(f"the checkpoint in {run_dir} was made with {said[0]}; resume with the "
+                         "same, or start in a new run directory")
     return epoch
 
 

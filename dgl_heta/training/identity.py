@@ -14,7 +14,7 @@ from dgl_heta.settings import Settings
 from dgl_heta.system.sums import file_sum
 from dgl_heta.training.engine import Engine
 
-OTHERS = "other settings, another plan or another graph"
+_OTHERS = "other settings, another plan or another graph"
 _NUMBERS_STAY = {"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
                  "sampling_threads", "early_stopping", "metrics"}
 _LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not know: what they did
@@ -76,7 +76,7 @@ class Identity:
             return ""
         before = note.get("settings")
         if not isinstance(before, Mapping):
-            return OTHERS
+            return _OTHERS
         changed = [f"{section}.{name} = {_short(old)} (now {_short(new)})"
                    for section in {**before, **self.settings}
                    for name, old, new in _changed(section, before.get(section),
@@ -84,7 +84,7 @@ class Identity:
         found = [*([f"other settings: {', '.join(changed)}"] if changed else []),
                  *(["another graph"] if note.get("graph") != self.graph else []),
                  *(["another plan"] if note.get("plan") != self.plan else [])]
-        return listing(found) if found else OTHERS
+        return listing(found) if found else _OTHERS
 
 
 def _changed(section: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:

@@ -224,6 +224,7 @@ def test_edge_data_that_are_not_stored_are_named_once(door, tmp_path, said):
     assert [*store.edge_arrays(Relation("paper", "cites", "paper"))] == ["weight"]
 
 
+@pytest.mark.needs("metis")
 @both
 def test_what_dgl_ignores_is_said_of_its_methods(door, tmp_path, said):
     door(graph(), "g", 2, str(tmp_path / "out"), part_method="metis", balance_edge=True,

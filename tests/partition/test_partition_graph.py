@@ -202,7 +202,8 @@ def test_several_relations_between_nodes_of_one_type_are_divided(homogeneous, tm
     assert [[r.etype for r in plan.roots(part)] for part in (0, 1)] == [["a"], ["b"]]
 
 
-@pytest.mark.parametrize("method", ["metis", "random"])
+@pytest.mark.parametrize("method", [
+    pytest.param("metis", marks=pytest.mark.needs("metis")), "random"])
 def test_methods_of_dgl_give_what_dgl_gives(graph, tmp_path, method):
     arguments = (1, method, None, True, True)  # up to return_mapping
     mappings = []
@@ -223,6 +224,7 @@ def test_methods_of_dgl_give_what_dgl_gives(graph, tmp_path, method):
             assert all(torch.equal(one[1][key], other[1][key]) for key in one[1])
 
 
+@pytest.mark.needs("metis")
 def test_metis_is_the_default_as_in_dgl(graph, tmp_path):
     dgl_heta.partition_graph(graph, "mag", 2, str(tmp_path / "out"))
     assert json.loads((tmp_path / "out/mag.json").read_text())["part_method"] == "metis"

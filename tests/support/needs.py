@@ -1,4 +1,4 @@
-"""What some tests need: DGL, GraphStorm, and hosts that can be emulated.
+"""What some tests need: DGL, its METIS, GraphStorm, and hosts that can be emulated.
 
 Where it is missing, those tests are skipped, and the reason is shown. Where HETA_TESTS_NEED
 names it (`dgl,hosts`), they fail instead: scripts/test.sh says so of DGL and GraphStorm
@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
+import subprocess
+import sys
 from functools import cache
 
 import pytest
@@ -20,7 +23,7 @@ REQUIRED = frozenset(filter(None, os.environ.get("HETA_TESTS_NEED", "").split(",
 
 @cache
 def lacking(what: str) -> str | None:
-    """Why `dgl`, `graphstorm` or `hosts` cannot be used here, or None."""
+    """Why `dgl`, `graphstorm`, `hosts` or `metis` cannot be used here, or None."""
     if what == "dgl":
         return None if importlib.util.find_spec("dgl") else "DGL is not installed"
     if what == "graphstorm":
@@ -29,7 +32,21 @@ def lacking(what: str) -> str | None:
     if what == "hosts":
         refused = emulation_refused()
         return None if refused is None else f"hosts cannot be emulated: {refused}"
-    raise ValueError(f"'{what}' is not what a test can need: dgl, graphstorm, hosts")
+    if what == "metis":
+        return lacking("dgl") or _metis_fails()
+    raise ValueError(f"'{what}' is not what a test can need: dgl, graphstorm, hosts, metis")
+
+
+def _metis_fails() -> str | None:
+    """A wheel of DGL can hold a METIS that was built for another processor's instructions."""
+    code = ("import dgl; graph = dgl.to_bidirected(dgl.rand_graph(20, 60)); "
+            "dgl.metis_partition_assignment(graph, 2)")
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                           timeout=120)
+    if ended.returncode == -signal.SIGILL:
+        return "DGL's METIS was built for instructions that this processor does not have"
+    assert ended.returncode == 0, ended.stderr  # anything else is a failure
+    return None
 
 
 @pytest.hookimpl(tryfirst=True)  # before fixtures are made
