@@ -98,8 +98,15 @@ class Layer:
         whole = (self.session.group.size == 1
                  and edges.num_rows == self.block.num_dst[relation.dst])
         made._graph.heta_edges = message_passing.Edges(
-            edges.indptr, edges.indices, self.block.num_src[relation.src], whole)
+            edges.indptr, edges.indices, self.block.num_src[relation.src], whole,
+            self._reads(relation.src))
         return RelationGraph(made._graph, (made.srctypes, made.dsttypes), made.etypes)
+
+    def _reads(self, ntype: str) -> message_passing.Reads:
+        """All edges from a type, and their destination rows."""
+        some = [e for e in self.block.edges if e.relation.src == ntype]
+        return message_passing.Reads(len(some), sum(len(e.indices) for e in some),
+                                      sum(e.num_rows for e in some))
 
     def _destinations(self, edges: RelationBlock, g: RafBlock) -> Frame:
         """The data of a relation's destinations, with the ids of other trainers' seeds."""

@@ -19,6 +19,7 @@ from dgl_heta.distdgl.refusals import refuse_partial
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.nn.aggregate import segment_reduce
+from dgl_heta.nn.attended import Reads, edge_dots, weighted_sums
 from dgl_heta.nn.gradients import shaped
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import InEdges
@@ -28,13 +29,15 @@ from dgl_heta.system.patching import patch_all
 class Edges(NamedTuple):
     """CSC of a relation's graph, its attribute `heta_edges`; edge ids are in its order.
 
-    `whole` says whether the edges out of each source are there, too, as in plain DGL.
+    `whole` says whether the edges out of each source are there, too, as in plain DGL; `reads`
+    counts all relations of the layer from the same sources.
     """
 
     indptr: Tensor
     indices: Tensor
     sources: int
     whole: bool
+    reads: Reads
 
     @property
     def in_edges(self) -> InEdges:
@@ -57,9 +60,8 @@ def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 return rows.view(-1, *lhs.shape[1:])
             if op == "mul" and _ours(lhs, rhs) and edges.fits(lhs) and _per_head(lhs, rhs):
                 heads = lhs.shape[1:-1].numel()
-                (rows,) = kernel_in_use().u_mul_e_sum(
-                    [edges.in_edges], [shaped(lhs, len(lhs), heads, lhs.shape[-1])],
-                    [rhs.reshape(-1, heads)])
+                rows = weighted_sums(edges.in_edges, shaped(lhs, len(lhs), heads, lhs.shape[-1]),
+                                     rhs.reshape(-1, heads), edges.reads)
                 return rows.view(-1, *lhs.shape[1:])
         return original(gidx, op, reduce_op, lhs, rhs)
     return gspmm
@@ -82,9 +84,8 @@ def sddmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                     [destination.flatten(1)])
                 return values.view(-1, *source.shape[1:])
             heads = (source.shape[1:-1].numel(), source.shape[-1])
-            (values,) = kernel_in_use().u_dot_v(
-                [edges.in_edges], [shaped(source, len(source), *heads)],
-                [destination.reshape(len(destination), *heads)])
+            values = edge_dots(edges.in_edges, shaped(source, len(source), *heads),
+                               destination.reshape(len(destination), *heads), edges.reads)
             return values.view(-1, *source.shape[1:-1], 1)
         return original(gidx, op, lhs, rhs, lhs_target, rhs_target)
     return gsddmm

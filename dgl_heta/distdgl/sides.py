@@ -12,7 +12,7 @@ import torch
 from dgl.heterograph import DGLBlock
 from torch import Tensor
 
-from dgl_heta.features.deferred import LazyRows
+from dgl_heta.features.deferred import LazyRows, peek
 
 
 @dataclass(frozen=True)
@@ -75,8 +75,7 @@ def numbers(tensor: Tensor) -> np.ndarray:
     """The values of a tensor as it is now; rows that wait for their values go on waiting."""
     value = tensor.detach()
     if isinstance(tensor, LazyRows) and tensor.waits:
-        value = tensor.whole.compute(tensor.part or slice(None))
-        value = value.t() if tensor._flipped else value
+        value = peek(tensor)
     value = (value.to_dense() if value.layout != torch.strided else value).cpu()
     if value.dtype in (torch.bfloat16, torch.float16):
         value = value.float()

@@ -3,17 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.features.row_kernels import add_edges, gather_into, new_rows
+from dgl_heta.features.row_kernels import add_edges, filled_rows, gather_into, new_rows
 
 CHUNK = 1 << 20
 """Bytes of rows that are gathered at once."""
 DTYPES = {np.dtype(np.float16): torch.float16, np.dtype(np.float32): torch.float32,
           np.dtype(np.float64): torch.float64}
+
+
+class EdgePiece(NamedTuple):
+    """Some edges, in the order of their destination rows.
+
+    Attributes
+    ----------
+    edges : which.
+    rows : their destination rows; the first and the last may have further edges in other pieces.
+    indptr : (rows + 1,) int64, where each row's edges begin, among these edges.
+    values : (edges, width), the source row of each.
+    """
+
+    edges: slice
+    rows: slice
+    indptr: np.ndarray
+    values: Tensor
 
 
 class ChunkedRows:
@@ -58,7 +76,7 @@ class ChunkedRows:
     def transposed_times(self, ids: np.ndarray, right: Tensor) -> Tensor:
         """Rows transposed times `right` (n, out): the gradient of a weight."""
         out = torch.zeros(self.width, right.shape[1], dtype=right.dtype)
-        used = np.flatnonzero((right != 0).any(1).numpy())  # a slice's gradient is mostly zeros
+        used = filled_rows(right.numpy())  # a slice's gradient is mostly zeros
         some = right if len(used) == len(ids) else right[torch.from_numpy(used)]
         for start, rows in self.pieces(ids[used], right.dtype):
             out.addmm_(rows.t(), some[start:start + len(rows)])
@@ -71,15 +89,22 @@ class ChunkedRows:
         if DTYPES[self.array.dtype] == dtype:
             add_edges(indptr, self.ids[indices], self.array, mean, out.numpy())
             return out
-        ids = self.ids[indices]
-        for start, rows in self.pieces(ids, dtype):  # a row of its own for every edge
-            first = int(np.searchsorted(indptr, start, "right")) - 1
-            last = int(np.searchsorted(indptr, start + len(rows)))
-            add_edges(np.clip(indptr[first:last + 1] - start, 0, len(rows)), np.arange(len(rows)),
-                      rows.numpy(), False, out[first:last].numpy())
+        for piece in self.edge_pieces(indptr, indices, dtype):
+            add_edges(piece.indptr, np.arange(len(piece.values)), piece.values.numpy(), False,
+                      out[piece.rows].numpy())
         if mean:
             out /= torch.from_numpy(np.maximum(np.diff(indptr), 1))[:, None]
         return out
+
+    def edge_pieces(self, indptr: np.ndarray, indices: np.ndarray, dtype: torch.dtype
+                    ) -> Iterator[EdgePiece]:
+        """The source rows of all edges, one after another; their memory is used again."""
+        for start, values in self.pieces(self.ids[indices], dtype):
+            stop = start + len(values)
+            first = int(np.searchsorted(indptr, start, "right")) - 1
+            last = int(np.searchsorted(indptr, stop))
+            yield EdgePiece(slice(start, stop), slice(first, last),
+                            np.clip(indptr[first:last + 1] - start, 0, len(values)), values)
 
 
 def _new(rows: int, width: int, dtype: torch.dtype) -> Tensor:

@@ -8,22 +8,23 @@ multiplies them by a weight (its input layer) and aggregates the result. As
 for a row with in-edges, the product can as well be taken of the aggregated rows, of which there are
 fewer; nothing needs the gathered rows then. :class:`LazyRows` wait for that: they are a tensor to
 PyTorch, with the autograd graph of one, whose values are computed when anything but a conversion,
-a product, or a slice of rows is done with them.
+one product or two, a slice of rows, or a view per head is done with them. Two products are what
+keys and values of attention are, (x W + b) K: :mod:`dgl_heta.nn.attended`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, TypeGuard
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_flatten, tree_map
 
 from dgl_heta.errors import HetaError
 from dgl_heta.features.chunks import DTYPES, ChunkedRows
-from dgl_heta.planning.compute import aggregated_first
+from dgl_heta.features.waiting import Linear, Waiting, times
 
 _aten = torch.ops.aten
 _RAW = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.data_ptr, Tensor.contiguous,
@@ -31,6 +32,11 @@ _RAW = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.data_ptr, Tensor.contig
         Tensor.share_memory_, Tensor.untyped_storage, Tensor.storage, Tensor.__repr__,
         Tensor.data.__get__}  # type: ignore[attr-defined]
 """What looks at memory, of which lazy rows have none."""
+_OBSERVING = {Tensor.register_hook, Tensor.retain_grad}
+_LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
+"""What shows a tensor's own gradient, and what makes a tensor a leaf that has one."""
+_IN_PLACE = ("cannot be written in place, as gradients are wanted; copy them by clone(), or use "
+             "train.lazy_features=false")
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -44,69 +50,22 @@ def lazy_rows(array: np.ndarray, ids: np.ndarray) -> Tensor | None:
     """
     if array.ndim != 2 or array.dtype not in DTYPES or not array.dtype.isnative:
         return None
-    return _make(_Whole(ChunkedRows(array, ids.copy()), DTYPES[array.dtype], None))
-
-
-class _Whole:
-    """What lazy rows and their parts have in common. It refers to none of these tensors, whose
-    autograd graph can refer to it.
-
-    Attributes
-    ----------
-    source : where rows come from.
-    linear : weight (width of the source, out), bias or None, that they are multiplied by.
-    value : the rows, once they were computed; parts are views of it then.
-    viewed : whether there are parts that autograd takes for views.
-    """
-
-    def __init__(self, source: ChunkedRows, dtype: torch.dtype,
-                 linear: tuple[Tensor, Tensor | None] | None) -> None:
-        self.source, self.dtype, self.linear = source, dtype, linear
-        self.value: Tensor | None = None
-        self.viewed = False
-        self._versions = _versions(linear)
-
-    @property
-    def width(self) -> int:
-        return self.source.width if self.linear is None else self.linear[0].shape[1]
-
-    def kept(self) -> Tensor:
-        """The rows, kept for everything that is done with them from now on."""
-        if self.value is None:
-            self.value = self.compute(slice(None))
-        return self.value
-
-    def compute(self, rows: slice) -> Tensor:
-        ids = self.source.ids[rows]
-        if self.linear is None:
-            return self.source.gather(ids, self.dtype)
-        self.check()
-        weight, bias = self.linear
-        return self.source.times(ids, weight.detach(), None if bias is None else bias.detach())
-
-    def check(self) -> None:
-        """
-        Raises
-        ------
-        HetaError
-            The weight was changed since the product was asked for.
-        """
-        if self._versions != _versions(self.linear):
-            raise HetaError("a weight was changed in place between a product with feature rows and "
-                            "its use; use train.lazy_features=false")
+    return _make(Waiting(ChunkedRows(array, ids.copy()), DTYPES[array.dtype]))
 
 
 class LazyRows(Tensor):
-    """Made by :func:`lazy_rows`; a two-dimensional tensor on the CPU.
+    """Made by :func:`lazy_rows`; a tensor of rows, or of rows per head, on the CPU.
 
     Attributes
     ----------
     own_rows : leading rows that are wanted besides aggregations: the destinations' own states.
+    heads : (heads, width of each) of a view per head, which has all rows; None of other rows.
     """
 
     own_rows: int
-    whole: _Whole
+    whole: Waiting
     part: slice | None
+    heads: tuple[int, int] | None
     _flipped: bool
 
     @classmethod
@@ -114,10 +73,27 @@ class LazyRows(Tensor):
         if func == _SET_DATA and isinstance(args[0], LazyRows):
             raise HetaError("the data of feature rows cannot be replaced; copy them by clone(), or "
                             "use train.lazy_features=false")
+        if func in _OBSERVING and isinstance(args[0], LazyRows):
+            check_observed([args[0]])
+            args[0].whole.observed |= args[0].part is None
+        elif func is torch.autograd.grad:
+            check_observed(args[1] if isinstance(args[1], Sequence) else [args[1]])
+        elif func in _LEAVES and isinstance(args[0], LazyRows):
+            args[0].whole.observed |= args[0].part is None
+        elif func == Tensor.__getitem__ and isinstance(args[0], LazyRows):
+            found = _few_rows(*args)
+            if found is not None:
+                return found
         if func in _RAW:
             args = (_computed(args[0]), *args[1:])
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **(kwargs or {}))
+        except RuntimeError as error:
+            if "inside a custom Function" in str(error):
+                raise HetaError("some rows of a product of feature rows, or all after some were "
+                                f"taken, {_IN_PLACE}") from error
+            raise
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -135,6 +111,7 @@ class LazyRows(Tensor):
         def value(item: Any) -> Any:
             if isinstance(item, LazyRows):
                 item.whole.viewed = item.whole.viewed or view
+                item.whole.exposed = item.whole.exposed or view
                 return item.value(keep=view)
             return item
 
@@ -142,12 +119,14 @@ class LazyRows(Tensor):
 
     def value(self, keep: bool = False) -> Tensor:
         """The rows. Those of a part are computed alone, unless it is kept as a view of all."""
+        if self.heads is not None:
+            return self.whole.kept().view(-1, *self.heads)
         if self.part is None:
             return self.whole.kept()
         if keep or not self.waits:
             found = self.whole.kept()[self.part]
         else:
-            found = self.whole.compute(self.part)
+            found = self.whole.some(self.part)
         return found.t() if self._flipped else found
 
     @property
@@ -156,65 +135,123 @@ class LazyRows(Tensor):
         return self.whole.value is None
 
 
+def defers(states: LazyRows) -> bool:
+    """Whether something can be computed of these rows without their values."""
+    whole = states.whole
+    return (states.part is None and whole.may_be_passed() and _unseen(states)
+            and (whole.factor is None or whole.factor.may_be_passed())
+            and not (whole.linear is None and states.requires_grad)
+            and states.dtype in (torch.float32, torch.float64))
+
+
+def _unseen(states: LazyRows) -> bool:
+    """Whether nobody looks at the rows' own gradient."""
+    return not ((states.requires_grad and states.is_leaf) or states._backward_hooks
+                or states.retains_grad or states.whole.is_observed())
+
+
+def check_observed(tensors: Iterable[Any]) -> None:
+    """
+    Raises
+    ------
+    HetaError
+        Something was computed of one that gives it no gradient of its own. That is never so of a
+        part of rows.
+    """
+    if any(isinstance(x, LazyRows) and x.whole.bypassed and x.part is None for x in tensors):
+        raise HetaError("the gradient of feature rows cannot be had after message passing has read "
+                        "them, which goes past their product; ask before (retain_grad(), "
+                        "register_hook()), or use train.lazy_features=false")
+
+
 def peek(rows: Tensor, at: np.ndarray | None = None) -> Tensor:
     """Some rows, or all, as a plain tensor without a gradient; rows that wait go on waiting."""
     index = slice(None) if at is None else torch.from_numpy(at)
     if not isinstance(rows, LazyRows):
         return rows.detach()[index]
-    whole, part = rows.whole, rows.part or slice(None)
+    found = rows.whole.peek(rows.part or slice(None), index)
     if rows._flipped:
-        raise HetaError("feature rows that were transposed cannot be looked at")
-    if whole.value is not None:
-        return whole.value.detach()[part][index]
-    ids = whole.source.ids[part] if at is None else whole.source.ids[part][at]
-    if whole.linear is None:
-        return whole.source.gather(ids, whole.dtype)
-    weight, bias = whole.linear
-    return whole.source.times(ids, weight.detach(), None if bias is None else bias.detach())
+        return found.t()
+    return found if rows.heads is None else found.view(-1, *rows.heads)
 
 
 def _write(func: Any, args: Any, kwargs: Any) -> Any:
-    """Run what writes to its arguments.
+    """Run what writes to some of its arguments.
 
     Raises
     ------
     HetaError
         Autograd would take the rows for what they are not, because views of them are involved.
     """
-    given: list[Tensor] = []
     computed: dict[int, LazyRows] = {}
 
     def kept(item: Any) -> Any:
-        if isinstance(item, Tensor):
-            given.append(item)
         if not isinstance(item, LazyRows):
             return item
         value = item.value(keep=True)
+        item.whole.exposed = True
         computed[id(value)] = item
         return value
 
-    values, named = tree_map(kept, args), tree_map(kept, kwargs)
-    if torch.is_grad_enabled() and any(t.requires_grad for t in given) and any(
-            item.part is not None or item.whole.viewed for item in computed.values()):
-        raise HetaError("a part of feature rows, or rows of which there are parts, cannot be "
-                        "written in place where gradients are wanted; copy them by clone(), or use "
-                        "train.lazy_features=false")
+    def read(item: Any) -> Any:
+        return item.value() if isinstance(item, LazyRows) else item
+
+    writes = {argument.name: argument.alias_info is not None and argument.alias_info.is_write
+              for argument in func._schema.arguments}
+    values = [tree_map(kept if write else read, item) for item, write in zip(args, writes.values())]
+    named = {name: tree_map(kept if writes[name] else read, item) for name, item in kwargs.items()}
+    wanted = torch.is_grad_enabled() and any(
+        t.requires_grad for t in tree_flatten((args, kwargs))[0] if isinstance(t, Tensor))
+    if wanted and any(item.part is not None or item.whole.viewed for item in computed.values()):
+        raise HetaError(f"a part of feature rows, or rows of which there are parts, {_IN_PLACE}")
     return tree_map(lambda item: computed.get(id(item), item), func(*values, **named))
 
 
-def _make(whole: _Whole, part: slice | None = None, flipped: bool = False) -> LazyRows:
+def _make(whole: Waiting, part: slice | None = None, flipped: bool = False,
+          heads: tuple[int, int] | None = None) -> LazyRows:
     rows = len(range(*(part or slice(None)).indices(len(whole.source.ids))))
     # Whoever reads its memory nevertheless finds NaN.
-    nothing = torch.full((1, 1), float("nan"), dtype=whole.dtype).expand(
-        (whole.width, rows) if flipped else (rows, whole.width))
+    nothing = torch.full((), float("nan"), dtype=whole.dtype).expand(
+        (whole.width, rows) if flipped else (rows, *(heads or (whole.width,))))
     made: LazyRows = Tensor._make_subclass(LazyRows, nothing)
     made.whole, made.part, made._flipped, made.own_rows = whole, part, flipped, 0
+    made.heads = heads
     return made
 
 
-def _versions(linear: tuple[Tensor, Tensor | None] | None) -> tuple[int, ...]:
-    """Inference tensors have none."""
-    return tuple(t._version for t in linear or () if t is not None and not t.is_inference())
+def _few_rows(rows: LazyRows, index: Any) -> Tensor | None:
+    """A slice of a product of features whose gradient goes past that of all rows, which autograd
+    would fill with zeros; None for what is no such slice, or of most rows."""
+    linear = rows.whole.linear
+    if (not isinstance(index, slice) or index.step not in (None, 1) or rows._flipped or rows.heads
+            or not (rows.requires_grad and torch.is_grad_enabled() and defers(rows))
+            or linear is None or rows.whole.factor is not None):
+        return None
+    low, high, _ = index.indices(len(rows))
+    if not 0 < 2 * (high - low) <= len(rows):
+        return None
+    weight, bias = rows.whole.bypass(graded=True)
+    found: Tensor = _FewRows.apply(rows, weight, bias, low, high)
+    return found
+
+
+class _FewRows(torch.autograd.Function):
+    """Autograd takes the rows for a view that a custom function has made: it refuses to write to
+    them or to their views, and to go back through them when all rows were written to."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: LazyRows, weight: Tensor, bias: Tensor | None, low: int, high: int
+                ) -> Tensor:
+        ctx.source, ctx.part = rows.whole.source, slice(low, high)
+        return rows[low:high]
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        _, weight, bias, *_ = ctx.needs_input_grad
+        some = ChunkedRows(ctx.source.array, ctx.source.ids[ctx.part])
+        rows = _make(Waiting(some, grad.dtype))
+        return (None, rows.t() @ grad if weight else None, grad.sum(0) if bias else None, None,
+                None)
 
 
 class _Identity(torch.autograd.Function):
@@ -222,7 +259,10 @@ class _Identity(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        value: Tensor = rows.value(keep=True) if isinstance(rows, LazyRows) else rows
+        value: Tensor = rows
+        if isinstance(rows, LazyRows):
+            value = rows.value(keep=True)
+            rows.whole.exposed = True
         return value.view_as(value)
 
     @staticmethod
@@ -241,16 +281,21 @@ def _computed(rows: Any) -> Any:
 
 def _product(rows: LazyRows, weight: Tensor, bias: Tensor | None) -> Tensor | None:
     whole = rows.whole
-    if (rows._flipped or isinstance(weight, LazyRows) or not rows.waits
+    if (rows._flipped or isinstance(weight, LazyRows) or not whole.may_be_passed()
             or (whole.linear is None and rows.requires_grad)
-            or weight.dtype != rows.dtype or weight.device.type != "cpu"):
+            or weight.dtype != rows.dtype or weight.device.type != "cpu"
+            or weight.layout != torch.strided or len(weight) != rows.shape[1]
+            or (bias is not None and (bias.dtype != rows.dtype or len(bias) != weight.shape[1]))):
         return None
     if rows.part is None:
-        return None if whole.linear is not None else _make(
-            _Whole(whole.source, rows.dtype, (weight, bias)))
+        linear = Linear.of(weight, bias)
+        if whole.linear is None:
+            return _make(Waiting(whole.source, rows.dtype, linear))
+        if whole.factor is not None or not _unseen(rows):
+            return None
+        return _make(Waiting(whole.source, rows.dtype, linear, whole, rows.requires_grad))
     if whole.linear is not None:
-        value = rows.value(keep=2 * len(rows) > len(whole.source.ids))
-        return value.mm(weight) if bias is None else torch.addmm(bias, value, weight)
+        return times(rows.value(keep=2 * len(rows) > len(whole.source.ids)), weight, bias)
     return whole.source.times(whole.source.ids[rows.part], weight, bias)
 
 
@@ -275,25 +320,27 @@ def _weight_gradient(rows: LazyRows, right: Tensor) -> Tensor | None:
     whole = rows.whole
     if not rows.waits or whole.linear is not None or right.dtype != rows.dtype:
         return None
-    return whole.source.transposed_times(whole.source.ids[rows.part or slice(None)], right)
+    return whole.source.transposed_times(whole.source.ids[rows.part or slice(None)],
+                                         right.detach())
 
 
 def _convert(rows: Any, *, dtype: torch.dtype | None = None, device: Any = None, **rest: Any
              ) -> Tensor | None:
     """To more precision, as most scripts do with features in half precision."""
     whole = rows.whole
-    if (rows.part is not None or whole.linear is not None or not rows.waits or dtype is None
+    if (rows.part is not None or rows.heads or whole.linear is not None or not rows.waits
+            or dtype is None
             or (device is not None and torch.device(device).type != "cpu")
             or dtype not in DTYPES.values() or dtype.itemsize < rows.dtype.itemsize
             or any(value for value in rest.values() if value not in (
                 False, torch.strided, torch.preserve_format))):
         return None
-    return _make(_Whole(whole.source, dtype, None))
+    return _make(Waiting(whole.source, dtype, None))
 
 
 def _slice(rows: Any, dim: int = 0, start: int | None = None, end: int | None = None,
            step: int = 1) -> Tensor | None:
-    if rows._flipped or dim not in (0, -2) or step != 1:
+    if rows._flipped or rows.heads or dim not in (0, -2) or step != 1:
         return None
     low, high, _ = slice(start, end).indices(len(rows))
     rows.whole.viewed = True
@@ -306,14 +353,19 @@ def _part(rows: LazyRows, low: int, high: int) -> LazyRows:
 
 
 def _same(rows: Any, *_: Any) -> Tensor | None:
-    return None if rows._flipped else _part(rows, 0, len(rows))
+    return None if rows._flipped or rows.heads else _part(rows, 0, len(rows))
 
 
 def _view(rows: Any, shape: Sequence[int], *_: Any) -> Tensor | None:
-    if tuple(shape) != tuple(rows.shape):
+    wanted = tuple(torch.empty(rows.shape, device="meta").view(tuple(shape)).shape)
+    if wanted == tuple(rows.shape):
+        rows.whole.viewed = True
+        return _same(rows)
+    if (len(wanted) != 3 or wanted[0] != len(rows) or rows._flipped or rows.part is not None
+            or rows.heads or rows.whole.linear is None or not rows.whole.may_be_passed()):
         return None
     rows.whole.viewed = True
-    return _same(rows)
+    return _make(rows.whole, heads=(wanted[1], wanted[2]))
 
 
 def _transpose(rows: Any) -> Tensor | None:
@@ -346,38 +398,3 @@ _HANDLERS: dict[Any, Callable[..., Tensor | None]] = {
                                          _aten.new_full, _aten.new_empty_strided)},
     **{f.default: _filled_like(f) for f in (_aten.zeros_like, _aten.ones_like, _aten.empty_like,
                                             _aten.full_like)}}
-
-
-# Aggregation
-
-def shorter_aggregated(states: Tensor, edges: Sequence[tuple[Tensor, Tensor]]
-                       ) -> TypeGuard[LazyRows]:
-    """Whether to aggregate rows before their product, in all these relations (indptr, indices)."""
-    if (not isinstance(states, LazyRows) or states.part is not None or not states.waits
-            or states.dtype not in (torch.float32, torch.float64)
-            # Its own gradient is looked at:
-            or (states.requires_grad and states.is_leaf) or states._backward_hooks
-            or states.retains_grad):
-        return False
-    if states.whole.linear is None:
-        return True
-    return aggregated_first(len(states), sum(len(indices) for _, indices in edges),
-                            sum(len(indptr) - 1 for indptr, _ in edges), states.own_rows,
-                            states.whole.source.width, states.shape[1])
-
-
-def aggregated(states: LazyRows, indptr: Tensor, indices: Tensor, op: str) -> Tensor:
-    """The sum or mean over in-edges of lazy rows, (destinations, width), without computing them."""
-    whole = states.whole
-    whole.check()
-    rows = whole.source.aggregate(indptr.numpy(), indices.numpy(), op == "mean", states.dtype)
-    if whole.linear is None:
-        return rows
-    weight, bias = whole.linear
-    if not states.requires_grad:  # the product was made without a gradient
-        weight, bias = weight.detach(), None if bias is None else bias.detach()
-    if bias is None:
-        return rows @ weight
-    degrees = indptr[1:] - indptr[:-1]
-    times = (degrees > 0 if op == "mean" else degrees).to(rows.dtype)
-    return torch.addmm(times[:, None] * bias, rows, weight)

@@ -111,6 +111,12 @@ def scatter_from(arena: np.ndarray, places: np.ndarray, rows: np.ndarray, out: n
     _scatter_from(arena, places, rows, out)
 
 
+def filled_rows(rows: np.ndarray) -> np.ndarray:
+    """The positions of rows (n, width), of floating-point numbers, that are not all zeros."""
+    bits = np.ascontiguousarray(rows).view(f"u{rows.dtype.itemsize}")
+    return np.flatnonzero(_filled(bits))
+
+
 def count_ids(counts: np.ndarray, ids: np.ndarray) -> None:
     """Add one to `counts` (int64) for each of `ids`."""
     _count_ids(counts, ids)
@@ -216,6 +222,17 @@ def _scatter_from(arena, places, rows, out):  # type: ignore[no-untyped-def]
 def _count_ids(counts, ids):  # type: ignore[no-untyped-def]
     for i in range(len(ids)):
         counts[ids[i]] += 1
+
+
+@kernel
+def _filled(rows):  # type: ignore[no-untyped-def]
+    out = np.zeros(len(rows), np.bool_)
+    for i in range(len(rows)):
+        found = np.uint64(0)
+        for k in range(rows.shape[1]):
+            found |= rows[i, k]
+        out[i] = found != 0
+    return out
 
 
 @kernel

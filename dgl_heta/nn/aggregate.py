@@ -7,12 +7,15 @@ where that is shorter, whatever the kernel, unless it wants all rows itself (`de
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeGuard
 
+import torch
 from torch import Tensor
 
 from dgl_heta.errors import InputError
-from dgl_heta.features.deferred import LazyRows, aggregated, shorter_aggregated
+from dgl_heta.features.deferred import LazyRows, defers
 from dgl_heta.nn.kernels import kernel_in_use
+from dgl_heta.planning.compute import aggregated_first
 from dgl_heta.sampling.blocks import InEdges
 
 SEGMENT_OPS = ("sum", "mean", "max", "min")
@@ -50,8 +53,8 @@ def reduce_each(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> 
                 waiting.setdefault(id(rows), []).append(place)
         for places in waiting.values():
             rows, chosen = states[places[0]], [edges[place] for place in places]
-            if shorter_aggregated(rows, chosen):
-                results.update((place, aggregated(rows, *edges[place], op)) for place in places)
+            if _shorter_aggregated(rows, chosen):
+                results.update((place, _aggregated(rows, *edges[place], op)) for place in places)
     rest = [place for place in range(len(edges)) if place not in results]
     if not results and rest:
         return kernel.reduce(edges, states, op)
@@ -59,3 +62,29 @@ def reduce_each(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> 
         results.update(zip(rest, kernel.reduce([edges[place] for place in rest],
                                              [states[place] for place in rest], op)))
     return [results[place] for place in range(len(edges))]
+
+
+def _shorter_aggregated(states: Tensor, edges: Sequence[tuple[Tensor, Tensor]]
+                       ) -> TypeGuard[LazyRows]:
+    """Whether to aggregate rows before their product, in all these relations (indptr, indices)."""
+    if not isinstance(states, LazyRows) or states.heads or not defers(states):
+        return False
+    if states.whole.linear is None:
+        return True
+    return aggregated_first(len(states), sum(len(indices) for _, indices in edges),
+                            sum(len(indptr) - 1 for indptr, _ in edges), states.own_rows,
+                            states.whole.source.width, states.shape[1])
+
+
+def _aggregated(states: LazyRows, indptr: Tensor, indices: Tensor, op: str) -> Tensor:
+    """The sum or mean over in-edges of lazy rows, (destinations, width), without computing them."""
+    whole = states.whole
+    rows = whole.source.aggregate(indptr.numpy(), indices.numpy(), op == "mean", states.dtype)
+    if whole.linear is None:
+        return rows
+    weight, bias = whole.bypass(states.requires_grad)
+    if bias is None:
+        return rows @ weight
+    degrees = indptr[1:] - indptr[:-1]
+    times = (degrees > 0 if op == "mean" else degrees).to(rows.dtype)
+    return torch.addmm(times[:, None] * bias, rows, weight)

@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from dgl_heta.errors import HetaError
+from dgl_heta.features.deferred import check_observed
 from dgl_heta.features.row_kernels import new_rows
 
 _CPU = torch.device("cpu")
@@ -170,8 +171,11 @@ def check_views(tensors: Iterable[Any]) -> None:
     Raises
     ------
     HetaError
-        One is a view that message passing has read: its own gradient is not to be had.
+        One is a view, or rows that wait, that message passing has read: its own gradient is not to
+        be had.
     """
+    tensors = list(tensors)
+    check_observed(tensors)
     for x in tensors:
         if isinstance(x, Tensor) and x in _passed:
             raise HetaError(f"the gradient of a view of shape {tuple(x.shape)} cannot be had after "

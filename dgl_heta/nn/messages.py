@@ -167,7 +167,7 @@ class _Add(torch.autograd.Function):
 
 
 @partial(kernel, fastmath={"reassoc"})
-def _dot(a, b):  # type: ignore[no-untyped-def]
+def dot(a, b):  # type: ignore[no-untyped-def]
     """Free to add in any order, it is vectorised; NaN and infinity are kept."""
     total = a.dtype.type(0)
     for k in range(len(a)):
@@ -186,7 +186,7 @@ def _operators(shared: bool) -> tuple[_Operator, _Operator]:
             for edge in range(indptr[row], indptr[row + 1]):
                 for head in range(out.shape[1]):
                     at = 0 if shared else head
-                    out[edge, head] = _dot(source[indices[edge], at], destination[row, head])
+                    out[edge, head] = dot(source[indices[edge], at], destination[row, head])
 
     @kernel
     def dot_backward(indptr, indices, grad, source, destination, to_source, to_destination):  # type: ignore[no-untyped-def]
@@ -218,7 +218,7 @@ def _operators(shared: bool) -> tuple[_Operator, _Operator]:
                     weight, at = weights[edge, head], 0 if shared else head
                     for k in range(source.shape[2]):
                         to_source[other, at, k] += weight * grad[row, head, k]
-                    to_weights[edge, head] = _dot(grad[row, head], source[other, at])
+                    to_weights[edge, head] = dot(grad[row, head], source[other, at])
 
     return (_Operator(dot_forward, dot_backward, sums=False),
             _Operator(weighted_forward, weighted_backward, sums=True))

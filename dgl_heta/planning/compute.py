@@ -35,6 +35,32 @@ def aggregated_first(rows: float, edges: float, destinations: float, own: float,
         rows * per_row + 2 * edges * EDGE * out / width)
 
 
+STEP, FILL, READ, SCORE, SUM = 0.18, 8.0, 2.2, 0.375, 1.5
+"""Nanoseconds, forward and backward with what autograd adds, as scripts/bench/attention.py measures
+them in whole: to multiply a number by a column of a weight; per number of a product, which is
+written with its gradient; per number of an edge's feature row, which is read twice; that, per head;
+and per number of an edge's row of a product."""
+
+
+def attended_first(rows: float, relations: int, edges: float, destinations: float, width: float,
+                   inner: float | None, heads: int, out: int) -> bool:
+    """Whether attention takes products of queries and of sums, not of feature rows.
+
+    Parameters
+    ----------
+    rows : source rows, (rows, width), and `edges` of all `relations` from them.
+    destinations : rows of all these relations.
+    inner : width of the product that is multiplied again, or None. Keys and values share it.
+    heads, out : the product is (rows, heads, out).
+    """
+    columns = heads * out
+    products = width * columns if inner is None else inner * (width / 2 + columns)
+    composed = relations * width * columns * (inner or 0)  # the weights, to one
+    return (edges * width * (READ + SCORE * heads)
+            + STEP * (destinations * width * columns + composed)
+            < MARGIN * (rows * (STEP * products + FILL * columns) + edges * SUM * columns))
+
+
 CALL = 10_000_000
 """Work of running one relation at one layer apart from its rows and edges, in bytes moved: about
 two milliseconds of calls."""

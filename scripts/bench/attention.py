@@ -1,9 +1,12 @@
 """Attention kernels against PyTorch operators, one thread, forward and backward, interleaved.
 
     python scripts/bench/attention.py [--rows 20000] [--degree 20] [--width 64] [--heads 4]
+    python scripts/bench/attention.py --features 128 [--sources 200000]
 
-Prints the median milliseconds of each over the rounds, and the ratio to ours. Both must agree
-first, gradients included.
+With `--features`, keys and values are products of projected feature rows of that width: computed
+for all source rows, or taken of queries and of sums (dgl_heta/nn/attended.py). Prints the median
+milliseconds of each over the rounds, and the ratio to ours. Both must agree first, gradients
+included.
 """
 
 from __future__ import annotations
@@ -15,9 +18,13 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from common import against_first, in_turns
-from torch import Tensor
+from torch import Tensor, nn
 
+from dgl_heta.features.deferred import lazy_rows
 from dgl_heta.nn import FusedKernel
+from dgl_heta.nn.attended import Reads, edge_dots, weighted_sums
+from dgl_heta.nn.segments import segment_softmax
+from dgl_heta.planning.compute import attended_first
 from dgl_heta.sampling.blocks import InEdges
 
 
@@ -28,16 +35,21 @@ def main() -> None:
     parser.add_argument("--degree", type=int, default=20)
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--features", type=int, help="width of feature rows that wait")
+    parser.add_argument("--sources", type=int, help="source rows (default: twice the rows)")
     parser.add_argument("--rounds", type=int, default=9)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rows, edges, heads, width = (chosen.rows, chosen.rows * chosen.degree, chosen.heads,
                                  chosen.width)
-    sources = 2 * rows
+    sources = chosen.sources or 2 * rows
     indptr = torch.arange(0, edges + 1, chosen.degree)
     indices = torch.from_numpy(
         np.random.default_rng(0).integers(sources, size=edges, dtype=np.int32))
+    if chosen.features:
+        of_features(chosen, InEdges(indptr, indices), sources)
+        return
     ours, theirs = Compiled(indptr, indices), Operators(indptr, indices)
     queries, states = torch.randn(rows, heads, width), torch.randn(sources, width)
     queries /= math.sqrt(width)
@@ -46,6 +58,36 @@ def main() -> None:
     report("edge_softmax", chosen.rounds, ours.softmax, theirs.softmax, (scores,))
     report("u_mul_e_sum", chosen.rounds, ours.attend, theirs.attend, (weights, states))
     report("all three", chosen.rounds, ours.attention, theirs.attention, (queries, states))
+
+
+def of_features(chosen: argparse.Namespace, edges: InEdges, sources: int) -> None:
+    """Attention over rows that wait, with products of destinations or of all source rows."""
+    columns, shape = chosen.width, (chosen.heads, chosen.width // chosen.heads)
+    array = np.random.default_rng(0).standard_normal((sources, chosen.features), np.float32)
+    ids = np.arange(sources)
+    project = nn.Linear(chosen.features, columns)
+    keys, values = nn.Linear(columns, columns), nn.Linear(columns, columns)
+    queries = torch.randn(chosen.rows, *shape, requires_grad=True)
+    inputs = [queries, *project.parameters(), keys.weight, *values.parameters()]
+
+    def step(reads: Reads) -> tuple[Tensor, ...]:
+        rows = lazy_rows(array, ids)
+        assert rows is not None
+        states = project(rows)
+        key, value = keys(states).view(-1, *shape), values(states).view(-1, *shape)
+        weights = segment_softmax(edges.indptr, edge_dots(edges, key, queries, reads))
+        out = weighted_sums(edges, value, weights, reads)
+        return out.detach(), *torch.autograd.grad((out ** 2).sum(), inputs)
+
+    few, many = Reads(0, 0, 0), Reads(1, 1 << 60, 1 << 60)  # decides which way it goes
+    for one, other in zip(step(few), step(many)):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * float(other.abs().max()))
+    medians = in_turns({"of destinations": lambda: step(few),
+                        "of source rows": lambda: step(many)}, chosen.rounds)
+    reads = Reads(1, len(edges.indices), chosen.rows)
+    choice = attended_first(sources, *reads, chosen.features, columns, *shape)
+    print(against_first("products of keys and values", medians))
+    print("chosen:", "of destinations" if choice else "of source rows")
 
 
 class Compiled:

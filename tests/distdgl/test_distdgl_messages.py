@@ -23,6 +23,7 @@ from dgl_heta.distdgl.layers import RelationGraph
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.aggregate import reduce_each, segment_reduce
+from dgl_heta.nn.attended import Reads
 from dgl_heta.nn.messages import edge_add, edge_dot, weighted_sum
 from dgl_heta.sampling.blocks import InEdges, RelationBlock
 from dgl_heta.system import patching
@@ -56,7 +57,8 @@ def relation_graph(indptr: Tensor, indices: Tensor, sources: int, marked: bool
                                                        torch.arange(len(indices))))},
                             {"a": sources}, {"b": len(indptr) - 1})
     if marked:
-        made._graph.heta_edges = message_passing.Edges(indptr, indices, sources, True)
+        made._graph.heta_edges = message_passing.Edges(
+            indptr, indices, sources, True, Reads(1, len(indices), len(indptr) - 1))
     return RelationGraph(made._graph, (made.srctypes, made.dsttypes), made.etypes)
 
 

@@ -8,7 +8,7 @@ from tests.support.programs import SHAPES, dealt, differences, run
 from tests.support.waiting import PROMPT
 
 HERE = "tests.distdgl.programs"
-USUAL = [f"{HERE}.usual:graph_conv"]
+USUAL = [f"{HERE}.usual:graph_conv", f"{HERE}.usual:keys_and_values"]
 
 
 LOOPS = [*(f'{HERE}.loops:two_models "{way}"' for way in (

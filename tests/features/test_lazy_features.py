@@ -83,30 +83,39 @@ OPERATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def line(inputs: int, outputs: int) -> Tensor:
+    """A weight (outputs, inputs)."""
+    return torch.linspace(-1, 1, inputs * outputs, dtype=torch.float64).view(outputs, inputs)
+
+
 @pytest.mark.parametrize("name", OPERATIONS)
-@pytest.mark.parametrize("product", [False, True])
-def test_an_operation_sees_the_rows(name: str, product: bool) -> None:
-    waiting, plain = rows()
-    weight = torch.linspace(-1, 1, WIDTH * 6, dtype=torch.float64).view(WIDTH, 6)
-    found = OPERATIONS[name](waiting @ weight if product else waiting)
-    expected = OPERATIONS[name](plain @ weight if product else plain)
+@pytest.mark.parametrize("products", [0, 1, 2, 3])
+def test_an_operation_sees_the_rows(name: str, products: int) -> None:
+    results = []
+    for x in rows():
+        for _ in range(products):
+            x = x @ line(6, x.shape[1])
+        results.append(OPERATIONS[name](x))
+    found, expected = results
     assert found.dtype == expected.dtype
     assert found.shape == expected.shape
     np.testing.assert_allclose((found + 0).numpy(), (expected + 0).numpy(), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_gradient_reaches_the_weight_through_an_operation(name: str) -> None:
+@pytest.mark.parametrize("products", [1, 2])
+def test_a_gradient_reaches_the_weights_through_an_operation(name: str, products: int) -> None:
     gradients = []
     for x in rows():
-        weight = torch.linspace(-1, 1, WIDTH * 6, dtype=torch.float64).view(6, WIDTH)
-        bias = torch.linspace(0, 1, 6, dtype=torch.float64).requires_grad_()
-        weight.requires_grad_()
-        out = OPERATIONS[name](F.linear(x, weight, bias))
+        parameters = []
+        for _ in range(products):
+            parameters += [line(x.shape[1], 6).requires_grad_(), line(6, 1)[:, 0].requires_grad_()]
+            x = F.linear(x, *parameters[-2:])
+        out = OPERATIONS[name](x)
         if not out.requires_grad:
             gradients.append([])
             continue
-        gradients.append(list(torch.autograd.grad((out ** 2).sum(), (weight, bias))))
+        gradients.append(list(torch.autograd.grad((out ** 2).sum(), parameters)))
     for found, expected in zip(*gradients, strict=True):
         np.testing.assert_allclose(found.numpy(), expected.numpy(), rtol=1e-10, atol=1e-12)
 
@@ -166,11 +175,184 @@ def test_gradients_of_rows_written_in_place_are_right_or_refused() -> None:
         (states[:7] ** 2).sum().backward()
         results.append(weight.grad)
     torch.testing.assert_close(*results)
-    for write in (lambda y, _: y[:3].add_(1), lambda y, part: y.relu_()):
+    writes: list[Callable[[Tensor, Tensor], object]] = [
+        lambda y, _: y[:3].add_(1), lambda y, _: y.relu_(), lambda _, part: part.mul_(2)]
+    for write in writes:
         states = F.linear(rows()[0], weight)
         part = states[:7]
         with pytest.raises(HetaError, match="cannot be written in place"):
             write(states, part)
+
+
+@pytest.mark.parametrize("use", ["slice", "all rows", "column of all", "column of slice", "both"])
+@pytest.mark.parametrize("graded", [True, False])
+@pytest.mark.parametrize("write", [
+    lambda s, a: None, lambda s, a: a[:, 0].fill_(7), lambda s, a: a[0].fill_(7),
+    lambda s, a: a.mul_(2), lambda s, a: s[:, 0].fill_(7), lambda s, a: s.relu_(),
+    lambda s, a: a.t()[0].fill_(7), lambda s, a: a.__setitem__(0, 3.0)])
+def test_gradients_of_some_rows_of_a_product_are_right_or_refused(
+        write: Callable[[Tensor, Tensor], object], graded: bool, use: str) -> None:
+    """Some rows are written to, or all, or a column of these."""
+    results = []
+    for x in rows():
+        weight, bias = line(WIDTH, 5).requires_grad_(), line(5, 1)[:, 0].requires_grad_()
+        states = F.linear(x, weight, bias)
+        some = states[:4]
+        columns = states[:, 1], some[:, 1]
+        try:
+            with torch.set_grad_enabled(graded):
+                write(states, some)
+            used = {"slice": [some], "all rows": [states], "column of all": columns[:1],
+                    "column of slice": columns[1:], "both": [some, states]}[use]
+            sum((y ** 3).sum() for y in used).backward()
+        except (HetaError, RuntimeError):
+            assert isinstance(states, LazyRows)
+            return
+        results.append([weight.grad, bias.grad, some + 0, states + 0])
+    torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("use", [lambda s: s, lambda s: s[:4], lambda s: s[:4][1:3],
+                                 lambda s: s[-3:], lambda s: s[:20]])
+def test_gradients_of_rows_and_of_gradients(use: Callable[[Tensor], Tensor]) -> None:
+    """Of the rows themselves, by a hook and by two passes; of weights, and of these again."""
+    results = []
+    for x in rows():
+        weight, bias = line(WIDTH, 5).requires_grad_(), line(5, 1)[:, 0].requires_grad_()
+        states = F.linear(x, weight, bias)
+        used = use(states)
+        seen: list[Tensor] = []
+        used.register_hook(seen.append)
+        loss = (used ** 3).sum()
+        (own,) = torch.autograd.grad(loss, used, retain_graph=True)
+        first = torch.autograd.grad(loss, (weight, bias), create_graph=True)
+        second = torch.autograd.grad(sum((y ** 2).sum() for y in first), (weight, bias))
+        results.append([own, *seen, *(y.detach() for y in first), *second])
+    torch.testing.assert_close(*results)
+
+
+def test_rows_that_are_read_are_not_written() -> None:
+    results = []
+    for x in rows():
+        weight = line(WIDTH, 5).requires_grad_()
+        states = F.linear(x, weight)
+        out = torch.zeros(30, 5, dtype=torch.float64)
+        out[:9] = states[:9]
+        out += states
+        out[20:].copy_(states[20:])
+        (out ** 2).sum().backward()
+        results.append([out.detach(), weight.grad, states[:9] + 0])
+    torch.testing.assert_close(*results)
+
+
+def test_some_rows_of_a_product_give_no_gradient_to_all() -> None:
+    """Which would be zeros for most."""
+    states = F.linear(rows()[0], line(WIDTH, 5).requires_grad_())
+    assert type(states[:15].grad_fn).__name__ == "_FewRowsBackward"
+    assert type(states[:16].grad_fn).__name__ == "SliceBackward0"
+    with pytest.raises(HetaError, match="cannot be written in place"):
+        states[:4].add_(1)
+
+
+IN_PLACE: dict[str, Callable[[Tensor], object]] = {
+    "all": lambda x: x.relu_(), "columns": lambda x: x[:, 1:3].zero_(),
+    "a row": lambda x: x[1].fill_(7), "transposed": lambda x: x.t()[2].add_(1),
+    "a view": lambda x: x.view(-1)[3:20].mul_(2), "data": lambda x: x.data.mul_(2),
+    "rows apart": lambda x: [row.neg_() for row in x.unbind()[:5]],
+    "dropout": lambda x: F.dropout(x, 0.9, True, inplace=True),
+    "an array": lambda x: x.detach().numpy().__setitem__(slice(2, 5), 1.0)}
+
+
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_product_is_of_rows_as_they_were(name: str) -> None:
+    """Its factor, or a part's, is written to when the product waits already."""
+    results = []
+    with torch.no_grad():
+        for x in rows():
+            torch.manual_seed(0)
+            states = x @ line(5, WIDTH)
+            part = states[:4]
+            early, late = states @ line(6, 5), states @ line(4, 5)
+            kept = late + 0
+            IN_PLACE[name](states)
+            results.append([early + 0, kept, late + 0, states + 0, part + 0, early[2:4] * 1])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+@pytest.mark.parametrize("shape", [(-1, 1, 3), (1, -1, 6), (2, 15, 6), (30, 2, 3), (-1, 6), (180,),
+                                   (30, -1, 3), (30, 6, 1), (5, 6, 2, 3)])
+def test_a_view_has_the_shape_that_was_asked_for(shape: tuple[int, ...]) -> None:
+    results = []
+    for x in rows():
+        weight = line(WIDTH, 6).requires_grad_()
+        view = F.linear(x, weight).view(shape)
+        assert view.shape == view.contiguous().shape
+        (view ** 2).sum().backward()
+        results.append([view.detach() + 0, weight.grad])
+    for found, expected in zip(*results, strict=True):
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(RuntimeError, match="shape '.*' is invalid"):
+        (rows()[0] @ line(6, WIDTH)).view(30, 3, 4)
+
+
+def test_a_gradient_of_what_was_aggregated_past_it_is_refused() -> None:
+    edges = InEdges(torch.tensor([0, 2]), torch.tensor([0, 1]))
+    states = F.linear(rows()[0], line(WIDTH, 5).requires_grad_())
+    loss = reduce_each([edges], [states], "mean")[0].sum() + states.tanh().sum()
+    with pytest.raises(HetaError, match="gradient of feature rows cannot be had"):
+        torch.autograd.grad(loss, states)
+    with pytest.raises(HetaError, match="gradient of feature rows cannot be had"):
+        states.retain_grad()
+
+
+def test_rows_that_want_a_gradient_themselves_get_it() -> None:
+    """Features in other precision are no leaves."""
+    edges = InEdges(torch.tensor([0, 2]), torch.tensor([0, 1]))
+    results = []
+    for x in rows(np.float32):
+        x.requires_grad_()
+        (mean,) = reduce_each([edges], [x.double()], "mean")
+        (mean ** 2).sum().backward()
+        results.append(x.grad)
+    torch.testing.assert_close(*results)
+
+
+def test_a_weight_counts_as_it_was_when_it_was_multiplied() -> None:
+    """One that wants a gradient only later gets none; another one in its place is seen."""
+    edges = InEdges(torch.tensor([0, 2]), torch.tensor([0, 1]))
+    first, second = line(WIDTH, 5).requires_grad_(), line(5, 6)
+    states = F.linear(rows()[0], first) @ second.t()
+    second.requires_grad_()
+    reduce_each([edges], [states], "mean")[0].sum().backward()
+    assert first.grad is not None
+    assert second.grad is None
+    weight = line(5, WIDTH)
+    states = rows()[0] @ weight
+    weight.data = weight.data * 0
+    with pytest.raises(HetaError, match="a weight was changed"):
+        states + 0
+
+
+def test_products_that_cannot_wait_are_computed() -> None:
+    """Sparse weights, a bias for all columns; a wrong width is PyTorch's error at once."""
+    x, plain = rows()
+    sparse = line(6, WIDTH).relu().to_sparse_csr()
+    torch.testing.assert_close((x @ sparse).view(-1, 2, 3) + 0, (plain @ sparse).view(-1, 2, 3))
+    one = torch.ones(1, dtype=torch.float64)
+    torch.testing.assert_close(F.linear(x, line(WIDTH, 6), one).view(-1, 2, 3) + 0,
+                               F.linear(plain, line(WIDTH, 6), one).view(-1, 2, 3))
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        F.linear(F.linear(x, line(WIDTH, 6)), line(5, 6))
+
+
+def test_a_gradient_of_few_rows_reads_these() -> None:
+    results = []
+    for x in rows(np.float16):
+        weight = torch.zeros(WIDTH, 5, dtype=torch.float16).requires_grad_()
+        ((x @ weight)[3:5].float() + 1).pow(2).sum().backward()
+        results.append(weight.grad)
+    torch.testing.assert_close(*results)
 
 
 def test_ids_that_change_later_and_inference_mode() -> None:
