@@ -19,6 +19,7 @@ from dgl_heta.distdgl.refusals import SOURCES
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.nn.attended import Reads
 from dgl_heta.sampling.blocks import Block, RelationBlock
 
 if TYPE_CHECKING:
@@ -102,11 +103,11 @@ class Layer:
             self._reads(relation.src))
         return RelationGraph(made._graph, (made.srctypes, made.dsttypes), made.etypes)
 
-    def _reads(self, ntype: str) -> message_passing.Reads:
+    def _reads(self, ntype: str) -> Reads:
         """All edges from a type, and their destination rows."""
         some = [e for e in self.block.edges if e.relation.src == ntype]
-        return message_passing.Reads(len(some), sum(len(e.indices) for e in some),
-                                      sum(e.num_rows for e in some))
+        return Reads(len(some), sum(len(e.indices) for e in some),
+                     sum(e.num_rows for e in some))
 
     def _destinations(self, edges: RelationBlock, g: RafBlock) -> Frame:
         """The data of a relation's destinations, with the ids of other trainers' seeds."""

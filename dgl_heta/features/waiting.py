@@ -18,6 +18,7 @@ class Linear(NamedTuple):
     ----------
     weight : (in, out). `bias` : (out,) or None.
     graded : whether weight and bias wanted a gradient then.
+    marks : versions and memory of both then, by which a change is seen.
     """
 
     weight: Tensor

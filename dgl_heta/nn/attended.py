@@ -8,8 +8,8 @@ only to score edges and to sum over them. As
 
 the products can as well be taken of queries and of sums, of which there is one per destination row
 and head. Then rows are read where they are, some edges at a time, in each pass again; and they get
-no gradient, because features have none. That is shorter where source rows are many and wide
-weights few: :func:`dgl_heta.planning.compute.attended_first`.
+no gradient, because features have none. That is shorter where a layer has many source rows for each
+of its destination rows: :func:`dgl_heta.planning.compute.attended_first`.
 
 R destination rows, E edges, H heads, D width of each, W width of the features.
 """
@@ -22,12 +22,11 @@ from typing import Any, NamedTuple, TypeGuard
 import torch
 from torch import Tensor
 
-from dgl_heta.errors import InputError
 from dgl_heta.features.chunks import ChunkedRows, EdgePiece
 from dgl_heta.features.deferred import LazyRows, defers
 from dgl_heta.nn.gradients import differentiable_once
 from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.nn.messages import dot
+from dgl_heta.nn.messages import check_shape, check_sources, dot
 from dgl_heta.nn.segments import segment_total
 from dgl_heta.planning.compute import attended_first
 from dgl_heta.sampling.blocks import InEdges
@@ -60,7 +59,8 @@ def edge_dots(edges: InEdges, source: Tensor, destination: Tensor, reads: Reads)
     """
     if not _shorter(source, reads):
         return kernel_in_use().u_dot_v([edges], [source], [destination])[0]
-    _check(edges, source, destination.shape, (len(edges.indptr) - 1, *source.shape[1:]))
+    check_sources(edges.indices, source)
+    check_shape("destination rows", destination, (len(edges.indptr) - 1, *source.shape[1:]))
     weight, bias = _per_head(source)
     some, rows = _with_edges(edges)
     if rows is not None:
@@ -81,7 +81,8 @@ def weighted_sums(edges: InEdges, source: Tensor, weights: Tensor, reads: Reads)
     """
     if not _shorter(source, reads):
         return kernel_in_use().u_mul_e_sum([edges], [source], [weights])[0]
-    _check(edges, source, weights.shape, (len(edges.indices), source.shape[1]))
+    check_sources(edges.indices, source)
+    check_shape("weights of edges", weights, (len(edges.indices), source.shape[1]))
     matrix, bias = _per_head(source)
     some, rows = _with_edges(edges)
     out: Tensor = _Sums.apply(source.whole.source, some, weights, matrix, bias)
@@ -114,16 +115,6 @@ def _with_edges(edges: InEdges) -> tuple[InEdges, Tensor | None]:
     if 2 * len(filled) > len(edges.indptr) - 1:
         return edges, None
     return InEdges(torch.cat([edges.indptr[:1], edges.indptr[1:][filled]]), edges.indices), filled
-
-
-def _check(edges: InEdges, source: Tensor, shape: tuple[int, ...], wanted: tuple[int, ...]
-           ) -> None:
-    """Compiled kernels do not check bounds: what does not fit is memory of something else."""
-    last = int(edges.indices.max()) if len(edges.indices) else -1
-    if last >= len(source):
-        raise InputError(f"there are {len(source)} source rows, but an edge starts at row {last}")
-    if tuple(shape) != wanted:
-        raise InputError(f"the other rows have the shape {tuple(shape)}; it should be {wanted}")
 
 
 class _Dots(torch.autograd.Function):

@@ -39,7 +39,7 @@ def edge_dot(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tenso
     """
     rows, *read = opened(source)
     rows = _per_head(rows)
-    _check(indptr, indices, rows, destination)
+    _check_ends(indptr, indices, rows, destination)
     out: Tensor = _Pair.apply(_operators_of(rows)[0], indptr, indices, rows, destination, *read)
     return out
 
@@ -53,7 +53,7 @@ def edge_add(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tenso
         A shape does not fit, or an edge starts at a row that is not there.
     """
     rows, *read = opened(source)
-    _check(indptr, indices, rows, destination)
+    _check_ends(indptr, indices, rows, destination)
     out: Tensor = _Add.apply(indptr, indices, rows, destination, *read)
     return out
 
@@ -70,11 +70,9 @@ def weighted_sum(indptr: Tensor, indices: Tensor, source: Tensor, weights: Tenso
     """
     rows, *read = opened(source)
     rows = _per_head(rows)
-    _check(indptr, indices, rows)
+    check_sources(indices, rows)
     heads = weights.shape[-1] if rows.shape[1] == 1 else rows.shape[1]
-    if weights.shape != (len(indices), heads):
-        raise InputError(f"the weights of edges have the shape {tuple(weights.shape)}; it should "
-                         f"be {(len(indices), heads)}")
+    check_shape("weights of edges", weights, (len(indices), heads))
     out: Tensor = _Pair.apply(_operators_of(rows)[1], indptr, indices, rows, weights, *read)
     return out
 
@@ -88,20 +86,36 @@ def _operators_of(source: Tensor) -> tuple[_Operator, _Operator]:
     return _SHARED if source.shape[1] == 1 else _OF_HEADS
 
 
-def _check(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor | None = None
-           ) -> None:
-    """Compiled kernels do not check bounds: what does not fit is memory of something else."""
+def check_sources(indices: Tensor, source: Tensor) -> None:
+    """Compiled kernels do not check bounds: what does not fit is memory of something else.
+
+    Raises
+    ------
+    InputError
+        An edge starts at a row that is not there.
+    """
     last = int(indices.max()) if len(indices) else -1
     if last >= len(source):
         raise InputError(f"there are {len(source)} source rows, but an edge starts at row {last}")
-    if destination is None:
-        return
+
+
+def check_shape(what: str, found: Tensor, wanted: tuple[int, ...]) -> None:
+    """
+    Raises
+    ------
+    InputError
+        Rows or weights have another shape than they should have.
+    """
+    if found.shape != wanted:
+        raise InputError(f"the {what} have the shape {tuple(found.shape)}; it should be {wanted}")
+
+
+def _check_ends(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> None:
+    check_sources(indices, source)
     shape = (len(indptr) - 1, *source.shape[1:])
     if source.dim() == 3 and source.shape[1] == 1 and destination.dim() == 3:  # any heads
         shape = (shape[0], destination.shape[1], shape[2])
-    if destination.shape != shape:
-        raise InputError(f"the destination rows have the shape {tuple(destination.shape)}; it "
-                         f"should be {shape}")
+    check_shape("destination rows", destination, shape)
 
 
 def _array(tensor: Tensor) -> np.ndarray:

@@ -13,14 +13,16 @@ from torch.utils.checkpoint import checkpoint
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import chunks
-from dgl_heta.features.deferred import LazyRows, lazy_rows
+from dgl_heta.features.deferred import LazyRows
 from dgl_heta.nn import FusedKernel, TorchKernel, use_kernel
 from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.attended import Reads, edge_dots, weighted_sums
 from dgl_heta.nn.segments import segment_softmax
 from dgl_heta.sampling.blocks import InEdges
+from tests.support.feature_rows import WIDTH as FEATURES
+from tests.support.feature_rows import rows
 
-NODES, FEATURES, HEADS, WIDTH = 40, 12, 2, 3
+HEADS, WIDTH = 2, 3
 SHORTER, LONGER = Reads(0, 0, 0), Reads(1, 10 ** 9, 10 ** 9)
 """Few edges and destinations beside the source rows; and many."""
 
@@ -31,15 +33,6 @@ def small():
     before, chunks.CHUNK = chunks.CHUNK, 5 * FEATURES * 8
     yield
     chunks.CHUNK = before
-
-
-def rows(dtype: type = np.float64, count: int = 30) -> tuple[Tensor, Tensor]:
-    generator = np.random.default_rng(0)
-    array = generator.standard_normal((NODES, FEATURES)).astype(dtype)
-    ids = generator.integers(0, NODES, count)
-    found = lazy_rows(array, ids)
-    assert found is not None
-    return found, torch.from_numpy(array[ids])
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -121,35 +114,29 @@ def test_rows_are_computed_where_that_is_shorter_or_their_kernel_wants_them() ->
 
 
 @pytest.mark.parametrize("which", [0, 1, 2])
-@pytest.mark.parametrize("how", ["retain_grad", "register_hook", "autograd.grad"])
-def test_a_gradient_that_is_looked_at_is_right_or_refused(which: int, how: str) -> None:
+@pytest.mark.parametrize("how", ["retain_grad", "register_hook"])
+def test_a_gradient_that_is_looked_at_is_right(which: int, how: str) -> None:
     """Of the first product, of the second, and of its view per head; they are used besides."""
     seen: list[Tensor] = []
-
-    def ask(x: Tensor) -> None:
-        if how == "retain_grad":
-            x.retain_grad()
-        elif how == "register_hook":
-            x.register_hook(seen.append)
-        else:
-            torch.autograd.grad(x.tanh().sum(), x)
-
-    for place, x in enumerate(rows()):
+    for x in rows():
         edges, made, query = heads_of(x)
         made.append(made[1].view(-1, HEADS, WIDTH))
-        if how != "autograd.grad":
-            ask(made[which])
+        if how == "retain_grad":
+            made[which].retain_grad()
+        else:
+            made[which].register_hook(seen.append)
         loss = (edge_dots(edges, made[2], query, SHORTER) ** 2).sum()
-        loss = loss + sum(x.tanh().sum() for x in made)
-        if how == "autograd.grad":
-            if place == 0:
-                with pytest.raises(HetaError, match="gradient of feature rows cannot be had"):
-                    torch.autograd.grad(loss, made[which])
-            return
-        loss.backward()
+        (loss + sum(x.tanh().sum() for x in made)).backward()
         if how == "retain_grad":
             seen.append(made[which].grad)
     torch.testing.assert_close(*seen)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+@pytest.mark.parametrize("ask", [
+    Tensor.retain_grad, lambda x: x.register_hook(print),
+    lambda x: torch.autograd.grad(x.tanh().sum(), x)])
+def test_a_gradient_that_is_asked_for_too_late_is_refused(which: int, ask) -> None:
     edges, made, query = heads_of(rows()[0])
     made.append(made[1].view(-1, HEADS, WIDTH))
     edge_dots(edges, made[2], query, SHORTER)
@@ -204,9 +191,9 @@ def test_what_would_be_wrong_is_refused() -> None:
     edges, (_, key), query = heads_of(rows()[0])
     heads = key.view(-1, HEADS, WIDTH)
     for wrong in (query[:2], query[:, :1], random(3, HEADS, WIDTH + 1)):
-        with pytest.raises(InputError, match="the other rows have the shape"):
+        with pytest.raises(InputError, match="the destination rows have the shape"):
             edge_dots(edges, heads, wrong, SHORTER)
-    with pytest.raises(InputError, match="the other rows have the shape"):
+    with pytest.raises(InputError, match="the weights of edges have the shape"):
         weighted_sums(edges, heads, random(2, HEADS), SHORTER)
     beyond = InEdges(edges.indptr, edges.indices + 26)
     with pytest.raises(InputError, match="there are 30 source rows, but an edge starts at row 30"):
