@@ -18,6 +18,7 @@ _LAZY = {
     # compiled code, files, packages
     "COMPILES": "dgl_heta.system.jit",
     "kernel": "dgl_heta.system.jit",
+    "prefetch": "dgl_heta.system.prefetch",
     "new_rows": "dgl_heta.features.row_kernels",
     "new_directory": "dgl_heta.system.files",
     "replacing": "dgl_heta.system.files",
@@ -76,9 +77,9 @@ __all__ = [
     "check_source", "config_name", "data_parallel", "file_sum", "generate", "grouped",
     "init_workers", "kernel", "listing", "load_settings", "log_line", "make_request", "nearest",
     "new_array", "new_directory", "new_rows", "open_input", "optional", "out", "peak_rss_mb",
-    "plugins", "print_json", "progress", "read_dgl_graph", "read_signed", "replacing", "reserve",
-    "run_workers", "scratch_directory", "section_name", "table", "worker_main", "write_atomic",
-    "write_signed",
+    "plugins", "prefetch", "print_json", "progress", "read_dgl_graph", "read_signed", "replacing",
+    "reserve", "run_workers", "scratch_directory", "section_name", "table", "worker_main",
+    "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ if TYPE_CHECKING:
     from dgl_heta.system.leftovers import scratch_directory
     from dgl_heta.system.memory import peak_rss_mb
     from dgl_heta.system.optional import optional
+    from dgl_heta.system.prefetch import prefetch
     from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 
 

@@ -22,6 +22,7 @@ from dgl_heta.features.sparse_adam import (
     step_by_operators,
 )
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import AHEAD, prefetch, prefetch_row
 
 
 class CachedTable:
@@ -183,6 +184,13 @@ class CachedTable:
 def _read(slots, cached, value, ids, out, starts, rows, hits):  # type: ignore[no-untyped-def]
     width = out.shape[1]
     for i in range(len(ids)):
+        prefetch(slots, ids, i + AHEAD)
+        if i + AHEAD < len(ids):
+            ahead = slots[ids[i + AHEAD]]
+            if ahead >= 0:
+                prefetch_row(cached, ahead)
+            else:
+                prefetch_row(value, ids[i + AHEAD])
         row = ids[i]
         slot, part = slots[row], 0
         while part + 1 < len(starts) and starts[part + 1] <= row:
@@ -201,6 +209,15 @@ def _read(slots, cached, value, ids, out, starts, rows, hits):  # type: ignore[n
 def _cached_step(rows, slots, grads, cached, value, first, second, scale, rate, keep1, keep2, eps):  # type: ignore[no-untyped-def]
     width = grads.shape[1]
     for i in range(len(rows)):
+        prefetch(slots, rows, i + AHEAD)
+        if i + AHEAD < len(rows):
+            ahead = slots[rows[i + AHEAD]]
+            if ahead >= 0:
+                prefetch_row(cached, ahead)
+            else:
+                prefetch_row(value, rows[i + AHEAD])
+                prefetch_row(first, rows[i + AHEAD])
+                prefetch_row(second, rows[i + AHEAD])
         row, slot = rows[i], slots[rows[i]]
         if slot >= 0:
             state = cached[slot]

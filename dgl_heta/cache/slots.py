@@ -7,6 +7,7 @@ import numpy as np
 from dgl_heta.errors import InputError
 from dgl_heta.features.row_kernels import check_ids
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import prefetch
 
 REPLACEMENTS = ("fifo", "clock")
 
@@ -83,6 +84,7 @@ class Slots:
 def _split(of, ids, hits, slots, misses):  # type: ignore[no-untyped-def]
     n = m = 0
     for i in range(len(ids)):
+        prefetch(of, ids, i)
         slot = of[ids[i]]
         if slot >= 0:
             hits[n], slots[n] = i, slot

@@ -18,6 +18,7 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.sampling.blocks import Block, MiniBatch
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import prefetch
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.session import Session
@@ -103,4 +104,5 @@ def spread(indptr, indices, bits, out):  # type: ignore[no-untyped-def]
     for row in range(len(indptr) - 1):
         word = bits[row]
         for edge in range(indptr[row], indptr[row + 1]):
+            prefetch(out, indices, edge)
             out[indices[edge]] |= word

@@ -19,6 +19,7 @@ from dgl_heta.comm.row_routing import RowRoute
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import each_once, marked, sum_rows_with_bits
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import prefetch
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.embedding import Table
@@ -256,6 +257,11 @@ def _adam_rows(rows, at, grads, counts, value, step, first, second, lr, beta1, k
     """Adam with a step count per row (dgl.distributed.optim.SparseAdam), one pass."""
     one = np.float32(1)
     for i in range(len(rows)):
+        prefetch(value, rows, i)
+        prefetch(step, rows, i)
+        prefetch(first, rows, i)
+        prefetch(second, rows, i)
+        prefetch(grads, at, i)
         row = rows[i]
         step[row] += one
         correct1 = one / (one - beta1 ** step[row])
@@ -276,6 +282,9 @@ def _adagrad_rows(rows, at, grads, counts, value, total, lr, eps):  # type: igno
     It keeps √(Σ + g²) + ε as the next step's Σ.
     """
     for i in range(len(rows)):
+        prefetch(value, rows, i)
+        prefetch(total, rows, i)
+        prefetch(grads, at, i)
         x, s, g = value[rows[i]], total[rows[i]], grads[at[i]]
         for k in range(len(g)):
             grad = g[k] / counts[i]

@@ -36,6 +36,7 @@ from dgl_heta.store.structure import changed
 from dgl_heta.system.disk import new_array
 from dgl_heta.system.files import new_directory
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import prefetch
 from dgl_heta.system.sums import KEY, agrees, file_sum, write_signed
 
 log = logging.getLogger("dgl_heta")
@@ -301,6 +302,7 @@ def _add(indptr, indices, states, first, out):  # type: ignore[no-untyped-def]
         if begin < 0 or end < begin or end > len(indices):
             return False
         for edge in range(begin, end):
+            prefetch(states, indices, edge)
             source = indices[edge]
             if source < 0 or source >= len(states):
                 return False

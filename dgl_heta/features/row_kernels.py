@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import AHEAD, prefetch, prefetch_row
 
 RECYCLED = 4 << 20
 """Bytes from which on memory of gathered rows is used again."""
@@ -179,6 +180,7 @@ def marked(ids: np.ndarray, among: np.ndarray, slots: np.ndarray) -> np.ndarray:
 @kernel
 def _gather(array, ids, out):  # type: ignore[no-untyped-def]
     for i in range(len(ids)):
+        prefetch(array, ids, i)
         source, target = array[ids[i]], out[i]
         for k in range(len(source)):
             target[k] = source[k]
@@ -188,6 +190,13 @@ def _gather(array, ids, out):  # type: ignore[no-untyped-def]
 def _gather_cached(slots, cached, array, ids, out):  # type: ignore[no-untyped-def]
     hits = 0
     for i in range(len(ids)):
+        prefetch(slots, ids, i + AHEAD)
+        if i + AHEAD < len(ids):
+            ahead = slots[ids[i + AHEAD]]
+            if ahead >= 0:
+                prefetch_row(cached, ahead)
+            else:
+                prefetch_row(array, ids[i + AHEAD])
         slot, target = slots[ids[i]], out[i]
         if slot >= 0:
             hits += 1
@@ -204,6 +213,7 @@ def _gather_cached(slots, cached, array, ids, out):  # type: ignore[no-untyped-d
 @kernel
 def _gather_to(array, ids, out, places):  # type: ignore[no-untyped-def]
     for i in range(len(ids)):
+        prefetch(array, ids, i)
         source, target = array[ids[i]], out[places[i]]
         for k in range(len(target)):
             target[k] = source[k]
@@ -221,6 +231,7 @@ def _scatter_from(arena, places, rows, out):  # type: ignore[no-untyped-def]
 @kernel
 def _count_ids(counts, ids):  # type: ignore[no-untyped-def]
     for i in range(len(ids)):
+        prefetch(counts, ids, i)
         counts[ids[i]] += 1
 
 
@@ -241,6 +252,7 @@ def add_edges(indptr, indices, states, mean, out):  # type: ignore[no-untyped-de
     width = states.shape[1]
     for row in range(len(indptr) - 1):
         for edge in range(indptr[row], indptr[row + 1]):
+            prefetch(states, indices, edge)
             source = indices[edge]
             for k in range(width):
                 out[row, k] += states[source, k]
@@ -255,6 +267,7 @@ def _sum_rows(rows, values, bits, slots, unique, sums, united):  # type: ignore[
     """Without `bits`, None, numba compiles nothing for them."""
     count = 0
     for i in range(len(rows)):
+        prefetch(slots, rows, i)
         slot = slots[rows[i]]
         if slot < 0:
             slot = count
@@ -275,6 +288,7 @@ def _sum_rows(rows, values, bits, slots, unique, sums, united):  # type: ignore[
 def _each_once(ids, slots):  # type: ignore[no-untyped-def]
     once = True
     for i in range(len(ids)):
+        prefetch(slots, ids, i)
         once &= slots[ids[i]] < 0
         slots[ids[i]] = 0
     for i in range(len(ids)):
@@ -287,6 +301,7 @@ def _marked(ids, among, slots, out):  # type: ignore[no-untyped-def]
     for i in range(len(among)):
         slots[among[i]] = 0
     for i in range(len(ids)):
+        prefetch(slots, ids, i)
         out[i] = slots[ids[i]] >= 0
     for i in range(len(among)):
         slots[among[i]] = -1

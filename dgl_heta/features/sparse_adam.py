@@ -25,6 +25,7 @@ from torch import Tensor
 from dgl_heta.features.files import CPU
 from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import prefetch
 
 BLOCK = 2**13  # rows of a table that are moved at a time
 
@@ -114,6 +115,9 @@ class RowTable:
 def fused_step(rows, grads, value, first, second, scale, rate, keep1, keep2, eps):  # type: ignore[no-untyped-def]
     """The step of `rows` of value, first and second moment, in place."""
     for i in range(len(rows)):
+        prefetch(value, rows, i)
+        prefetch(first, rows, i)
+        prefetch(second, rows, i)
         row = rows[i]
         g, x, m, v = grads[i], value[row], first[row], second[row]
         for k in range(len(g)):

@@ -27,6 +27,7 @@ from torch import Tensor
 from dgl_heta.errors import InputError
 from dgl_heta.nn.gradients import Reading, array_of, differentiable_once, done, opened
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import prefetch
 
 
 def edge_dot(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> Tensor:
@@ -198,6 +199,7 @@ def _operators(shared: bool) -> tuple[_Operator, _Operator]:
     def dot_forward(indptr, indices, source, destination, out):  # type: ignore[no-untyped-def]
         for row in range(len(indptr) - 1):
             for edge in range(indptr[row], indptr[row + 1]):
+                prefetch(source, indices, edge)
                 for head in range(out.shape[1]):
                     at = 0 if shared else head
                     out[edge, head] = dot(source[indices[edge], at], destination[row, head])
@@ -206,6 +208,8 @@ def _operators(shared: bool) -> tuple[_Operator, _Operator]:
     def dot_backward(indptr, indices, grad, source, destination, to_source, to_destination):  # type: ignore[no-untyped-def]
         for row in range(len(indptr) - 1):
             for edge in range(indptr[row], indptr[row + 1]):
+                prefetch(source, indices, edge)
+                prefetch(to_source, indices, edge)
                 other = indices[edge]
                 for head in range(destination.shape[1]):
                     g, at = grad[edge, head], 0 if shared else head
@@ -217,6 +221,7 @@ def _operators(shared: bool) -> tuple[_Operator, _Operator]:
     def weighted_forward(indptr, indices, source, weights, out):  # type: ignore[no-untyped-def]
         for row in range(len(indptr) - 1):
             for edge in range(indptr[row], indptr[row + 1]):
+                prefetch(source, indices, edge)
                 other = indices[edge]
                 for head in range(weights.shape[1]):
                     weight, at = weights[edge, head], 0 if shared else head
@@ -227,6 +232,8 @@ def _operators(shared: bool) -> tuple[_Operator, _Operator]:
     def weighted_backward(indptr, indices, grad, source, weights, to_source, to_weights):  # type: ignore[no-untyped-def]
         for row in range(len(indptr) - 1):
             for edge in range(indptr[row], indptr[row + 1]):
+                prefetch(source, indices, edge)
+                prefetch(to_source, indices, edge)
                 other = indices[edge]
                 for head in range(weights.shape[1]):
                     weight, at = weights[edge, head], 0 if shared else head

@@ -16,6 +16,7 @@ from torch import Tensor
 from dgl_heta.features.row_kernels import add_edges
 from dgl_heta.nn.gradients import Reading, array_of, differentiable_once, done, opened
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import prefetch
 
 
 def sums(edges: Sequence[tuple[Tensor, Tensor]], states: Tensor, mean: bool
@@ -98,6 +99,7 @@ def _sum_backward(indptr, indices, grad, mean, out):  # type: ignore[no-untyped-
         for k in range(width):
             scaled[k] = grad[row, k] / max(count, 1)
         for edge in range(indptr[row], indptr[row + 1]):
+            prefetch(out, indices, edge)
             source = indices[edge]
             for k in range(width):
                 out[source, k] += scaled[k]
@@ -107,6 +109,7 @@ def _sum_backward(indptr, indices, grad, mean, out):  # type: ignore[no-untyped-
 def _extreme_forward(indptr, indices, states, largest, out, winner):  # type: ignore[no-untyped-def]
     for row in range(len(indptr) - 1):
         for edge in range(indptr[row], indptr[row + 1]):
+            prefetch(states, indices, edge)
             source = indices[edge]
             for k in range(states.shape[1]):
                 value = states[source, k]

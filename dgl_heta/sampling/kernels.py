@@ -15,6 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from dgl_heta.system.jit import kernel
+from dgl_heta.system.prefetch import AHEAD, prefetch, prefetch_row
 
 _MASK = (1 << 64) - 1
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -37,6 +38,8 @@ def _mix(value):  # type: ignore[no-untyped-def]
     return value ^ (value >> np.uint64(31))
 
 
+BATCH = 32
+"""How many drawn edges are read before their sources are looked up."""
 BAD = -1
 """What kernels return for a number of edges where a number in a file leads out of an array."""
 
@@ -50,6 +53,7 @@ def count_drawn(indptr, nodes, fanout, edges, out):  # type: ignore[no-untyped-d
     total = 0
     out[0] = 0
     for i in range(len(nodes)):
+        prefetch(indptr, nodes, i)
         node = nodes[i]
         if node < 0 or node >= len(indptr) - 1:
             return BAD
@@ -128,9 +132,13 @@ def draw(  # type: ignore[no-untyped-def]
     """
     positions = np.empty(max(fanout, 0), np.int64)
     keys = np.empty(len(positions) if weights is not None else 0)
+    sources = np.empty(BATCH, np.int64)
     total = 0
     low = out_ptr[0]
     for i in range(len(nodes)):
+        prefetch(indptr, nodes, i + AHEAD)
+        if i + AHEAD < len(nodes) and 0 <= nodes[i + AHEAD] < len(indptr):
+            prefetch_row(indices, indptr[nodes[i + AHEAD]])
         node = nodes[i]
         begin = indptr[node]
         end = indptr[node + 1]
@@ -145,21 +153,28 @@ def draw(  # type: ignore[no-untyped-def]
                 _choose(key, node, drawn, degree, positions)
             else:
                 _choose_weighted(key, node, drawn, weights[begin:end], positions, keys)
-        for k in range(drawn):
-            position = begin + (positions[k] if drawn < degree else k)
-            if excluded is not None and _is_listed(excluded, position):
-                continue
-            source = np.int64(indices[position])
-            if left_out is not None and _is_left_out(left_out, source, node):
-                continue
-            if place is None:
-                out[total] = source
-            else:
-                row, size = _row(source, place, rows, size)
-                if row < 0:
-                    return size, BAD
-                out[total] = row
-            total += 1
+        for first in range(0, drawn, BATCH):
+            last = min(first + BATCH, drawn)
+            for k in range(first, last):
+                source = np.int64(indices[begin + (positions[k] if drawn < degree else k)])
+                sources[k - first] = source
+                if place is not None:
+                    prefetch_row(place, source)
+            for k in range(first, last):
+                if excluded is not None and _is_listed(
+                        excluded, begin + (positions[k] if drawn < degree else k)):
+                    continue
+                source = sources[k - first]
+                if left_out is not None and _is_left_out(left_out, source, node):
+                    continue
+                if place is None:
+                    out[total] = source
+                else:
+                    row, size = _row(source, place, rows, size)
+                    if row < 0:
+                        return size, BAD
+                    out[total] = row
+                total += 1
         if left_out is not None:
             out_ptr[i + 1] = total
         if excluded is not None:
@@ -182,6 +197,9 @@ def draw_pieces(  # type: ignore[no-untyped-def]
     total = 0
     out_ptr[0] = 0
     for i in range(len(nodes)):
+        prefetch(indptr, nodes, i + AHEAD)
+        if i + AHEAD < len(nodes) and 0 <= nodes[i + AHEAD] < len(indptr):
+            prefetch_row(indices, indptr[nodes[i + AHEAD]])
         node = nodes[i]
         if node < 0 or node >= len(indptr) - 1:
             return size, BAD
@@ -263,6 +281,7 @@ def give_rows(ids, out, place, rows, size):  # type: ignore[no-untyped-def]
     """Fill `out` with the rows of nodes, new ones for those that have none; return how many rows
     there are then, and the number of ids, or BAD."""
     for i in range(len(ids)):
+        prefetch(place, ids, i)
         row, size = _row(ids[i], place, rows, size)
         if row < 0:
             return size, BAD

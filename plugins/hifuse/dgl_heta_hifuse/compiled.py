@@ -15,7 +15,7 @@ from numba import carray, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from dgl_heta.tools import kernel
+from dgl_heta.tools import kernel, prefetch
 
 INDPTR, INDICES, ROWS, EDGES, SOURCE, SOURCES, OTHER, OTHERS, OUT, TO_SOURCE, TO_OTHER = range(11)
 """Columns of functions of edges: addresses of the CSC (int64, int32) and its sizes, address and
@@ -74,6 +74,7 @@ def sums(jobs, width, mean, like):  # type: ignore[no-untyped-def]
             for k in range(width):
                 out[row, k] = 0
             for edge in range(low, high):
+                prefetch(source, indices, edge)
                 other = indices[edge]
                 for k in range(width):
                     out[row, k] += source[other, k]
@@ -95,6 +96,7 @@ def sums_backward(jobs, width, mean, like):  # type: ignore[no-untyped-def]
             for k in range(width):
                 scaled[k] = grad[row, k] / (high - low) if mean and high > low + 1 else grad[row, k]
             for edge in range(low, high):
+                prefetch(to_source, indices, edge)
                 other = indices[edge]
                 for k in range(width):
                     to_source[other, k] += scaled[k]
@@ -125,8 +127,10 @@ def _per_head(shared: bool) -> tuple[Any, ...]:
             for row in range(jobs[r, ROWS]):
                 at = row if jobs[r, OTHERS] == jobs[r, ROWS] else 0
                 for edge in range(indptr[row], indptr[row + 1]):
+                    prefetch(source, indices, edge)
+                    from_row = indices[edge]
                     for head in range(heads):
-                        out[edge, head] = _dot(source[indices[edge], 0 if shared else head],
+                        out[edge, head] = _dot(source[from_row, 0 if shared else head],
                                                other[at, head])
 
     @kernel
@@ -143,6 +147,9 @@ def _per_head(shared: bool) -> tuple[Any, ...]:
             for row in range(jobs[r, ROWS]):
                 at = row if jobs[r, OTHERS] == jobs[r, ROWS] else 0
                 for edge in range(indptr[row], indptr[row + 1]):
+                    prefetch(source, indices, edge)
+                    if to_source_too:
+                        prefetch(to_source, indices, edge)
                     from_row = indices[edge]
                     for head in range(heads):
                         g, place = grad[edge, head], 0 if shared else head
@@ -167,6 +174,7 @@ def _per_head(shared: bool) -> tuple[Any, ...]:
                     for k in range(width):
                         out[row, head, k] = 0
                 for edge in range(indptr[row], indptr[row + 1]):
+                    prefetch(source, indices, edge)
                     from_row = indices[edge]
                     for head in range(heads):
                         weight, place = other[edge, head], 0 if shared else head
@@ -186,6 +194,10 @@ def _per_head(shared: bool) -> tuple[Any, ...]:
             to_other = carray(_at(jobs[r, TO_OTHER]), (jobs[r, EDGES], heads), like.dtype)
             for row in range(jobs[r, ROWS]):
                 for edge in range(indptr[row], indptr[row + 1]):
+                    if to_other_too:
+                        prefetch(source, indices, edge)
+                    if to_source_too:
+                        prefetch(to_source, indices, edge)
                     from_row = indices[edge]
                     for head in range(heads):
                         weight, place = other[edge, head], 0 if shared else head
@@ -312,6 +324,8 @@ def gather(jobs, width, like):  # type: ignore[no-untyped-def]
         index = carray(_at(jobs[r, INDEX]), (jobs[r, CHOSEN],), np.int64)
         out = carray(_at(jobs[r, TO]), (jobs[r, CHOSEN], width), like.dtype)
         for i in range(jobs[r, CHOSEN]):
+            if jobs[r, INDEX]:
+                prefetch(rows, index, i)
             row = index[i] if jobs[r, INDEX] else jobs[r, START] + i
             if row < 0 or row >= jobs[r, COUNT]:
                 return r
@@ -328,6 +342,8 @@ def scatter(jobs, width, like):  # type: ignore[no-untyped-def]
         index = carray(_at(jobs[r, INDEX]), (jobs[r, CHOSEN],), np.int64)
         values = carray(_at(jobs[r, TO]), (jobs[r, CHOSEN], width), like.dtype)
         for i in range(jobs[r, CHOSEN]):
+            if jobs[r, INDEX]:
+                prefetch(rows, index, i)
             row = index[i] if jobs[r, INDEX] else jobs[r, START] + i
             if row < 0 or row >= jobs[r, COUNT]:
                 return r
