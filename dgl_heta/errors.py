@@ -16,6 +16,10 @@ LONGEST_MESSAGE = 900
 """Characters of a message; what is longer is cut in the middle."""
 
 
+EXIT_PEER = 3
+"""Exit status of a process that has lost another one."""
+
+
 class HetaError(Exception):
     """A failure that the user can understand and act on (exit status 1).
 

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from dgl_heta.errors import HetaError
+from dgl_heta.errors import EXIT_PEER, HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.plan import Plan
 
@@ -29,7 +29,7 @@ _ROUNDED = ("partials", "learnable")
 class PeerLostError(HetaError):
     """A collective failed because another worker is gone or did not answer in time."""
 
-    exit_status = 3
+    exit_status = EXIT_PEER
 
 
 class Traffic:

@@ -8,21 +8,18 @@ says nothing. Under `dgl-heta launch` that function gives the store of
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import os
 import sys
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dgl_heta.system.patching import Patch
+from dgl_heta.comm.proofs import secret_for
+from dgl_heta.system.patching import Patch, when_imported
 
 if TYPE_CHECKING:
     from dgl_heta.comm.meeting_server import Server
 
-SECRET = "DGL_HETA_MEETING"
-"""The variable that has the run's secret, in processes that `dgl-heta launch` starts."""
 MODULE = "torch.distributed.rendezvous"
 
 _servers: dict[tuple[str, int], Server] = {}
@@ -32,12 +29,12 @@ _meetings = 0
 def _create_store(original: Callable[..., Any]) -> Callable[..., Any]:
     def create(hostname: str, port: int, rank: int, world_size: int, timeout: timedelta,
                *more: Any, **options: Any) -> Any:
-        secret = os.environ.get(SECRET)
+        secret = secret_for("meeting")
         here = (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT"))
         if not secret or (hostname, str(port)) != here or (
                 os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"):
             return original(hostname, port, rank, world_size, timeout, *more, **options)
-        return _join(hostname, port, rank, timeout, bytes.fromhex(secret))
+        return _join(hostname, port, rank, timeout, secret)
 
     return create
 
@@ -79,25 +76,10 @@ PATCHES = (
 def meet_by_secret() -> None:
     """Replace torch's function as soon as this process imports torch.distributed, which may be
     never; without a secret nothing is done."""
-    if os.environ.get(SECRET) and MODULE not in sys.modules:
-        sys.meta_path.insert(0, _WhenImported())
+    if secret_for("meeting"):
+        when_imported(MODULE, _replace)
 
 
-class _WhenImported(importlib.abc.MetaPathFinder):
-    """Finds one module as all others do, and patches it once it has run."""
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
-        if fullname != MODULE:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return spec
-        run = spec.loader.exec_module
-
-        def run_and_patch(module: Any) -> None:
-            run(module)
-            module._create_c10d_store = _create_store(module._create_c10d_store)
-
-        spec.loader.exec_module = run_and_patch  # type: ignore[method-assign]
-        return spec
+def _replace() -> None:
+    module = sys.modules[MODULE]
+    module._create_c10d_store = _create_store(module._create_c10d_store)  # type: ignore[attr-defined]

@@ -1,35 +1,24 @@
 """Where the trainers of a launched script meet: keys and values, for who knows the run's secret.
 
-Trainer 0 listens on the one address that the others reach it by. A connection has a second to
-prove that it knows the secret, by a keyed hash over random bytes of both sides, so a recorded
-proof is of no use, and the server proves the same. Only few unproven connections are kept, the
-youngest. Frames have a greatest length, and what is in them is bytes: nothing is unpickled.
+Trainer 0 listens on the one address that the others reach it by. A connection has to prove that it
+knows the secret (:mod:`dgl_heta.comm.proofs`). Frames have a greatest length, and what is in them
+is bytes: nothing is unpickled.
 """
 
 from __future__ import annotations
 
-import hmac
 import os
-import secrets
 import selectors
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 
-PROOF_S = 1.0  # for a connection to prove itself
-MOST_UNPROVEN = 64
+from dgl_heta.comm.proofs import Gate
+
 MOST_FRAME = 1 << 20
-NONCE = 32
-PROOF = 32
 _PIECE = 1 << 16
 
 Parts = Sequence[bytes]
-
-
-def proof(secret: bytes, side: str, asked: bytes, own: bytes) -> bytes:
-    """What a side ("client" or "server") answers to the other side's random bytes `asked`."""
-    return hmac.digest(secret, b"dgl-heta meeting " + side.encode() + asked + own, "sha256")
 
 
 def frame(parts: Parts) -> bytes:
@@ -118,13 +107,10 @@ class Table:
 
 
 class _Peer:
-    """A connection."""
+    """A connection that has proved itself."""
 
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
-        self.nonce = secrets.token_bytes(NONCE)
-        self.deadline = time.monotonic() + PROOF_S
-        self.proven = False
         self.received, self.to_send = bytearray(), bytearray()
 
 
@@ -138,13 +124,10 @@ class Server:
     """
 
     def __init__(self, address: str, port: int, secret: bytes) -> None:
-        self.secret = secret
         self.table = Table()
         self.listener = socket.create_server((address, port), backlog=128)
-        self.listener.setblocking(False)
-        self.unproven: dict[_Peer, None] = {}  # the oldest first
         self.selector = selectors.DefaultSelector()
-        self.selector.register(self.listener, selectors.EVENT_READ)
+        self.gate = Gate(self.listener, secret, self.selector)
         self._wake, waiting = socket.socketpair()
         self.selector.register(waiting, selectors.EVENT_READ, self)
         os.register_at_fork(after_in_child=self.listener.close)  # the port is this process's
@@ -168,34 +151,14 @@ class Server:
 
     def _serve(self) -> None:
         while True:
-            oldest = next(iter(self.unproven), None)
-            wait = max(0.0, oldest.deadline - time.monotonic()) if oldest else None
-            for key, _ in self.selector.select(wait):
+            for key, _ in self.selector.select(self.gate.wait_s()):
                 if key.data is self:  # closed
                     return
-                if key.data is None:
-                    self._accept()
-                elif key.data.socket.fileno() >= 0:  # not closed meanwhile
+                if key.data is not self.gate:
                     self._serve_peer(key.data)
-            now = time.monotonic()
-            for peer in [p for p in self.unproven if p.deadline <= now]:
-                self._close(peer)
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self.listener.accept()
-        except BlockingIOError:
-            return
-        except OSError:  # it has gone again, or this process has too many files open
-            time.sleep(0.01)
-            return
-        if len(self.unproven) >= MOST_UNPROVEN:
-            self._close(next(iter(self.unproven)))
-        connection.setblocking(False)
-        peer = _Peer(connection)
-        self.unproven[peer] = None
-        self.selector.register(connection, selectors.EVENT_READ, peer)
-        self._send(peer, peer.nonce)
+                elif (proved := self.gate.take(key.fileobj)) is not None:  # type: ignore[arg-type]
+                    self.selector.register(proved, selectors.EVENT_READ, _Peer(proved))
+            self.gate.close_late()
 
     def _serve_peer(self, peer: _Peer) -> None:
         """Read what there is, or go on sending; close at anything that is not as it should be."""
@@ -207,25 +170,12 @@ class Server:
             if not data:
                 raise ConnectionError
             peer.received += data
-            if not peer.proven:
-                self._prove(peer)
-            while peer.proven and (body := self._next_frame(peer)) is not None:
+            while (body := self._next_frame(peer)) is not None:
                 self._send(peer, frame(self.table.answer(parts_of(body))))
         except BlockingIOError:
             pass
         except (OSError, ValueError, TypeError, KeyError):
             self._close(peer)
-
-    def _prove(self, peer: _Peer) -> None:
-        if len(peer.received) < NONCE + PROOF:
-            return
-        nonce, given = bytes(peer.received[:NONCE]), bytes(peer.received[NONCE:])
-        if not hmac.compare_digest(given, proof(self.secret, "client", peer.nonce, nonce)):
-            raise ConnectionError
-        peer.proven = True
-        del self.unproven[peer]
-        peer.received.clear()
-        self._send(peer, proof(self.secret, "server", nonce, peer.nonce))
 
     def _next_frame(self, peer: _Peer) -> bytes | None:
         length = int.from_bytes(peer.received[:4], "big")
@@ -251,7 +201,6 @@ class Server:
                              else selectors.EVENT_READ, peer)
 
     def _close(self, peer: _Peer) -> None:
-        self.unproven.pop(peer, None)
         if peer.socket.fileno() >= 0:
             self.selector.unregister(peer.socket)
             peer.socket.close()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hmac
-import secrets
 import socket
 import threading
 import time
@@ -14,17 +12,9 @@ from typing import Any
 
 from torch.distributed import DistStoreError, Store
 
-from dgl_heta.comm.meeting_server import (
-    MOST_FRAME,
-    NONCE,
-    PROOF,
-    Parts,
-    frame,
-    parts_of,
-    proof,
-)
+from dgl_heta.comm.meeting_server import MOST_FRAME, Parts, frame, parts_of
+from dgl_heta.comm.proofs import ATTEMPT_S, prove, receive
 
-ATTEMPT_S = 5.0  # for a server to prove itself; its process may be busy
 PAUSE_S = 0.1, 0.01, 0.1  # between attempts to connect; between looks at a key, at first and later
 
 _kept: list[Store] = []  # torch keeps the C++ part alone, which is nothing without this one
@@ -134,11 +124,7 @@ class MeetingStore(Store):
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            asked, own = _receive(connection, NONCE, end), secrets.token_bytes(NONCE)
-            connection.sendall(own + proof(self.secret, "client", asked, own))
-            given = _receive(connection, PROOF, end)
-            if not hmac.compare_digest(given, proof(self.secret, "server", own, asked)):
-                raise ConnectionError("who listens there does not know this run's secret")
+            prove(connection, self.secret, end)
             undo.pop_all()
         return connection
 
@@ -149,26 +135,14 @@ class MeetingStore(Store):
             try:
                 self._socket.settimeout(limit)
                 self._socket.sendall(data)
-                length = int.from_bytes(_receive(self._socket, 4, end), "big")
+                length = int.from_bytes(receive(self._socket, 4, end), "big")
                 if length > MOST_FRAME:
                     raise ConnectionError("it answers what is no frame")
-                return parts_of(_receive(self._socket, length, end))
+                return parts_of(receive(self._socket, length, end))
             except (OSError, ValueError) as error:
                 self._socket.close()  # an answer that comes later would be taken for another's
                 raise DistStoreError(f"the meeting at {self._where} was lost, closed by peer or "
                                      f"silent for {limit:g} s: {error}") from None
-
-
-def _receive(connection: socket.socket, size: int, end: float) -> bytes:
-    """So many bytes, before a time on the monotonic clock."""
-    data = b""
-    while len(data) < size:
-        connection.settimeout(max(0.001, end - time.monotonic()))
-        piece = connection.recv(size - len(data))
-        if not piece:
-            raise ConnectionError("it closed the connection")
-        data += piece
-    return data
 
 
 def _bytes(value: Any) -> bytes:

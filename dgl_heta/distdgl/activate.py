@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from dgl_heta.comm.dgl_connections import wait_at_most
 from dgl_heta.distdgl.selection import select
 from dgl_heta.distdgl.versions import release
 from dgl_heta.hooks.manager import plugins, use
@@ -44,6 +45,7 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
                        ("batch source", chosen.train.batches)):
         known.get(kind, name)
     release()
+    wait_at_most(chosen.run.timeout_s)
     from dgl_heta.distdgl.patches import PATCHES
     from dgl_heta.distdgl.programs import watch_programs
 

@@ -8,7 +8,7 @@ back.
 
 from __future__ import annotations
 
-from dgl_heta.comm import meeting
+from dgl_heta.comm import dgl_connections, meeting
 from dgl_heta.distdgl import (
     blocks,
     edge_loader,
@@ -45,4 +45,5 @@ PATCHES: tuple[Patch, ...] = (
     *own_part.PATCHES,
     *ending.PATCHES,
     *meeting.PATCHES,
+    *dgl_connections.PATCHES,
 )

@@ -14,10 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from dgl_heta.errors import HetaError, InputError
-
-EXIT_INPUT, EXIT_PEER = 2, 3
-"""Exit statuses of our own processes: the input is wrong; another process was lost."""
+from dgl_heta.errors import EXIT_PEER, HetaError, InputError
 
 GRACE_S = 2.0  # how long to wait for a better cause than a process that may have lost another one
 LAST_LINES = 60
@@ -78,17 +75,21 @@ class Watched:
     @property
     def input_error(self) -> str | None:
         """What it found wrong with the input, if that is why it ended."""
-        if self.ended and self.ended.status == EXIT_INPUT and self.last_error.startswith("error: "):
-            return self.last_error.removeprefix("error: ")
-        return None
+        return self._said if self.ended and self.ended.status == InputError.exit_status else None
 
     @property
     def told(self) -> str | None:
         """The cause in its own words, if it is a process of ours that gave one."""
-        if self.honest and self.ended and self.ended.status == 1:
-            return self.last_error.removeprefix("error: ") if self.last_error.startswith(
-                "error: ") else None
+        if self.ended and (self.ended.status == EXIT_PEER
+                           or (self.honest and self.ended.status == 1)):
+            return self._said
         return None
+
+    @property
+    def _said(self) -> str | None:
+        """The error that it wrote last, if processes of ours write such."""
+        said = self.last_error.removeprefix("error: ")
+        return said if said != self.last_error else None
 
     @property
     def last_words(self) -> str:

@@ -13,11 +13,14 @@ import sys
 import traceback
 from pathlib import Path
 
+from dgl_heta.comm.dgl_connections import guard_connections
 from dgl_heta.comm.meeting import meet_by_secret
+from dgl_heta.errors import HetaError
 
 
 def main() -> None:
     meet_by_secret()
+    guard_connections()
     named = sys.argv[1] == "-m"
     script = sys.argv[1 + named]
     sys.argv = sys.argv[1 + named:]
@@ -33,6 +36,9 @@ def main() -> None:
         if not isinstance(leave.code, int):
             print(leave.code, file=sys.stderr)
         _leave(leave.code if isinstance(leave.code, int) else 1)
+    except HetaError as error:  # of what is replaced in DGL
+        print("error:", error, file=sys.stderr)
+        _leave(error.exit_status)
     except BaseException:
         traceback.print_exc()
         _leave(1)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.comm.meeting import SECRET
+from dgl_heta.comm.proofs import SECRET
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch.activation import Command
 from dgl_heta.launch.blame import Ended
@@ -88,7 +88,7 @@ class ScriptJob:
     def processes(self, answers: Mapping[int, Mapping[str, Any]],
                   secret: str | None = None) -> list[Process]:
         """All processes, with what the hosts have answered: their cores, a directory, a port, an
-        interface. The trainers meet by the secret, if there is one."""
+        interface. They meet by the secret, if there is one."""
         first = self.hosts[0]
         master = (first.address, self.master_port or (
             MASTER_PORT if self.emulated else answers[0]["free_port"]))
@@ -101,11 +101,12 @@ class ScriptJob:
                           if self.over_ssh(host) else str(config))
             if self.emulated and not self.cores:  # all hosts share the machine's
                 cores = cores // len(self.hosts)
-            meeting = {} if secret is None else {SECRET: secret}
+            variables = {**self.variables(host), **({} if secret is None else {SECRET: secret})}
+            meeting = {}
             if answer.get("interface"):  # gloo's own listeners, which ask nobody's name
                 meeting["GLOO_SOCKET_IFNAME"] = answer["interface"]
             found += processes_of(host, len(self.hosts), self.roles, files, self.command, master,
-                                  cores, self.variables(host), meeting)
+                                  cores, variables, meeting)
         return found
 
 

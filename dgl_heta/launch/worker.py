@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dgl_heta.errors import HetaError, InputError
-from dgl_heta.launch.blame import EXIT_INPUT, EXIT_PEER
+from dgl_heta.errors import HetaError
 from dgl_heta.system.disk import is_full
 from dgl_heta.system.parent import die_with_parent
 from dgl_heta.system.sums import read_signed
@@ -120,8 +119,7 @@ def main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
                 print("error:", said, file=sys.stderr)
             sys.stderr.flush()
         # Not sys.exit: a process group that has lost a member may wait in its destructors.
-        os._exit(EXIT_PEER if isinstance(error, PeerLostError)
-                 else EXIT_INPUT if isinstance(error, InputError) else 1)
+        os._exit(error.exit_status if isinstance(error, HetaError) else 1)
 
 
 def _said(error: BaseException) -> str | None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.abc
+import importlib.util
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -95,3 +98,34 @@ def applied() -> bool:
 def plain(function: Any) -> Any:
     """DGL's own function behind a name that may be patched."""
     return getattr(function, "dgl_heta_original", function)
+
+
+def when_imported(module: str, do: Callable[[], None]) -> None:
+    """Do something once a module has been imported: now, when that is, or never."""
+    if module in sys.modules:
+        do()
+    else:
+        sys.meta_path.insert(0, _Finder(module, do))
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as all others do, and does something once it has run."""
+
+    def __init__(self, module: str, do: Callable[[], None]) -> None:
+        self.module, self.do = module, do
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        if fullname != self.module:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        run = spec.loader.exec_module
+
+        def run_and_do(loaded: Any) -> None:
+            run(loaded)
+            self.do()
+
+        spec.loader.exec_module = run_and_do  # type: ignore[method-assign, assignment]
+        return spec

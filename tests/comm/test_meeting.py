@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from torch.distributed import DistStoreError, HashStore, Store
 
-from dgl_heta.comm import meeting_server
-from dgl_heta.comm.meeting_server import MOST_FRAME, MOST_UNPROVEN, NONCE, Server, frame, proof
+from dgl_heta.comm.meeting_server import MOST_FRAME, Server, frame
 from dgl_heta.comm.meeting_store import MeetingStore
+from dgl_heta.comm.proofs import MOST_UNPROVEN, NONCE, PROOF_S, proof
 from tests.support.waiting import PATIENCE, PROMPT, until
 
 SECRET = secrets.token_bytes(32)
@@ -103,7 +103,7 @@ def test_a_stranger_is_closed_soon_and_changes_nothing(server: Server, said: byt
         assert joined(server).get("key") == b"true"  # while it stays
         assert is_closed(connection)
     assert store.get("key") == b"true"
-    assert not server.unproven
+    assert not server.gate.unproven
 
 
 def test_a_slow_stranger_has_no_more_time(server: Server) -> None:
@@ -148,9 +148,9 @@ def test_a_crowd_of_strangers_keeps_nobody_out(server: Server) -> None:
         opened = [crowd.enter_context(stranger(server, b"x")) for _ in range(5 * MOST_UNPROVEN)]
         store = joined(server)
         store.set("key", "value")
-        assert len(server.unproven) <= MOST_UNPROVEN
+        assert len(server.gate.unproven) <= MOST_UNPROVEN
         assert len(server.selector.get_map()) <= MOST_UNPROVEN + 2
-        assert until(lambda: not server.unproven)
+        assert until(lambda: not server.gate.unproven)
         assert all(is_closed(one) for one in opened)
         assert store.get("key") == b"value"
 
@@ -203,4 +203,4 @@ def test_a_meeting_that_ends_is_an_error_at_once(server: Server) -> None:
 
 
 def test_a_proof_takes_a_second_at_most() -> None:
-    assert meeting_server.PROOF_S <= 1
+    assert PROOF_S <= 1
