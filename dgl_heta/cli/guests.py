@@ -9,7 +9,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import HetaError, InputError, quoted
 
 
 class InterruptedCommandError(HetaError):
@@ -42,7 +42,14 @@ class Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         with _interrupted():
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            except SystemExit as left:
+                by_signal = type(left.code) is int and left.code > 128
+                if by_signal or ctx.invoked_subcommand not in self.commands:
+                    raise
+                raise HetaError("code that this command runs, as of a plugin or a model, called "
+                                f"sys.exit({quoted(left.code)})") from None
 
     def _guest(self, name: str) -> Any:
         from dgl_heta.hooks.manager import plugins

@@ -210,7 +210,7 @@ class Plugins:
     def _load(self, entry: EntryPoint, source: str, version: str) -> None:
         try:
             plugin = entry.load()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(
                 f"plugin {source} {version} cannot be loaded: its entry point "
                 f"'{entry.name} = {entry.value}' gives {type(error).__name__}: {error}; "
@@ -236,7 +236,7 @@ class Plugins:
         others = [p for p in self.manager.get_plugins() if p is not implementation.plugin]
         try:
             (result,) = self.manager.subset_hook_caller(KINDS[kind], others)() or (None,)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise InputError(f"plugin {source}: {KINDS[kind]} failed with "
                              f"{type(error).__name__}: {error}; repair or uninstall it") from error
         if not isinstance(result, list) or not all(_is_named(value) for value in result):

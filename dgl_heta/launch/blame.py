@@ -45,6 +45,8 @@ class Watched:
     lines : the last that it wrote.
     last_error : the last line on its standard error that is not blank.
     pid : where it is a process of this machine.
+    done : whether it has done its work, as far as that can be known; one that ends without has
+        failed, whatever its exit status.
     stopped : whether its host says that it is stopped (SIGSTOP, a debugger).
     """
 
@@ -54,6 +56,7 @@ class Watched:
     last_error: str = ""
     ended: Ended | None = None
     pid: int | None = None
+    done: bool = True
     stopped: bool = False
 
     @property
@@ -70,7 +73,7 @@ class Watched:
     @property
     def failed(self) -> bool:
         """Whether it has ended, and not well."""
-        return self.ended is not None and self.ended.status != 0
+        return self.ended is not None and (self.ended.status != 0 or not self.done)
 
     @property
     def input_error(self) -> str | None:
@@ -134,7 +137,7 @@ def cause(processes: Iterable[Watched], now: float, final: bool) -> Watched | No
     level, _, _, first = min(failed)
     certain = level <= Guilt.KILLED or (
         level == Guilt.FAILED and first.honest and first.ended is not None
-        and first.ended.status > 0)
+        and first.ended.status >= 0)
     waited = now - min(at for _, at, _, _ in failed)
     if not (certain or final or waited >= GRACE_S):
         return None
@@ -168,6 +171,8 @@ def failure(process: Watched, all_of_them: str = "all processes",
         how = f"was killed by signal {-end.status} ({_signal_name(-end.status)})"
         if end.status == -signal.SIGBUS:
             how += _of_mapped(short_files())
+    elif end.status == 0:
+        how = "ended with exit status 0 before its work was done, as by os._exit(0)"
     else:
         how = f"failed with exit status {end.status}"
     return HetaError(f"{process.title} {how}; {all_of_them} were ended", details=process.last_words)

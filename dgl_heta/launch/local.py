@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -12,15 +13,18 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from dgl_heta.errors import HetaError
+from dgl_heta.errors import HetaError, quoted
 from dgl_heta.launch.blame import Ended, Watched
 from dgl_heta.launch.supervisor import KILL_AFTER_S, Interrupted, Supervisor
+from dgl_heta.system.files import plainly
 from dgl_heta.system.sums import write_signed
 
 PROGRAM = "dgl_heta.launch.worker"
 DRAIN_S = 1.0  # for the last events of a worker that has ended
+EVENTS = "DGL_HETA_EVENTS"
+"""The variable that names the pipe for a worker's events."""
 JOB, NEXT_JOB = "job.json", "job.next.json"
 """What the workers of a run are given; of one that is to go on, until they are at work."""
 Report = Callable[[dict[str, Any]], None]
@@ -30,8 +34,8 @@ def run_workers(job: dict[str, Any], workers: int, run_dir: Path, report: Report
                 program: str = PROGRAM) -> dict[str, Any]:
     """Run a job on workers of this machine; returns worker 0's summary.
 
-    What they write is in `run_dir/worker-RANK.log`; `report` gets all other events. `program` is
-    the module that a worker runs, which calls :func:`dgl_heta.launch.worker.main`.
+    What they print is in `run_dir/worker-RANK.log`; `report` gets what they tell. `program` is the
+    module that a worker runs, which calls :func:`dgl_heta.launch.worker.main`.
 
     Raises
     ------
@@ -44,7 +48,7 @@ def run_workers(job: dict[str, Any], workers: int, run_dir: Path, report: Report
 
 
 class LocalWorkers(Supervisor):
-    """The processes of a job, which tell what happens as lines of JSON."""
+    """The processes of a job; each tells what happens by a pipe of its own, in lines of JSON."""
 
     all_of_them = "all workers"
 
@@ -91,8 +95,13 @@ class LocalWorkers(Supervisor):
                 # Its standard output is in the same log, maybe after the error.
                 errors = [line for line in lines if line.startswith("error: ")]
                 worker.last_error = worker.last_error or (errors or lines or [""])[-1]
+        elif event["event"] == "malformed":
+            raise HetaError(f"worker {source} told what is no event: {event['line']}; "
+                            f"{self.all_of_them} were ended")
         elif event["event"] == "error":
             self.processes[str(source)].last_error = f"error: {event['message']}"
+        elif event["event"] == "done":
+            self.processes[str(source)].done = True
         elif event["event"] == "summary":
             self._accepted()
             self.summary = {k: v for k, v in event.items() if k != "event"}
@@ -113,7 +122,8 @@ class LocalWorkers(Supervisor):
 
     def end(self) -> None:
         if self.unaccepted:
-            (self.run_dir / NEXT_JOB).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                (self.run_dir / NEXT_JOB).unlink(missing_ok=True)
         left = [child for child in self.children if child.poll() is None]
         for child in left:
             child.terminate()
@@ -157,34 +167,41 @@ class LocalWorkers(Supervisor):
     def _start(self, rank: int, job_file: Path, environment: dict[str, str]) -> None:
         log = self._log(rank)
         log.unlink(missing_ok=True)
-        with log.open("ab") as output:  # to append: the reader of its standard output does, too
+        reader, writer = os.pipe()
+        with open(log, "ab", opener=plainly) as output, open(writer, "wb"):
             child = subprocess.Popen(
                 [sys.executable, "-m", self.program, str(job_file)],
-                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=output,
-                pass_fds=[] if self.meeting is None else [self.meeting])
+                env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank),
+                     EVENTS: str(writer)},
+                stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                pass_fds=[writer, *([] if self.meeting is None else [self.meeting])])
         self.children.append(child)
-        self.processes[str(rank)] = Watched(f"worker {rank}", honest=True, pid=child.pid)
-        assert child.stdout is not None
-        reader = threading.Thread(target=self._read, args=(rank, child.stdout), daemon=True)
-        reader.start()
-        threading.Thread(target=self._wait, args=(rank, child, reader), daemon=True).start()
+        self.processes[str(rank)] = Watched(f"worker {rank}", honest=True, pid=child.pid,
+                                            done=False)
+        told = threading.Thread(target=self._read, args=(rank, reader), daemon=True)
+        told.start()
+        threading.Thread(target=self._wait, args=(rank, child, told), daemon=True).start()
 
-    def _read(self, rank: int, stream: IO[bytes]) -> None:
-        """JSON objects are events; anything else that a worker prints goes to its log."""
-        for line in stream:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                event = None
-            if isinstance(event, dict) and "event" in event:
-                self.events.put((rank, event))
-            else:
-                with self._log(rank).open("ab") as output:
-                    output.write(line)
+    def _read(self, rank: int, reader: int) -> None:
+        with open(reader, "rb") as lines:
+            for line in lines:
+                self.events.put((rank, _event(line)))
 
-    def _wait(self, rank: int, child: subprocess.Popen[bytes], reader: threading.Thread) -> None:
+    def _wait(self, rank: int, child: subprocess.Popen[bytes], told: threading.Thread) -> None:
         """Tell that a worker has ended, after all that it told itself."""
         child.wait()
-        reader.join(DRAIN_S)  # a process that it left may keep its output open
+        told.join(DRAIN_S)  # it has ended, but the thread may not have read all
         self.events.put((rank, {"event": "exit", "status": child.returncode}))
+
+
+def _event(line: bytes) -> dict[str, Any]:
+    """What a worker tells: an object whose kind is none of the launcher's own."""
+    try:
+        event = json.loads(line)
+    except (ValueError, RecursionError):
+        event = None
+    kind = event.get("event") if isinstance(event, dict) else None
+    if (not isinstance(kind, str) or kind in ("exit", "signal", "malformed")
+            or (kind == "error" and not isinstance(event.get("message"), str))):
+        return {"event": "malformed", "line": quoted(line)}
+    return dict(event)

@@ -1,8 +1,9 @@
 """One worker process: `python -m dgl_heta.launch.worker JOB.json`, or a rank of torchrun.
 
-Events go to standard output as JSON lines, everything else to standard error. Exit status: 0,
-2 for wrong input, 3 when another worker was lost, 1 for any other failure. What a user can
-understand is one line, `error: …`; a traceback is for what nobody foresaw.
+Events go to the launcher as lines of JSON, by a pipe that nothing else writes to; what code prints
+is in the log. The last event is `done`: a worker that ends without it has not done its work. Exit
+status: 0, 2 for wrong input, 3 when another worker was lost, 1 for any other failure. What a user
+can understand is one line, `error: …`; a traceback is for what nobody foresaw.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dgl_heta.errors import HetaError
+from dgl_heta.launch.local import EVENTS
 from dgl_heta.system.disk import is_full
 from dgl_heta.system.parent import die_with_parent
 from dgl_heta.system.sums import read_signed
@@ -87,9 +89,27 @@ def _engine(job: dict[str, Any], registry: Plugins) -> Engine:
     return build_engine(store, plan, Settings(**job["settings"]), registry, Path(job["run_dir"]))
 
 
-def emit(event: dict[str, Any]) -> None:
-    """Write an event as a line of standard output."""
-    print(json.dumps(event), flush=True)
+class Events:
+    """The way to the launcher; started by hand, a worker tells nobody.
+
+    The pipe is this process's own: no child inherits it.
+    """
+
+    def __init__(self) -> None:
+        self._pipe = int(os.environ.pop(EVENTS, "-1"))
+        if self._pipe >= 0:
+            os.set_inheritable(self._pipe, False)
+            os.register_at_fork(after_in_child=self._close)
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Send an event."""
+        data = memoryview(json.dumps(event).encode() + b"\n")
+        while data and self._pipe >= 0:
+            data = data[os.write(self._pipe, data):]
+
+    def _close(self) -> None:
+        os.close(self._pipe)
+        self._pipe = -1
 
 
 def main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
@@ -103,9 +123,12 @@ def main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     from dgl_heta.comm.collectives import PeerLostError
 
+    events = Events()
     try:
-        run(read_signed(Path(sys.argv[1]), "run the command again"), emit)
+        run(read_signed(Path(sys.argv[1]), "run the command again"), events.tell)
+        sys.stdout.flush()
         sys.stderr.flush()
+        events.tell({"event": "done"})
         # All results are written and all workers are past their last collective. The threads
         # of a process group sometimes abort or hang a process that ends the usual way.
         os._exit(0)
@@ -115,8 +138,9 @@ def main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
             if said is None:
                 traceback.print_exc()
             else:
-                emit({"event": "error", "message": said})
+                events.tell({"event": "error", "message": said})
                 print("error:", said, file=sys.stderr)
+            sys.stdout.flush()
             sys.stderr.flush()
         # Not sys.exit: a process group that has lost a member may wait in its destructors.
         os._exit(error.exit_status if isinstance(error, HetaError) else 1)
@@ -127,6 +151,9 @@ def _said(error: BaseException) -> str | None:
     wherever that was noticed."""
     if isinstance(error, HetaError):
         return " ".join(str(error).splitlines())
+    if isinstance(error, SystemExit):
+        traceback.print_exc()
+        return f"a program that it runs called sys.exit({error.code!r})"
     if isinstance(error, OSError) and is_full(error):
         return f"no space left on the disk: cannot write {error.filename or 'a file'}"
     return None

@@ -55,7 +55,7 @@ def find_model(plugins: Plugins, name: str) -> ModelProvider:
         chosen = getattr(module, attribute, None) if attribute else None
     except InputError:
         raise
-    except Exception as error:  # what runs at import is the user's, and so are its mistakes
+    except (Exception, SystemExit) as error:  # of the user's code, which runs when it is imported
         raise InputError(f"model.name '{name}' cannot be imported: {_reason(error)}") from None
     if chosen is None:
         raise InputError(f"model.name '{name}': {place} has no '{attribute}'"
@@ -63,7 +63,7 @@ def find_model(plugins: Plugins, name: str) -> ModelProvider:
     return chosen if hasattr(chosen, "build") else BlockModel(name, chosen)
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     """What went wrong in a module that was imported, with file and line where there are any."""
     text = str(error) or type(error).__name__
     if isinstance(error, SyntaxError):

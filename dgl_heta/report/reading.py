@@ -10,6 +10,7 @@ from typing import Any
 from dgl_heta.errors import InputError
 from dgl_heta.report.log import log_lines
 from dgl_heta.report.started import FILE
+from dgl_heta.system.files import plainly
 from dgl_heta.system.sums import read_signed
 
 
@@ -78,7 +79,8 @@ def _signed(run: Run, file: Path) -> dict[str, Any]:
 
 def _read(run: Run, path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        with open(path, "rb", opener=plainly) as file:
+            return file.read()
     except FileNotFoundError:
         return b""
     except OSError:

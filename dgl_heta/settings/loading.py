@@ -17,7 +17,7 @@ from dgl_heta.settings.toml import NotToml, parse_toml, read_toml
 
 ENV_PREFIX = "DGL_HETA_"
 PLAIN_VARIABLES = ("DGL_HETA_CONFIG", "DGL_HETA_TRACE", "DGL_HETA_LAUNCHER", "DGL_HETA_RENDEZVOUS",
-                   "DGL_HETA_READS", "DGL_HETA_MEETING", "DGL_HETA_MACHINE")
+                   "DGL_HETA_READS", "DGL_HETA_MEETING", "DGL_HETA_MACHINE", "DGL_HETA_EVENTS")
 
 
 def load_settings(

@@ -1,4 +1,4 @@
-"""Outputs that are complete or not there at all: directories and files."""
+"""Outputs that are complete or not there at all, and files that are what their names say."""
 
 from __future__ import annotations
 
@@ -137,6 +137,61 @@ def _failure(error: OSError, written: tuple[Path, Path], shown: Path) -> str:
     if file and not any(file.startswith(str(path)) for path in written):  # one of the source
         return f"cannot read {file}: {_reason(error)}; {shown} was not written"
     return f"writing {shown} failed: {error.strerror or error}; nothing was kept"
+
+
+def plainly(path: str, flags: int) -> int:
+    """The `opener` of :func:`open` for a plain file: a pipe or a device is an error (EINVAL), and
+    nothing waits for it. What is written to is not looked for behind a link (ELOOP), and is emptied
+    once that is known.
+
+    Raises
+    ------
+    OSError
+        It is no plain file, or cannot be opened.
+    """
+    safe = os.O_NONBLOCK | (0 if flags & os.O_ACCMODE == os.O_RDONLY else os.O_NOFOLLOW)
+    try:
+        handle = os.open(path, flags & ~os.O_TRUNC | safe, 0o666)
+        try:
+            if not stat.S_ISREG(os.fstat(handle).st_mode):
+                raise OSError(errno.EINVAL, "", path)
+            if flags & os.O_TRUNC:
+                os.ftruncate(handle, 0)
+        except OSError:
+            os.close(handle)
+            raise
+    except OSError as error:
+        if what := _other(path, directory=False, follow=safe & os.O_NOFOLLOW == 0):
+            raise OSError(error.errno, f"it is {what}, no plain file", path) from None
+        raise
+    return handle
+
+
+def check_plain(path: Path, directory: bool = False) -> None:
+    """Check that a name, if anything has it, is that of a plain file, or of a directory.
+
+    Raises
+    ------
+    InputError
+        It is a link, which something else may be behind, or a pipe or device.
+    """
+    if what := _other(path, directory, follow=False):
+        raise InputError(f"{path} is {what}, where a {'directory' if directory else 'plain file'} "
+                         "is expected; remove it, or choose another directory")
+
+
+def _other(path: str | Path, directory: bool, follow: bool) -> str | None:
+    """What a name leads to, if that is neither missing nor what is wanted."""
+    try:
+        mode = os.stat(path, follow_symlinks=follow).st_mode
+    except OSError:
+        return None
+    if (stat.S_ISDIR if directory else stat.S_ISREG)(mode):
+        return None
+    if stat.S_ISLNK(mode):
+        return f"a link to {os.readlink(path)}"
+    return {stat.S_IFDIR: "a directory", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket",
+            stat.S_IFREG: "a file"}.get(stat.S_IFMT(mode), "a device")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import InputError
-from dgl_heta.system.files import write_atomic
+from dgl_heta.system.files import plainly, write_atomic
 
 KEY = "sha256"
 _BLOCK = 2**22
@@ -31,7 +31,7 @@ def file_sum(path: Path, advance: Callable[[int], None] = lambda size: None) -> 
         It cannot be read.
     """
     digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=plainly) as file:
         while data := file.read(_BLOCK):
             digest.update(data)
             advance(len(data))
@@ -83,7 +83,8 @@ def read_signed(path: Path, remedy: str) -> dict[str, Any]:
         It cannot be read, or it is not what was written.
     """
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        with open(path, encoding="utf-8", opener=plainly) as file:
+            data = json.loads(file.read())
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror or error}") from None
     except (ValueError, RecursionError) as error:

@@ -30,7 +30,7 @@ from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
 from dgl_heta.models.linked import Linked, decoded
 from dgl_heta.settings import Settings, section_name
-from dgl_heta.system.files import replacing
+from dgl_heta.system.files import check_plain, replacing
 from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.identity import Identity
@@ -50,8 +50,7 @@ def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, A
     Every worker writes all that it holds, dense parameters too: a module wrapper may let them
     differ between workers for a while (model averaging).
     """
-    folder = _folder(run_dir, epoch)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = _new_folder(run_dir, epoch)
     tensors = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
     tensors.update({f"adam.{k}": v for k, v in state_tensors(engine.optimizer).items()})
     tensors.update({f"wrapper.{k}": v for k, v in engine.wrapped.state().items()})
@@ -267,6 +266,18 @@ def gather_tables(learnable: LearnableFeatures, world: Comm) -> dict[str, Tensor
 
 def _folder(run_dir: Path, epoch: int) -> Path:
     return run_dir / "checkpoints" / f"epoch-{epoch:05d}"
+
+
+def _new_folder(run_dir: Path, epoch: int) -> Path:
+    """The directory of an epoch, which is there afterwards; what is written to it stays there."""
+    folder = _folder(run_dir, epoch)
+    for path in (folder.parent, folder):
+        check_plain(path, directory=True)
+        try:
+            path.mkdir(exist_ok=True)
+        except OSError as error:
+            raise HetaError(f"cannot make {path}: {error.strerror or error}") from None
+    return folder
 
 
 def _complete(run_dir: Path, rank: int) -> list[int]:

@@ -21,7 +21,7 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.report.log import Line, log_line, log_lines
 from dgl_heta.report.records import CAUSES, STAGES, EpochRecord
 from dgl_heta.settings import Settings
-from dgl_heta.system.files import write_atomic
+from dgl_heta.system.files import plainly, write_atomic
 from dgl_heta.system.memory import peak_rss_mb
 from dgl_heta.system.sums import write_signed
 from dgl_heta.training.checkpoint import (
@@ -290,7 +290,7 @@ def _append(log: Path, record: dict[str, Any]) -> None:
         It cannot be written, for example because the disk is full.
     """
     try:
-        with log.open("a", encoding="utf-8") as file:
+        with open(log, "a", encoding="utf-8", opener=plainly) as file:
             file.write(log_line(record))
             file.flush()
             os.fsync(file.fileno())
@@ -310,7 +310,8 @@ def _history(log: Path, epochs: int) -> list[EpochRecord]:
     if not epochs or not log.exists():
         return []
     try:
-        lines = log_lines(log.read_bytes(), log)
+        with open(log, "rb", opener=plainly) as file:
+            lines = log_lines(file.read(), log)
     except OSError as error:
         raise InputError(f"cannot read {log}: {error.strerror or error}") from None
     records = []

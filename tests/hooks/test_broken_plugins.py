@@ -60,6 +60,8 @@ HOOK = "from dgl_heta import hookimpl\n@hookimpl\ndef dgl_heta_models():\n    re
     ("import no_such_module", "cannot be loaded: .*ModuleNotFoundError.*no_such_module"),
     ("def broken(:", "cannot be loaded: .*SyntaxError"),
     ("1 / 0", "cannot be loaded: .*ZeroDivisionError"),
+    ("import sys; sys.exit()", "cannot be loaded: .*SystemExit"),
+    (HOOK + "exit(0)", "dgl_heta_models failed with SystemExit: 0"),
     (HOOK + "object()", "dgl_heta_models returned <object .*must return a list of providers"),
     (HOOK + "None", "dgl_heta_models returned None"),
     (HOOK + "(1 for _ in ())", "dgl_heta_models returned <generator"),

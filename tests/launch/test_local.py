@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -32,7 +33,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         file = tmp_path / "worker.py"
         file.write_text("import json, os, pathlib, sys, time\n"
                         "rank, place = int(os.environ['RANK']), pathlib.Path(os.environ['PLACE'])\n"
-                        "def tell(**event): print(json.dumps(event), flush=True)\n" + script)
+                        "def tell(**event):\n"
+                        "    line = json.dumps(event).encode() + b'\\n'\n"
+                        "    os.write(int(os.environ['DGL_HETA_EVENTS']), line)\n" + script)
         monkeypatch.setattr(local.sys, "executable", str(_interpreter(tmp_path, file)))
         events: list[dict[str, Any]] = []
         return Workers(job, workers, tmp_path, events.append).run(), events
@@ -55,6 +58,7 @@ print("nor this", flush=True)
 tell(event="step", rank=rank)
 if rank == 0:
     tell(event="summary", loss=0.5)
+tell(event="done")
 """)
     assert summary == {"loss": 0.5}
     assert sorted(e["rank"] for e in events) == [0, 1]
@@ -131,9 +135,75 @@ def test_it_is_found_before_what_else_the_worker_printed(run) -> None:
             "print('not an event', flush=True); sys.exit(2)")
 
 
+FORGED = [{"event": "epoch"}, {"event": "error"}, {"event": "error", "message": "of nobody"},
+          {"event": "exit", "status": 0}, {"event": "exit", "status": -9}, {"event": "signal"},
+          {"event": "summary", "loss": 3}, {"event": "done"}, {"event": 1}]
+
+
+def test_what_a_worker_prints_is_for_the_log_whatever_it_looks_like(run, tmp_path) -> None:
+    lines = [*map(json.dumps, FORGED), "[" * 5000]
+    summary, events = run(f"""
+for line in {lines!r}:
+    print(line, flush=True)
+    print(line, file=sys.stderr, flush=True)
+tell(event="note", text="of its own")
+if rank == 0:
+    tell(event="summary", loss=0.5)
+tell(event="done")
+""")
+    assert summary == {"loss": 0.5}
+    assert events == [{"event": "note", "text": "of its own"}] * 2
+    for rank in (0, 1):
+        assert (tmp_path / f"worker-{rank}.log").read_text().splitlines() == [
+            line for each in lines for line in (each, each)]
+
+
+@pytest.mark.parametrize("said", [
+    b"no JSON", b"[1]", b"{}", b'{"event": 1}', b'{"event": "error"}', b'{"event": "exit"}',
+    b'{"event": "signal", "number": 2}', b'{"event": "malformed"}', b"[" * 100_000, b"\xff"])
+def test_what_is_told_and_is_no_event_ends_the_job_and_is_named(run, tmp_path, said) -> None:
+    with pytest.raises(HetaError, match=r"^worker 0 told what is no event: b[\'\"]"):
+        run(f"os.write(int(os.environ['DGL_HETA_EVENTS']), {said!r} + b'\\n'); time.sleep(600)", 1)
+    assert living(tmp_path) == []
+
+
+def test_a_worker_that_ends_well_without_its_work_is_blamed_not_who_lost_it(run) -> None:
+    with pytest.raises(HetaError, match=r"^worker 1 ended with exit status 0 before its work was "
+                       r"done, as by os\._exit\(0\); all workers were ended"):
+        run("""
+if rank == 1:
+    os._exit(0)
+time.sleep(0.5)
+sys.exit(3)
+""")
+
+
+def test_the_way_to_the_launcher_is_the_workers_own(run) -> None:
+    """Neither a child that it starts nor one that it forks can tell anything or keep it open."""
+    summary, events = run("""
+import subprocess
+from dgl_heta.launch.worker import Events
+pipe = int(os.environ["DGL_HETA_EVENTS"])
+events = Events()
+assert "DGL_HETA_EVENTS" not in os.environ
+find = f"import os, sys; sys.exit({pipe} in map(int, os.listdir('/proc/self/fd')))"
+assert subprocess.run([sys.executable, "-c", find], close_fds=False).returncode == 0
+if os.fork() == 0:
+    events.tell({"event": "note", "text": "of a child"})
+    status = os.path.exists(f"/proc/self/fd/{pipe}")
+    os._exit(status)
+assert os.wait()[1] == 0
+events.tell({"event": "note", "text": "x" * 1_000_000})
+events.tell({"event": "summary", "loss": 1})
+events.tell({"event": "done"})
+""", 1)
+    assert summary == {"loss": 1}
+    assert [len(event["text"]) for event in events] == [1_000_000]
+
+
 def test_workers_without_a_result_are_an_error(run) -> None:
     with pytest.raises(HetaError, match="ended without a result$"):
-        run("pass")
+        run("tell(event='done')")
 
 
 def test_who_stays_after_the_result_is_ended(run, tmp_path, monkeypatch) -> None:
@@ -175,6 +245,7 @@ if rank == 0:
     import signal
     os.kill(os.getppid(), signal.SIGHUP)
     tell(event="summary", loss=1)
+tell(event="done")
 """)
         assert summary == {"loss": 1}
         assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN

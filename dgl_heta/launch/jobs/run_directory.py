@@ -10,7 +10,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.system.files import check_plain, plainly
+
+DIRECTORIES = ("checkpoints", "checkpoints/epoch-*", "averages", "seed-*")
+FILES = (".lock", "job*.json", "worker-*.log", "started.json", "summary.json", "metrics.jsonl",
+         "model.json", "model.safetensors", "report.html", "checkpoints/*/*")
+"""What training writes, with one seed or several."""
 
 
 def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool) -> Path:
@@ -47,7 +53,21 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool) 
 
 def holds_run(directory: Path) -> bool:
     """Whether a training has begun in a directory."""
-    return (directory / "metrics.jsonl").exists() or (directory / "checkpoints").exists()
+    return any(os.path.lexists(directory / name) for name in ("metrics.jsonl", "checkpoints"))
+
+
+def check_files(run_dir: Path) -> None:
+    """Check that what training writes in a directory is, as far as it is there, in it.
+
+    Raises
+    ------
+    InputError
+        A file is a link, a pipe or a device; or a directory is a link.
+    """
+    for names, directory in ((DIRECTORIES, True), (FILES, False)):  # none behind a link
+        for name in names:
+            for path in run_dir.glob(name) if "*" in name else (run_dir / name,):
+                check_plain(path, directory)
 
 
 @contextmanager
@@ -55,20 +75,30 @@ def claimed(run_dir: Path, *, shared: bool) -> Iterator[None]:
     """Keep a run directory to one command, and leave none behind that is empty.
 
     Ranks of torchrun share theirs; the training loop checks it for all of them.
+
+    Raises
+    ------
+    InputError
+        Another command has it, or as :func:`check_files`.
+    HetaError
+        It cannot be locked.
     """
+    check_files(run_dir)
+    lock = run_dir / ".lock"
     with contextlib.ExitStack() as stack:
-        lock = run_dir / ".lock"
         if not shared:
-            file = stack.enter_context(lock.open("w"))
             try:
+                file = stack.enter_context(open(lock, "a", opener=plainly))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
+            except BlockingIOError:
                 raise InputError(f"another command is training in {run_dir}; choose another "
                                  "directory") from None
+            except OSError as error:
+                raise HetaError(f"cannot lock {lock}: {error.strerror or error}") from None
         try:
             yield
-        finally:
-            if not shared:
-                lock.unlink(missing_ok=True)
+        finally:  # what cannot be removed by now is not worth another error than that of the body
             with contextlib.suppress(OSError):
+                if not shared:
+                    lock.unlink(missing_ok=True)
                 run_dir.rmdir()  # only if nothing came of it
