@@ -160,7 +160,9 @@ def test_a_section_that_is_given_a_value_is_named_with_its_keys(toml):
     ("train.lr", "0"), ("train.lr", "inf"), ("train.lr", "nan"), ("run.timeout_s", "inf"),
     ("model.dropout", "1.0"), ("model.layers", "[1, 2]"), ("model.self_loop", "perhaps"),
     ("model.aggregate", "average"), ("train.device", "tpu"), ("partition.parts", "-1"),
-    ("train.seed", "-1"), ("train.fanouts", "a,b"), ("train.fanouts", "1.5,2"),
+    ("train.seed", "-1"), ("run.timeout_s", "1e-300"), ("run.timeout_s", "1e300"),
+    ("model.bases", "65537"), ("train.trainers", "1025"), ("train.threads", "4097"),
+    ("train.fanouts", "2147483648,2"), ("train.fanouts", "a,b"), ("train.fanouts", "1.5,2"),
     ("train.fanouts", "true,2"), ("train.fanouts", ""),
 ])
 def test_a_wrong_value_is_named_with_its_key(name, value):

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from dgl_heta.cache.penalties import Penalty
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.system.files import replacing
+from dgl_heta.system.files import replacing, utf8_name
 from dgl_heta.system.sums import agrees, signed
 
 _SETTINGS = {"epochs": "cache.epochs", "fanouts": "train.fanouts", "learnable": "train.learnable",
@@ -108,7 +108,7 @@ class ProfileFiles:
                 raise InputError(self._other())
             return None
         try:
-            with safe_open(self._visits, "pt") as file:
+            with utf8_name(self._visits) as utf8, safe_open(utf8, "pt") as file:
                 note = _note(file)
                 found = {t: file.get_tensor(f"visits.{t}").numpy() for t in counts}
             if note["sampling"] != self._sampling:
@@ -182,7 +182,7 @@ class ProfileFiles:
         """Says in what the profiles of the directory differ from the one that is needed."""
         for path in sorted(self.directory.glob(f"visits-*-{self._rank}.safetensors")):
             try:
-                with safe_open(path, "pt") as file:
+                with utf8_name(path) as utf8, safe_open(utf8, "pt") as file:
                     made = _note(file)["sampling"]
                 for name, wanted in self._sampling.items():
                     if made.get(name) != wanted:

@@ -12,6 +12,7 @@ import sys
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from dgl_heta._version import __version__
 from dgl_heta.cli import (
@@ -32,7 +33,9 @@ from dgl_heta.cli import (
     train,
 )
 from dgl_heta.errors import LONGEST_MESSAGE, HetaError, shortened
-from dgl_heta.report.console import err
+from dgl_heta.report.console import err, show_warnings
+from dgl_heta.report.text import visible
+from dgl_heta.system.memory import no_memory
 from dgl_heta.system.parent import die_with_torchrun
 
 app = typer.Typer(name="dgl-heta", cls=guests.Commands, pretty_exceptions_enable=False,
@@ -61,6 +64,7 @@ def _root(context: typer.Context, version: Annotated[bool, typer.Option(
 def main() -> None:
     """The entry point; turns errors into a line and an exit status."""
     die_with_torchrun()
+    show_warnings()
     for stream in (sys.stdout, sys.stderr):  # a picture in ASCII beats a lost exit status
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
@@ -76,12 +80,16 @@ def main() -> None:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         status = 1
-    except OSError as error:
-        parts = (error.filename, error.strerror or error)
-        status = _fail(2 if error.errno == errno.ENAMETOOLONG else 1,
-                       ": ".join(str(x) for x in parts if x))
-    except MemoryError as error:
-        status = _fail(1, f"not enough memory: {error}")
+    except (MemoryError, RuntimeError, ImportError, OSError) as error:
+        if said := no_memory(error):
+            status = 1
+            print(f"error: {visible(said)}", file=sys.stderr)  # the console wants more
+        elif isinstance(error, OSError):
+            parts = (error.filename, error.strerror or error)
+            status = _fail(2 if error.errno == errno.ENAMETOOLONG else 1,
+                           ": ".join(str(x) for x in parts if x))
+        else:
+            raise
     except (KeyboardInterrupt, typer.Abort):
         status = _fail(130, "interrupted")
     _leave_process_group(status)
@@ -92,11 +100,9 @@ def main() -> None:
 
 
 def _fail(status: int, message: str, details: str = "") -> int:
-    from dgl_heta.report.text import printable
-
     if details:
-        print(details, file=sys.stderr)
-    line = shortened(printable(" ".join(message.splitlines())), LONGEST_MESSAGE)
+        err.print(Text.from_ansi(details), soft_wrap=True)
+    line = shortened(visible(" ".join(message.splitlines())), LONGEST_MESSAGE)
     err.print(f"error: {line}", style="red", markup=False, highlight=False, soft_wrap=True)
     return status
 

@@ -73,7 +73,7 @@ def _inspect_run(directory: Path, verify: bool, as_json: bool) -> None:
     from dgl_heta.report.reading import read_run
     from dgl_heta.report.run_table import summary_table
     from dgl_heta.report.started import started_rows
-    from dgl_heta.report.text import printable
+    from dgl_heta.report.text import visible
 
     damaged = verify_run(directory) if verify else []
     if damaged:
@@ -88,7 +88,7 @@ def _inspect_run(directory: Path, verify: bool, as_json: bool) -> None:
     for name, text in [*started_rows(run.started), ("epochs", str(len(run.epochs))), (
             "finished", "yes" if run.summary else "no: --resume goes on with it"),
             *((key, shown_value(value)) for key, value in changed.items())]:
-        rows.add_row(name, Text(printable(text)))
+        rows.add_row(name, Text(visible(text)))
     out.print(rows)
     out.print()
     out.print(summary_table(run.summary, () if run.summary else run.epochs))

@@ -7,10 +7,8 @@ import shlex
 from collections.abc import Callable, Collection
 from dataclasses import replace
 
-from rich.text import Text
-
 from dgl_heta.launch.script_job import Outcome, ScriptJob
-from dgl_heta.report.console import err, note, out, print_json, table
+from dgl_heta.report.console import err, note, out, print_json, print_line, table
 from dgl_heta.report.text import PALETTE, human_bytes
 
 
@@ -20,13 +18,7 @@ def line_printer(job: ScriptJob) -> Callable[[str, str, str], None]:
     colours = {host.name: PALETTE[host.index % len(PALETTE)] for host in job.hosts}
 
     def show(label: str, stream: str, text: str) -> None:
-        console = consoles[stream]
-        if not console.is_terminal:
-            console.file.write(f"[{label}] {text}\n")
-            console.file.flush()
-            return
-        console.print(Text.assemble((f"[{label}] ", colours[label.split()[0]]),
-                                    Text.from_ansi(text)), soft_wrap=True)
+        print_line(consoles[stream], label, text, colours[label.split()[0]])
 
     return show
 
@@ -47,11 +39,12 @@ def show_processes(job: ScriptJob, as_json: bool, hidden: Collection[str] = ()) 
                            "command": p.command} for p in processes])
         return
     for process in processes:
-        print(f"[{process.label}] at {process.host.address}"
-              + (" over ssh" if job.over_ssh(process.host) else ""))
-        for name, value in sorted(process.environment.items()):
-            print(f"  {name}={shlex.quote(value)}")
-        print(f"  {shlex.join(process.command)}")
+        lines = [f"[{process.label}] at {process.host.address}"
+                 + (" over ssh" if job.over_ssh(process.host) else ""),
+                 *(f"  {name}={shlex.quote(value)}" for name, value in sorted(
+                     process.environment.items())),
+                 f"  {shlex.join(process.command)}"]
+        out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
 def show_outcome(job: ScriptJob, outcome: Outcome) -> None:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from dgl_heta.cli.options import AsJson, Overwrite
 from dgl_heta.errors import several
 from dgl_heta.report.console import out, print_json
+from dgl_heta.report.text import printable
 
 app = typer.Typer()
 
@@ -46,5 +47,6 @@ def predict(
         print_json(result)
         return
     out.print(f"{escape(result['out'])}: {what} of {result['rows']:,} nodes of type "
-              f"{escape(result['ntype'])}, {result['width']} wide, in {result['seconds']:.1f} s by "
-              f"{several(result['workers'], 'worker')}", highlight=False, soft_wrap=True)
+              f"{escape(printable(result['ntype']))}, {result['width']} wide, in "
+              f"{result['seconds']:.1f} s by {several(result['workers'], 'worker')}",
+              highlight=False, soft_wrap=True)

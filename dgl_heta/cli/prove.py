@@ -23,7 +23,7 @@ from dgl_heta.cli.launch import (
 )
 from dgl_heta.cli.options import AsJson, SettingsOptions, grouped
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.report.console import err, note, out, print_json, table
+from dgl_heta.report.console import err, note, out, print_json, print_line, table
 from dgl_heta.system.leftovers import scratch_directory
 
 if TYPE_CHECKING:
@@ -151,7 +151,7 @@ def _run(job: ScriptJob, reference: bool) -> None:
     name = "reference" if reference else "raf"
 
     def show(label: str, stream: str, text: str) -> None:
-        err.file.write(f"[{name} {label}] {text}\n")
+        print_line(err, f"{name} {label}", text)
 
     outcome = run_on_hosts(job, show)
     if outcome.signal is not None:

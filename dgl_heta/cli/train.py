@@ -36,7 +36,8 @@ def train(
         "--resume", help="Continue from the last checkpoint in --run-dir; of several seeds with "
         "the one that was interrupted.")] = False,
     dry_run: Annotated[bool, typer.Option(
-        "--dry-run", help="Check everything and show the plan, train nothing.")] = False,
+        "--dry-run", help="Check all that training checks before its first step, which reads the "
+        "whole graph, and show the plan; train and keep nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train a model with RAF, one worker per partition on this machine.
@@ -57,6 +58,7 @@ def train(
         from dgl_heta.cli.plan import show
         from dgl_heta.planning.workload import Workload
 
+        job.check(run_dir, resume=resume)
         say_of_graph(job.opened, job.plan.targets, bool(job.plan.metapaths))
         show(job.plan, Workload.of(job.settings, parts=job.plan.num_parts), as_json=as_json)
         return

@@ -20,6 +20,7 @@ from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.hooks import protocols, specs
 from dgl_heta.hooks.kernel_protocol import Kernel
 from dgl_heta.settings import Settings, read_section, section_name
+from dgl_heta.system.memory import no_memory
 
 ENTRY_POINT_GROUP = "dgl_heta"
 KINDS = {
@@ -211,6 +212,8 @@ class Plugins:
         try:
             plugin = entry.load()
         except (Exception, SystemExit) as error:
+            if no_memory(error):
+                raise
             raise InputError(
                 f"plugin {source} {version} cannot be loaded: its entry point "
                 f"'{entry.name} = {entry.value}' gives {type(error).__name__}: {error}; "
@@ -237,6 +240,8 @@ class Plugins:
         try:
             (result,) = self.manager.subset_hook_caller(KINDS[kind], others)() or (None,)
         except (Exception, SystemExit) as error:
+            if no_memory(error):
+                raise
             raise InputError(f"plugin {source}: {KINDS[kind]} failed with "
                              f"{type(error).__name__}: {error}; repair or uninstall it") from error
         if not isinstance(result, list) or not all(_is_named(value) for value in result):

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from dgl_heta.errors import HetaError
 from dgl_heta.launch.local import EVENTS
 from dgl_heta.system.disk import is_full
+from dgl_heta.system.memory import no_memory
 from dgl_heta.system.parent import die_with_parent
 from dgl_heta.system.sums import read_signed
 
@@ -147,13 +148,15 @@ def main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
 
 
 def _said(error: BaseException) -> str | None:
-    """An error in a line, if it tells a user what is wrong: one of ours, or that the disk is full,
-    wherever that was noticed."""
+    """An error in a line, if it tells a user what is wrong: one of ours, or that the disk or memory
+    is full, wherever that was noticed."""
     if isinstance(error, HetaError):
         return " ".join(str(error).splitlines())
     if isinstance(error, SystemExit):
         traceback.print_exc()
         return f"a program that it runs called sys.exit({error.code!r})"
+    if said := no_memory(error):
+        return said
     if isinstance(error, OSError) and is_full(error):
         return f"no space left on the disk: cannot write {error.filename or 'a file'}"
     return None

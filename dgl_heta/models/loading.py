@@ -19,6 +19,7 @@ from dgl_heta.errors import InputError, nearest
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.hgnn import HGNN
 from dgl_heta.models.spec import ModelSpec
+from dgl_heta.system.memory import no_memory
 
 if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins
@@ -56,6 +57,8 @@ def find_model(plugins: Plugins, name: str) -> ModelProvider:
     except InputError:
         raise
     except (Exception, SystemExit) as error:  # of the user's code, which runs when it is imported
+        if no_memory(error):
+            raise
         raise InputError(f"model.name '{name}' cannot be imported: {_reason(error)}") from None
     if chosen is None:
         raise InputError(f"model.name '{name}': {place} has no '{attribute}'"

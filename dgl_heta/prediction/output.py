@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -76,19 +77,20 @@ class Output:
         classes, or one with the name of `what`: values or lists of fixed length.
         """
         pyarrow = arrow()
-        writer = None
-        for names, part in self._parts(rows):
-            found: dict[str, Any] | None = self._columns(part)
-            if found is None:
-                values = pyarrow.array(part.ravel())
-                if part.ndim == 2:
-                    values = pyarrow.FixedSizeListArray.from_arrays(values, part.shape[1])
-                found = {self.what: values}
-            table = pyarrow.table({"id" if self.ids else "node": names, **found})
-            writer = writer or pyarrow.parquet.ParquetWriter(out, table.schema)
-            writer.write_table(table)
-        if writer is not None:
-            writer.close()
+        with contextlib.ExitStack() as stack:
+            file = stack.enter_context(out.open("wb"))  # whose name may be none of UTF-8
+            writer = None
+            for names, part in self._parts(rows):
+                found: dict[str, Any] | None = self._columns(part)
+                if found is None:
+                    values = pyarrow.array(part.ravel())
+                    if part.ndim == 2:
+                        values = pyarrow.FixedSizeListArray.from_arrays(values, part.shape[1])
+                    found = {self.what: values}
+                table = pyarrow.table({"id" if self.ids else "node": names, **found})
+                writer = writer or stack.enter_context(
+                    pyarrow.parquet.ParquetWriter(file, table.schema))
+                writer.write_table(table)
 
     def _parts(self, rows: Path) -> Iterator[tuple[Any, np.ndarray]]:
         """Names and rows of some nodes at a time."""

@@ -23,6 +23,7 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction.layerwise import Layerwise, head
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
+from dgl_heta.system.files import utf8_name
 from dgl_heta.training.checkpoint import MODEL_FILE, read_spec
 from dgl_heta.training.setup import build_engine
 from dgl_heta.training.tasks import NodeStep
@@ -104,7 +105,7 @@ def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
 def _weights(file: Path) -> Iterator[Any]:
     """The file of a model, open; one that is no such file is an :class:`InputError`."""
     try:
-        with safe_open(file, "pt") as weights:
+        with utf8_name(file) as utf8, safe_open(utf8, "pt") as weights:
             yield weights
     except (SafetensorError, OSError) as error:
         raise InputError(f"model {file} is damaged: {error}") from None

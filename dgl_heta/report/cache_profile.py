@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from dgl_heta.report.charts import as_svg, new_figure
 from dgl_heta.report.console import table
-from dgl_heta.report.text import PALETTE, human_bytes
+from dgl_heta.report.text import PALETTE, human_bytes, printable
 from dgl_heta.system.files import write_atomic
 
 
@@ -25,8 +25,8 @@ def show_profile(result: Mapping[str, Any], out: Console) -> None:
             f"{seconds['visits']:.1f} s, misses timed in {seconds['penalties']:.1f} s"))
         for ntype, one in worker["types"].items():
             cost = one["penalty"] * one["row_bytes"]
-            rows.add_row(escape(ntype), one["kind"], f"{one['nodes']:,}", f"{one['row_bytes']:,}",
-                         f"{one['visited'] / max(one['nodes'], 1):.1%}",
+            rows.add_row(escape(printable(ntype)), one["kind"], f"{one['nodes']:,}",
+                         f"{one['row_bytes']:,}", f"{one['visited'] / max(one['nodes'], 1):.1%}",
                          f"{one['per_batch']:,.0f}", f"{cost * 1e6:.2f} µs" if cost else "nothing")
         out.print(rows)
         shares = [f"{share:.0%}" for share in worker["shares"]]
@@ -35,7 +35,7 @@ def show_profile(result: Mapping[str, Any], out: Console) -> None:
             f"{human_bytes(worker['bytes'])})"))
         for name, curve in worker["policies"].items():
             if name != "none":
-                curves.add_row(escape(name), *(f"{x:.0%}" for x in curve["time_saved"]))
+                curves.add_row(escape(printable(name)), *(f"{x:.0%}" for x in curve["time_saved"]))
         out.print(curves)
         for text in worker["notes"]:
             out.print(f"note: {escape(text)}", highlight=False)

@@ -68,6 +68,9 @@ def fit(text: str, size: float, width: float) -> str:
     """The text, cut with an ellipsis where it is wider than `width`."""
     if text_width(text, size) <= width:
         return text
-    while text and text_width(text + "…", size) > width:
-        text = text[:-1]
-    return text + "…"
+    room = width - text_width("…", size)
+    for end, char in enumerate(text):
+        room -= text_width(char, size)
+        if room < 0:
+            return text[:end] + "…"
+    return text

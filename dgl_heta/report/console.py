@@ -1,22 +1,46 @@
-"""How everything looks at a terminal: the two consoles, one table, one progress bar."""
+"""How everything looks at a terminal: the two consoles, one table, one progress bar.
+
+Names and messages come from files and programs of others. What a terminal would obey in them is
+shown, not sent; only what rich itself styles by is.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.segment import Segment
+from rich.text import Text
+
+from dgl_heta.report.text import visible
 
 if TYPE_CHECKING:
+    from rich.console import ConsoleOptions, RenderableType
     from rich.table import Table
     from rich.text import TextType
 
-out = Console()
-err = Console(stderr=True)
+
+class PlainConsole(Console):
+    """A console that sends no control characters but rich's own, and no pictures for `:names:`."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(emoji=False, **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None
+               ) -> Iterable[Segment]:
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else "\n".join(map(visible, text.split("\n"))), style,
+                          control)
+
+
+out = PlainConsole()
+err = PlainConsole(stderr=True)
 
 
 class Advance(Protocol):
@@ -66,6 +90,28 @@ def progress(show: bool = True) -> Iterator[Advance]:
 def note(text: str) -> None:
     """A remark on standard error."""
     err.print(f"note: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_line(console: Console, label: str, text: str, colour: str = "") -> None:
+    """A line that a process wrote, with its origin; at a terminal its colours are all that is
+    obeyed in it."""
+    if console.is_terminal:
+        console.print(Text.assemble((f"[{label}] ", colour), Text.from_ansi(text)), soft_wrap=True)
+    else:
+        console.file.write(f"[{label}] {text}\n")
+        console.file.flush()
+
+
+class _ToErr(logging.Handler):
+    """Warnings of a process that has not said where they go."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        err.print(self.format(record), markup=False, highlight=False, soft_wrap=True)
+
+
+def show_warnings() -> None:
+    """Let warnings that no handler takes go to standard error, as Python does, by the console."""
+    logging.lastResort = _ToErr(logging.WARNING)
 
 
 def print_json(value: Any) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from dgl_heta.errors import shortened
 from dgl_heta.report.charts import can_draw
 from dgl_heta.report.comparing import Comparison, comparison_sections
 from dgl_heta.report.figures import (
@@ -20,8 +21,10 @@ from dgl_heta.report.figures import (
 )
 from dgl_heta.report.reading import Run, read_run
 from dgl_heta.report.sections import sections_of
-from dgl_heta.report.text import human_bytes, printable
+from dgl_heta.report.text import human_bytes, visible
 from dgl_heta.system.files import write_atomic
+
+_LONGEST = 5000  # characters of a text: a command, a list of settings
 
 
 def write_report(run_dir: Path, plan_svg: str | None = None, out: Path | None = None) -> Path:
@@ -77,7 +80,7 @@ def _template() -> Any:
 
 def _shown(value: Any) -> Any:
     """What the template writes for a value; names come from users, with any character."""
-    return value if hasattr(value, "__html__") else printable(value)
+    return value if hasattr(value, "__html__") else visible(shortened(str(value), _LONGEST))
 
 
 def _without_charts() -> Iterator[dict[str, str]]:

@@ -21,7 +21,7 @@ from dgl_heta.report.figures import (
     run_names,
     stopped_early,
 )
-from dgl_heta.report.text import human_bytes, printable
+from dgl_heta.report.text import human_bytes, printable, visible
 
 
 def comparison_table(comparison: Comparison) -> Table:
@@ -32,7 +32,7 @@ def comparison_table(comparison: Comparison) -> Table:
         rows.add_column(Text(name), justify="right" if index else "left", overflow="fold")
     for part in (comparison.figures, comparison.differences):
         for row in part:
-            rows.add_row(*(Text(printable(value)) for value in row))
+            rows.add_row(*(Text(visible(str(value))) for value in row))
         rows.add_section()
     return rows
 

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from dgl_heta.errors import several
-from dgl_heta.report.console import table
-from dgl_heta.report.text import human_bytes
+from dgl_heta.report.console import PlainConsole, table
+from dgl_heta.report.text import human_bytes, printable
 
 if TYPE_CHECKING:
     from dgl_heta.partition.comparison import Comparison
@@ -59,7 +59,7 @@ def show_comparison(comparison: Comparison, work: Workload, out: Console) -> Non
             human_bytes(method.memory_bytes),
             f"{method.memory_balance:.2f}, {method.edge_balance:.2f}",
             "–" if method.replication_factor is None else f"{method.replication_factor:.2f}")
-    Console(width=max(out.width, 114)).print(rows)  # a long line beats a folded number
+    PlainConsole(width=max(out.width, 114)).print(rows)  # a long line beats a folded number
     out.print("memory: of the partition that holds most; balance: most over mean of memory and of "
               "sampled edges", style="dim", highlight=False)
     for method in comparison.methods:
@@ -79,21 +79,22 @@ def show_store(manifest: Manifest, out: Console) -> None:
     import numpy as np
 
     task = manifest.task
-    out.print(f"[bold]{escape(manifest.name)}[/]: {sum(manifest.node_counts.values()):,} nodes, "
+    out.print(f"[bold]{escape(printable(manifest.name))}[/]: "
+              f"{sum(manifest.node_counts.values()):,} nodes, "
               f"{sum(r.edges for r in manifest.relations):,} edges, "
               f"{human_bytes(manifest.bytes)}"
-              + (f"; task: classify {escape(task.target)} in {task.num_classes} classes"
+              + (f"; task: classify {escape(printable(task.target))} in {task.num_classes} classes"
                  if task else ""), highlight=False)
     nodes = table("node type", "nodes", "arrays", title="Node types", right=("nodes",))
     for ntype, count in manifest.node_counts.items():
         arrays = ", ".join(f"{k} {np.dtype(a.dtype).name}{list(a.shape[1:]) or ''}"
                            for k, a in manifest.arrays.get(ntype, {}).items())
         arrays = escape(arrays) or "none: learnable features"
-        nodes.add_row(escape(ntype), f"{count:,}",
+        nodes.add_row(escape(printable(ntype)), f"{count:,}",
                       arrays + ("; own ids" if ntype in manifest.ids else ""))
     edges = table("relation", "edges", "bytes", title="Relations", right=("edges", "bytes"))
     for entry in manifest.relations:
-        edges.add_row(escape(str(entry.relation)), f"{entry.edges:,}",
+        edges.add_row(escape(printable(entry.relation)), f"{entry.edges:,}",
                       human_bytes(sum(e.bytes for e in manifest.entries((), (entry.relation,)))))
     for part in (nodes, edges):
         out.print()

@@ -123,7 +123,8 @@ class ModelSettings(_Section):
                         "features")
     subsets: int = Field(8, ge=1, le=4096, description="subsets of relations (nars)")
     heads: int = Field(4, ge=1, le=1024, description="attention heads (rgat, han, hgt, sehgnn)")
-    bases: int = Field(0, ge=0, description="R-GCN bases; 0 gives every relation its own weight")
+    bases: int = Field(0, ge=0, le=65536, description="R-GCN bases; 0 gives every relation its own "
+                       "weight")
     self_loop: bool = Field(True, description="add the destination's own state")
     layer_norm: bool = Field(False, description="normalise hidden states")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of hidden states")
@@ -174,8 +175,8 @@ class TrainSettings(_Section):
         "follow; default: the task's own score (dgl-heta train)")
     seed: int = Field(0, ge=0, description="seed of initialisation, shuffling and sampling")
     wrapper: str = Field("raf", description="module wrapper")
-    trainers: int = Field(1, ge=1, description="workers per partition; they share its files and "
-                          "each has its part of the seeds")
+    trainers: int = Field(1, ge=1, le=1024, description="workers per partition; they share its "
+                          "files and each has its part of the seeds")
     learnable: Literal["exact", "replica"] = Field(
         "exact", description="learnable features of types that several workers use: one owner "
         "per row (exact) or a copy per worker (replica)")
@@ -202,10 +203,11 @@ class TrainSettings(_Section):
         "are sent as; bfloat16 halves these bytes, and they are still summed as float32 (e.g. "
         "--set train.exchange_dtype=bfloat16)")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="where to compute")
-    threads: int = Field(0, ge=0, description="CPU threads per worker; 0 shares the cores evenly")
+    threads: int = Field(0, ge=0, le=4096, description="CPU threads per worker; 0 shares the cores "
+                         "evenly")
     sampling_threads: int = Field(
-        0, ge=0, description="threads that draw a batch's relations side by side, which gives the "
-        "same batches; 0: as many as compute")
+        0, ge=0, le=4096, description="threads that draw a batch's relations side by side, which "
+        "gives the same batches; 0: as many as compute")
     eval_every: int = Field(1, ge=1, description="epochs between validations")
 
     @property
@@ -238,8 +240,8 @@ class TrainSettings(_Section):
     @classmethod
     def _known_fanouts(cls, value: list[int] | None) -> list[int] | None:
         for fanout in value or []:
-            if fanout < 1 and fanout != -1:
-                raise ValueError("a fanout is 1 or more, or -1 for all neighbours")
+            if not 1 <= fanout < 2**31 and fanout != -1:
+                raise ValueError("a fanout is 1 or more and below 2^31, or -1 for all neighbours")
         return value
 
 
@@ -274,7 +276,8 @@ class RunSettings(_Section):
     """Around the training."""
 
     directory: str | None = Field(None, description="run directory; default: runs/NAME-TIME")
-    timeout_s: float = Field(300, gt=0, description="limit of every wait for another worker")
+    timeout_s: float = Field(300, ge=1, le=1e7, description="limit of every wait for another "
+                             "worker, in seconds")
     loggers: list[str] = Field([], description="where the figures of each epoch go besides the run "
                                "directory: tensorboard, or plugins' (dgl-heta train)")
     verify: bool = Field(True, description="compare the checksums of a store's files first")

@@ -167,6 +167,24 @@ def plainly(path: str, flags: int) -> int:
     return handle
 
 
+@contextmanager
+def utf8_name(path: Path) -> Iterator[str]:
+    """A name of a file to read, for libraries that know names in UTF-8 alone.
+
+    Raises
+    ------
+    OSError
+        It has another name, and cannot be opened.
+    """
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        with open(path, "rb", opener=plainly) as file:
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        yield str(path)
+
+
 def check_plain(path: Path, directory: bool = False) -> None:
     """Check that a name, if anything has it, is that of a plain file, or of a directory.
 

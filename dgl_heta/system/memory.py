@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import resource
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +14,23 @@ if TYPE_CHECKING:  # partitioning asks for its own peak, and runs without torch
     import torch
 
 DEFAULT_BYTES = 4_000_000_000  # per device, as in Heta §8.1
+
+
+_NO_MEMORY = re.compile(r"(cannot|can't) allocate memory(?! in static)|failed to map segment|"
+                        "out of memory", re.IGNORECASE)
+
+
+def no_memory(error: BaseException | None) -> str | None:
+    """What an error says, or one that it comes of, where that is that memory ran out: Python's own,
+    that of torch's allocators, or of a library that could not be loaded."""
+    while error is not None:
+        text = " ".join(str(error).split())
+        if isinstance(error, MemoryError) or (
+                isinstance(error, RuntimeError | ImportError | OSError)
+                and _NO_MEMORY.search(text)):
+            return f"not enough memory: {text}" if text else "not enough memory"
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def free_bytes(device: torch.device) -> int:

@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from dgl_heta.errors import InputError
+from dgl_heta.system.memory import no_memory
 
 
 def optional(module: str, purpose: str, extra: str, distribution: str = "dgl-heta") -> Any:
@@ -25,6 +26,8 @@ def optional(module: str, purpose: str, extra: str, distribution: str = "dgl-het
     try:
         return importlib.import_module(module)
     except (ImportError, OSError) as error:  # OSError: a library that the package loads
+        if no_memory(error):
+            raise
         package = module.partition(".")[0]
         raise InputError(f"{purpose} needs {package}, which cannot be imported "
                          f"({' '.join(str(error).split())}); install "

@@ -30,7 +30,7 @@ from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
 from dgl_heta.models.linked import Linked, decoded
 from dgl_heta.settings import Settings, section_name
-from dgl_heta.system.files import check_plain, replacing
+from dgl_heta.system.files import check_plain, replacing, utf8_name
 from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.identity import Identity
@@ -386,6 +386,7 @@ def _whole(path: Path) -> Iterator[Path]:
 
 def _load(path: Path) -> dict[str, Tensor]:
     try:
-        return load_file(path)
+        with utf8_name(path) as name:
+            return load_file(name)
     except (OSError, SafetensorError) as error:
         raise InputError(f"cannot read {path}: {error}") from None

@@ -18,6 +18,7 @@ from torch import Tensor
 from dgl_heta.errors import InputError
 from dgl_heta.features.learnable import Table
 from dgl_heta.features.sparse_adam import BLOCK
+from dgl_heta.system.files import utf8_name
 
 _PARTS = ("value", "first", "second")
 _TYPES = {torch.float32: "F32", torch.float64: "F64"}
@@ -61,7 +62,7 @@ def load_tables(path: Path, tables: Mapping[str, Table]) -> None:
         It holds other tables.
     """
     try:
-        with safe_open(path, "pt") as file:
+        with utf8_name(path) as utf8, safe_open(utf8, "pt") as file:
             steps = file.metadata() or {}
             for name, table in tables.items():
                 slices = {part: file.get_slice(f"{name}.{part}") for part in _PARTS}

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import csv
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.prediction import PredictionJob
+from dgl_heta.prediction import worker
 from dgl_heta.prediction.output import Output
 from dgl_heta.store import Store, write_store
+from dgl_heta.training import checkpoint, table_files
 from tests.support.graphs import academic
 from tests.support.waiting import PATIENCE
 
@@ -95,3 +99,22 @@ def test_parquet_has_the_same_columns(tmp_path: Path) -> None:
 def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"must end in \.npy, \.csv or \.parquet"):
         PredictionJob(tmp_path, tmp_path / "out.txt").run(Plugins())
+
+
+def test_a_name_that_is_none_of_utf8_is_one_like_others(tmp_path: Path) -> None:
+    place = tmp_path / os.fsdecode(b"r\xffun")
+    place.mkdir()
+    np.save(place / "rows.npy", np.arange(6.0).reshape(3, 2))
+    Output("scores").write_parquet(place / "rows.npy", place / "rows.parquet")
+    with (place / "rows.parquet").open("rb") as file:
+        assert pytest.importorskip("pyarrow.parquet").read_table(file).num_rows == 3
+    checkpoint._save(place / "model.safetensors", {"weight": torch.arange(3)})
+    assert checkpoint._load(place / "model.safetensors")["weight"].tolist() == [0, 1, 2]
+    with worker._weights(place / "model.safetensors") as weights:
+        assert weights.get_tensor("weight").tolist() == [0, 1, 2]
+    table_files.write_tables(place / "rows.safetensors", {})
+    table_files.load_tables(place / "rows.safetensors", {})
+    (place / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"model .*un/model\.safetensors is damaged"), (
+            worker._weights(place / "model.safetensors")):
+        pytest.fail("it was opened")

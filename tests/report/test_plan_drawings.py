@@ -19,7 +19,7 @@ from dgl_heta.planning.cost import predict
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
-from dgl_heta.report import plan_picture, plan_terminal
+from dgl_heta.report import canvas, plan_picture, plan_terminal
 from dgl_heta.report.text import human_bytes
 from tests.support.plans import MAG
 
@@ -169,6 +169,37 @@ def test_no_name_breaks_a_drawing(names: list[str], etype: str, hops: int, parts
     plan = make_plan(Schema(dict.fromkeys(names, 5), edges), names[0], hops, parts)
     assert 'a<b&"c"' in words(picture(plan))
     shown(plan, 80).encode("utf-8")
+
+
+def test_long_names_take_no_longer_than_what_is_shown_of_them(monkeypatch) -> None:
+    measured: list[str] = []
+
+    def width(text: str, size: float) -> float:
+        measured.append(text)
+        return 0.6 * size * len(text)
+
+    monkeypatch.setattr(canvas, "text_width", width)
+    monkeypatch.setattr(plan_picture, "text_width", width)
+    a, b = ("au thor " * 12_500, "p" * 100_000)
+    plan = make_plan(Schema({a: 5, b: 5}, {Relation(a, "w" * 100_000, b): 10,
+                                           Relation(b, "c" * 100_000, b): 10}), b, 2, 2)
+    assert len(ET.tostring(picture(plan))) < 50_000
+    assert sum(map(len, measured)) < 50_000
+    assert len(shown(plan)) < 50_000
+
+
+@given(text=st.text(ANY, max_size=60), size=st.floats(5, 20), width=st.floats(0, 400))
+def test_a_text_is_cut_where_it_is_as_long_as_can_be(text: str, size: float, width: float) -> None:
+    cut = canvas.fit(text, size, width)
+    if canvas.text_width(text, size) <= width:
+        assert cut == text
+        return
+    kept = cut[:-1]
+    assert cut == kept + "…"
+    assert text.startswith(kept)
+    assert not kept or canvas.text_width(cut, size) <= width * (1 + 1e-9)
+    longer = text[:len(kept) + 1] + "…"
+    assert len(kept) == len(text) or canvas.text_width(longer, size) > width * (1 - 1e-9)
 
 
 def test_save_svg_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:

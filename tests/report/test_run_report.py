@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from pathlib import Path
@@ -40,6 +41,27 @@ def test_the_report_has_the_numbers_and_opens_offline(tmp_path: Path) -> None:
     assert not re.search(r"https?://|@import|url\(", text)
     assert sorted(p.name for p in tmp_path.iterdir()) == [
         "metrics.jsonl", "report.html", "summary.json"]
+
+
+def test_words_that_name_a_row_stay_whole_beside_a_long_command(tmp_path: Path) -> None:
+    """`overflow-wrap: anywhere` lets a column be one letter wide; a cell's last rule counts."""
+    write_run(tmp_path, [epoch(1)], summary())
+    text = write_report(tmp_path).read_text(encoding="utf-8")
+    rules = re.findall(r"^([^{}@]+)\{([^}]*)\}", text[text.index("<style>"):text.index("</style>")],
+                       re.MULTILINE)
+    for cell in ("th", "td:first-child"):
+        wraps = [style.split("overflow-wrap:")[1].split(";")[0].strip() for cells, style in rules
+                 if cell in re.split(r"[,\s]+", cells) and "overflow-wrap:" in style]
+        assert wraps[-1:] == ["break-word"], cell
+
+
+def test_texts_of_a_page_are_cut_and_pictures_are_not(tmp_path: Path) -> None:
+    plan = make_plan(MAG, "paper", 2, 2)
+    picture = plan_picture.svg(plan, predict(plan, Workload()))
+    write_run(tmp_path, [epoch(1)], summary(dataset="d" * 100_000))
+    text = write_report(tmp_path, picture).read_text(encoding="utf-8")
+    assert "d" * 5000 not in text
+    assert base64.b64encode(picture.encode()).decode() in text
 
 
 @pytest.mark.parametrize(("metrics", "pictures"), [

@@ -19,8 +19,9 @@ FILES = (".lock", "job*.json", "worker-*.log", "started.json", "summary.json", "
 """What training writes, with one seed or several."""
 
 
-def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool) -> Path:
-    """The directory for a run, which is there afterwards.
+def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, make: bool = True
+                  ) -> Path:
+    """The directory for a run, which is there afterwards, unless it is not to be made.
 
     Parameters
     ----------
@@ -45,7 +46,8 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool) 
         raise InputError(f"{given} holds a run already; continue it with --resume, or choose "
                          "another directory")
     try:
-        given.mkdir(parents=True, exist_ok=True)
+        if make:
+            given.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make run directory {given}: {error.strerror}") from None
     return given

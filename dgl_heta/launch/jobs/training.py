@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -16,7 +17,7 @@ from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
 from dgl_heta.launch.jobs.choices import open_for, plan_for, restarted, under_torchrun
-from dgl_heta.launch.jobs.run_directory import claimed, run_directory
+from dgl_heta.launch.jobs.run_directory import check_files, claimed, run_directory
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import find_model
 from dgl_heta.partition.inputs import GraphInput, Reading
@@ -28,8 +29,9 @@ from dgl_heta.report.plan_picture import svg
 from dgl_heta.report.started import note_start
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
+from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.system.memory import capacity_bytes
-from dgl_heta.training.checkpoint import saved_epoch
+from dgl_heta.training.checkpoint import check_checkpoints, saved_epoch
 from dgl_heta.training.setup import check
 
 Report = Callable[[dict[str, Any]], None]
@@ -117,10 +119,8 @@ class TrainingJob:
             Ctrl-C; all workers are ended.
         """
         shared = under_torchrun()
-        given = run_dir or self.settings.run.directory
         again = shared and restarted()
-        directory = run_directory(Path(given) if given else None, self.opened.name,
-                                  resume=resume, shared=shared)
+        directory = self._directory(run_dir, resume, shared)
         with claimed(directory, shared=shared):
             try:
                 summary = self._train(directory, resume or again, shared, report)
@@ -132,6 +132,36 @@ class TrainingJob:
                                                    self.plan.num_parts))
             return TrainingResult(directory, summary,
                                   write_report(directory, svg(self.plan, costs)))
+
+    def check(self, run_dir: Path | None = None, *, resume: bool = False) -> None:
+        """Check all that :meth:`run` does before the first step; nothing is kept.
+
+        A graph that is no store yet is read as a whole, into a store beside the run directory that
+        is removed again.
+
+        Raises
+        ------
+        InputError
+            The run directory, the graph's data or, with `resume`, a checkpoint are not fit for it.
+        """
+        shared = under_torchrun()
+        directory = self._directory(run_dir, resume, shared, make=False)
+        check_files(directory)
+        parent = next(p for p in directory.absolute().parents if p.is_dir())
+        with contextlib.ExitStack() as stack:
+            if self.opened.store is None and not (resume and Store.is_store(directory / "store")):
+                scratch = stack.enter_context(scratch_directory(parent, "dgl-heta-dry-run"))
+                self._verify(self.checked_store(scratch, False, shared), shared)
+            else:
+                self._verify(self.checked_store(directory, resume, shared), shared)
+        if resume:
+            check_checkpoints(directory)
+
+    def _directory(self, run_dir: Path | None, resume: bool, shared: bool, make: bool = True
+                   ) -> Path:
+        given = run_dir or self.settings.run.directory
+        return run_directory(Path(given) if given else None, self.opened.name, resume=resume,
+                             shared=shared, make=make)
 
     def _saved(self, run_dir: Path) -> str:
         """What there is of a training that was interrupted, and how it goes on."""
@@ -145,12 +175,7 @@ class TrainingJob:
     def _train(self, run_dir: Path, resume: bool, shared: bool, report: Report
                ) -> dict[str, Any]:
         store = self.checked_store(run_dir, resume, shared)
-        if self.settings.run.verify:
-            here = (self.plan.partitions[int(os.environ["RANK"]):][:1] if shared
-                    else self.plan.partitions)
-            self.plan.verify()
-            store.verify({t for p in here for t in p.node_types},
-                         {r for p in here for r in p.relations})
+        self._verify(store, shared)
         profiles = Path(self.graph) if self.opened.plan is not None else store.directory
         job = {"kind": "train", "settings": self.settings.model_dump(),
                "store": str(store.directory.resolve()), "plan": self.plan.to_json(),
@@ -166,6 +191,15 @@ class TrainingJob:
             raise
         except HetaError as error:
             raise HetaError(f"{error}; see {run_dir}/worker-*.log", error.details) from None
+
+    def _verify(self, store: Store, shared: bool) -> None:
+        """Compare what is read of a store with its checksums, if that is asked for."""
+        if self.settings.run.verify:
+            here = (self.plan.partitions[int(os.environ["RANK"]):][:1] if shared
+                    else self.plan.partitions)
+            self.plan.verify()
+            store.verify({t for p in here for t in p.node_types},
+                         {r for p in here for r in p.relations})
 
     def checked_store(self, run_dir: Path, resume: bool, shared: bool) -> Store:
         """The graph's store, made in the run directory where it has none, after all is checked.
