@@ -148,11 +148,13 @@ def cause(processes: Iterable[Watched], now: float, final: bool) -> Watched | No
 
 
 def failure(process: Watched, all_of_them: str = "all processes",
-            short_files: Callable[[], Sequence[str]] = tuple) -> HetaError:
+            short_files: Callable[[], Sequence[str]] = tuple,
+            others: Iterable[Watched] = ()) -> HetaError:
     """The error for a process to blame; its details are the last that it wrote.
 
     Parameters
     ----------
+    others : of which one may have left well, and too early: where the process lost another one.
     short_files : says which files that it may have mapped are shorter than they were written; asked
         where that is what its end means.
     """
@@ -175,6 +177,9 @@ def failure(process: Watched, all_of_them: str = "all processes",
         how = "ended with exit status 0 before its work was done, as by os._exit(0)"
     else:
         how = f"failed with exit status {end.status}"
+    left = [p for p in others if p.ended and not p.failed and p.ended.at <= end.at]
+    if left and guilt(process) == Guilt.LOST_PEER:
+        how += f", after {left[0].title} had ended with exit status 0"
     return HetaError(f"{process.title} {how}; {all_of_them} were ended", details=process.last_words)
 
 

@@ -124,7 +124,7 @@ class Supervisor(ABC):
     def _raise_failure(self, now: float, final: bool) -> None:
         first = cause(self.processes.values(), now, final)
         if first is not None:
-            raise failure(first, self.all_of_them, self.short_files)
+            raise failure(first, self.all_of_them, self.short_files, self.processes.values())
 
 
 @contextlib.contextmanager

@@ -127,8 +127,9 @@ def main(run: Callable[[dict[str, Any], Report], Any] = run) -> None:
     events = Events()
     try:
         run(read_signed(Path(sys.argv[1]), "run the command again"), events.tell)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):  # what is printed is no result
+            sys.stdout.flush()
+            sys.stderr.flush()
         events.tell({"event": "done"})
         # All results are written and all workers are past their last collective. The threads
         # of a process group sometimes abort or hang a process that ends the usual way.

@@ -1,12 +1,13 @@
-"""Damaged files: bytes flipped, zeroed and cut off, and edits that are signed again.
+"""Damaged files: bytes flipped, zeroed and cut off, edits that are signed again, and what is no
+file: links, pipes, sockets.
 
     python scripts/campaign/damage.py [--trials 1000] [--seed 1]
 
 A trial damages one file of a store, a partition, a run or a profile, and runs a command that reads
 it. Good is a refusal that names the file, or the same result bit for bit (the file was not read, or
-was made again). Bad is another result, a traceback, a signal, or an error that does not say which
-file. Commands run in a process forked from one that has everything loaded; one in 25 runs as a
-user starts it.
+was made again). Bad is another result, a traceback, a signal, an error that does not say which
+file, or no end within 120 s; and of a link, that what it leads to is not as it was. Commands run in
+a process forked from one that has everything loaded; one in 25 runs as a user starts it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import random
 import re
 import shutil
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable
@@ -75,6 +77,10 @@ def _compared(where: Path, ended: Ended) -> Any:
     return untimed(json.loads(line))  # METIS prints beside it
 
 
+def _whatever(where: Path, ended: Ended) -> Any:
+    return None  # what it shows goes with what is there
+
+
 def _content(where: Path, ended: Ended) -> Any:
     return re.sub(r'"sha256": "[0-9a-f]*"', "", _printed(where, ended))
 
@@ -94,6 +100,7 @@ PREDICTED = _bytes("out.npy")
 ON = ("--run-dir", "new", *SET)
 CASES = {
     "store, train": Case(STORE, ("train", "store", *ON), MODEL_OF),
+    "store, train --dry-run": Case(STORE, ("train", "store", "--dry-run", *ON), _printed),
     "store, predict": Case(STORE, ("predict", "run", "--store", "store", "--out", "out.npy"),
                            PREDICTED),
     "store, inspect": Case(STORE, ("inspect", "store", "--json"), _printed),
@@ -123,6 +130,26 @@ CASES = {
     "profile that is named, train": Case(("profiles/*",), (
         "train", "store", "--run-dir", "new", *CACHED, "--set", "cache.profile=profiles"),
         MODEL_OF),
+}
+RESUME = ("train", "store", "--resume", "--run-dir", "run", *SET[:-1], "train.epochs=4")
+PREPARED = (".lock", "metrics.jsonl", "checkpoints", "checkpoints/epoch-00001", "worker-0.log",
+            "started.json", "model.safetensors", "summary.json", "report.html", "job.json")
+RUN = (*PREPARED, "checkpoints/epoch-00004", "checkpoints/epoch-00003/rank-0.safetensors",
+       "checkpoints/epoch-00003/complete-0.json", "job.next.json", "model.json")
+OTHERS = ("a link to a file", "a link to a directory", "a link to nothing", "a link to a device",
+          "a second name of a file", "a pipe", "a socket", "a directory")
+NO_FILE = {
+    "no file in a new run's directory, train": (PREPARED, "new", Case((), (
+        "train", "store", *ON), MODEL_OF)),
+    "no file in a run, train --resume": (RUN, "run", Case((), RESUME, _bytes(
+        "run/model.safetensors"))),
+    "no file in a run, predict": (("model.safetensors", "model.json", "job.json"), "run", Case((), (
+        "predict", "run", "--store", "store", "--out", "out.npy"), PREDICTED)),
+    "no file in a run, report": (("metrics.jsonl", "summary.json", "started.json", "job.json",
+                                  "report.html"), "run", Case((), ("report", "run"), _whatever)),
+    "no file in a run, inspect": (RUN, "run", Case((), ("inspect", "run"), _whatever)),
+    "no file in a store, train": (("nodes/*/*.npy", "relations/*/*.npy"), "store", Case((), (
+        "train", "store", *ON), MODEL_OF)),
 }
 UNVERIFIED = ("--set", "run.verify=false")
 SIGNED = {
@@ -180,6 +207,35 @@ def edited(store: Path, draw: random.Random) -> tuple[Path, str]:
     (store / "manifest.json").write_text(json.dumps(
         {**manifest, "sha256": hashlib.sha256(text.encode()).hexdigest()}))
     return store / entry["file"], f"number {at} of {len(array)} made {wrong}"
+
+
+def replaced(path: Path, how: str, elsewhere: Path) -> None:
+    """Put something else where a file is or could be; a link leads to `elsewhere`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        path.rename(elsewhere / "moved")
+    elif how == "a second name of a file" and path.exists():
+        os.link(path, elsewhere / "moved")
+        return
+    else:
+        path.unlink(missing_ok=True)
+    if how == "a second name of a file":
+        os.link(elsewhere / "kept", path)
+    elif how == "a pipe":
+        os.mkfifo(path)
+    elif how == "a directory":
+        path.mkdir()
+    elif how == "a socket":
+        os.mknod(path, stat.S_IFSOCK | 0o600)
+    else:
+        path.symlink_to({
+            "a link to a file": elsewhere / "kept", "a link to nothing": Path("/nowhere"),
+            "a link to a directory": elsewhere, "a link to a device": Path("/dev/zero")}[how])
+
+
+def contents(elsewhere: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(elsewhere)): path.read_bytes() for path in elsewhere.rglob("*")
+            if path.is_file()}
 
 
 # --- the commands -----------------------------------------------------------------------------
@@ -281,6 +337,8 @@ class Campaign:
         return self._good[name]
 
     def trial(self, draw: random.Random, root: Path) -> Trial:
+        if draw.random() < 0.25:
+            return self.no_file(draw.choice([*NO_FILE]), root)
         signed = draw.random() < 0.2
         name = draw.choice([*(SIGNED if signed else CASES)])
         case = (SIGNED if signed else CASES)[name]
@@ -304,6 +362,32 @@ class Campaign:
                 return self._judged(ended, path, where, case, good)
             except Bad as fault:
                 raise Bad(f"{what}: {fault}") from None
+        return Trial(name, do)
+
+    def no_file(self, name: str, root: Path) -> Trial:
+        names, holder, case = NO_FILE[name]
+
+        def do(directory: Path, draw: random.Random) -> str:
+            good = self.good(name, case, root)
+            where, elsewhere = directory / "all", directory / "elsewhere"
+            shutil.copytree(self.base, where, symlinks=True)
+            elsewhere.mkdir()
+            (elsewhere / "kept").write_text("kept")
+            wanted = draw.choice(names)
+            path = (draw.choice(sorted((where / holder).glob(wanted))) if "*" in wanted
+                    else where / holder / wanted)
+            how = draw.choice(OTHERS)
+            replaced(path, how, elsewhere)
+            before = contents(elsewhere)
+            ended = forked(case.arguments, where)
+            what = f"{path.relative_to(where)} is {how}: {' '.join(case.arguments[:3])} …"
+            try:
+                outcome = self._judged(ended, path, where, case, good)
+                if contents(elsewhere) != before:
+                    raise Bad("what lies elsewhere is not as it was")
+            except Bad as fault:
+                raise Bad(f"{what}: {fault}") from None
+            return outcome
         return Trial(name, do)
 
     def _judged(self, ended: Ended, path: Path, where: Path, case: Case, good: Any) -> str:

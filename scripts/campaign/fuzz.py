@@ -1,11 +1,13 @@
 """Inputs of every kind, made wrong, and the command that reads them.
 
 A trial takes a valid input, changes values where the format is known and bytes where it is not, and
-runs the command in a process that runs many (scripts/campaign/fuzzing/worker.py). Bad is: a
-traceback, the end of the process, more than 10 s, more than 1 GB beyond what the process had, an
-error of more than 1,100 characters or of several lines, or a mark of the canary, a module that
-nothing but a file that is read names. Inputs that a training or prediction reads take seconds each;
-they are drawn in rounds of 1,000 trials or more.
+runs the command in a process that runs many (scripts/campaign/fuzzing/worker.py), at times in a
+directory whose name is none of UTF-8, or in a process of its own, with no columns or little memory.
+Bad is: a traceback, the end of the process, more than 10 s, more than 1 GB beyond what the process
+had, or an allocation that the worker's own limit ended; an error of more than 1,100 characters or
+of several lines, a control character among what is said, nothing said at all; or a mark of the
+canary, a module that nothing but a file that is read names. Inputs that a training or prediction
+reads take seconds each; they are drawn in rounds of 1,000 trials or more.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import common
 from common import Bad, Trial
 from fuzzing import changes, inputs
 from fuzzing.signing import agree, signed
+from fuzzing.worker import AS_MUCH
 
 Change = Callable[[bytes, random.Random], bytes]
 SECONDS, BYTES, CHARACTERS = 10.0, 10**9, 1100
@@ -70,6 +73,12 @@ KINDS = (
     Kind("tables: metadata.json", inputs.tables, "metadata.json", changes.json_file, READ, 2),
     Kind("tables: .csv", inputs.tables, "*.csv", changes.lines, READ, 2),
     Kind("tables: .csv, bytes", inputs.tables, "*.csv", changes.raw, READ),
+    Kind("tables: .csv, columns", inputs.tables, "*.csv", changes.wide, READ, .3),
+    Kind("tables: .arrow", inputs.columnar, "*.arrow", changes.columnar, READ, 3),
+    Kind("tables: .parquet", inputs.columnar, "*.parquet", changes.columnar, READ, 2),
+    Kind("tables: a bomb", inputs.bombs, "*.parquet", changes.as_it_is, READ, .1),
+    Kind("saved by torch", inputs.graphbolt, "data/*.pt", changes.archive,
+         (("plan", "data/feat.pt"), ("plan", "data/labels.pt"))),
     Kind("GraphBolt: metadata.yaml", inputs.graphbolt, "metadata.yaml", changes.yaml, READ, 3),
     Kind("GraphBolt: .pt", inputs.graphbolt, "data/*.pt", changes.archive, READ, 2),
     Kind("GraphBolt: .npy", inputs.graphbolt, "data/*.npy", changes.npy, READ),
@@ -132,7 +141,8 @@ OPTIONS = ("--parts", "--hops", "--target", "--metapaths", "--method", "--seed",
 
 def draw(generator: random.Random, worker: Worker, slow: bool) -> Trial:
     """A kind of input, by its weight, with what the trial does; `slow`: also those of seconds."""
-    kinds = [k for k in KINDS if (k.make is not inputs.ogb or importlib.util.find_spec("ogb"))
+    wanted = {inputs.ogb: "ogb", inputs.columnar: "pyarrow", inputs.bombs: "pyarrow"}
+    kinds = [k for k in KINDS if (k.make not in wanted or importlib.util.find_spec(wanted[k.make]))
              and (slow or k.seconds == SECONDS)]
     extra = [*WITH_DGL] if slow and importlib.util.find_spec("dgl") else []
     extra += [Kind("DGL's format", inputs.saved_by_dgl, "*.bin", changes.raw,
@@ -148,6 +158,8 @@ def draw(generator: random.Random, worker: Worker, slow: bool) -> Trial:
 
 def _with_file(kind: Kind, worker: Worker, at: Path, generator: random.Random) -> str:
     template = worker.template(kind.make)
+    if generator.random() < 0.03:
+        at = at / os.fsdecode(b"d\xff")
     shutil.copytree(template, at, dirs_exist_ok=True)
     found = sorted(at.glob(kind.file))
     if not found:
@@ -162,8 +174,9 @@ def _with_file(kind: Kind, worker: Worker, at: Path, generator: random.Random) -
     words = generator.choice(kind.commands)
     if with_canary:
         return "canary " + worker.outcome(words, at, kind.seconds)
-    return (worker.in_a_process_of_its_own if how > 0.995 else worker.outcome)(
-        words, at, kind.seconds)
+    if how > 0.99:
+        return worker.in_a_process_of_its_own(words, at, kind.seconds, generator)
+    return worker.outcome(words, at, kind.seconds)
 
 
 def _without_file(what: str, worker: Worker, at: Path, generator: random.Random) -> str:
@@ -245,16 +258,37 @@ class Worker:
                     len(errors[0]) > CHARACTERS):
                 raise Bad(f"message of {answer['err_size']} bytes, {len(errors)} errors: {shown}: "
                           f"{answer['err'][:300]}")
-            return "not enough memory" if "not enough memory" in errors[0] else "refused"
-        return "read"
+            if "not enough memory" in errors[0]:
+                raise Bad(f"asks for more than {AS_MUCH >> 30} GiB: {shown}: {errors[0][:300]}")
+        self._no_control(answer["out"] + answer["err"], shown)
+        return "refused" if answer["status"] else "read"
 
-    def in_a_process_of_its_own(self, words: Sequence[str], at: Path, seconds: float) -> str:
-        """The same as a user has it."""
-        ended = common.call([*common.CLI, *words], at, seconds + 20, **{
+    def in_a_process_of_its_own(self, words: Sequence[str], at: Path, seconds: float,
+                                generator: random.Random) -> str:
+        """The same as a user has it, at a terminal without columns, or with little memory."""
+        shown = " ".join(words)[:150]
+        memory = generator.choice([None, None, generator.randint(200, 4000) << 20])
+        command = [*common.CLI, *words]
+        if memory:
+            command = ["prlimit", f"--as={memory}", *command]
+        ended = common.call(command, at, seconds + 20, COLUMNS="0", **{
             name: self._environment[name] for name in ("HETA_CANARY", "PYTHONPATH")})
-        self._no_canary(" ".join(words)[:150])
+        self._no_canary(shown)
+        said = ended.out + ended.err
+        if memory and "bad_alloc" in said:  # torch's C++, while it is loaded
+            return "process: no memory for libraries"
         ended.clean()
-        return f"process: {'refused' if ended.status else 'read'}"
+        self._no_control(said, shown)
+        if not said.strip():
+            raise Bad(f"says nothing, status {ended.status}: {shown}")
+        return f"process{' with little memory' * bool(memory)}: " + (
+            "refused" if ended.status else "read")
+
+    @staticmethod
+    def _no_control(said: str, shown: str) -> None:
+        """What a terminal would obey."""
+        if obeyed := [c for c in said if c not in "\n\t" and not c.isprintable()]:
+            raise Bad(f"says {obeyed[:5]!r}: {shown}")
 
     def _no_canary(self, shown: str) -> None:
         if self._mark.exists():

@@ -3,12 +3,14 @@
 Commands: `partition`, `train` (two or three workers), `predict`, and `launch` of a DistDGL script
 on two emulated hosts (needs DGL and the right to emulate hosts, else it is left out). Killed is the
 command itself (SIGKILL, SIGTERM, SIGINT, SIGHUP), one of its processes, all of them at once, as
-when memory runs out, or a worker is stopped for a while (SIGSTOP), as on a machine that swaps.
+when memory runs out, or a worker is stopped for a while (SIGSTOP), as on a machine that swaps. Or
+the run directory of a training becomes read-only.
 
 Bad is: it does not end within 10 s (`launch`) or 30 s; a process is left; a traceback on the
-terminal; an output that is there but not whole; a training that goes on and ends with another
-model or another log than one without a break, to the last bit and the last line; a temporary file
-that is there after the next start.
+terminal; a last line that is no error, where one of its processes was killed, or does not name the
+file that cannot be written; an output that is there but not whole; a training that goes on and ends
+with another model or another log than one without a break, to the last bit and the last line; a
+temporary file that is there after the next start.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -48,6 +51,7 @@ LIMITS_S = {"launch": 10.0}
 OTHERS_S = 30.0
 PAUSE_S = 2.0  # how long a worker is stopped
 SCRIPT = ROOT / "scripts/campaign/systems/train.py"
+READ_ONLY = "a directory that becomes read-only"
 LEFT = (".partial-", ".retired-", ".scratch-", ".tmp-", "dgl-heta-")
 
 
@@ -112,9 +116,13 @@ def whole(kind: str, place: Path, reference: Reference) -> str:
     return "whole"
 
 
-def hit(running: Running, victim: str, number: int, generator: random.Random) -> float:
+def hit(running: Running, victim: str, number: int, generator: random.Random, place: Path
+        ) -> float:
     """Do it; returns when."""
     now = time.monotonic()
+    if victim == READ_ONLY:
+        allow(place / "run", False)
+        return now
     pids = [running.process.pid]
     if victim != "command":
         found = running.processes()
@@ -134,20 +142,40 @@ def hit(running: Running, victim: str, number: int, generator: random.Random) ->
     return now
 
 
+def allow(directory: Path, writing: bool) -> None:
+    """Let nobody write to the directories of a run, or its owner."""
+    for path in [directory, *directory.rglob("*")] if directory.exists() else ():
+        if path.is_dir():
+            path.chmod(0o755 if writing else 0o555)
+
+
+def bound(words: list[str]) -> list[str]:
+    """The command without root's right to write where nobody may."""
+    return words if os.geteuid() else [
+        "setpriv", "--bounding-set=-dac_override,-dac_read_search", *words]
+
+
 def trial(kind: str, workers: int, victim: str, number: int, root: Path, reference: Reference
           ) -> Callable[[Path, random.Random], str]:
     def do(place: Path, generator: random.Random) -> str:
         temporary = place / "tmp"
         temporary.mkdir()
         limit = LIMITS_S.get(kind, OTHERS_S)
-        running = Running(command(kind, place, workers, root), place, TMPDIR=str(temporary))
+        words = command(kind, place, workers, root)
+        running = Running(bound(words) if victim == READ_ONLY else words, place,
+                          TMPDIR=str(temporary))
         moment = generator.uniform(0, reference.seconds)
         with contextlib.suppress(Exception):
             running.process.wait(moment)
-        at = hit(running, victim, number, generator)
+        at = hit(running, victim, number, generator, place)
         ended = running.ended(reference.seconds + limit)
         running.none_left(max(limit - (time.monotonic() - at), 1.0))
         ended.clean()
+        allow(place / "run", True)
+        wanted = {"one": "error: ", READ_ONLY: r"error: .*run/[\w./-]+: Permission denied"
+                  }.get(victim)
+        if ended.status and wanted and not re.match(wanted, ended.last):
+            raise Bad(f"the last line does not say what failed: {ended.last[:300]}")
         after = whole(kind, place, reference)
         if ended.status == 0:
             after = "done"
@@ -211,14 +239,17 @@ def main() -> int:
         def draw(generator: random.Random) -> Trial:
             kind = generator.choices(kinds, [WEIGHTS[k] for k in kinds])[0]
             workers = generator.choice([2, 3]) if kind == "train" else 2
-            victim = generator.choice(["command", "command", "one", "all"])
+            victim = generator.choice(["command", "command", "one", "all", *(
+                [READ_ONLY] if kind == "train" and (os.geteuid() or shutil.which("setpriv"))
+                else [])])
             numbers: list[signal.Signals] = [signal.SIGKILL]
             if victim == "command":
                 numbers += [signal.SIGTERM, signal.SIGINT, signal.SIGHUP]
             if victim == "one":
                 numbers += [signal.SIGTERM, signal.SIGSTOP]
             number = generator.choice(numbers)
-            return Trial(f"{kind}: {number.name} to {victim}", trial(
+            what = victim if victim == READ_ONLY else f"{number.name} to {victim}"
+            return Trial(f"{kind}: {what}", trial(
                 kind, workers, victim, number, root, references.of(kind, workers)))
 
         return run(args, root, draw)

@@ -99,6 +99,7 @@ def test_a_launched_script_is_refused_or_runs_as_in_plain_dgl(tmp_path, method, 
                           timeout=PATIENCE + PROMPT, stderr=subprocess.STDOUT, text=True,
                           errors="replace", check=False, env=os.environ)
     assert json.loads(config.read_text())["num_parts"] == 2
+    assert "(--stop-after)" not in done.stdout
     if method == "meta":
         assert done.returncode != 0
         assert REFUSED in done.stdout

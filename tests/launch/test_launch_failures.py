@@ -70,6 +70,9 @@ time.sleep(600)
     ("raise ConnectionResetError('Connection reset by peer')", "os.kill(os.getpid(), 9)", 1,
      "was killed by signal 9 (SIGKILL)"),
     ("os.abort()", "os.kill(os.getpid(), 11)", 1, "was killed by signal 11 (SIGSEGV)"),
+    ("os._exit(0)", "raise ConnectionResetError('Connection reset by peer')", 1,
+     "failed with exit status 1, after trainer 0 on host0 (127.0.0.1) (rank 0) had ended with exit "
+     "status 0; all processes were ended"),
     ("os._exit(4)", "os._exit(5)", 0, "failed with exit status 4"),
     ("os._exit(3)", "time.sleep(600)", 0, "failed with exit status 3"),
 ])

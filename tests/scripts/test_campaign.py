@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 CAMPAIGNS = Path(__file__).parents[2] / "scripts/campaign"
-ROUNDS = {"damage": 12, "disk": 1, "fuzz": 80, "kill": 2, "load": 1, "network": 1}
+ROUNDS = {"damage": 12, "disk": 1, "fuzz": 80, "kill": 2, "load": 1, "models": 1, "network": 1}
 """Campaign: trials of a short round."""
 ONCE = ("disk", "kill", "load", "network")
 """Campaigns whose short round takes longer; it runs where DGL is, which their launches need."""

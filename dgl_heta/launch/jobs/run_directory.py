@@ -32,7 +32,8 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, 
     Raises
     ------
     InputError
-        None is given where one is needed, there is nothing to resume, it has a run already.
+        None is given where one is needed, there is nothing to resume, it has a run already; or as
+        :func:`check_files`.
     """
     if given is None:
         if resume:
@@ -40,6 +41,7 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, 
         if shared:
             raise InputError("under torchrun give --run-dir: every rank must use the same one")
         given = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    check_files(given)
     if resume and not given.is_dir():
         raise InputError(f"there is no run to resume in {given}")
     if holds_run(given) and not resume and not shared:
@@ -81,11 +83,10 @@ def claimed(run_dir: Path, *, shared: bool) -> Iterator[None]:
     Raises
     ------
     InputError
-        Another command has it, or as :func:`check_files`.
+        Another command has it.
     HetaError
         It cannot be locked.
     """
-    check_files(run_dir)
     lock = run_dir / ".lock"
     with contextlib.ExitStack() as stack:
         if not shared:

@@ -17,7 +17,7 @@ from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
 from dgl_heta.launch.jobs.choices import open_for, plan_for, restarted, under_torchrun
-from dgl_heta.launch.jobs.run_directory import check_files, claimed, run_directory
+from dgl_heta.launch.jobs.run_directory import claimed, run_directory
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import find_model
 from dgl_heta.partition.inputs import GraphInput, Reading
@@ -146,7 +146,6 @@ class TrainingJob:
         """
         shared = under_torchrun()
         directory = self._directory(run_dir, resume, shared, make=False)
-        check_files(directory)
         parent = next(p for p in directory.absolute().parents if p.is_dir())
         with contextlib.ExitStack() as stack:
             if self.opened.store is None and not (resume and Store.is_store(directory / "store")):

@@ -58,7 +58,7 @@ def data(value: Any, draw: random.Random) -> Any:
         if how == 0:
             del holder[key]
         elif how == 1 and isinstance(holder, dict):
-            holder[str(drawn(draw))[:2000]] = holder.pop(key)
+            holder[str(drawn(draw))] = holder.pop(key)
         elif how == 1:
             holder.insert(0, copy.deepcopy(holder[key]))
         elif how == 2:
@@ -127,6 +127,44 @@ def raw(content: bytes, draw: random.Random) -> bytes:
     return bytes(made)
 
 
+def bit(content: bytes, draw: random.Random) -> bytes:
+    """Bytes with one bit flipped."""
+    made = bytearray(content)
+    made[draw.randrange(len(made))] ^= 1 << draw.randrange(8)
+    return bytes(made)
+
+
+def word(content: bytes, draw: random.Random) -> bytes:
+    """Bytes with one of the numbers at aligned places made another, as offsets and lengths are."""
+    made = bytearray(content)
+    size = draw.choice([4, 4, 8])
+    at = size * draw.randrange(len(made) // size)
+    old = int.from_bytes(made[at:at + size], "little", signed=True)
+    most = 2 ** (8 * size - 1) - 1
+    new = draw.choice([-1, 0, most, -most, old + 1, old - 1, old + 2**20, -old, old << 1])
+    made[at:at + size] = max(-most, min(new, most)).to_bytes(size, "little", signed=True)
+    return bytes(made)
+
+
+def columnar(content: bytes, draw: random.Random) -> bytes:
+    """A file of Arrow or Parquet with a bit, a number or any bytes changed."""
+    return draw.choice([bit, bit, word, word, raw])(content, draw)
+
+
+def as_it_is(content: bytes, draw: random.Random) -> bytes:
+    """What is a bomb without any change."""
+    return content
+
+
+def wide(content: bytes, draw: random.Random) -> bytes:
+    """A table of text with many more columns."""
+    times = draw.choice([20, 2000, 60_000])
+    head, *rows = content.splitlines()
+    names = [b"%s%d" % (name, i) for i in range(times) for name in head.split(b",")]
+    return b"\n".join([b",".join([head, *names]),
+                       *(b",".join([row] * (times + 1)) for row in rows), b""])
+
+
 def lines(content: bytes, draw: random.Random) -> bytes:
     """Lines of text, one of them with another field, doubled or put elsewhere."""
     rows = content.splitlines(keepends=True) or [b""]
@@ -190,7 +228,7 @@ def archive(content: bytes, draw: random.Random) -> bytes:
         members = {name: old.read(name) for name in old.namelist()}
     name = draw.choice(list(members))
     pickled = next((n for n in members if n.endswith("data.pkl")), name)
-    how = draw.randrange(7)
+    how = draw.randrange(8)
     if how == 0:
         del members[name]
     elif how == 1:
@@ -202,6 +240,8 @@ def archive(content: bytes, draw: random.Random) -> bytes:
         members[name] = bytes(100 << 20)
     elif how == 4:
         members[f"../{CANARY}.py"] = b""
+    elif how == 7:  # marks within marks
+        members[pickled] = b"\x80\x02" + b"(" * 200_000 + draw.choice([b"", b"t" * 200_000 + b"."])
     else:
         target = pickled if how == 5 else name
         members[target] = raw(members[target], draw)

@@ -76,6 +76,46 @@ def tables(at: Path) -> None:
         "task": {"target": "paper", "label": "kind", "split": {"ratios": [0.6, 0.2, 0.2]}}}))
 
 
+def columnar(at: Path) -> None:
+    """The same in files of Arrow and Parquet: text, numbers, lists, some of them missing."""
+    import pyarrow as pa
+    import pyarrow.feather as feather
+    import pyarrow.parquet as pq
+
+    papers = pa.table({
+        "id": [f"p{i}" for i in range(PAPERS)], "year": range(2000, 2000 + PAPERS),
+        "venue": pa.array([f"v{i % 3}" for i in range(PAPERS)]).dictionary_encode(),
+        "title": [f"a title of {i}" for i in range(PAPERS)],
+        "kind": [f"k{i % 3}" for i in range(PAPERS)],
+        "weights": [[0.5] * 3] * PAPERS,
+        "note": [None if i % 2 else "x" * i for i in range(PAPERS)]})
+    writes = pa.table({"src": [f"a{i}" for i in EDGES[WRITES][0]],
+                       "dst": [f"p{i}" for i in EDGES[WRITES][1]]})
+    feather.write_feather(papers, str(at / "papers.arrow"), compression="uncompressed")
+    feather.write_feather(writes, str(at / "writes.arrow"), compression="lz4")
+    pq.write_table(writes, at / "more.parquet")
+    (at / "metadata.json").write_text(json.dumps({
+        "name": "tiny", "edges": [{"src": "author", "etype": "writes", "dst": "paper",
+                                   "files": ["writes.arrow", "more.parquet"]}],
+        "nodes": {"author": {}, "paper": {"table": "papers.arrow", "id": "id", "features": {
+            "year": "number", "venue": "category", "title": "text"}}},
+        "task": {"target": "paper", "label": "kind", "split": {"ratios": [0.6, 0.2, 0.2]}}}))
+
+
+def bombs(at: Path) -> None:
+    """A table of few bytes with many rows, as edges."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = pa.table({name: np.zeros(1 << 20, np.int64) for name in ("src", "dst")})
+    with pq.ParquetWriter(at / "writes.parquet", rows.schema, compression="zstd") as parquet:
+        for _ in range(300):
+            parquet.write_table(rows)
+    (at / "metadata.json").write_text(json.dumps({
+        "name": "tiny", "edges": [{**WRITES._asdict(), "files": ["writes.parquet"]}],
+        "nodes": {"author": {"count": AUTHORS}, "paper": {"count": PAPERS}}}))
+
+
 def graphbolt(at: Path) -> None:
     """metadata.yaml, arrays of NumPy and of torch."""
     import torch
