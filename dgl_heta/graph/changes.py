@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.readers.arrays import node_array
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource
+from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 
 FEAT = "feat"
 REVERSE = "rev-"
@@ -108,3 +109,19 @@ def features_text(source: GraphSource) -> str:
             + (f"; not used: {listing(unused)} (--feature TYPE=ARRAY takes an array for the "
                "features)" if unused else "")
             + (f"; columns that are not used: {listing(left)}" if left else ""))
+
+
+def labels_text(source: GraphSource, task: Task) -> str:
+    """One sentence: what the graph's own task is, and how many labels its nodes in masks lack."""
+    arrays = source.node_arrays.get(task.target, {})
+    if task.label not in arrays:
+        return f"labels: {task}"
+    labels = NodeLabels(arrays[task.label], task.kind, task.num_classes, task.unlabelled)
+    nodes = np.unique(np.concatenate([np.empty(0, np.int64), *(
+        in_mask(arrays[mask]) for mask in MASKS if mask in arrays)]))
+    have = labels.count(nodes)
+    all_of = len(nodes) * (1 if task.kind == "classification" else labels.outputs)
+    names = source.info.get("classes", ())
+    return f"labels: {task}{f' ({listing(names, 4)})' if names else ''}" + (
+        f"; {all_of - have:,} of {all_of:,} labels of nodes in masks are not known, and count in "
+        "no loss and no score" if have < all_of else "")

@@ -7,7 +7,7 @@ are read in chunks, and node arrays may be memory maps. The store writer consume
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,9 @@ from dgl_heta.graph.schema import Relation, Schema
 
 KINDS = ("classification", "multilabel", "regression")
 """Kinds of tasks that a graph can come with."""
+
+MOST_CLASSES = 1 << 16
+"""Classes of a task, or labels or numbers per node, at most."""
 
 TRAIN_MASK = "train_mask"
 MASKS = (TRAIN_MASK, "val_mask", "test_mask")
@@ -65,12 +68,21 @@ class Task:
 
     `kind` is classification (`num_classes` classes), multilabel or regression (`num_classes`
     columns). Masks are named `train_mask`, `val_mask`, `test_mask` (bool, one entry per node).
+    `unlabelled` is a value of labels that stands for none, besides NaN: these count in no loss and
+    in no metric (:class:`dgl_heta.graph.labels.NodeLabels`).
     """
 
     target: str
     num_classes: int
     label: str = "label"
     kind: str = "classification"
+    unlabelled: float | None = None
+
+    def __str__(self) -> str:
+        what = {"classification": ("class", "es"), "multilabel": ("label", "s")}.get(
+            self.kind, ("number", "s"))
+        return (f"{self.kind} of {self.target} by {self.label}, {self.num_classes:,} {what[0]}"
+                f"{what[1] * (self.num_classes != 1)}")
 
 
 @dataclass
@@ -102,6 +114,23 @@ class GraphSource:
     info: dict[str, Any] = field(default_factory=dict)
     edge_arrays: dict[Relation, dict[str, np.ndarray]] = field(default_factory=dict)
     node_ids: dict[str, NodeIds] = field(default_factory=dict)
+
+    def without_empty(self) -> GraphSource:
+        """The graph without relations that have no edges, and without node types that have no nodes
+        or no other relations; `info["left out"]` names them. The target stays."""
+        target = self.task.target if self.task else None
+        edges = {r: e for r, e in self.edges.items() if e.num_edges}
+        joined = {t for r in edges for t in (r.src, r.dst)}
+        counts = {t: n for t, n in self.node_counts.items() if t in joined or t == target}
+        left = [*(f"'{r}', which has no edges" for r in self.edges if r not in edges),
+                *(f"'{t}', which has no {'edges' if n else 'nodes'}"
+                  for t, n in self.node_counts.items() if t not in counts)]
+        if not left:
+            return self
+        return replace(self, node_counts=counts, edges=edges, info={**self.info, "left out": left},
+                       node_arrays={t: a for t, a in self.node_arrays.items() if t in counts},
+                       edge_arrays={r: a for r, a in self.edge_arrays.items() if r in edges},
+                       node_ids={t: i for t, i in self.node_ids.items() if t in counts})
 
     def schema(self) -> Schema:
         """The schema of the graph, with bytes per feature row."""

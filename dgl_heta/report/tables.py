@@ -82,8 +82,7 @@ def show_store(manifest: Manifest, out: Console) -> None:
     out.print(f"[bold]{escape(manifest.name)}[/]: {sum(manifest.node_counts.values()):,} nodes, "
               f"{sum(r.edges for r in manifest.relations):,} edges, "
               f"{human_bytes(manifest.bytes)}"
-              + (f"; task: classify {escape(task.target)} in {task.num_classes} classes"
-                 if task else ""), highlight=False)
+              + (f"; task: {escape(str(task))}" if task else ""), highlight=False)
     nodes = table("node type", "nodes", "arrays", title="Node types", right=("nodes",))
     for ntype, count in manifest.node_counts.items():
         arrays = ", ".join(f"{k} {np.dtype(a.dtype).name}{list(a.shape[1:]) or ''}"

@@ -93,6 +93,8 @@ class TaskSettings(_Section):
     targets: list[str] | None = Field(
         None, description="node types to predict labels of; default: the graph's own")
     label: str | None = Field(None, description="their node array; default: label")
+    unlabelled: float | None = Field(None, description="a value of these labels, besides NaN, that "
+                                     "stands for none, such as -1; default: the graph's own")
     relation: str | None = Field(None, description="relation to predict (link prediction): "
                                  "'src etype dst', or its etype")
     reverse: str | None = Field(None, description="its reverse relation, '' if there is none; its "

@@ -11,7 +11,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import Task
+from dgl_heta.graph.source import MOST_CLASSES, Task
 from dgl_heta.store.types import check_types
 from dgl_heta.system.sums import agrees, signed
 
@@ -118,7 +118,7 @@ class Manifest:
                     if r.arrays else {})}
                 for r in self.relations
             ],
-            "task": asdict(self.task) if self.task else None,
+            "task": _task_json(self.task) if self.task else None,
             "info": self.info,
         }
         return signed(data)
@@ -176,6 +176,11 @@ class Manifest:
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError,
                 InputError) as error:
             raise InputError(f"store manifest {path} is damaged: {error}") from None
+        if manifest.task is not None and manifest.task.num_classes > MOST_CLASSES:
+            raise InputError(f"store {path} has a task of {manifest.task.num_classes:,} classes; "
+                             f"there may be {MOST_CLASSES:,}: where labels are codes, write the "
+                             "store again from the files that it was made from, to have them "
+                             "numbered")
         return manifest
 
     def _check_shapes(self) -> None:
@@ -198,6 +203,12 @@ class Manifest:
             kinds = [np.dtype(entry.dtype) for entry, _ in shapes]
             if kinds[0] != np.int64 or not {*kinds[1:]} <= {np.dtype(t) for t in _INDICES}:
                 raise ValueError(f"relation '{item.relation}' has files of other numbers")
+
+
+def _task_json(task: Task) -> dict[str, Any]:
+    """As versions that do not know `unlabelled` wrote it, where nothing is said of it."""
+    return {key: value for key, value in asdict(task).items()
+            if key != "unlabelled" or value is not None}
 
 
 def _entry_json(entry: ArrayEntry) -> dict[str, Any]:

@@ -11,13 +11,14 @@ from pathlib import Path
 
 import numpy as np
 
-from dgl_heta.errors import InputError, listing
+from dgl_heta.errors import InputError, listing, several
+from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import MASKS, GraphSource, Task
 from dgl_heta.store.csc import CSC
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
-from dgl_heta.store.structure import pointers, rule_of, wrong_label
+from dgl_heta.store.structure import Finite, Rule, pointers, rule_of
 
 _BLOCK = 2**22  # bytes
 
@@ -45,6 +46,7 @@ class Store:
         self._verify_opened = verify
         self._verified: set[str] = set()  # files
         self._ascending: set[Relation] = set()  # whose pointers were checked
+        self._not_finite: list[str] = []  # of the features that were compared last
         self._mapped_files: dict[str, tuple[ArrayEntry, tuple[int, int]]] = {}  # device and inode
         self.manifest = Manifest.load(self.directory)
         self.schema: Schema = self.manifest.schema()
@@ -109,11 +111,12 @@ class Store:
 
     def verify(self, ntypes: Iterable[str] | None = None,
                relations: Iterable[Relation] | None = None,
-               progress: Callable[[str, float], None] | None = None) -> None:
+               progress: Callable[[str, float], None] | None = None) -> list[str]:
         """Compare the checksums of all files, or of those of some node types and relations.
 
         In the same pass their contents are checked: pointers ascend, ids are those of nodes and
-        edges, truth values are 0 and 1, labels in masks are classes.
+        edges, truth values are 0 and 1, labels in masks are classes. Returns a sentence for each
+        type with features that are NaN or infinite.
 
         Raises
         ------
@@ -126,6 +129,7 @@ class Store:
         entries = self.manifest.entries(ntypes, relations)
         total = max(sum(entry.bytes for entry in entries), 1)
         done = 0
+        self._not_finite = []
         for entry in entries:
             for size in self._compared(entry):
                 done += size
@@ -134,6 +138,7 @@ class Store:
         task = self.manifest.task
         if task and task.kind == "classification" and (ntypes is None or task.target in ntypes):
             self._check_labels(task)
+        return self._not_finite
 
     def check_sizes(self) -> None:
         """Look whether a file that is mapped was cut since: reading it would end the process by
@@ -153,11 +158,12 @@ class Store:
         """Labels of nodes in a mask are classes."""
         arrays = self.manifest.arrays.get(task.target, {})
         label = arrays.get(task.label)
-        for name in MASKS if label else ():
-            if label and name in arrays and (wrong := wrong_label(
-                    self._mapped(arrays[name]), self._mapped(label), task.num_classes)):
-                self._refuse(label, f"node {wrong[0]} is in {name} but has label {wrong[1]}; "
-                                    f"labels go from 0 to {task.num_classes - 1}")
+        if label is None:
+            return
+        labels = NodeLabels(self._mapped(label), task.kind, task.num_classes, task.unlabelled)
+        for name in MASKS:
+            if name in arrays:
+                self._refuse(label, labels.fault(in_mask(self._mapped(arrays[name])), name))
 
     def _compared(self, entry: ArrayEntry) -> Iterator[int]:
         """Compare a file with its checksum, and its content with its rule; yields bytes done."""
@@ -183,7 +189,13 @@ class Store:
                 f"store file {path} was edited or damaged: its checksum does not agree with "
                 "the manifest; write the store again"
             )
-        self._refuse(entry, rule.end() if rule is not None else "")
+        self._refuse(entry, rule.end() if isinstance(rule, Rule) else "")
+        if isinstance(rule, Finite) and rule.wrong:
+            self._not_finite.append(
+                f"features {path} have {several(rule.wrong, 'number')} that single precision has "
+                f"no finite value for (NaN, infinity or too large), first in row "
+                f"{rule.first // max(math.prod(entry.shape[1:]), 1)}; what is computed of these "
+                "nodes and of those around them is NaN, too")
         self._verified.add(entry.file)
 
     def _refuse(self, entry: ArrayEntry, fault: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -52,7 +52,8 @@ class _Task(BaseModel):
     target: str
     num_classes: Annotated[int, Field(ge=1, lt=2**31)]
     label: str = "label"
-    kind: str = "classification"
+    kind: Literal["classification", "multilabel", "regression"] = "classification"
+    unlabelled: Annotated[float | None, Field(allow_inf_nan=False)] = None
 
 
 class _Manifest(_Part):

@@ -8,17 +8,18 @@ import re
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import KINDS, MASKS, TRAIN_MASK, GraphSource, Task
+from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
-from dgl_heta.store.structure import wrong_label
 from dgl_heta.system.files import new_directory
 
 OWN_NAMES = ("_ID", "_TYPE", "inner_edge")
@@ -181,8 +182,9 @@ def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
             entry.arrays[name] = _write_rows(directory, f"{folder}/{place}-{safe_name(name)}.npy",
                                              array, advancing(f"{relation} {name}"))
         relations.append(entry)
-    task = source.task and Task(source.task.target, int(source.task.num_classes),
-                                source.task.label, source.task.kind)
+    task = source.task and replace(
+        source.task, num_classes=int(source.task.num_classes), unlabelled=None
+        if source.task.unlabelled is None else float(source.task.unlabelled))
     return Manifest(source.name, {t: int(n) for t, n in source.node_counts.items()}, arrays,
                     tuple(relations), task, source.info, f"dgl-heta {__version__}", named)
 
@@ -202,7 +204,7 @@ def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
 def _write_array(directory: Path, file: str, ntype: str, name: str, array: np.ndarray,
                  advance: Callable[[int], None]) -> ArrayEntry:
     def check(start: int, rows: np.ndarray) -> None:
-        if rows.dtype.kind == "f":
+        if name == "feat":
             finite = np.isfinite(rows)
             if not finite.all():
                 bad = start + int(np.argwhere(~finite)[0][0])
@@ -284,16 +286,11 @@ def check_source(source: GraphSource) -> None:
             raise InputError(f"target node type '{task.target}' has no array '{name}'; it has: "
                              f"{listing(arrays)}" + (_MASKS_OF_EDGE_FILES if name == TRAIN_MASK
                                                      else ""))
-    label = arrays[task.label]
-    if task.kind not in KINDS:
-        raise InputError(f"task kind '{task.kind}' is unknown; known are {', '.join(KINDS)}")
-    if task.kind != "classification":
-        if label.ndim > 2 or (label.ndim < 2 and task.kind == "multilabel"):
-            raise InputError(f"labels '{task.label}' of '{task.target}' are {label.dtype} of shape "
-                             f"{label.shape}; {task.kind} needs one row per node")
-    elif label.ndim != 1 or label.dtype.kind not in "iu":
-        raise InputError(f"labels '{task.label}' of '{task.target}' are {label.dtype} of shape "
-                         f"{label.shape}; they must be integers, one per node")
+    labels = NodeLabels(arrays[task.label], task.kind, task.num_classes, task.unlabelled,
+                    f"array '{task.label}' of node type '{task.target}'")
+    if labels.outputs != task.num_classes:
+        raise InputError(f"the task has {task.num_classes} labels, but {labels.what} has "
+                         f"{labels.outputs} columns")
     for name in MASKS:
         if name not in arrays:
             continue
@@ -301,11 +298,7 @@ def check_source(source: GraphSource) -> None:
         if mask.ndim != 1 or mask.dtype.kind not in "biu":
             raise InputError(f"mask '{name}' of '{task.target}' is {mask.dtype} of shape "
                              f"{mask.shape}; it must be boolean, one entry per node")
-        if task.kind != "classification":
-            continue
-        if wrong := wrong_label(mask, label, task.num_classes):
-            raise InputError(f"node {wrong[0]} of '{task.target}' is in {name} but has label "
-                             f"{wrong[1]}; labels go from 0 to {task.num_classes - 1}")
+        labels.check(in_mask(mask), name)
 
 
 def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: int) -> None:

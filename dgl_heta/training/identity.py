@@ -22,7 +22,7 @@ _LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not k
               "optimizer": "Adam", "optimizer_options": {}, "schedule": None,
               "schedule_options": {}, "clip_grad_norm": None, "class_weights": None,
               "monitor": None},
-    "task": {"links": None, "decoder": "dot"},
+    "task": {"links": None, "decoder": "dot", "unlabelled": None},
 }
 
 

@@ -115,12 +115,12 @@ def test_dgl_graph_without_a_clear_task_says_why(mag):
     import torch
 
     paper = mag.nodes["paper"].data
-    paper["label"] = torch.zeros(PAPERS, 4)
+    paper["label"] = torch.full((PAPERS, 4), 3.0)
     source = read_dgl_graph(mag, "tiny")
     assert source.task is None
-    assert "one class per node" in source.info["notes"][0]
-    with pytest.raises(InputError, match="one class per node"):
+    assert "a label is 0 or 1" in source.info["notes"][0]
+    with pytest.raises(InputError, match=r"node 0 is in train_mask and has 3\.0 for label 0"):
         read_dgl_graph(mag, "tiny", target="paper")
     paper["label"] = torch.tensor([-1, 0, 0, 0, 0])
-    with pytest.raises(InputError, match="1 training nodes of 'paper' have no label"):
+    with pytest.raises(InputError, match="node 0 is in train_mask and has label -1"):
         read_dgl_graph(mag, "tiny", target="paper")

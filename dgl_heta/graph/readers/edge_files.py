@@ -13,11 +13,11 @@
      "task": {"target": "paper", "num_classes": 349, "label": "label"}}
 
 Optional are `arrays`, `task`, and in it `kind` (classification, multilabel or regression),
-`num_classes` (then: largest label plus one) and
-`label`. Paths are relative to the directory. An edge file is a `.npy` integer array of shape
-(2, E), a `.csv` or `.csv.gz` with two columns and an optional header line, a `.parquet` with
-columns `src` and `dst`, or a pair of one-dimensional `.npy` files; the files of a relation are
-read one after the other.
+`num_classes` (then: largest label plus one), `label` and `unlabelled` (a value of labels, besides
+NaN, that stands for none). Paths are relative to the directory. An edge file is a `.npy` integer
+array of shape (2, E), a `.csv` or `.csv.gz` with two columns and an optional header line, a
+`.parquet` with columns `src` and `dst`, or a pair of one-dimensional `.npy` files; the files of a
+relation are read one after the other.
 
 Nodes may have ids of their own, text or numbers: `"paper": {"table": "papers.parquet"}` has a row
 per node with its column `id` (or `"id": "doi"`), and `"author": {}` has the nodes that edges name.
@@ -37,6 +37,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.graph.labels import known_entries
 from dgl_heta.graph.readers.arrays import node_array, node_task
 from dgl_heta.graph.readers.columns import Labels, task_columns
 from dgl_heta.graph.readers.files import (
@@ -133,10 +134,11 @@ def read_edge_files(directory: str | Path) -> GraphSource:
     sources = {r: sources[r] for r in order}
 
     task, found = None, Labels()
+    info: dict[str, Any] = {"format": "edge files", "path": str(directory)}
     if "task" in data:
         where = f"{path}: task"
         _keys(data["task"], where, required=("target",),
-              optional=("num_classes", "label", "kind", "split"))
+              optional=("num_classes", "label", "kind", "split", "unlabelled"))
         classes = data["task"].get("num_classes")
         classes = None if classes is None else _positive(classes, f"{where}: 'num_classes'")
         target = _text(data["task"]["target"], f"{where}: 'target'")
@@ -145,17 +147,24 @@ def read_edge_files(directory: str | Path) -> GraphSource:
         if target not in node_counts:
             raise InputError(f"{where}: target node type '{target}' is not in the graph; node "
                              f"types: {listing(node_counts)}" + nearest(target, node_counts))
+        unlabelled = data["task"].get("unlabelled")
+        if unlabelled is not None and (isinstance(unlabelled, bool)
+                                       or not isinstance(unlabelled, int | float)):
+            raise InputError(f"{where}: 'unlabelled' is {_short(unlabelled)}; it must be a number")
         if target in tables:
             found = task_columns(tables[target], label, kind, classes,
                                  node_arrays.setdefault(target, {}))
+        if found.names and unlabelled is not None:
+            raise InputError(f"{where}: 'unlabelled' is for labels that are numbers, and column "
+                             f"'{label}' has names of classes; leave their cells empty")
         if "split" in data["task"]:
             _split(data["task"]["split"], f"{where}: 'split'", tables.get(target), label, kind,
-                   node_arrays.get(target, {}))
+                   unlabelled, node_arrays.get(target, {}))
+        info |= found.info()
         task = node_task(target, classes or len(found.names) or None, label, node_arrays,
-                         node_counts, kind)
-    return GraphSource(name, node_counts, sources, node_arrays, task,
-                       {"format": "edge files", "path": str(directory), **found.info(),
-                        **({"columns": made} if made else {}), **_unread(data, tables)},
+                         node_counts, kind, unlabelled, info)
+    info |= {**({"columns": made} if made else {}), **_unread(data, tables)}
+    return GraphSource(name, node_counts, sources, node_arrays, task, info,
                        node_ids=named.node_ids())
 
 
@@ -188,14 +197,17 @@ def _features(item: dict[str, Any], where: str, table: Table | None,
 
 
 def _split(split: Any, where: str, table: Table | None, label: str, kind: str,
-           arrays: dict[str, np.ndarray]) -> None:
+           unlabelled: float | None, arrays: dict[str, np.ndarray]) -> None:
     """Add the masks that a split says."""
     if table is None:
         raise InputError(f"{where} is for a target with a 'table'; give masks in 'arrays'")
     if known := [name for name in MASKS if name in arrays]:
         raise InputError(f"{where} is given, but there is {known[0]} already; leave one out")
     labels = arrays[label]
-    labelled = labels >= 0 if kind == "classification" else np.ones(len(labels), bool)
+    labelled = known_entries(labels, unlabelled)
+    if kind == "classification":
+        labelled &= labels >= 0
+    labelled = labelled.reshape(len(labels), -1).any(1)
     arrays |= masks_of(split, table, labels, labelled, where)
 
 

@@ -149,8 +149,9 @@ class TrainingJob:
             here = (self.plan.partitions[int(os.environ["RANK"]):][:1] if shared
                     else self.plan.partitions)
             self.plan.verify()
-            store.verify({t for p in here for t in p.node_types},
-                         {r for p in here for r in p.relations})
+            for text in store.verify({t for p in here for t in p.node_types},
+                                     {r for p in here for r in p.relations}):
+                report({"event": "note", "text": text})
         profiles = Path(self.graph) if self.opened.plan is not None else store.directory
         job = {"kind": "train", "settings": self.settings.model_dump(),
                "store": str(store.directory.resolve()), "plan": self.plan.to_json(),

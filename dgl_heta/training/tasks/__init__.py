@@ -41,6 +41,9 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema) -> TaskSetti
                     f"'{back[0]}' may be the reverse of '{relation}': it goes back and has as many "
                     "edges; its edges would give the answer away. Name the reverse relation by "
                     "task.reverse, or set task.reverse to '' if there is none")
+        if task.unlabelled is not None:
+            raise InputError("task.unlabelled is about labels of nodes, which link prediction has "
+                             "none of; leave it out")
         if task.links is not None and task.held_out != TaskSettings().held_out:
             raise InputError("task.links says which links are held out, so task.held_out means "
                              "nothing; leave one of them out")
@@ -59,7 +62,11 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema) -> TaskSetti
         schema.check_node_type(ntype, "target node type")
     kind = task.kind or (known.kind if known else "classification")
     label = task.label or (known.label if known else "label")
-    return task.model_copy(update={"kind": kind, "targets": targets, "label": label})
+    unlabelled = task.unlabelled
+    if unlabelled is None and known is not None and label == known.label:
+        unlabelled = known.unlabelled
+    return task.model_copy(update={"kind": kind, "targets": targets, "label": label,
+                                   "unlabelled": unlabelled})
 
 
 def make_task(store: Store, settings: Settings) -> TrainingTask:
