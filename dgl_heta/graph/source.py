@@ -73,6 +73,43 @@ class Task:
     kind: str = "classification"
 
 
+@dataclass(frozen=True)
+class Given:
+    """A node or edge array that is kept as a graph in memory has it, whatever its form.
+
+    Attributes
+    ----------
+    name : of the array on the graph.
+    dtype, shape : of the tensor; `dtype` is PyTorch's name of it, such as "bool".
+    sha256 : of the `.npy` file that holds it (:func:`~dgl_heta.system.sums.npy_sum`). NumPy has
+        no bfloat16 and no complex32: these are held as float32 and complex64.
+    unfit : why training cannot read it; "" if it can.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+    unfit: str = ""
+
+    def tensor(self, rows: np.ndarray) -> Any:
+        """Rows that are held of it as a tensor of its dtype."""
+        import torch
+
+        return torch.from_numpy(rows).to(getattr(torch, self.dtype))
+
+
+def part_tensor(rows: np.ndarray, known: Given | None) -> Any:
+    """Rows of a node or edge array as a tensor, as DGL's own partitions have it: bool as uint8.
+
+    `known` is what is known of an array that is kept as it was given.
+    """
+    import torch
+
+    found = torch.from_numpy(rows) if known is None else known.tensor(rows)
+    return found.to(torch.uint8) if found.dtype == torch.bool else found
+
+
 @dataclass
 class GraphSource:
     """A heterogeneous graph to be written to a store.
@@ -88,6 +125,8 @@ class GraphSource:
     task : what to train for, when known.
     edge_arrays : relation to named arrays with one row per edge. A store that keeps edge ids holds
         those of numbers.
+    given : node type or relation to those of its arrays that are kept as a graph in memory has
+        them. They need not be in any form; training converts them when it reads.
     info : where the data comes from, free text per key, shown by `dgl-heta inspect`. `classes`, a
         list of as many texts as the task has classes, are their names.
     node_ids : node type to the ids that its nodes have for whoever made the graph; predictions
@@ -102,6 +141,7 @@ class GraphSource:
     info: dict[str, Any] = field(default_factory=dict)
     edge_arrays: dict[Relation, dict[str, np.ndarray]] = field(default_factory=dict)
     node_ids: dict[str, NodeIds] = field(default_factory=dict)
+    given: dict[Any, dict[str, Given]] = field(default_factory=dict)
 
     def schema(self) -> Schema:
         """The schema of the graph, with bytes per feature row."""
@@ -112,3 +152,14 @@ class GraphSource:
                 widths[ntype] = int(feat.dtype.itemsize * np.prod(feat.shape[1:], dtype=np.int64))
         return Schema(dict(self.node_counts),
                       {Relation(*r): e.num_edges for r, e in self.edges.items()}, widths)
+
+
+def graph_names(of: Any, ntype: str) -> dict[str, str]:
+    """Arrays of a type that the graph in memory has under another name: that name.
+
+    `of` is a :class:`GraphSource`, or the manifest of a store.
+    """
+    renamed = of.info.get("renamed")  # in stores of versions before 3
+    names = renamed.get(ntype) if isinstance(renamed, dict) else None
+    return {**(names if isinstance(names, dict) else {}),
+            **{name: known.name for name, known in of.given.get(ntype, {}).items()}}
