@@ -16,7 +16,7 @@ import torch
 
 from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import peek
-from dgl_heta.graph.source import Given, part_tensor
+from dgl_heta.graph.source import Given, held, part_tensor
 from dgl_heta.store import Manifest
 from dgl_heta.system.disk import row_starts
 from dgl_heta.system.sums import npy_sum
@@ -33,23 +33,26 @@ def check_as_given(graph: Any, manifest: Manifest, trainers: int) -> None:
     """
     every = [(kind, name) for kind, known in manifest.given.items() for name in known]
     for kind, name in every[graph.rank()::trainers]:
-        known, held = manifest.given[kind][name], np.dtype(manifest.held(kind)[name].dtype)
+        known, dtype = manifest.given[kind][name], np.dtype(manifest.held(kind)[name].dtype)
         data = (graph.nodes[kind] if isinstance(kind, str) else graph.edges[tuple(kind)]).data
-        if fault := _unlike(data, known, held):
+        if fault := _unlike(data, known, dtype):
             raise HetaError(f"data '{known.name}' of '{kind}' {fault} on the graph that was "
                             "partitioned, and in plain DGL's partitions")
 
 
-def _unlike(data: Any, known: Given, held: np.dtype) -> str:
-    """How the data that a script reads are unlike a tensor of the graph; "" if they are not."""
+def _unlike(data: Any, known: Given, dtype: np.dtype) -> str:
+    """How the data that a script reads are unlike a tensor of the graph; "" if they are not.
+
+    `dtype` is that of the array that holds it.
+    """
     if known.name not in data:
         return "are not there, but"
     tensor = data[known.name]
-    wanted = part_tensor(np.empty(0, held), known).dtype
+    wanted = part_tensor(np.empty(0, dtype), known).dtype
     if (tensor.dtype, tuple(tensor.shape)) != (wanted, known.shape):
         return (f"are read as {tensor.dtype} {list(tensor.shape)}, but are {wanted} "
                 f"{list(known.shape)}")
-    if npy_sum(held, known.shape, _pieces(tensor)) != known.sha256:
+    if npy_sum(dtype, known.shape, _pieces(tensor)) != known.sha256:
         return "are read with other values than they have"
     return ""
 
@@ -58,4 +61,4 @@ def _pieces(tensor: Any) -> Iterator[np.ndarray]:
     """All rows of a DistTensor, some at a time."""
     starts = row_starts(len(tensor), math.prod(tensor.shape[1:]) * tensor.dtype.itemsize)
     for low in starts:
-        yield peek(tensor[torch.arange(low, min(low + starts.step, len(tensor)))]).numpy()
+        yield held(peek(tensor[torch.arange(low, min(low + starts.step, len(tensor)))]))

@@ -249,6 +249,9 @@ def _check_served(kind: str, data: Mapping[str, Tensor]) -> None:
         if rows.dtype not in _SERVED:
             raise InputError(f"{what}: they are {str(rows.dtype).removeprefix('torch.')}; convert "
                              "them before partition_graph, complex ones by torch.view_as_real")
+        if kind == "edge" and 0 in rows.shape[1:]:  # of nodes they are read from the store
+            raise InputError(f"{what}: their rows {list(rows.shape[1:])} have no numbers; leave "
+                             "them out")
         if mark := next((mark for mark in "/~" if mark in name), None):
             raise InputError(f"{what}: the name has a '{mark}', by which they separate names; "
                              "rename them before partition_graph")

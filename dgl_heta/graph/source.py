@@ -81,8 +81,7 @@ class Given:
     ----------
     name : of the array on the graph.
     dtype, shape : of the tensor; `dtype` is PyTorch's name of it, such as "bool".
-    sha256 : of the `.npy` file that holds it (:func:`~dgl_heta.system.sums.npy_sum`). NumPy has
-        no bfloat16 and no complex32: these are held as float32 and complex64.
+    sha256 : of the `.npy` file that holds it (:func:`held`, :func:`~dgl_heta.system.sums.npy_sum`).
     unfit : why training cannot read it; "" if it can.
     """
 
@@ -96,7 +95,27 @@ class Given:
         """Rows that are held of it as a tensor of its dtype."""
         import torch
 
+        if self.dtype == "bfloat16":  # the upper halves: PyTorch's rounding changes NaN
+            halves = (rows.view(np.uint32) >> 16).astype(np.uint16)
+            return torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16)
         return torch.from_numpy(rows).to(getattr(torch, self.dtype))
+
+
+def held(tensor: Any) -> np.ndarray:
+    """A tensor as the array that holds it. bfloat16 and complex32, which NumPy lacks, are held as
+    float32 and complex64.
+
+    Raises
+    ------
+    TypeError, RuntimeError
+        NumPy lacks its dtype, or it is no dense tensor.
+    """
+    import torch
+
+    wider = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+    found: np.ndarray = tensor.detach().cpu().resolve_conj().resolve_neg().to(
+        wider.get(tensor.dtype, tensor.dtype)).numpy()
+    return found
 
 
 def part_tensor(rows: np.ndarray, known: Given | None) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, reject, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import dgl_heta
@@ -30,40 +30,24 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.setup import check
+from tests.support.read_back import (
+    BACK,
+    DTYPES,
+    EDGES,
+    NODES,
+    RATES,
+    SERVED,
+    graph,
+    values,
+)
 from tests.support.signing import edit_array, edit_json
 
 dgl = pytest.importorskip("dgl")
 torch = pytest.importorskip("torch")
 distributed = pytest.importorskip("dgl.distributed")
 
-NODES, EDGES = 12, 24
-RATES, BACK = ("user", "rates", "movie"), ("movie", "rated by", "user")
-DTYPES = ("bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64",
-          "bfloat16", "complex32", "complex64", "complex128")
 NAMES = ("feat", "label", "labels", *MASKS, "x", "feat_1", "a b", "Ünï", "x/y", "a:b", "a~b", "..",
          "_x", "\n", "_ID", "_TYPE", "inner_node", "inner_edge", "orig_id", "n" * 200)
-
-
-def graph() -> Any:
-    ends = torch.arange(EDGES) % NODES, torch.arange(EDGES) * 5 % NODES
-    return dgl.heterograph({RATES: ends, BACK: ends[::-1]},
-                           num_nodes_dict={"user": NODES, "movie": NODES})
-
-
-def values(dtype: str, shape: tuple[int, ...], seed: int, odd: bool) -> Any:
-    """Numbers that fill the dtype: large whole ones, NaN and infinity."""
-    made = torch.Generator().manual_seed(seed)
-    kind = getattr(torch, dtype)
-    if kind == torch.bool:
-        return torch.randint(0, 2, shape, generator=made).bool()
-    if not (kind.is_floating_point or kind.is_complex):
-        most = torch.iinfo(kind)
-        return torch.randint(most.min if odd else 0, most.max if odd else 3, shape,
-                             generator=made, dtype=torch.int64).to(kind)
-    found = torch.randn(shape, generator=made, dtype=torch.float64)
-    if odd and found.numel():
-        found.view(-1)[0], found.view(-1)[-1] = float("nan"), float("inf")
-    return torch.complex(found, -found).to(kind) if kind.is_complex else found.to(kind)
 
 
 @st.composite
@@ -71,9 +55,10 @@ def data(draw: st.DrawFn, rows: int) -> dict[str, Any]:
     """Data of nodes or edges, of any form that DGL's frames take."""
     found = {}
     for name in draw(st.lists(st.sampled_from(NAMES), max_size=5, unique=True)):
-        shape = (rows, *draw(st.lists(st.integers(0, 3), max_size=4)))
-        tensor = values(draw(st.sampled_from(DTYPES)), shape, draw(st.integers(0, 99)),
-                        draw(st.booleans()))
+        dtype = draw(st.sampled_from(DTYPES))
+        least = 0 if dtype in SERVED else 1  # DGL writes rows without numbers, and cannot read all
+        shape = (rows, *draw(st.lists(st.integers(least, 3), max_size=4)))
+        tensor = values(dtype, shape, draw(st.integers(0, 99)), draw(st.booleans()))
         way = draw(st.sampled_from(("plain", "transposed", "expanded", "leaf")))
         if way == "transposed" and tensor.dim() > 2:
             tensor = tensor.transpose(1, 2)
@@ -121,10 +106,7 @@ def test_data_of_any_form_come_back_as_by_plain_dgl(of_users, of_movies, of_rati
                          (made.edges[RATES], of_ratings)):
         frame.data.update(found)
     with tempfile.TemporaryDirectory() as where:
-        try:
-            plain = partitioned(made, Path(where) / "plain", "random", 1)
-        except Exception:
-            reject()  # DGL writes empty bfloat16, and cannot read it
+        plain = partitioned(made, Path(where) / "plain", "random", 1)
         ours = partitioned(made, Path(where) / "meta", "meta", 2)
         for want, got in zip(plain, ours, strict=True):
             assert sorted(want) == sorted(got)

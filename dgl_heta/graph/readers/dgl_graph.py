@@ -22,7 +22,15 @@ from dgl_heta.graph.readers.arrays import (
     node_task,
 )
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import MASKS, TRAIN_MASK, EdgeSource, Given, GraphSource, Task
+from dgl_heta.graph.source import (
+    MASKS,
+    TRAIN_MASK,
+    EdgeSource,
+    Given,
+    GraphSource,
+    Task,
+    held,
+)
 from dgl_heta.system.disk import row_starts
 from dgl_heta.system.optional import optional
 from dgl_heta.system.sums import npy_sum
@@ -186,10 +194,8 @@ def _to_numpy(tensor: Any, what: str) -> np.ndarray:
 
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         raise InputError(f"{what} is not a dense tensor; make it dense, or remove it")
-    tensor = tensor.detach().cpu().resolve_conj().resolve_neg()
-    wider = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}  # NumPy lacks these
     try:
-        return tensor.to(wider.get(tensor.dtype, tensor.dtype)).numpy()
+        return held(tensor)
     except (TypeError, RuntimeError):
         raise InputError(f"{what} has type {tensor.dtype}, which cannot be stored; convert it to "
                          "floating point, integers or bool") from None
