@@ -43,6 +43,12 @@ class GraphInput:
             return self.store.manifest.task
         return self.source.task if self.source else None
 
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """Where the graph comes from, and notes on it."""
+        known = self.store.manifest if self.store is not None else self.source
+        return known.info if known else {}
+
     def num_train_nodes(self, ntype: str) -> int:
         """Nodes of a type in `train_mask`, in any of its columns; 0 if there is none."""
         if self.store is not None:
