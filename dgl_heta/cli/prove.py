@@ -29,8 +29,11 @@ from dgl_heta.system.leftovers import scratch_directory
 if TYPE_CHECKING:
     from dgl_heta.launch.script_job import ScriptJob
     from dgl_heta.proof.comparison import Measure, Verdict
+    from dgl_heta.store import Manifest
 
 app = typer.Typer()
+NOT_GIVEN = ("data of nodes and edges were not compared with those of the graph that was "
+             "partitioned: it was read from files, or partitioned by an earlier version")
 ROWS = 12
 """Differences that are shown at most."""
 PLURAL = {"input": "rows read", "layer": "results of layers", "output": "outputs", "loss": "loss",
@@ -76,10 +79,13 @@ def prove(
 
     job, ours = make_job(command_of(command, source), part_config, hosts, emulation, processes,
                          limits)
-    unlike = _check(job, ours)
+    manifest = _check(job, ours)
+    unlike = manifest.unlike_given()
     try:
         verdict = (Verdict("differs", f"{part_config}: {unlike}; partition the graph again")
                    if unlike else _compared(job, keep, double))
+        if not manifest.given:
+            verdict = replace(verdict, notes=(*verdict.notes, NOT_GIVEN))
     except NotProvedError as error:
         if as_json:
             print_json(to_json(Verdict("not proved", str(error))))
@@ -107,8 +113,8 @@ def _compared(job: ScriptJob, keep: Path | None, double: bool) -> Verdict:
         return compare_runs(load(directory / "raf"), load(directory / "reference"))
 
 
-def _check(job: ScriptJob, ours: bool) -> str:
-    """How the partition is unlike the graph that was partitioned; "" if it is not.
+def _check(job: ScriptJob, ours: bool) -> Manifest:
+    """The manifest of the partition's store.
 
     Raises
     ------
@@ -125,14 +131,14 @@ def _check(job: ScriptJob, ours: bool) -> str:
     if not ours:
         raise InputError(f"{job.part_config} was not made by dgl-heta, so there is nothing to "
                          "prove; partition the graph with `dgl-heta run` or `dgl-heta partition`")
-    store = store_of_config(job.part_config)
-    if store and (unlike := Manifest.load(store).unlike_given()):
-        return unlike
-    _, plan = open_partition(job.part_config.parent)
+    place = store_of_config(job.part_config)
+    if place and (manifest := Manifest.load(place)).unlike_given():
+        return manifest  # which the plan need not fit
+    store, plan = open_partition(job.part_config.parent)
     if plan.metapaths:
         raise InputError(f"{job.part_config} follows metapaths, so plain DGL samples other edges "
                          "and there is nothing to compare with; partition it by hops")
-    return ""
+    return store.manifest
 
 
 def _empty(directory: Path) -> Path:

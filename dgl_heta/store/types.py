@@ -28,7 +28,8 @@ class _Given(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     name: str
-    dtype: Annotated[str, Field(pattern=r"^[a-z]+[0-9]*$")]
+    # A name in PyTorch.
+    dtype: Annotated[str, Field(pattern="^(bool|bfloat16|(uint|int|float|complex)[1368][0-9]*)$")]
     shape: Annotated[list[_Count], Field(max_length=32)]
     sha256: str
     unfit: str = ""

@@ -207,6 +207,8 @@ def test_training_converts_what_it_reads(tmp_path, movie):
     ({"label": (torch.rand(NODES, 4) > 0.5).float()}, ("task.targets=movie",),
      r"'label' of node type 'movie' is float32\[12, 4\].*set task.kind or task.label"),
     ({"label": torch.full((NODES,), -1)}, ("task.targets=movie",), "node 0.*has label -1"),
+    ({"label": torch.arange(NODES) - 12 * (torch.arange(NODES) > 8)}, (),
+     "the graph has no task.*3 nodes of 'movie' in val_mask have no label"),
     ({"label": torch.tensor([float("nan")] * NODES)}, (
         "task.targets=movie", "task.kind=regression"), "'label'.*not finite.*row 0"),
     ({"label": torch.rand(NODES)}, (), "the graph has no task.*array 'label' of node type 'movie' "

@@ -9,7 +9,7 @@ node type `_N` and relation `_N _E _N`, as DGL names them. Edges keep their ids.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -108,7 +108,12 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
         notes.append(f"no task: several types have labels ({listing(candidates)})")
     elif candidates:
         try:
-            task = _task(candidates[0], num_classes, node_arrays, node_counts, as_given)
+            (ntype,) = candidates
+            task, common = _task(ntype, num_classes, node_arrays.get(ntype, {}), node_counts)
+            if as_given:
+                given[ntype]["label"] = replace(given[ntype]["label"], unfit="")
+            else:
+                node_arrays[ntype] = common
         except InputError as error:
             if target is not None and not as_given:
                 raise
@@ -175,18 +180,17 @@ def _given(tensor: Any, key: str, name: str | None = None, ntype: str = "") -> G
     return Given(key, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), total, unfit)
 
 
-def _task(target: str, num_classes: int | None, node_arrays: dict[str, dict[str, np.ndarray]],
-          node_counts: Mapping[str, int], as_given: bool) -> Task:
-    """The task of classifying a type. Its labels are brought into the common form, or left as they
-    are and their form is only looked at."""
-    arrays = dict(node_arrays.get(target, {}))
-    for name in ("label", *MASKS):
-        if name in arrays:
-            arrays[name] = node_array(name, arrays[name], target, node_counts[target])
-    task = node_task(target, num_classes, "label", {target: arrays}, node_counts)
-    if not as_given:
-        node_arrays[target] = arrays
-    return task
+def _task(target: str, num_classes: int | None, arrays: Mapping[str, np.ndarray],
+          node_counts: Mapping[str, int]) -> tuple[Task, dict[str, np.ndarray]]:
+    """The task of classifying a type, and its arrays with labels and masks in the common form."""
+    common = {name: node_array(name, array, target, node_counts[target])
+              if name in ("label", *MASKS) else array for name, array in arrays.items()}
+    task = node_task(target, num_classes, "label", {target: common}, node_counts)
+    for name in MASKS:
+        if name in common and (lost := int(np.count_nonzero(common[name] & (common["label"] < 0)))):
+            raise InputError(f"{lost} nodes of '{target}' in {name} have no label; take them out "
+                             f"of the {name}")
+    return task, common
 
 
 def _to_numpy(tensor: Any, what: str) -> np.ndarray:
