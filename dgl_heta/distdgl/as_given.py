@@ -36,8 +36,8 @@ def check_as_given(graph: Any, manifest: Manifest, trainers: int) -> None:
         known, dtype = manifest.given[kind][name], np.dtype(manifest.held(kind)[name].dtype)
         data = (graph.nodes[kind] if isinstance(kind, str) else graph.edges[tuple(kind)]).data
         if fault := _unlike(data, known, dtype):
-            raise HetaError(f"data '{known.name}' of '{kind}' {fault} on the graph that was "
-                            "partitioned, and in plain DGL's partitions")
+            raise HetaError(f"data '{known.name}' of '{kind}' {fault} in plain DGL's partitions of "
+                            "the graph")
 
 
 def _unlike(data: Any, known: Given, dtype: np.dtype) -> str:

@@ -178,7 +178,7 @@ def graph_names(of: Any, ntype: str) -> dict[str, str]:
 
     `of` is a :class:`GraphSource`, or the manifest of a store.
     """
-    renamed = of.info.get("renamed")  # in stores of versions before 3
+    renamed = of.info.get("renamed")  # of arrays that are not kept as they were given
     names = renamed.get(ntype) if isinstance(renamed, dict) else None
     return {**(names if isinstance(names, dict) else {}),
             **{name: known.name for name, known in of.given.get(ntype, {}).items()}}

@@ -139,4 +139,3 @@ def store_of_config(config: Path) -> Path | None:
         return config.parent / json.loads(config.read_text("utf-8"))["part-0"]["dgl_heta_store"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-

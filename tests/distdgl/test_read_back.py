@@ -46,12 +46,11 @@ def test_a_script_reads_what_plain_dgl_gives(tmp_path):
     assert len(plain) > 2 * len(read_back.DTYPES) * (len(read_back.SHAPES) - 1)
     assert ours == plain
     assert said == [
-        "data 'only matrix' of 'user' are read with other values than they have on the graph that "
-        "was partitioned, and in plain DGL's partitions",
+        "data 'only matrix' of 'user' are read with other values than they have in plain DGL's "
+        "partitions of the graph",
         "data 'feat' of 'movie' are read as torch.float32 [12, 2, 3], but are torch.uint8 "
-        "[12, 2, 3] on the graph that was partitioned, and in plain DGL's partitions",
-        "data 'feat' of 'movie' are not there, but on the graph that was partitioned, and in plain "
-        "DGL's partitions"]
+        "[12, 2, 3] in plain DGL's partitions of the graph",
+        "data 'feat' of 'movie' are not there, but in plain DGL's partitions of the graph"]
 
 
 @pytest.mark.needs("hosts")

@@ -320,6 +320,20 @@ def test_a_store_that_is_not_the_graph_is_found(tmp_path, monkeypatch, capsys):
         assert re.search(message, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize(("edit", "message"), [
+    (lambda given: given.update(lost=given["feat"]), "'lost' of 'movie' is given, but not there"),
+    (lambda given: given["feat"].update(dtype="load"), "dtype"),
+    (lambda given: given["feat"].update(shape=[-1]), "shape"),
+    (lambda given: given["feat"].update(more=1), "more"),
+])
+def test_what_a_manifest_says_of_a_graph_must_make_sense(tmp_path, edit, message):
+    meta(shop(), tmp_path / "out")
+    edit_json(tmp_path / "out/store/manifest.json",
+              lambda data: edit(data["node_types"]["movie"]["given"]))
+    with pytest.raises(InputError, match=f"damaged: .*{message}"):
+        open_partition(tmp_path / "out")
+
+
 def change(store: Path, file: str, array: np.ndarray) -> None:
     """Put another array in the place of one, and make all checksums of files right."""
     np.save(store / file, array)

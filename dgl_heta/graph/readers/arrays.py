@@ -66,7 +66,8 @@ def _check_features(array: np.ndarray, what: str) -> None:
                          "dimensions: flatten each row")
     if array.shape[1:] == (0,):
         raise InputError(f"{what} has shape {array.shape}; features must have a column")
-    if array.dtype.kind != "f" and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT:
+    if array.dtype.kind != "f" and array.size and max(
+            abs(int(array.min())), abs(int(array.max()))) > _EXACT:
         raise InputError(
             f"{what} holds {array.dtype} values beyond ±{_EXACT}, which float32 features "
             "cannot hold exactly; convert it to floating point, or give it another name"

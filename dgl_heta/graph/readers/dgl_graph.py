@@ -71,20 +71,23 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
                 f"{listing(node_counts)}" + nearest(ntype, node_counts)
             )
     notes: list[str] = []
+    renamed: dict[str, dict[str, str]] = {}
     given: dict[Any, dict[str, Given]] = {}
     node_arrays = {}
     for ntype, count in node_counts.items():
         data = _data(graph.nodes[ntype].data, "node")
         names = _names(data, ntype, chosen.get(ntype), notes)
+        arrays = {name: _to_numpy(data[key], f"node data '{key}' of '{ntype}'")
+                  for key, name in names.items()}
         if as_given:
             given[ntype] = {name: _given(data[key], key, name, ntype)
                             for key, name in names.items()}
-        arrays = {name: _to_numpy(data[key], f"node data '{key}' of '{ntype}'")
-                  for key, name in names.items()}
-        if not as_given:
+        else:
             arrays = {name: node_array(name, arrays[name], ntype, count,
                                        origin=None if key == name else f"node data '{key}'")
                       for key, name in names.items()}
+            if changed := {name: key for key, name in names.items() if key != name}:
+                renamed[ntype] = changed
         if arrays:
             node_arrays[ntype] = arrays
 
@@ -94,10 +97,10 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
         relation = Relation(*etype)
         edges[relation] = _GraphEdges(graph, etype)
         if data := _data(graph.edges[etype].data, "edge"):
-            if as_given:
-                given[relation] = {key: _given(data[key], key) for key in data}
             edge_arrays[relation] = {key: _to_numpy(data[key], f"edge data '{key}' of '{relation}'")
                                      for key in data}
+            if as_given:
+                given[relation] = {key: _given(data[key], key) for key in data}
             notes.append(f"edge data of '{relation}' are in a store with edge ids alone: "
                          f"{listing(data)}")
 
@@ -119,6 +122,8 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
                 raise
             notes.append(f"no task: {error}")
     info: dict[str, Any] = {"format": "DGLGraph"}
+    if renamed:
+        info["renamed"] = renamed
     if notes:
         info["notes"] = notes
     return GraphSource(name, node_counts, edges, node_arrays, task, info, edge_arrays, given=given)
@@ -165,7 +170,7 @@ def _data(frame: Mapping[str, Any], kind: str) -> dict[str, Any]:
 def _given(tensor: Any, key: str, name: str | None = None, ntype: str = "") -> Given:
     """What is to be known of data that are kept as they are; of node data, whether training can
     read them as its array `name`."""
-    array = _to_numpy(tensor, f"data '{key}'" + (f" of '{ntype}'" if ntype else ""))
+    array = held(tensor)
     starts = row_starts(len(array), array.nbytes // max(len(array), 1))
     total = npy_sum(array.dtype, array.shape, (array[i:i + starts.step] for i in starts))
     unfit = ""
