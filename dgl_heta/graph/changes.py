@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.labels import NodeLabels, in_mask
-from dgl_heta.graph.readers.arrays import node_array
+from dgl_heta.graph.readers.arrays import check_node_array, node_array, task_arrays
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 
@@ -55,6 +56,7 @@ def with_features(source: GraphSource, chosen: Mapping[str, str]) -> GraphSource
         No such type or array, or an array that cannot be features.
     """
     arrays = {ntype: dict(named) for ntype, named in source.node_arrays.items()}
+    given = {kind: dict(known) for kind, known in source.given.items()}
     for ntype, name in chosen.items():
         if ntype not in source.node_counts:
             raise InputError(f"--feature names node type '{ntype}', which is not in the graph; "
@@ -64,8 +66,14 @@ def with_features(source: GraphSource, chosen: Mapping[str, str]) -> GraphSource
         if name not in named:
             raise InputError(f"node type '{ntype}' has no array '{name}' to take for features; its "
                              f"arrays: {listing(named)}" + nearest(name, named))
-        named[FEAT] = node_array(FEAT, named.pop(name), ntype, source.node_counts[ntype])
-    return replace(source, node_arrays=arrays)
+        array, known = named.pop(name), given.get(ntype, {})
+        if name in known:
+            check_node_array(FEAT, array, ntype, source.node_counts[ntype])
+            named[FEAT], known[FEAT] = array, known.pop(name)
+        else:
+            named[FEAT] = node_array(FEAT, array, ntype, source.node_counts[ntype])
+            known.pop(FEAT, None)
+    return replace(source, node_arrays=arrays, given=given)
 
 
 def unreached(schema: Schema, targets: Iterable[str]) -> list[Relation]:
@@ -98,7 +106,7 @@ def features_text(source: GraphSource) -> str:
     for ntype in source.node_counts:
         arrays = source.node_arrays.get(ntype, {})
         if FEAT in arrays:
-            own.append(f"{ntype} ({arrays[FEAT].shape[1]} wide)")
+            own.append(f"{ntype} ({math.prod(arrays[FEAT].shape[1:])} wide)")
         else:
             learned.append(ntype)
         read = {FEAT, *MASKS, *([task.label] if task and task.target == ntype else [])}
@@ -113,7 +121,7 @@ def features_text(source: GraphSource) -> str:
 
 def labels_text(source: GraphSource, task: Task) -> str:
     """One sentence: what the graph's own task is, and how many labels its nodes in masks lack."""
-    arrays = source.node_arrays.get(task.target, {})
+    arrays = task_arrays(source, task)
     if task.label not in arrays:
         return f"labels: {task}"
     labels = NodeLabels(arrays[task.label], task.kind, task.num_classes, task.unlabelled)

@@ -60,6 +60,8 @@ class NodeLabels:
             raise InputError(f"{self.what} is {self.array.dtype}{list(self.array.shape)}, but a "
                              f"task of kind '{self.kind}' needs {_NEEDS[self.kind]}; name another "
                              "kind or another array of labels (task.kind, task.label)")
+        if self.outputs < 1 and self.kind == "classification" and self.classes is None:
+            raise InputError(f"{self.what} labels no node; at least one must have a class")
         if not 1 <= self.outputs <= MOST_CLASSES:
             columns = "classes" if self.kind == "classification" else "columns"
             raise InputError(f"{self.what} has {self.outputs:,} {columns}; there must be from 1 to "

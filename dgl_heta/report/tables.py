@@ -85,7 +85,9 @@ def show_store(manifest: Manifest, out: Console) -> None:
               + (f"; task: {escape(str(task))}" if task else ""), highlight=False)
     nodes = table("node type", "nodes", "arrays", title="Node types", right=("nodes",))
     for ntype, count in manifest.node_counts.items():
+        unfit = {k for k, given in manifest.given.get(ntype, {}).items() if given.unfit}
         arrays = ", ".join(f"{k} {np.dtype(a.dtype).name}{list(a.shape[1:]) or ''}"
+                           + (" (not for training)" if k in unfit else "")
                            for k, a in manifest.arrays.get(ntype, {}).items())
         arrays = escape(arrays) or "none: learnable features"
         nodes.add_row(escape(ntype), f"{count:,}",

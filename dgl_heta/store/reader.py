@@ -14,6 +14,7 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, several
 from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.node_ids import NodeIds
+from dgl_heta.graph.readers.arrays import as_trained
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import MASKS, GraphSource, Task
 from dgl_heta.store.csc import CSC
@@ -53,6 +54,8 @@ class Store:
         self._relations = {entry.relation: entry for entry in self.manifest.relations}
         for entry in self.manifest.entries():
             self._check_size(entry)
+        if verify:
+            self._refuse_unlike()
 
     @staticmethod
     def is_store(directory: str | Path) -> bool:
@@ -92,7 +95,18 @@ class Store:
         return {name: self._open(entry) for name, entry in self._entry(relation).arrays.items()}
 
     def array(self, ntype: str, name: str) -> np.ndarray:
-        """A node array, one row per node of the type, memory-mapped."""
+        """A node array for training, one row per node of the type, memory-mapped if it is held so.
+
+        Raises
+        ------
+        InputError
+            There is none, or it is kept as it was given, in a form that training cannot read.
+        """
+        return as_trained(name, self.held_array(ntype, name), ntype,
+                          self.manifest.given.get(ntype, {}), self.manifest.task)
+
+    def held_array(self, ntype: str, name: str) -> np.ndarray:
+        """A node array as it is held, one row per node of the type, memory-mapped."""
         self.schema.check_node_type(ntype)
         arrays = self.manifest.arrays[ntype]
         if name not in arrays:
@@ -115,8 +129,8 @@ class Store:
         """Compare the checksums of all files, or of those of some node types and relations.
 
         In the same pass their contents are checked: pointers ascend, ids are those of nodes and
-        edges, truth values are 0 and 1, labels in masks are classes. Returns a sentence for each
-        type with features that are NaN or infinite.
+        edges, truth values are 0 and 1, labels in masks are classes, arrays that were given are
+        what they were then. Returns a sentence for each type with features that are not finite.
 
         Raises
         ------
@@ -126,6 +140,7 @@ class Store:
         """
         ntypes = None if ntypes is None else {self.schema.check_node_type(t) for t in ntypes}
         relations = None if relations is None else {self._entry(r).relation for r in relations}
+        self._refuse_unlike()
         entries = self.manifest.entries(ntypes, relations)
         total = max(sum(entry.bytes for entry in entries), 1)
         done = 0
@@ -160,10 +175,11 @@ class Store:
         label = arrays.get(task.label)
         if label is None:
             return
-        labels = NodeLabels(self._mapped(label), task.kind, task.num_classes, task.unlabelled)
+        labels = NodeLabels(self.array(task.target, task.label), task.kind, task.num_classes,
+                            task.unlabelled)
         for name in MASKS:
             if name in arrays:
-                self._refuse(label, labels.fault(in_mask(self._mapped(arrays[name])), name))
+                self._refuse(label, labels.fault(in_mask(self.array(task.target, name)), name))
 
     def _compared(self, entry: ArrayEntry) -> Iterator[int]:
         """Compare a file with its checksum, and its content with its rule; yields bytes done."""
@@ -198,6 +214,10 @@ class Store:
                 "nodes and of those around them is NaN, too")
         self._verified.add(entry.file)
 
+    def _refuse_unlike(self) -> None:
+        if fault := self.manifest.unlike_given():
+            raise InputError(f"store {self.directory}: {fault}; partition the graph again")
+
     def _refuse(self, entry: ArrayEntry, fault: str) -> None:
         if fault:
             raise InputError(f"store file {self.directory / entry.file} cannot be of a graph: "
@@ -215,7 +235,8 @@ class Store:
             {t: {name: self._mapped(entry) for name, entry in arrays.items()}
              for t, arrays in manifest.arrays.items()}, manifest.task, dict(manifest.info),
             node_ids={t: NodeIds(self._mapped(e.offsets), self._mapped(e.text))
-                      for t, e in manifest.ids.items()})
+                      for t, e in manifest.ids.items()},
+            given={t: given for t, given in manifest.given.items() if isinstance(t, str)})
 
     def _entry(self, relation: Relation) -> RelationEntry:
         if relation not in self._relations:

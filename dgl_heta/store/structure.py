@@ -106,7 +106,8 @@ def pointers(entry: RelationEntry) -> Rule:
 
 def rule_of(manifest: Manifest, entry: ArrayEntry) -> Rule | Finite | None:
     """What an array of a store must hold; None for any numbers. Features are only looked at."""
-    if any(entry is arrays.get("feat") for arrays in manifest.arrays.values()):
+    if np.dtype(entry.dtype).kind == "f" and any(
+            entry is arrays.get("feat") for arrays in manifest.arrays.values()):
         return Finite()
     for ids in manifest.ids.values():
         if entry is ids.offsets:

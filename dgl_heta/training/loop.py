@@ -143,10 +143,10 @@ def _check_seeds(engine: Engine) -> None:
     """Refuse, on all workers alike, to train on nothing."""
     least = torch.tensor([float(bool(engine.steps("train")))])
     if not engine.world.all_reduce(least, "min", "control").item():
+        elsewhere = " and is owned by this worker" if engine.task.steps("train", 0, 1) else ""
         raise InputError(f"there is nothing to train on: no node of "
-                         f"{' or '.join(repr(t) for t in engine.task.targets)} is in train_mask"
-                         + (" and owned by this worker" if engine.task.steps("train", 0, 1)
-                            else ""))
+                         f"{' or '.join(repr(t) for t in engine.task.targets)} is in train_mask "
+                         f"and has a label{elsewhere}")
 
 
 def _check_validation(engine: Engine, validates: bool) -> None:

@@ -10,7 +10,7 @@ from dgl_heta.graph.readers import (
     read_dgl_graph,
 )
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import Task
+from dgl_heta.graph.source import Task, graph_names
 from tests.support.reading import (
     AUTHORS,
     EDGES,
@@ -87,6 +87,7 @@ def test_dgl_graph_features_of_another_name(mag):
     mag.nodes["paper"].data["emb"] = torch.ones(PAPERS, 3, requires_grad=True)
     source = read_dgl_graph(mag, "tiny", node_features={"author": "emb", "paper": "emb"})
     assert source.schema().feature_bytes == {"author": 12, "paper": 12}
+    assert graph_names(source, "author") == graph_names(source, "paper") == {"feat": "emb"}
     assert any("'feat' of 'paper' left out" in note for note in source.info["notes"])
     with pytest.raises(InputError, match="no node data 'enb'.*did you mean 'emb'"):
         read_dgl_graph(mag, "tiny", node_features={"author": "enb"})

@@ -257,14 +257,6 @@ def test_wrong_arguments_are_named_and_nothing_is_written(graph, tmp_path, argum
     assert list(tmp_path.iterdir()) == []
 
 
-def test_bad_node_data_are_named_and_nothing_is_written(graph, tmp_path):
-    graph.nodes["field"].data["feat"][4, 1] = float("nan")
-    with pytest.raises(InputError, match="'feat' of node type 'field'.*not finite.*row 4"):
-        dgl_heta.partition_graph(graph, "mag", 2, str(tmp_path / "out"), part_method="meta",
-                                 target_ntype="paper")
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize("name", ["../outside", "/absolute", "plan", "a name: with ünicode"])
 def test_any_graph_name_stays_in_the_directory(graph, tmp_path, name):
     inside = tmp_path / "deep"

@@ -12,7 +12,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest, several
 from dgl_heta.graph.labels import NodeLabels, in_mask
-from dgl_heta.graph.source import MASKS, MOST_CLASSES, TRAIN_MASK, Task
+from dgl_heta.graph.source import MASKS, MOST_CLASSES, TRAIN_MASK, Given, GraphSource, Task
 
 #: Whole numbers up to this size are exact in float32.
 _EXACT = 1 << 24
@@ -23,14 +23,31 @@ def node_array(name: str, array: np.ndarray, ntype: str, count: int,
     """Check the array `name` of node type `ntype` and bring it into the common form.
 
     `feat` becomes a floating point matrix, masks become bool; other arrays stay as they are.
-    `origin` is the file that holds the array, for messages. Arrays that are already right are
-    returned without a copy.
+    Arrays that are already right are returned without a copy.
 
     Raises
     ------
     InputError
-        Not numbers, not one row per node, features of more than two dimensions, integer
-        features that float32 cannot hold, or a mask of other values than 0 and 1.
+        As :func:`check_node_array`.
+    """
+    check_node_array(name, array, ntype, count, origin)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    array = common_form(name, array)
+    return array.astype(np.float32) if name == "feat" and array.dtype.kind != "f" else array
+
+
+def check_node_array(name: str, array: np.ndarray, ntype: str, count: int,
+                     origin: object = None) -> None:
+    """Check that training can use the array `name` of node type `ntype`.
+
+    `origin` is the file that holds the array, for messages.
+
+    Raises
+    ------
+    InputError
+        Not numbers, not one row per node, features of more than two dimensions or without a
+        column, integer features that float32 cannot hold, or a mask of other values than 0 and 1.
     """
     what = f"array '{name}' of node type '{ntype}'" + (f" ({origin})" if origin else "")
     if array.dtype.kind not in "biuf":
@@ -39,40 +56,76 @@ def node_array(name: str, array: np.ndarray, ntype: str, count: int,
         rows = "no rows (it is a single value)" if array.ndim == 0 else several(len(array), "row")
         raise InputError(f"{what} has {rows}, but the type has {several(count, 'node')}; "
                          "it must have one row per node")
-    if not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
     if name == "feat":
-        return _features(array, what)
+        _check_features(array, what)
     if name in MASKS:
-        return _mask(array, what)
-    return array
+        _check_mask(array, what)
 
 
-def _features(array: np.ndarray, what: str) -> np.ndarray:
+def _check_features(array: np.ndarray, what: str) -> None:
     if array.ndim > 2:
         raise InputError(f"{what} has shape {array.shape}; features must have one or two "
                          "dimensions: flatten each row")
-    if array.dtype.kind != "f":
-        if array.size and max(abs(int(array.min())), abs(int(array.max()))) > _EXACT:
-            raise InputError(
-                f"{what} holds {array.dtype} values beyond ±{_EXACT}, which float32 features "
-                "cannot hold exactly; convert it to floating point, or give it another name"
-            )
-        array = array.astype(np.float32)
-    return array.reshape(len(array), -1) if array.ndim == 1 else array
+    if array.shape[1:] == (0,):
+        raise InputError(f"{what} has shape {array.shape}; features must have a column")
+    if array.dtype.kind != "f" and array.size and max(
+            abs(int(array.min())), abs(int(array.max()))) > _EXACT:
+        raise InputError(
+            f"{what} holds {array.dtype} values beyond ±{_EXACT}, which float32 features "
+            "cannot hold exactly; convert it to floating point, or give it another name"
+        )
 
 
-def _mask(array: np.ndarray, what: str) -> np.ndarray:
-    if array.ndim == 2 and array.shape[1] == 1:
-        array = array.reshape(-1)
-    if array.ndim != 1:
+def _check_mask(array: np.ndarray, what: str) -> None:
+    if array.shape[1:] not in ((), (1,)):
         raise InputError(f"{what} has shape {array.shape}; a mask must be one-dimensional: of "
                          "several folds give one column")
-    if array.dtype != np.bool_:
-        if not np.isin(array, (0, 1)).all():
-            raise InputError(f"{what} holds other values than 0 and 1; a mask must be bool")
-        array = array.astype(np.bool_)
+    if array.dtype != np.bool_ and not np.isin(array, (0, 1)).all():
+        raise InputError(f"{what} holds other values than 0 and 1; a mask must be bool")
+
+
+def check_finite(name: str, rows: np.ndarray, ntype: str, start: int = 0) -> None:
+    """Refuse NaN and infinity in rows of the array `name`, the first of which is row `start`."""
+    if rows.dtype.kind == "f" and not (finite := np.isfinite(rows)).all():
+        bad = start + int(np.argwhere(~finite)[0][0])
+        raise InputError(f"array '{name}' of node type '{ntype}' has a value that is not finite "
+                         f"(NaN or infinity), first in row {bad}; replace or drop it")
+
+
+def common_form(name: str, array: np.ndarray) -> np.ndarray:
+    """An array that :func:`check_node_array` lets pass, with features as a matrix of any numbers
+    and masks as bool."""
+    if name == "feat" and array.ndim == 1:
+        return array.reshape(-1, 1)
+    if name in MASKS:
+        return array.reshape(-1).astype(np.bool_, copy=False)
     return array
+
+
+def as_trained(name: str, array: np.ndarray, ntype: str, given: Mapping[str, Given],
+               task: Task | None) -> np.ndarray:
+    """A type's array `name` as training reads it, which converts what is kept as it was given.
+
+    Raises
+    ------
+    InputError
+        It was given in a form that training cannot read, or with values that it cannot.
+    """
+    if name not in given:
+        return array
+    if task and (task.target, task.label) == (ntype, name):
+        return array if task.kind != "classification" else class_labels(
+            array, f"array '{name}' of node type '{ntype}'", task.unlabelled)
+    if given[name].unfit:
+        raise InputError(f"{given[name].unfit} (scripts read it as it is, training cannot)")
+    return common_form(name, array)
+
+
+def task_arrays(source: GraphSource, task: Task) -> dict[str, np.ndarray]:
+    """Labels and masks of the type to predict, as training reads them (:func:`as_trained`)."""
+    held, given = source.node_arrays.get(task.target, {}), source.given.get(task.target, {})
+    return {name: as_trained(name, held[name], task.target, given, task)
+            for name in (task.label, *MASKS) if name in held}
 
 
 def class_labels(array: np.ndarray, what: str, unlabelled: float | None = None) -> np.ndarray:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import Task
@@ -16,8 +19,11 @@ __all__ = ["SPLITS", "LinkPrediction", "NodePrediction", "NodeStep", "Step", "Tr
            "make_task", "resolve"]
 
 
-def resolve(task: TaskSettings, known: Task | None, schema: Schema) -> TaskSettings:
+def resolve(task: TaskSettings, known: Task | None, schema: Schema,
+            info: Mapping[str, Any] | None = None) -> TaskSettings:
     """The task settings, completed by the graph's own task and checked against the schema.
+
+    `info` is what is known of the graph, why it has no task among it.
 
     Raises
     ------
@@ -55,9 +61,12 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema) -> TaskSetti
                              "leave it out")
     targets = task.targets or ([known.target] if known else [])
     if not targets:
+        notes = (info or {}).get("notes")
+        why = [note for note in notes if str(note).startswith("no task: ")] if isinstance(
+            notes, list) else []
         raise InputError("the graph has no task (target, labels, masks), so there is nothing to "
                          "train for; name the node types by task.targets, or a relation to "
-                         "predict by task.relation")
+                         "predict by task.relation" + "".join(f"; {note}" for note in why))
     for ntype in targets:
         schema.check_node_type(ntype, "target node type")
     kind = task.kind or (known.kind if known else "classification")
@@ -78,7 +87,7 @@ def make_task(store: Store, settings: Settings) -> TrainingTask:
         As :func:`resolve`; labels or masks that are missing or do not fit the kind of task;
         metrics that are unknown or of another kind.
     """
-    task = resolve(settings.task, store.manifest.task, store.schema)
+    task = resolve(settings.task, store.manifest.task, store.schema, store.manifest.info)
     weights = settings.train.class_weights
     if weights is not None and task.kind != "classification":
         raise InputError("train.class_weights are for task.kind = 'classification', where a node "

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.labels import NodeLabels, in_mask
+from dgl_heta.graph.readers.arrays import class_labels
 from dgl_heta.graph.source import MASKS
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.settings import TaskSettings
@@ -137,11 +138,14 @@ def stored_labels(store: Store, ntype: str, task: TaskSettings) -> NodeLabels:
     InputError
         They are not of its kind.
     """
-    array, known = store.array(ntype, str(task.label)), store.manifest.task
+    label, known = str(task.label), store.manifest.task
+    array = store.array(ntype, label)
     own = known is not None and (known.target, known.label) == (ntype, task.label)
+    what = f"array '{label}' of node type '{ntype}' ({file_of(store.held_array(ntype, label))})"
+    if task.kind == "classification" and label in store.manifest.given.get(ntype, {}):
+        array = class_labels(array, what, task.unlabelled)
     return NodeLabels(array, str(task.kind), known.num_classes if known and own else None,
-                  task.unlabelled,
-                  f"array '{task.label}' of node type '{ntype}' ({file_of(array)})")
+                      task.unlabelled, what)
 
 
 def chosen(mask: np.ndarray) -> np.ndarray:
