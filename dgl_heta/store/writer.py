@@ -147,8 +147,10 @@ def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
         arrays[ntype] = {}
         for place, (name, array) in enumerate(source.node_arrays.get(ntype, {}).items()):
             file = f"nodes/{index}-{safe_name(ntype)}/{place}-{safe_name(name)}.npy"
-            arrays[ntype][name] = _write_array(directory, file, ntype, name, array,
-                                               advancing(f"{ntype} {name}"))
+            arrays[ntype][name] = _write_array(
+                directory, file, ntype, name, array, advancing(f"{ntype} {name}"),
+                missing=source.task is not None and source.task.kind != "classification"
+                and (source.task.target, source.task.label) == (ntype, name))
         if ntype in source.node_ids:
             named[ntype] = IdsEntry(*(
                 _write_rows(directory, f"nodes/{index}-{safe_name(ntype)}/ids-{part}.npy",
@@ -200,10 +202,11 @@ def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
 
 
 def _write_array(directory: Path, file: str, ntype: str, name: str, array: np.ndarray,
-                 advance: Callable[[int], None]) -> ArrayEntry:
+                 advance: Callable[[int], None], missing: bool) -> ArrayEntry:
+    """Write an array of nodes; `missing`: NaN says that a node has no label."""
     def check(start: int, rows: np.ndarray) -> None:
         if rows.dtype.kind == "f":
-            finite = np.isfinite(rows)
+            finite = ~np.isinf(rows) if missing else np.isfinite(rows)
             if not finite.all():
                 bad = start + int(np.argwhere(~finite)[0][0])
                 raise InputError(
@@ -302,6 +305,11 @@ def check_source(source: GraphSource) -> None:
             raise InputError(f"mask '{name}' of '{task.target}' is {mask.dtype} of shape "
                              f"{mask.shape}; it must be boolean, one entry per node")
         if task.kind != "classification":
+            chosen = np.flatnonzero(mask)
+            lacking = np.isnan(label[chosen]).any(axis=tuple(range(1, label.ndim)))
+            if lacking.any():
+                raise InputError(f"node {chosen[lacking][0]} of '{task.target}' is in {name} but "
+                                 "its label is NaN; take nodes without a label out of the masks")
             continue
         if wrong := wrong_label(mask, label, task.num_classes):
             raise InputError(f"node {wrong[0]} of '{task.target}' is in {name} but has label "
