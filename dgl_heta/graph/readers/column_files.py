@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import csv
 import io
-import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from dgl_heta.errors import InputError, quoted
+from dgl_heta.graph.readers.column_sizes import DAMAGED, arrow_buffers, parquet_chunks
 from dgl_heta.graph.readers.column_values import arrow, decoded_bytes, plain
 from dgl_heta.graph.readers.sizes import EXPANSION, FREE_BYTES, expanded
 from dgl_heta.graph.readers.whole_numbers import file_blocks
@@ -34,12 +34,21 @@ def reading(path: Path) -> Iterator[None]:
     pa = arrow()
     try:
         yield
-    except (pa.ArrowException, OSError, ValueError, MemoryError, OverflowError,
-            struct.error) as error:
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
         text = " ".join(str(error).split()) or type(error).__name__
         if "utf8" in text.lower():
             text += "; save it as UTF-8"
         raise InputError(f"cannot read {path}: {text}") from None
+
+
+@contextmanager
+def _describing(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file whose description is read; what is wrong with it becomes an error."""
+    with reading(path), path.open("rb") as file:
+        try:
+            yield file
+        except DAMAGED as error:
+            raise ValueError(str(error)) from None
 
 
 def check_size(path: Path, size: int) -> None:
@@ -187,9 +196,14 @@ class ParquetColumns:
         InputError
             The file is damaged, or the columns take more memory than they may.
         """
+        rows, read = min(rows, self._batch_rows(names)), 0
         with self._open() as file:
-            rows = min(rows, self._batch_rows(names))
-            yield from file.iter_batches(rows, columns=list(names), use_threads=False)
+            for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
+                read += batch.num_rows
+                yield batch
+        if read != self.num_rows:
+            raise InputError(f"cannot read {self._path}: it has {read:,} rows of "
+                             f"{self.num_rows:,} that it names")
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
@@ -206,23 +220,21 @@ class ParquetColumns:
         InputError
             The columns take more memory than they may.
         """
-        metadata = self._metadata
-        wanted = [i for i, path in enumerate(self._leaves)
-                  if path in names or path.partition(".")[0] in names]
-        encoded, largest, values = 0, 1, self.num_rows * len(names)
-        for group in range(metadata.num_row_groups):
-            for leaf in wanted:
-                chunk = metadata.row_group(group).column(leaf)
-                encoded += chunk.total_uncompressed_size
-                largest = max(largest, chunk.total_uncompressed_size)
-                values += max(chunk.num_values - metadata.row_group(group).num_rows, 0)
-        check_size(self._path, max(encoded, 8 * values))
+        chunks = [chunk for name in names for chunk in self._chunks[name]]
+        values = max(sum(count for _, count in chunks), self.num_rows * len(names))
+        check_size(self._path, max(sum(size for size, _ in chunks), 8 * values))
+        largest = max([1, *(size for size, _ in chunks)])
         return max(1, min(expanded(self._path.stat().st_size) // largest, 1 << 17))
 
     @cached_property
-    def _leaves(self) -> list[str]:
-        schema = self._metadata.schema
-        return [schema.column(i).path for i in range(len(schema))]
+    def _chunks(self) -> dict[str, list[tuple[int, int]]]:
+        """Of each column the bytes without compression and the values of its chunks."""
+        found: dict[str, list[tuple[int, int]]] = {name: [] for name in self.names}
+        with _describing(self._path) as file:
+            for name, size, values in parquet_chunks(file):
+                if name in found:
+                    found[name].append((size, values))
+        return found
 
 
 class ArrowColumns:
@@ -235,14 +247,16 @@ class ArrowColumns:
             self.names = list(file.schema.names)
 
     def read(self, names: Sequence[str]) -> list[Any]:
-        with reading(self._path), self._path.open("rb") as raw:
-            for size in _decompressed(raw):
+        with _describing(self._path) as raw:
+            for size in arrow_buffers(raw):
                 check_size(self._path, size)
-        places = [self.names.index(name) for name in names]
-        with self._open(included_fields=places, use_threads=False) as file:
+        places = {name: place for place, name in enumerate(self.names)}
+        with self._open(included_fields=[places[name] for name in names],
+                        use_threads=False) as file:
             batches, size = [], 0
             for number in range(file.num_record_batches):
                 batches.append(file.get_batch(number))
+                batches[-1].validate()  # as to the lengths of its columns
                 size += max(batches[-1].get_total_buffer_size(), 8 * batches[-1].num_rows)
                 check_size(self._path, size)
         return _validated(self._path, batches, self._schema, names)
@@ -267,79 +281,3 @@ def _validated(path: Path, batches: list[Any], schema: Any, names: Sequence[str]
             check_size(path, size)
             columns.append(plain(column))
     return columns
-
-
-def _decompressed(file: BinaryIO) -> Iterator[int]:
-    """What the compressed buffers of an Arrow file say that they become, in bytes.
-
-    pyarrow makes room for them without asking, and ends the process where a batch tells of more
-    buffers than it has. What they are stands in flatbuffers: the footer of the file has blocks of
-    dictionaries and of batches, and each block begins with a message that describes its buffers.
-
-    Raises
-    ------
-    ValueError, struct.error
-        The descriptions are damaged.
-    """
-    file.seek(-10, io.SEEK_END)
-    length, _ = struct.unpack("<i6s", file.read(10))
-    file.seek(-10 - length, io.SEEK_END)
-    footer = _FlatTable.root(file.read(max(length, 0)))
-    dictionaries, batches = 2, 3
-    for slot in (dictionaries, batches):
-        for start, prefix, _ in footer.structs(slot, "<qi4xq"):
-            file.seek(start)
-            begin = file.read(4)
-            size = begin if begin != b"\xff" * 4 else file.read(4)
-            header = _FlatTable.root(file.read(max(struct.unpack("<i", size)[0], 0))).table(2)
-            batch = header.table(1) if slot == dictionaries else header
-            buffers = list(batch.structs(2, "<qq"))
-            if not all(0 <= count <= len(buffers) for count, in batch.structs(4, "<q")):
-                raise ValueError("a batch tells of more buffers than it has")
-            if batch.has(3):  # it is compressed
-                for offset, stored in buffers:
-                    if stored >= 8:
-                        file.seek(start + prefix + offset)
-                        yield struct.unpack("<q", file.read(8))[0]
-
-
-class _FlatTable:
-    """A table in a flatbuffer; its fields have numbers, the slots."""
-
-    def __init__(self, data: bytes, at: int) -> None:
-        self._data, self._at = data, at
-
-    @classmethod
-    def root(cls, data: bytes) -> _FlatTable:
-        """The table that a flatbuffer is of."""
-        return cls(data, struct.unpack_from("<I", data)[0])
-
-    def has(self, slot: int) -> bool:
-        """Whether a field is there."""
-        return self._place(slot) is not None
-
-    def table(self, slot: int) -> _FlatTable:
-        """The table in a field."""
-        place = self._place(slot)
-        if place is None:
-            raise ValueError("the description of a batch is damaged")
-        return _FlatTable(self._data, place + struct.unpack_from("<I", self._data, place)[0])
-
-    def structs(self, slot: int, form: str) -> Iterator[tuple[int, ...]]:
-        """The structs of a vector in a field."""
-        place = self._place(slot)
-        if place is not None:
-            begin = place + struct.unpack_from("<I", self._data, place)[0]
-            count, = struct.unpack_from("<I", self._data, begin)
-            end = begin + 4 + count * struct.calcsize(form)
-            if end > len(self._data):
-                raise ValueError("the description of a batch is damaged")
-            yield from struct.iter_unpack(form, self._data[begin + 4:end])
-
-    def _place(self, slot: int) -> int | None:
-        fields = self._at - struct.unpack_from("<i", self._data, self._at)[0]
-        size, = struct.unpack_from("<H", self._data, fields)
-        if 4 + 2 * slot >= size:
-            return None
-        offset, = struct.unpack_from("<H", self._data, fields + 4 + 2 * slot)
-        return self._at + offset if offset else None

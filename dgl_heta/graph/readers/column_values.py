@@ -15,6 +15,8 @@ from dgl_heta.system.optional import optional
 
 NUMBERS = ("whole", "float", "decimal", "truth")
 """What :func:`sort_of` says of numbers; `truth` is bool."""
+_MOST_DIGITS = 76
+"""Of a decimal of Arrow's."""
 
 
 def arrow(module: str = "pyarrow") -> Any:
@@ -31,6 +33,8 @@ def arrow(module: str = "pyarrow") -> Any:
 def sort_of(kind: Any) -> str:
     """Of an Arrow type: text, whole, float, decimal, truth, bytes, time, list or other."""
     types = arrow().types
+    if types.is_decimal(kind) and abs(kind.scale) > _MOST_DIGITS:
+        return "other"  # of a damaged file; pyarrow ends the process where it computes with it
     if str(kind) in ("string", "large_string", "string_view"):
         return "text"
     if (str(kind) in ("binary", "large_binary", "binary_view")
@@ -88,7 +92,8 @@ def plain(column: Any) -> Any:
     if pa.types.is_float16(kind):
         return pc.cast(column, pa.float32())
     if sort == "decimal" and (kind.bit_width < 128 or not 0 <= kind.scale < kind.precision):
-        return pc.cast(column, pa.decimal256(76, min(max(kind.scale, 0), 75)))
+        return pc.cast(column, pa.decimal256(_MOST_DIGITS,
+                                             min(max(kind.scale, 0), _MOST_DIGITS - 1)))
     return column
 
 
@@ -110,7 +115,7 @@ def as_text(column: Any) -> Any:
             whole = pc.and_(whole, pc.less(pc.abs(truncated), 2.0**63))
             digits = pc.cast(pc.if_else(whole, truncated, None), pa.int64())
         else:
-            digits = pc.cast(truncated, pa.decimal256(76, 0))
+            digits = pc.cast(truncated, pa.decimal256(_MOST_DIGITS, 0))
         return pc.if_else(whole, pc.cast(digits, text), pc.cast(column, text))
     return pc.cast(column, text)
 

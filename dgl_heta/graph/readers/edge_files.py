@@ -15,17 +15,18 @@
 Optional are `arrays`, `task`, and in it `kind` (classification, multilabel or regression),
 `num_classes` (then: largest label plus one) and
 `label`. Paths are relative to the directory. An edge file is a `.npy` integer array of shape
-(2, E), a `.csv` or `.csv.gz` with two columns and an optional header line, a `.parquet` with
+(2, E), a text (CSV) with two columns and an optional header line, a `.parquet` with
 columns `src` and `dst`, or a pair of one-dimensional `.npy` files; the files of a relation are
-read one after the other.
+read one after the other, also those of a directory or a name with wildcards.
 
-Nodes may have ids of their own, text or numbers: `"paper": {"table": "papers.parquet"}` has a row
-per node with its column `id` (or `"id": "doi"`), and `"author": {}` has the nodes that edges name.
-The edges of such types are tables, too (:mod:`dgl_heta.graph.readers.tables`): columns `src` and
-`dst`, or `"columns": ["who", "what"]` beside `files`. Labels and masks may be columns of the
+Nodes may have ids of their own, text, numbers or bytes: `"paper": {"table": "papers.parquet"}` has
+a row per node with its column `id` (or `"id": "doi"`), and `"author": {}` has the nodes that edges
+name. The edges of such types are tables, too (:mod:`dgl_heta.graph.readers.tables`): columns `src`
+and `dst`, or `"columns": ["who", "what"]` beside `files`. Labels and masks may be columns of the
 table (:mod:`dgl_heta.graph.readers.columns`), and so may be what features are made of (`features`:
 :mod:`dgl_heta.graph.readers.table_features`) and what says the `split` of a task
-(:mod:`dgl_heta.graph.readers.splits`).
+(:mod:`dgl_heta.graph.readers.splits`). A column of a table may also say the type of each node, and
+of each edge the relation and the types of its ends (:mod:`dgl_heta.graph.readers.named`).
 """
 
 from __future__ import annotations
