@@ -258,6 +258,17 @@ def test_the_delimiter_is_what_the_first_line_has_most_of(tmp_path: Path, delimi
     assert pairs(source, Relation("a", "to", "b")) == [("x; y", "z"), ("a|b", '"q"')]
 
 
+def test_the_delimiter_may_be_said(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("src,dst,a|list|of|things\nx,y,z\n")
+    with pytest.raises(InputError, match="first line names columns 'src,dst,a', 'list'"):
+        described(tmp_path, {"a": {}, "b": {}}, [relation(files=["e.csv"])])
+    source = described(tmp_path, {"a": {}, "b": {}}, [relation(files=["e.csv"], delimiter=",")])
+    assert pairs(source, Relation("a", "to", "b")) == [("x", "y")]
+    for wrong in ("", ", ", '"', 5):
+        with pytest.raises(InputError, match=r"edges\[0\].*'delimiter' is .*one character"):
+            described(tmp_path, {"a": {}, "b": {}}, [relation(files=["e.csv"], delimiter=wrong)])
+
+
 @pytest.mark.parametrize(("name", "data", "said"), [
     ("e.csv", "src,dst\nx,y\n".encode("utf-16"), r"e\.csv is UTF-16 text, or none; save it as"),
     ("e.csv", "src,dst\nx,y\n".encode("utf-16-le"), r"e\.csv is UTF-16 text"),

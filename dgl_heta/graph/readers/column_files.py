@@ -11,6 +11,7 @@ import csv
 import io
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -59,6 +60,22 @@ def check_size(path: Path, size: int) -> None:
                          "compression, dictionaries and runs of the same value")
 
 
+@dataclass(frozen=True)
+class TextForm:
+    """How a text (CSV) is written, as far as somebody says so.
+
+    Attributes
+    ----------
+    header : the names of its columns, where its first line has none.
+    delimiter : what divides its columns; None: whichever its first line has most of.
+    decimal : what stands before the fraction of a number.
+    """
+
+    header: tuple[str, ...] | None = None
+    delimiter: str | None = None
+    decimal: str = "."
+
+
 class ColumnFile(Protocol):
     """A file with columns.
 
@@ -79,38 +96,36 @@ class ColumnFile(Protocol):
         """
 
 
-def open_columns(path: Path, header: Sequence[str] | None = None) -> ColumnFile:
+def open_columns(path: Path, form: TextForm | None = None) -> ColumnFile:
     """A file with columns, as its name says.
-
-    Parameters
-    ----------
-    header : names of the columns of a text that has none in its first line.
 
     Raises
     ------
     InputError
         Another ending, a file that cannot be read, or a header for one that is no text.
     """
+    form = form or TextForm()
     if path.name.endswith(TEXT_ENDINGS):
-        return TextColumns(path, header)
+        return TextColumns(path, form)
     if not path.name.endswith(ENDINGS):
         raise InputError(f"'{path}' is not a table by its name; tables end in "
                          f"{', '.join(ENDINGS)}")
-    if header is not None:
+    if form.header is not None:
         raise InputError(f"{path} has the names of its columns in itself; \"header\" is for text")
     return ParquetColumns(path) if path.suffix == ".parquet" else ArrowColumns(path)
 
 
 class TextColumns:
-    """A CSV. Of comma, semicolon, tab and bar, its delimiter is what the first line has most of."""
+    """A CSV, whatever divides its columns."""
 
-    def __init__(self, path: Path, header: Sequence[str] | None = None) -> None:
-        self._path, self._header = path, header
-        self._delimiter, first = self._first_row("\t" if ".tsv" in path.suffixes else DELIMITERS)
-        if header is not None and len(header) != len(first):
+    def __init__(self, path: Path, form: TextForm) -> None:
+        self._path, self._header = path, form.header
+        self._delimiter, first = self._first_row(
+            form.delimiter or ("\t" if ".tsv" in path.suffixes else DELIMITERS))
+        if form.header is not None and len(form.header) != len(first):
             raise InputError(f"{path} has {len(first)} columns in its first line, but \"header\" "
-                             f"is {quoted(list(header))}; it must name them all")
-        self.names = list(header or first)
+                             f"is {quoted(list(form.header))}; it must name them all")
+        self.names = list(form.header or first)
 
     def read(self, names: Sequence[str]) -> list[Any]:
         pa, pcsv = arrow(), arrow("pyarrow.csv")
@@ -220,10 +235,11 @@ class ParquetColumns:
         InputError
             The columns take more memory than they may.
         """
-        chunks = [chunk for name in names for chunk in self._chunks[name]]
-        values = max(sum(count for _, count in chunks), self.num_rows * len(names))
-        check_size(self._path, max(sum(size for size, _ in chunks), 8 * values))
-        largest = max([1, *(size for size, _ in chunks)])
+        chunks = [self._chunks[name] for name in names]
+        values = max(sum(count for each in chunks for _, count in each),
+                     self.num_rows * len(names))
+        check_size(self._path, max(sum(size for each in chunks for size, _ in each), 8 * values))
+        largest = sum(max([1, *(size for size, _ in each)]) for each in chunks)
         return max(1, min(expanded(self._path.stat().st_size) // largest, 1 << 17))
 
     @cached_property

@@ -120,16 +120,16 @@ def numbers(table: Table, name: str, column: Any = None, use: str = "") -> np.nd
     pa, pc = arrow(), arrow("pyarrow.compute")
     if column is None:
         (column,) = table.columns([name], use)
-    wanted = f"it must be a finite number{' with a decimal comma' * (table.decimal == ',')}"
+    wanted = f"it must be a finite number{' with a decimal comma' * (table.form.decimal == ',')}"
     values = column
     if sort_of(column.type) == "text":
-        point = r"\." if table.decimal == "." else table.decimal
+        point = r"\." if table.form.decimal == "." else table.form.decimal
         form = rf"^ *[+-]?([0-9]+{point}?[0-9]*|{point}[0-9]+)([eE][+-]?[0-9]{{1,3}})? *$"
         right = pc.match_substring_regex(column, form)
         missing = pc.is_in(column, value_set=pa.array([*NO_NUMBER, None], pa.large_string()))
         if (row := first(pc.invert(pc.or_(missing, pc.fill_null(right, False))))) is not None:
             raise table.wrong(name, row, column, f"; {wanted}" + _decimal_comma(table, column[row]))
-        text = pc.replace_substring(pc.if_else(missing, "nan", column), table.decimal, ".")
+        text = pc.replace_substring(pc.if_else(missing, "nan", column), table.form.decimal, ".")
         values = pc.cast(pc.replace_substring_regex(text, r"^ *\+?([^ ]+) *$", r"\1"), pa.float64())
     else:
         table.check_sort(name, column, (*NUMBERS, "list"), "they must be numbers, or lists of as "
@@ -149,7 +149,7 @@ def numbers(table: Table, name: str, column: Any = None, use: str = "") -> np.nd
 
 def _decimal_comma(table: Table, value: Any) -> str:
     return ('; a decimal comma is said by "decimal": "," beside "table"'
-            if table.decimal == "." and "," in (value.as_py() or "") else "")
+            if table.form.decimal == "." and "," in (value.as_py() or "") else "")
 
 
 def _mask(table: Table, name: str) -> np.ndarray:

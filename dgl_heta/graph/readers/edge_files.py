@@ -39,7 +39,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.arrays import node_array, node_task
-from dgl_heta.graph.readers.column_files import ENDINGS
+from dgl_heta.graph.readers.column_files import ENDINGS, TextForm
 from dgl_heta.graph.readers.columns import Labels, labelled, task_columns
 from dgl_heta.graph.readers.files import (
     JoinedEdges,
@@ -58,6 +58,8 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 
 METADATA = "metadata.json"
+TEXT_KEYS = ("header", "delimiter", "decimal")
+"""What an entry may say of how its texts are written."""
 
 
 def read_edge_files(directory: str | Path) -> GraphSource:
@@ -117,7 +119,7 @@ class _Nodes:
         if ALL in items and not self.open:
             where = f"{path}: node type '{ALL}'"
             _keys(items[ALL], where, required=("table", "type"),
-                  optional=("id", "header", "decimal"))
+                  optional=("id", *TEXT_KEYS))
             _, types, _ = self._table_of_types(items[ALL], where)
             self.items |= {ntype: items[ALL] for ntype in types if ntype not in self.items}
         for ntype, item in self.items.items():
@@ -129,8 +131,8 @@ class _Nodes:
 
     def _add(self, ntype: str, item: dict[str, Any]) -> None:
         where = f"{self.path}: node type '{ntype}'"
-        _keys(item, where, required=(), optional=("count", "table", "id", "type", "header",
-                                                  "decimal", "arrays", "features"))
+        _keys(item, where, required=(), optional=("count", "table", "id", "type", *TEXT_KEYS,
+                                                  "arrays", "features"))
         count = self.counts[ntype] = self._count(ntype, item, where)
         arrays = item.get("arrays", {})
         if not isinstance(arrays, dict):
@@ -149,7 +151,7 @@ class _Nodes:
     def _count(self, ntype: str, item: dict[str, Any], where: str) -> int:
         """The number of nodes of a type; 0 where edges say it."""
         if "table" not in item:
-            for key in ("id", "type", "header", "decimal"):
+            for key in ("id", "type", *TEXT_KEYS):
                 if key in item:
                     raise InputError(f"{where}: '{key}' is of a 'table', which is not there")
             return _positive(item["count"], f"{where}: 'count'") if "count" in item else 0
@@ -170,14 +172,12 @@ class _Nodes:
 
     def _table(self, item: dict[str, Any], where: str) -> Table:
         """The table of an entry, opened once."""
-        header, decimal = _header(item, where), item.get("decimal", ".")
-        if decimal not in (".", ","):
-            raise InputError(f"{where}: 'decimal' is {_short(decimal)}; it must be \".\" or \",\"")
+        form = _text_form(item, where)
         files = files_of(self.directory, item["table"], f"{where}: 'table'")
-        key = (*files, header, decimal)
+        key = (*files, form)
         if key not in self._opened:
             path = files[0] if len(files) == 1 else self.directory / item["table"]
-            self._opened[key] = Table(path, files, header=header, decimal=decimal)
+            self._opened[key] = Table(path, files, form)
         return self._opened[key]
 
     def _table_of_types(self, item: dict[str, Any], where: str
@@ -225,7 +225,7 @@ def _edge_entry(nodes: _Nodes, item: Any, where: str, once: set[Relation]
 
     `once` are the relations that other entries name, to which this one's is added.
     """
-    _keys(item, where, required=("src", "etype", "dst", "files"), optional=("columns", "header"))
+    _keys(item, where, required=("src", "etype", "dst", "files"), optional=("columns", *TEXT_KEYS))
     src, etype, dst = (_end(item[key], f"{where}: '{key}'") for key in ("src", "etype", "dst"))
     for key, ntype in (("src", src), ("dst", dst)):
         if isinstance(ntype, Column) or ntype == ALL or ntype in nodes.counts:
@@ -245,7 +245,7 @@ def _edge_entry(nodes: _Nodes, item: Any, where: str, once: set[Relation]
     once.add(relation)
     if nodes.has_ids(src) or nodes.has_ids(dst):
         return where, _edge_tables(nodes.directory, src, etype, dst, item, where)
-    for key in ("columns", "header"):
+    for key in ("columns", *TEXT_KEYS):
         if key in item:
             raise InputError(f"{where}: '{key}' is for edges of nodes with ids of their own; these "
                              "node types have a 'count'")
@@ -325,15 +325,21 @@ def _end(value: Any, where: str) -> str | Column:
     return _text(value, where)
 
 
-def _header(item: dict[str, Any], where: str) -> tuple[str, ...] | None:
-    """The names of the columns of texts without a header, if they are given."""
-    names = item.get("header")
-    if names is None:
-        return None
-    if not (isinstance(names, list) and names and all(isinstance(n, str) and n for n in names)):
-        raise InputError(f"{where}: 'header' is {_short(names)}; it must be the names of all "
+def _text_form(item: dict[str, Any], where: str) -> TextForm:
+    """How the texts of an entry are written."""
+    header, delimiter = item.get("header"), item.get("delimiter")
+    if header is not None and not (isinstance(header, list) and header and all(
+            isinstance(name, str) and name for name in header)):
+        raise InputError(f"{where}: 'header' is {_short(header)}; it must be the names of all "
                          "columns, of files whose first line has none")
-    return tuple(names)
+    if delimiter is not None and not (isinstance(delimiter, str) and len(delimiter) == 1
+                                      and delimiter.isascii() and delimiter not in '"\r\n\0'):
+        raise InputError(f"{where}: 'delimiter' is {_short(delimiter)}; it must be one character, "
+                         "as \";\"")
+    decimal = item.get("decimal", ".")
+    if decimal not in (".", ","):
+        raise InputError(f"{where}: 'decimal' is {_short(decimal)}; it must be \".\" or \",\"")
+    return TextForm(None if header is None else tuple(header), delimiter, decimal)
 
 
 def _edge_tables(directory: Path, src: str | Column, etype: str | Column, dst: str | Column,
@@ -351,7 +357,7 @@ def _edge_tables(directory: Path, src: str | Column, etype: str | Column, dst: s
                 raise InputError(f"{where}: files[{index}] is {_short(file)}, but a node type of "
                                  "this relation has ids of its own (no 'count'); such edges are "
                                  f"tables: {', '.join(ENDINGS)}")
-            tables.append(Table(path, header=_header(item, where)))
+            tables.append(Table(path, form=_text_form(item, where)))
     return EdgeTables(src, etype, dst, tables, columns)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest, quoted
-from dgl_heta.graph.readers.column_files import TEXT_ENDINGS, open_columns, reading
+from dgl_heta.graph.readers.column_files import TEXT_ENDINGS, TextForm, open_columns, reading
 from dgl_heta.graph.readers.column_values import arrow, as_text, first, sort_of
 
 MISSING = ("nan", "NaN", "NAN")
@@ -30,12 +30,11 @@ class Table:
     ----------
     path : the file, or what stands for several: a directory, a name with wildcards.
     files : the files that it stands for, one after the other.
-    header : the names of the columns of a CSV whose first line has none.
-    decimal : what stands before the fraction of a number in text.
+    form : how texts among them are written.
 
     Attributes
     ----------
-    path, decimal : as given.
+    path, form : as given.
     names : of the columns, in their order; of several files those of the first.
     is_text : whether every value is text (CSV).
     size : bytes of its files.
@@ -46,11 +45,11 @@ class Table:
         Another ending, a file that cannot be read, columns without a name or with the same.
     """
 
-    def __init__(self, path: Path, files: Sequence[Path] = (), *,
-                 header: Sequence[str] | None = None, decimal: str = ".") -> None:
-        self.path, self.decimal = path, decimal
+    def __init__(self, path: Path, files: Sequence[Path] = (), form: TextForm | None = None
+                 ) -> None:
+        self.path, self.form = path, form or TextForm()
         self._paths = tuple(files) or (path,)
-        self._files = [open_columns(file, header) for file in self._paths]
+        self._files = [open_columns(file, form) for file in self._paths]
         for file, opened in zip(self._paths, self._files):
             if twice := [n for n, times in Counter(opened.names).items() if times > 1 or not n]:
                 raise InputError(f"{file}: column {quoted(twice[0])} is there "
@@ -58,14 +57,15 @@ class Table:
                                  "columns of a table need different names")
         self.names, self.size = self._files[0].names, sum(p.stat().st_size for p in self._paths)
         self.is_text = self._paths[0].name.endswith(TEXT_ENDINGS)
+        self._known = [frozenset(file.names) for file in self._files]
         self._ends = np.zeros(0, np.int64)
         self._rows: np.ndarray | None = None
         self._kept: dict[str, Any] = {}
 
     def check(self, name: str, use: str = "") -> None:
         """Refuse the name of a column that is not there; `use` says what it is for."""
-        for path, file in zip(self._paths, self._files):
-            if name not in file.names:
+        for path, file, known in zip(self._paths, self._files, self._known):
+            if name not in known:
                 raise InputError(f"{path} has no column '{name}'{use}; its columns: "
                                  f"{listing(file.names)}" + nearest(name, file.names))
 
@@ -81,10 +81,9 @@ class Table:
             self.check(name, use)
         if self._rows is None:
             return self._read(names)
-        for name in names:
-            if name not in self._kept:  # one stays, for whoever reads other rows of it
-                self._kept.clear()
-                self._kept[name] = self._read([name])[0]
+        if not self._kept.keys() >= {*names}:
+            self._kept.clear()  # they stay, for whoever reads other rows of them
+            self._kept.update(zip(names, self._read(names)))
         return [self._kept[name].take(arrow().array(self._rows)) for name in names]
 
     def column(self, name: str, sorts: Collection[str], wanted: str, use: str = "") -> Any:
