@@ -54,6 +54,8 @@ def bombs() -> dict[str, tuple[Any, dict[str, Any]]]:
         "zeros.parquet": (pa.array(np.zeros(10_000_000)), {}),
         "rows.parquet": (pa.nulls(50_000_000, pa.int8()), {}),
         "lists.parquet": (pa.array([[0.0] * 100_000] * 100), {}),
+        "lists.arrow": (pa.array([[1] * 100_000] * 100, pa.list_(pa.int8())),
+                        {"compression": "zstd"}),
         "packed.arrow": (pa.array(["\0" * 1_000_000] * 80), {"compression": "zstd"}),
         "dictionary.arrow": (same, {"compression": "zstd"}),
         "dictionary.feather": (same, {}),

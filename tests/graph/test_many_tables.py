@@ -38,6 +38,8 @@ def test_directories_and_wildcards_are_tables_in_the_order_of_names(
     rows = described(tmp_path, {"a": {"table": table, "id": "src"}, "b": {}},
                      [relation(files=files)]).node_ids["a"].names(0, 6)
     assert rows == [f"a{number}{i}" for number in (0, 1) for i in range(3)]
+    with pytest.raises(InputError, match=r"files\[\d\] is '.*', which names .*\.parquet again"):
+        described(tmp_path, {"a": {}, "b": {}}, [relation(files=[*files, "[pb]*/*"])])
     with pytest.raises(InputError, match=r"(00|x)\.parquet, row 2: column 'dst' is 'b0' as in"):
         described(tmp_path, {"a": {}, "b": {"table": table, "id": "dst"}}, [relation(files=files)])
 

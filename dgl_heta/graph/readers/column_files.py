@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -102,7 +103,8 @@ def open_columns(path: Path, form: TextForm | None = None) -> ColumnFile:
     Raises
     ------
     InputError
-        Another ending, a file that cannot be read, or a header for one that is no text.
+        Another ending, a file that cannot be read, columns without a name or with the same, or a
+        header for what is no text.
     """
     form = form or TextForm()
     if path.name.endswith(TEXT_ENDINGS):
@@ -115,6 +117,14 @@ def open_columns(path: Path, form: TextForm | None = None) -> ColumnFile:
     return ParquetColumns(path) if path.suffix == ".parquet" else ArrowColumns(path)
 
 
+def _apart(path: Path, names: Sequence[str]) -> list[str]:
+    """The names of the columns of a file, which must be different."""
+    if wrong := [name for name, times in Counter(names).items() if times > 1 or not name]:
+        raise InputError(f"{path}: column {quoted(wrong[0])} is there {names.count(wrong[0])} "
+                         "times, or has no name; the columns of a table need different names")
+    return list(names)
+
+
 class TextColumns:
     """A CSV, whatever divides its columns."""
 
@@ -125,7 +135,7 @@ class TextColumns:
         if form.header is not None and len(form.header) != len(first):
             raise InputError(f"{path} has {len(first)} columns in its first line, but \"header\" "
                              f"is {quoted(list(form.header))}; it must name them all")
-        self.names = list(form.header or first)
+        self.names = _apart(path, form.header or first)
 
     def read(self, names: Sequence[str]) -> list[Any]:
         pa, pcsv = arrow(), arrow("pyarrow.csv")
@@ -192,7 +202,7 @@ class ParquetColumns:
         self._metadata: Any = None
         with self._open() as file:
             self._metadata, self.schema = file.metadata, file.schema_arrow
-            self.names = list(self.schema.names)
+            self.names = _apart(path, self.schema.names)
             self.num_rows = int(file.metadata.num_rows)
 
     def read(self, names: Sequence[str]) -> list[Any]:
@@ -260,7 +270,7 @@ class ArrowColumns:
         self._path = path
         with self._open() as file:
             self._schema = file.schema
-            self.names = list(file.schema.names)
+            self.names = _apart(path, file.schema.names)
 
     def read(self, names: Sequence[str]) -> list[Any]:
         with _describing(self._path) as raw:

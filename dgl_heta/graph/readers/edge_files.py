@@ -31,7 +31,7 @@ of each edge the relation and the types of its ends (:mod:`dgl_heta.graph.reader
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -351,33 +351,41 @@ def _edge_tables(directory: Path, src: str | Column, etype: str | Column, dst: s
         raise InputError(f"{where}: 'columns' is {_short(columns)}; it must be two names of "
                          "columns: of the sources, of the destinations")
     tables = []
-    for index, file in enumerate(_files(item["files"], where)):
-        for path in files_of(directory, file, f"{where}: files[{index}]"):
-            if not path.name.endswith(ENDINGS):
-                raise InputError(f"{where}: files[{index}] is {_short(file)}, but a node type of "
-                                 "this relation has ids of its own (no 'count'); such edges are "
-                                 f"tables: {', '.join(ENDINGS)}")
-            tables.append(Table(path, form=_text_form(item, where)))
+    for path, entry in _files(directory, item["files"], where):
+        if not isinstance(path, Path) or not path.name.endswith(ENDINGS):
+            raise InputError(f"{entry}, but a node type of this relation has ids of its own (no "
+                             f"'count'); such edges are tables: {', '.join(ENDINGS)}")
+        tables.append(Table(path, form=_text_form(item, where)))
     return EdgeTables(src, etype, dst, tables, columns)
 
 
-def _files(files: Any, where: str) -> list[Any]:
+def _edges(directory: Path, files: Any, where: str) -> EdgeSource:
+    parts: list[EdgeSource] = [
+        open_edges(file) if isinstance(file, Path) else NpyEdges(*file)
+        for file, _ in _files(directory, files, where)]
+    return parts[0] if len(parts) == 1 else JoinedEdges(parts)
+
+
+def _files(directory: Path, files: Any, where: str
+           ) -> Iterator[tuple[Path | tuple[Path, Path], str]]:
+    """The files of an entry, each with how messages name it; a pair has the ends of edges apart."""
     if not isinstance(files, list) or not files:
         raise InputError(f"{where}: 'files' must be a list with at least one file")
-    return files
-
-
-def _edges(directory: Path, files: Any, where: str) -> EdgeSource:
-    parts: list[EdgeSource] = []
-    for index, item in enumerate(_files(files, where)):
+    once: set[Path] = set()
+    for index, item in enumerate(files):
         entry = f"{where}: files[{index}]"
         if isinstance(item, dict):
             _keys(item, entry, required=("src_file", "dst_file"))
-            parts.append(NpyEdges(*(inside(directory, item[key], f"{entry}: '{key}'")
-                                    for key in ("src_file", "dst_file"))))
+            src, dst = (inside(directory, item[key], f"{entry}: '{key}'")
+                        for key in ("src_file", "dst_file"))
+            yield (src, dst), f"{entry} is {_short(item)}"
             continue
-        parts += [open_edges(path) for path in files_of(directory, item, entry)]
-    return parts[0] if len(parts) == 1 else JoinedEdges(parts)
+        for path in files_of(directory, item, entry):
+            if path in once:
+                raise InputError(f"{entry} is '{item}', which names {path} again; a file is read "
+                                 "once")
+            once.add(path)
+            yield path, f"{entry} is '{item}'"
 
 
 def _keys(item: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()) -> None:

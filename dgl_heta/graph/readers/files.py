@@ -39,6 +39,11 @@ def inside(directory: Path, text: Any, where: str) -> Path:
 def files_of(directory: Path, text: Any, where: str) -> list[Path]:
     """The files that `text` names inside `directory`: one, all in a directory, or those that a
     name with wildcards fits; sorted. Hidden ones (.name, _name) are left out, as Spark's _SUCCESS.
+
+    Raises
+    ------
+    InputError
+        There is none, or it lies elsewhere.
     """
     relative = _relative(directory, text, where)
     path = directory / relative
@@ -50,8 +55,8 @@ def files_of(directory: Path, text: Any, where: str) -> list[Path]:
         found = [path] if path.is_dir() else directory.glob(text)
         files = {file for one in found for file in ([one] if one.is_file() else one.rglob("*"))
                  if file.is_file() and not any(
-                     part.startswith((".", "_")) for part in (file.relative_to(one) if one != file
-                                                              else Path(file.name)).parts)}
+                     part.startswith((".", "_")) and part not in relative.parts
+                     for part in file.relative_to(directory).parts)}
     except (ValueError, OSError) as error:
         raise InputError(f"{where} is '{text}', which does not name files: {error}") from None
     if not files:

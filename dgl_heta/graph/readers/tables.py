@@ -5,7 +5,6 @@ In a CSV everything is text until somebody says what it is. Rows count from 1, t
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from copy import copy
 from pathlib import Path
@@ -42,7 +41,7 @@ class Table:
     Raises
     ------
     InputError
-        Another ending, a file that cannot be read, columns without a name or with the same.
+        Another ending, or a file that cannot be read.
     """
 
     def __init__(self, path: Path, files: Sequence[Path] = (), form: TextForm | None = None
@@ -50,11 +49,6 @@ class Table:
         self.path, self.form = path, form or TextForm()
         self._paths = tuple(files) or (path,)
         self._files = [open_columns(file, form) for file in self._paths]
-        for file, opened in zip(self._paths, self._files):
-            if twice := [n for n, times in Counter(opened.names).items() if times > 1 or not n]:
-                raise InputError(f"{file}: column {quoted(twice[0])} is there "
-                                 f"{opened.names.count(twice[0])} times, or has no name; the "
-                                 "columns of a table need different names")
         self.names, self.size = self._files[0].names, sum(p.stat().st_size for p in self._paths)
         self.is_text = self._paths[0].name.endswith(TEXT_ENDINGS)
         self._known = [frozenset(file.names) for file in self._files]
