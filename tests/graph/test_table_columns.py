@@ -148,7 +148,8 @@ def test_a_list_that_is_missing_has_the_means(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("values", "kind", "said"), [
-    ([[1.0], [1.0, 2.0]], "vector", "column 'v' of .* holds list.* each row must have a list of"),
+    ([None, [1.0], [1.0, 2.0]], "vector",
+     r"row 3: column 'v' has a list of 2, but one of 1 in .*row 2; all rows must have as many"),
     ([["a"], ["b"]], "number", "each row must have a list of numbers, as many as the others"),
     ([[], []], "number", "as many as the others"),
     ([[1.0], [float("inf")]], "vector", r"papers\.parquet, row 2: column 'v' has an infinite"),

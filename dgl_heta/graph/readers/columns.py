@@ -136,6 +136,13 @@ def numbers(table: Table, name: str, column: Any = None, use: str = "") -> np.nd
                          "many numbers in each row")
     rows = matrix(values)
     if rows is None:
+        lengths = pc.list_value_length(column)
+        known = np.flatnonzero(lengths.is_valid())
+        counts = lengths.drop_null().to_numpy()
+        if (place := first(counts != counts[:1])) is not None:
+            raise InputError(f"{table.at(known[place])}: column '{name}' has a list of "
+                             f"{counts[place]}, but one of {counts[0]} in {table.at(known[0])}; "
+                             "all rows must have as many numbers")
         raise InputError(f"column '{name}' of {table.path} holds {column.type} values; each row "
                          "must have a list of numbers, as many as the others")
     if (row := first(np.isinf(rows).any(1))) is not None:
@@ -148,8 +155,9 @@ def numbers(table: Table, name: str, column: Any = None, use: str = "") -> np.nd
 
 
 def _decimal_comma(table: Table, value: Any) -> str:
+    text = value.as_py() or ""
     return ('; a decimal comma is said by "decimal": "," beside "table"'
-            if table.form.decimal == "." and "," in (value.as_py() or "") else "")
+            if table.form.decimal == "." and "," in text and "." not in text else "")
 
 
 def _mask(table: Table, name: str) -> np.ndarray:
