@@ -99,6 +99,22 @@ def unreached_text(schema: Schema, targets: Iterable[str]) -> str:
             f"{listing(found, 6)}; --reverse adds reverse relations when a graph is read")
 
 
+def columns_text(source: GraphSource) -> list[str]:
+    """Sentences about what was made of columns: a split by time, means where numbers lack."""
+    texts = []
+    if split := source.info.get("split"):
+        parts = [f"{part} {first} to {last}" for part, (first, last) in (
+            (part, split[part]) for part in ("train", "val", "test") if part in split)]
+        texts.append(f"split by time ('{split['time']}'): {', '.join(parts)}")
+    for ntype, records in source.info.get("columns", {}).items():
+        for record in records:
+            if record.get("missing"):
+                texts.append(f"features of {ntype}: {record['missing']:,} of "
+                             f"{source.node_counts[ntype]:,} rows lack a number in "
+                             f"'{record['column']}', the mean stands in its place")
+    return texts
+
+
 def features_text(source: GraphSource) -> str:
     """One sentence: which types have features, which learn them, which arrays nobody reads."""
     own, learned, unused = [], [], []

@@ -104,6 +104,6 @@ def show_store(manifest: Manifest, out: Console) -> None:
         out.print(f"{escape(key)}: {escape(_brief(value))}", highlight=False)
 
 
-def _brief(value: Any, length: int = 150) -> str:
+def _brief(value: Any, length: int = 250) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= length else text[:length] + " …"

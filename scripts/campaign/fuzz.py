@@ -70,6 +70,8 @@ KINDS = (
     Kind("tables: metadata.json", inputs.tables, "metadata.json", changes.json_file, READ, 2),
     Kind("tables: .csv", inputs.tables, "*.csv", changes.lines, READ, 2),
     Kind("tables: .csv, bytes", inputs.tables, "*.csv", changes.raw, READ),
+    Kind("tables: .parquet", inputs.columns, "*.parquet", changes.raw, READ, 2),
+    Kind("tables: .arrow", inputs.columns, "*.arrow", changes.raw, READ, 2),
     Kind("GraphBolt: metadata.yaml", inputs.graphbolt, "metadata.yaml", changes.yaml, READ, 3),
     Kind("GraphBolt: .pt", inputs.graphbolt, "data/*.pt", changes.archive, READ, 2),
     Kind("GraphBolt: .npy", inputs.graphbolt, "data/*.npy", changes.npy, READ),
@@ -132,8 +134,9 @@ OPTIONS = ("--parts", "--hops", "--target", "--metapaths", "--method", "--seed",
 
 def draw(generator: random.Random, worker: Worker, slow: bool) -> Trial:
     """A kind of input, by its weight, with what the trial does; `slow`: also those of seconds."""
-    kinds = [k for k in KINDS if (k.make is not inputs.ogb or importlib.util.find_spec("ogb"))
-             and (slow or k.seconds == SECONDS)]
+    needed = {inputs.ogb: "ogb", inputs.tables: "pyarrow", inputs.columns: "pyarrow"}
+    kinds = [k for k in KINDS if (slow or k.seconds == SECONDS) and (
+        k.make not in needed or importlib.util.find_spec(needed[k.make]))]
     extra = [*WITH_DGL] if slow and importlib.util.find_spec("dgl") else []
     extra += [Kind("DGL's format", inputs.saved_by_dgl, "*.bin", changes.raw,
                   (("plan", "aifb:path=."),), 0.1, 60)] if slow and all(
