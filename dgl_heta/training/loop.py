@@ -31,7 +31,7 @@ from dgl_heta.training.checkpoint import (
     save_checkpoint,
 )
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.evaluating import NOTHING, classes, evaluate, followed
+from dgl_heta.training.evaluating import NOTHING, classes, evaluate, followed, of_relations
 from dgl_heta.training.identity import Identity
 from dgl_heta.training.loggers import Loggers
 from dgl_heta.training.recorded import best_epoch
@@ -106,6 +106,8 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
                                   if found.metrics}
         if (found := classes(engine, evaluated)) is not None:
             summary["classes"] = found
+        if (found := of_relations(evaluated, settings.train.watched)) is not None:
+            summary["relations"] = found
         if first:
             write_signed(run_dir / "summary.json", summary, indent=1)
             _append(log, {"event": "summary", **summary})
