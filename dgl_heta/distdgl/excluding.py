@@ -3,6 +3,9 @@
 DistDGL draws neighbours and drops the edges of a trainer's own batch. With RAF a node has one row
 in a batch of all trainers that step together. So what any of them excludes is left out for all, as
 in one process whose batch is that of the group.
+
+What is excluded goes by the ids of edges, as DGL has it. A link that is stored a second time, in
+the opposite direction or by another relation, stays in messages: it is the script's, and is said.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dgl_heta.distdgl.edge_ends import EdgeEnds
 from dgl_heta.distdgl.masked import places_of
 from dgl_heta.distdgl.merging import canonical
 from dgl_heta.distdgl.session import Session
+from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.same_links import MOST, Joined, Overlap, between, said
 from dgl_heta.store import Store
@@ -73,6 +77,11 @@ def stored_again(collator: Any, relations: Iterable[Relation], ends: EdgeEnds, s
     relations : of its edges.
     ends : of all edges.
     store : the one that is sampled from.
+
+    Raises
+    ------
+    InputError
+        No reverse of a relation is named, where `exclude` needs it; an id is not that of an edge.
     """
     every, found = store.schema.relations, list[Overlap]()
     for relation in relations:
@@ -104,11 +113,20 @@ def stored_again(collator: Any, relations: Iterable[Relation], ends: EdgeEnds, s
 
 
 def _of(given: Any, relation: Relation, relations: Sequence[Relation]) -> Any:
-    """What an argument of the collator has for a relation."""
+    """What an argument of DGL's collator has for a relation.
+
+    Raises
+    ------
+    InputError
+        Nothing, where each relation needs something.
+    """
     if not isinstance(given, Mapping):
         return given
-    return next(value for etype, value in given.items()
-                if canonical(etype, relations) == relation)
+    for etype, value in given.items():
+        if canonical(etype, relations) == relation:
+            return value
+    raise InputError(f"DistEdgeDataLoader has edges of '{relation}', but its reverse_eids or "
+                     "reverse_etypes name no reverse of them, which its exclude needs")
 
 
 def _pairs(own: Any, relations: tuple[Relation, ...]) -> Tensor:

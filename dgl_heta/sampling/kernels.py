@@ -128,7 +128,7 @@ def _choose_left(  # type: ignore[no-untyped-def]
     state = _mix(key ^ (np.uint64(node) * _GOLDEN))
     degree = end - begin
     found = 0
-    for _ in range(4 * drawn if degree > 4 * drawn else 0):
+    for _ in range(4 * drawn if degree > 2 * drawn else 0):
         state += _GOLDEN
         position = int(_mix(state) % np.uint64(degree))
         if not _is_among(positions, found, position) and not _is_left_out(
@@ -216,7 +216,7 @@ def draw(  # type: ignore[no-untyped-def]
                         excluded, begin + (positions[k] if chosen else k)):
                     continue
                 source = sources[k - first]
-                if left_out is not None and _is_left_out(left_out, source, node):
+                if left_out is not None and not chosen and _is_left_out(left_out, source, node):
                     continue
                 if place is None:
                     out[total] = source
@@ -275,7 +275,7 @@ def draw_pieces(  # type: ignore[no-untyped-def]
             if excluded is not None and _is_listed(excluded, begin + position):
                 continue
             source = np.int64(indices[begin + position])
-            if left_out is not None and _is_left_out(left_out, source, node):
+            if left_out is not None and all_drawn and _is_left_out(left_out, source, node):
                 continue
             if total == len(out):
                 return size, BAD

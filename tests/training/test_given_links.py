@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from dgl_heta.errors import InputError
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.planning.making import make_plan
+from dgl_heta.report.reading import read_run
+from dgl_heta.report.sections import sections_of
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.settings import Settings, load_settings
@@ -43,6 +45,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = Store(path)
     for name in TASKS:
         _write(path.with_name(f"{name}.csv"), _rows(graph, name))
+    path.with_name("both.csv").write_text("relation,src,dst,split\n" + "".join(
+        f"{name},{u},{v},{split}\n" for name in ("cites", "rev-cites")
+        for u, v, split in _rows(graph, name)))
     _write(path.with_name("some.csv"), _rows(graph, "writes") + [
         (f"author {u}", v, "train") for u, v in _for_training(graph)])
     return path
@@ -93,7 +98,12 @@ def distmult(settings: dict[str, Any]) -> dict[str, Any]:
 def runs(store: Path) -> Path:
     cases = {"writes": base(store, "writes"), "some": base(store, "writes", "some"),
              "writes distmult": distmult(base(store, "writes")),
-             "cites distmult": distmult(base(store, "cites"))}
+             "cites distmult": distmult(base(store, "cites")),
+             "both": {**base(store, "cites"), "task": {
+                 "relation": "cites, rev-cites", "links": str(store.with_name("both.csv"))}},
+             "several distmult": {**base(store, "cites", metrics=["hits@1"]), "task": {
+                 "relation": ["writes", "cites", "topic"], "reverse": ["rev-writes", "rev-cites"],
+                 "decoder": "distmult", "eval_negatives": 7}}}
     for parts in (1, 2, 3):
         job = store.with_name(f"job-{parts}")
         job.write_text(json.dumps({
@@ -109,7 +119,8 @@ def figures(run: Path) -> list[tuple[float, float]]:
     return [(line["loss"], line["val_acc"]) for line in lines if line["event"] == "epoch"]
 
 
-@pytest.mark.parametrize("name", ["writes", "some", "writes distmult", "cites distmult"])
+@pytest.mark.parametrize("name", ["writes", "some", "writes distmult", "cites distmult", "both",
+                                  "several distmult"])
 def test_any_number_of_workers_trains_the_same_model(runs: Path, name: str) -> None:
     for parts in (2, 3):
         np.testing.assert_allclose(figures(runs / f"{name}-{parts}"), figures(runs / f"{name}-1"),
@@ -127,6 +138,26 @@ def test_the_relation_of_distmult_is_learned_and_kept(runs: Path) -> None:
     assert "link" not in json.loads((runs / "writes-2" / "model.json").read_text())
 
 
+def test_each_of_several_relations_has_its_vector_and_its_results(runs: Path) -> None:
+    one, *others = (json.loads((runs / f"several distmult-{parts}" / "summary.json").read_text())
+                    for parts in (1, 2, 3))
+    found = one["relations"]["relations"]
+    assert list(found) == ["author writes paper", "paper cites paper", "paper topic field"]
+    links = sum(each["links"] for each in found.values())
+    for figure, together in (("mrr", one["test_acc"]),
+                             ("hits@1", one["metrics"]["test"]["hits@1"])):
+        assert sum(each["links"] * each[figure] for each in found.values()) / links == (
+            pytest.approx(together))
+    assert all(other["relations"] == one["relations"] for other in others)
+    vectors = load_file(runs / "several distmult-2" / "model.safetensors")["model.relation"]
+    assert vectors.shape == (3, 8)
+    assert len(np.unique(vectors.numpy(), axis=0)) == 3
+    (section,) = [section for section in sections_of(read_run(runs / "several distmult-2"), None)
+                  if section.title == "Relations, test"]
+    assert {row[0] for row in section.tables[0].rows} == {*found}
+    assert "relations" not in json.loads((runs / "writes-2" / "summary.json").read_text())
+
+
 @pytest.mark.parametrize("fanouts", [[-1, -1], [3, 4]])
 @pytest.mark.parametrize("name", TASKS)
 def test_no_link_of_the_table_that_is_asked_for_carries_a_message(
@@ -137,8 +168,8 @@ def test_no_link_of_the_table_that_is_asked_for_carries_a_message(
     assert isinstance(links, LinkPrediction)
     asked = {(int(str(u).removeprefix("author ")), v): split for u, v, split in _rows(graph, name)}
     if name == "cites":  # between papers, where a link has no direction
-        asked = {ends: split for (u, v), split in asked.items() if split
-                 for ends in ((u, v), (v, u))}
+        asked = {pair: split for pair, split in asked.items() if split}
+        asked = {(v, u): split for (u, v), split in asked.items()} | asked
     plan = make_plan(graph.schema, links.targets, 2, 1)
     sampler = NeighborSampler(graph, SamplingScope.of(plan, 0), fanouts, held_out=links.held_out)
     trained_on, seen = set(), set()
@@ -223,6 +254,13 @@ def test_settings_that_do_not_go_together_are_refused(store: Path, tmp_path: Pat
         ({"decoder": "distmult"}, "task.decoder is for link prediction"),
         ({**TASKS["writes"], "links": "none.csv"}, "task.links: there is no file none.csv"),
         ({**TASKS["writes"], "links": str(tmp_path / "short.csv")}, "has no column 'src'"),
+        ({"relation": "writes, cites", "links": str(file)}, "does not join those of"),
+        ({"relation": "cites,rev-cites", "links": str(store.with_name("cites.csv"))},
+         "has no column 'relation'"),
+        ({"relation": ["cites"], "links": str(store.with_name("none.csv"))}, "there is no file"),
+        ({"relation": ["topic", "rev-cites"], "reverse": "rev-at"}, "does it join the ends"),
+        ({"relation": "writes", "reverse": "writes"}, "does not go from 'paper' back"),
+        ({"relation": ["cites", "paper cites paper"]}, "names 'paper cites paper' twice"),
     ):
         with pytest.raises(InputError, match=message):
             make_task(Store(store), _of(store, **task))
