@@ -140,8 +140,9 @@ def _check_seeds(engine: Engine) -> None:
     """Refuse, on all workers alike, to train on nothing."""
     least = torch.tensor([float(bool(engine.steps("train")))])
     if not engine.world.all_reduce(least, "min", "control").item():
-        raise InputError(f"there is nothing to train on: no node of "
-                         f"{' or '.join(repr(t) for t in engine.task.targets)} is in train_mask"
+        what = ("no link is for training" if engine.task.held_out is not None else "no node of "
+                f"{' or '.join(repr(t) for t in engine.task.targets)} is in train_mask")
+        raise InputError(f"there is nothing to train on: {what}"
                          + (" and owned by this worker" if engine.task.steps("train", 0, 1)
                             else ""))
 

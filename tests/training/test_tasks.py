@@ -121,6 +121,7 @@ def test_what_to_train_for_must_be_said_and_exist(store: Store) -> None:
     schema, known = store.schema, store.manifest.task
     for wishes, message in (
         ({"kind": "link"}, "needs task.relation"),
+        ({"kind": "link", "relation": []}, "needs task.relation"),
         ({"relation": "writes", "reverse": "cites"}, "does not go from"),
         ({"reverse": "writes"}, "is for link prediction"),
         ({"targets": ["papr"]}, "did you mean 'paper'"),

@@ -25,7 +25,7 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema) -> TaskSetti
         Nothing says what to train for; an unknown type or relation.
     """
     if task.kind == "link" or (task.kind is None and task.relation):
-        if task.relation is None:
+        if not task.relation:
             raise InputError("link prediction needs task.relation, the relation to predict; "
                              f"relations: {listing(schema.relations)}")
         named_reverses(task, schema)
