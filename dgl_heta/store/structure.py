@@ -7,6 +7,7 @@ Files can change after that: kernels that index with numbers of a mapped file ch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -169,6 +170,23 @@ def copied(relation: Relation, csc: CSC, num_src: int) -> CSC:
             or Rule(0, num_src - 1).check(indices)):
         raise changed(relation, csc)
     return type(csc)(indptr, indices)
+
+
+def edge_ends(relation: Relation, csc: CSC, positions: np.ndarray, counts: Mapping[str, int]
+              ) -> tuple[np.ndarray, np.ndarray]:
+    """Sources and destinations of edges by their positions in the CSC, int64; `counts` are of nodes
+    by type.
+
+    Raises
+    ------
+    InputError
+        A number in the files is out of range.
+    """
+    sources = np.asarray(csc.indices[positions], np.int64)
+    destinations = np.searchsorted(csc.indptr, positions, side="right") - 1
+    check_range(relation, csc, sources, counts[relation.src])
+    check_range(relation, csc, destinations, counts[relation.dst])
+    return sources, destinations
 
 
 def check_range(relation: Relation, csc: CSC, ids: np.ndarray, count: int) -> None:

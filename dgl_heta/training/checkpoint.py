@@ -240,6 +240,8 @@ def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
             own = registry.configured(Settings(plugins=note.get("plugins", {})))
             found = find_model(own, name or note["provider"])
         if "link" in note:
+            if not {*note["link"]["relations"]} <= {*map(str, spec.schema.relations)}:
+                raise ValueError("link is about relations that are not in its schema")
             found = decoded(found, **note["link"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {run_dir} is damaged: {error}") from None

@@ -17,6 +17,7 @@ from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.comm.drawn_rows import delivery
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
+from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.protocols import BatchSource, ModuleWrapper, WrapContext
 from dgl_heta.models import ModelSpec
 from dgl_heta.nn.precision import mixed_precision, widened
@@ -47,8 +48,8 @@ class Sampler(Protocol):
 
     def sample(self, seeds: Mapping[str, np.ndarray],
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
-               without: np.ndarray | None = None, deliver: Deliver | None = None
-               ) -> MiniBatch: ...
+               without: Mapping[Relation, np.ndarray] | None = None,
+               deliver: Deliver | None = None) -> MiniBatch: ...
 
 
 class Caches(Protocol):
@@ -131,6 +132,7 @@ class Engine:
                  ) -> None:
         self.store, self.plan, self.settings = store, plan, settings
         self.task, self.spec, self.model = task, spec, model
+        task.use(model)
         self.rank, self.local_workers, self.device = workers.rank, workers.local, workers.device
         self.world, self.group, self._traffic = workers.world, workers.group, workers.traffic
         self._sampler, self._eval_sampler = samplers

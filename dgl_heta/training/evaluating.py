@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from dgl_heta.errors import InputError, several
 from dgl_heta.settings import Settings
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.metrics import Tally, smaller_is_better, values
+from dgl_heta.training.metrics import RankTally, Tally, smaller_is_better, values
 from dgl_heta.training.per_class import class_names, per_class
 from dgl_heta.training.tasks import resolve
 
@@ -66,6 +66,26 @@ def classes(engine: Engine, evaluated: Mapping[str, Evaluated]) -> dict[str, Any
     for split in ("test", "val"):
         if found := per_class(evaluated[split].tallies, names):
             return {"split": split, "types": found}
+    return None
+
+
+def of_relations(evaluated: Mapping[str, Evaluated], names: Iterable[str]
+                 ) -> dict[str, Any] | None:
+    """Results of single relations: of the test, or else of validation; None without several.
+
+    Returns
+    -------
+    dict
+        `split`, and `relations`: relation → number of `links`, `mrr` and the metrics of these
+        `names`.
+    """
+    for split in ("test", "val"):
+        tally = evaluated[split].tallies.get("links")
+        if isinstance(tally, RankTally) and tally.count and len(tally.relations) > 1:
+            return {"split": split, "relations": {
+                relation: {"links": each.count,
+                           **{name: each.value(name) for name in ("mrr", *names)}}
+                for relation, each in tally.of_each().items() if each.count}}
     return None
 
 

@@ -32,7 +32,14 @@ from dgl_heta.training.checkpoint import (
     save_checkpoint,
 )
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.evaluating import NOTHING, classes, evaluate, followed, not_finite_text
+from dgl_heta.training.evaluating import (
+    NOTHING,
+    classes,
+    evaluate,
+    followed,
+    not_finite_text,
+    of_relations,
+)
 from dgl_heta.training.identity import Identity
 from dgl_heta.training.loggers import Loggers
 from dgl_heta.training.recorded import best_epoch
@@ -111,6 +118,8 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
                                   if found.metrics}
         if (found := classes(engine, evaluated)) is not None:
             summary["classes"] = found
+        if (found := of_relations(evaluated, settings.train.watched)) is not None:
+            summary["relations"] = found
         if first:
             write_signed(run_dir / "summary.json", summary, indent=1)
             _append(log, {"event": "summary", **summary})
@@ -144,9 +153,10 @@ def _check_seeds(engine: Engine) -> None:
     least = torch.tensor([float(bool(engine.steps("train")))])
     if not engine.world.all_reduce(least, "min", "control").item():
         elsewhere = " and is owned by this worker" if engine.task.steps("train", 0, 1) else ""
-        raise InputError(f"there is nothing to train on: no node of "
-                         f"{' or '.join(repr(t) for t in engine.task.targets)} is in train_mask "
-                         f"and has a label{elsewhere}")
+        what = "no link is for training" if engine.task.held_out is not None else (
+            f"no node of {' or '.join(repr(t) for t in engine.task.targets)} is in train_mask and "
+            "has a label")
+        raise InputError(f"there is nothing to train on: {what}{elsewhere}")
 
 
 def _check_validation(engine: Engine, validates: bool) -> None:

@@ -239,17 +239,25 @@ class ValueTally:
 
 
 class RankTally:
-    """Ranks of edges among their negatives, the best is 1."""
+    """Ranks of edges among their negatives, the best is 1, by relation."""
 
-    def __init__(self, negatives: int) -> None:
-        self._counts = np.zeros(negatives + 2, np.int64)
+    def __init__(self, negatives: int, relations: Sequence[str]) -> None:
+        self.relations = relations
+        self._counts = np.zeros((len(relations), negatives + 2), np.int64)
 
-    def add(self, ranks: np.ndarray) -> None:
-        """Count edges by their ranks, int64 (edges,)."""
-        self._counts += np.bincount(ranks, minlength=len(self._counts))
+    def add(self, ranks: np.ndarray, places: np.ndarray) -> None:
+        """Count edges by their ranks and the places of their relations, int64 (edges,)."""
+        np.add.at(self._counts, (places, ranks), 1)
 
     def gather(self, comm: Comm) -> None:
         self._counts = comm.all_reduce(torch.from_numpy(self._counts), cause="control").numpy()
+
+    def of_each(self) -> dict[str, RankTally]:
+        """Relation → what was counted of it."""
+        found = {name: RankTally(0, [name]) for name in self.relations}
+        for place, tally in enumerate(found.values()):
+            tally._counts = self._counts[place:place + 1]
+        return found
 
     @property
     def count(self) -> int:
@@ -258,11 +266,12 @@ class RankTally:
     def value(self, name: str) -> float:
         if not self.count:
             return math.nan
-        ranks = np.arange(len(self._counts))
+        counts = self._counts.sum(0)
+        ranks = np.arange(len(counts))
         if (k := _number(name)) is not None:
-            return float(self._counts[:k + 1].sum() / self.count)
+            return float(counts[:k + 1].sum() / self.count)
         weights = ranks.astype(float) if name == "mean_rank" else 1 / np.maximum(ranks, 1)
-        return float((self._counts * weights).sum() / self.count)
+        return float((counts * weights).sum() / self.count)
 
 
 class _Scores:

@@ -114,13 +114,15 @@ def test_labels_that_are_not_known_count_in_no_metric() -> None:
 
 
 def test_metrics_of_ranks() -> None:
-    tally = RankTally(9)
-    for ranks in ([1, 4, 10], [2, 1]):
-        tally.add(np.array(ranks))
+    tally = RankTally(9, ["one", "two"])
+    for ranks, places in (([1, 4, 10], [0, 1, 0]), ([2, 1], [1, 1])):
+        tally.add(np.array(ranks), np.array(places))
     tally.gather(Comm(Traffic()))
     assert tally.value("mrr") == pytest.approx((1 + 1 / 4 + 1 / 10 + 1 / 2 + 1) / 5)
     assert (tally.value("mean_rank"), tally.value("hits@1"), tally.value("hits@4")) == (
         3.6, 0.4, 0.8)
+    assert {name: (each.count, each.value("mean_rank")) for name, each in tally.of_each().items()
+            } == {"one": (2, 5.5), "two": (3, pytest.approx(7 / 3))}
 
 
 def test_what_is_not_defined_is_no_number() -> None:

@@ -12,7 +12,7 @@ from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.training.metrics import check_names
 from dgl_heta.training.tasks.base import SPLITS, Step, TrainingTask
-from dgl_heta.training.tasks.link import LinkPrediction
+from dgl_heta.training.tasks.link import LinkPrediction, named_reverses, predicted
 from dgl_heta.training.tasks.node import NodePrediction, NodeStep
 
 __all__ = ["SPLITS", "LinkPrediction", "NodePrediction", "NodeStep", "Step", "TrainingTask",
@@ -31,29 +31,17 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema,
         Nothing says what to train for; an unknown type or relation.
     """
     if task.kind == "link" or (task.kind is None and task.relation):
-        if task.relation is None:
+        if not task.relation:
             raise InputError("link prediction needs task.relation, the relation to predict; "
                              f"relations: {listing(schema.relations)}")
-        relation = schema.find_relation(task.relation)
-        reverse = schema.find_relation(task.reverse) if task.reverse else None
-        if reverse is not None and (reverse.src, reverse.dst) != (relation.dst, relation.src):
-            raise InputError(f"task.reverse '{reverse}' does not go from '{relation.dst}' back to "
-                             f"'{relation.src}' as the reverse of '{relation}' does")
-        if reverse is None and task.reverse is None:
-            back = [r for r in schema.relations if (r.src, r.dst) == (relation.dst, relation.src)
-                    and r != relation and schema.edge_counts[r] == schema.edge_counts[relation]]
-            if back:
-                raise InputError(
-                    f"'{back[0]}' may be the reverse of '{relation}': it goes back and has as many "
-                    "edges; its edges would give the answer away. Name the reverse relation by "
-                    "task.reverse, or set task.reverse to '' if there is none")
         if task.unlabelled is not None:
             raise InputError("task.unlabelled is about labels of nodes, which link prediction has "
                              "none of; leave it out")
+        named_reverses(task, schema)
         if task.links is not None and task.held_out != TaskSettings().held_out:
             raise InputError("task.links says which links are held out, so task.held_out means "
                              "nothing; leave one of them out")
-        targets = list(dict.fromkeys((relation.src, relation.dst)))
+        targets = list(dict.fromkeys(t for r in predicted(task, schema) for t in (r.src, r.dst)))
         return task.model_copy(update={"kind": "link", "targets": targets})
     for name in ("relation", "reverse", "links", "decoder"):
         if getattr(task, name) not in (None, "", "dot"):

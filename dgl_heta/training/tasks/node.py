@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.readers.arrays import class_labels
+from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.settings import TaskSettings
@@ -43,6 +44,7 @@ class NodePrediction:
     """
 
     held_out = None
+    notes: Sequence[str] = ()
 
     def __init__(self, store: Store, task: TaskSettings, seed: int,
                  class_weights: str | list[float] | None = None) -> None:
@@ -62,6 +64,9 @@ class NodePrediction:
 
     def provider(self, of: ModelProvider) -> ModelProvider:
         return of
+
+    def use(self, model: nn.Module) -> None:
+        pass
 
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
         ids, own = {}, owned is not None
@@ -86,7 +91,7 @@ class NodePrediction:
         assert isinstance(step, NodeStep)
         return {t: share_of(nodes, worker, workers) for t, nodes in step.nodes.items()}
 
-    def without(self, step: Step) -> np.ndarray | None:
+    def without(self, step: Step) -> Mapping[Relation, np.ndarray] | None:
         return None
 
     def loss(self, outputs: Mapping[str, Tensor], step: Step, worker: int, workers: int
