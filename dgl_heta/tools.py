@@ -43,7 +43,9 @@ _LAZY = {
     "generate": "dgl_heta.graph.datasets.synthetic",
     "config_name": "dgl_heta.partition.part_config",
     "make_request": "dgl_heta.partition.request",
+    "graph_names": "dgl_heta.graph.source",
     "open_input": "dgl_heta.partition.inputs",
+    "part_tensor": "dgl_heta.graph.source",
     "read_dgl_graph": "dgl_heta.graph.readers.dgl_graph",
     # providers, settings, messages
     "Plugins": "dgl_heta.hooks.manager",
@@ -74,12 +76,12 @@ _LAZY = {
 __all__ = [
     "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "NodeShape", "Plugins",
     "RelationShape", "SettingsOptions", "Shape", "Traffic", "check_file", "check_room",
-    "check_source", "config_name", "data_parallel", "file_sum", "generate", "grouped",
-    "init_workers", "kernel", "listing", "load_settings", "log_line", "make_request", "nearest",
-    "new_array", "new_directory", "new_rows", "open_input", "optional", "out", "peak_rss_mb",
-    "plugins", "prefetch", "print_json", "progress", "read_dgl_graph", "read_signed", "replacing",
-    "reserve", "run_workers", "scratch_directory", "section_name", "table", "worker_main",
-    "write_atomic", "write_signed",
+    "check_source", "config_name", "data_parallel", "file_sum", "generate", "graph_names",
+    "grouped", "init_workers", "kernel", "listing", "load_settings", "log_line", "make_request",
+    "nearest", "new_array", "new_directory", "new_rows", "open_input", "optional", "out",
+    "part_tensor", "peak_rss_mb", "plugins", "prefetch", "print_json", "progress",
+    "read_dgl_graph", "read_signed", "replacing", "reserve", "run_workers", "scratch_directory",
+    "section_name", "table", "worker_main", "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ if TYPE_CHECKING:
     from dgl_heta.features.row_kernels import new_rows
     from dgl_heta.graph.datasets.synthetic import NodeShape, RelationShape, Shape, generate
     from dgl_heta.graph.readers.dgl_graph import read_dgl_graph
-    from dgl_heta.graph.source import MASKS
+    from dgl_heta.graph.source import MASKS, graph_names, part_tensor
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers
     from dgl_heta.launch.worker import main as worker_main

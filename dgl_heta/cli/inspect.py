@@ -9,7 +9,7 @@ import typer
 
 from dgl_heta.cli.options import AsJson
 from dgl_heta.errors import InputError
-from dgl_heta.report.console import out, print_json, progress
+from dgl_heta.report.console import note, out, print_json, progress
 
 if TYPE_CHECKING:
     from dgl_heta.planning.plan import Plan
@@ -42,7 +42,9 @@ def inspect(
                          "directory of a run; write a partition with `dgl-heta partition`")
     if verify:
         with progress(not as_json) as advance:
-            store.verify(progress=advance)
+            texts = store.verify(progress=advance)
+        for text in texts:
+            note(text)
         if plan is not None:
             plan.verify()
     if as_json:

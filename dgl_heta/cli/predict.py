@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from dgl_heta.cli.options import AsJson, Overwrite
-from dgl_heta.errors import several
-from dgl_heta.report.console import out, print_json
+from dgl_heta.errors import HetaError, several
+from dgl_heta.report.console import note, out, print_json
 from dgl_heta.report.text import printable
 
 app = typer.Typer()
@@ -45,8 +45,20 @@ def predict(
                                overwrite).run(plugins(), report)
     if as_json:
         print_json(result)
-        return
-    out.print(f"{escape(result['out'])}: {what} of {result['rows']:,} nodes of type "
+    else:
+        _say(result)
+    if result["not_finite"]:
+        raise HetaError(f"{result['not_finite']:,} of {result['rows']:,} rows of {result['out']} "
+                        "are NaN or infinite, or say nothing because the model's outputs are: look "
+                        "for such values in the features of these nodes and of their neighbours "
+                        "(`dgl-heta inspect` of the store), or the model itself diverged")
+
+
+def _say(result: dict[str, Any]) -> None:
+    out.print(f"{escape(result['out'])}: {result['what']} of {result['rows']:,} nodes of type "
               f"{escape(printable(result['ntype']))}, {result['width']} wide, in "
               f"{result['seconds']:.1f} s by {several(result['workers'], 'worker')}",
               highlight=False, soft_wrap=True)
+    if result["named"]:
+        note(f"classes in {result['out']} are places, from 0, in the list of their names "
+             "(`classes` of the store's info); .csv has the names")

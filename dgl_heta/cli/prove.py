@@ -29,8 +29,11 @@ from dgl_heta.system.leftovers import scratch_directory
 if TYPE_CHECKING:
     from dgl_heta.launch.script_job import ScriptJob
     from dgl_heta.proof.comparison import Measure, Verdict
+    from dgl_heta.store import Manifest
 
 app = typer.Typer()
+NOT_GIVEN = ("data of nodes and edges were not compared with those of the graph that was "
+             "partitioned: it was read from files, or partitioned by an earlier version")
 ROWS = 12
 """Differences that are shown at most."""
 PLURAL = {"input": "rows read", "layer": "results of layers", "output": "outputs", "loss": "loss",
@@ -68,23 +71,21 @@ def prove(
 
     The script runs twice, through its first optimizer step and its first evaluation: with RAF, and
     in a reference mode with DGL's own blocks and operators. What its modules read and return, the
-    loss, gradients, parameters and embeddings are compared by node id. Exit status 0 means that
-    they agree, 1 that they differ, 3 that too little was seen.
+    loss, gradients, parameters and embeddings are compared by node id. Both read all data of the
+    graph first, which are compared with those that partition_graph was given. Exit status 0 means
+    that they agree, 1 that they differ, 3 that too little was seen.
     """
     from dgl_heta.proof.comparison import Verdict
-    from dgl_heta.proof.records import load
-    from dgl_heta.proof.runs import compare_runs
 
     job, ours = make_job(command_of(command, source), part_config, hosts, emulation, processes,
                          limits)
-    _check(job, ours)
-    place = (scratch_directory(None, "dgl-heta-prove") if keep is None
-             else nullcontext(_empty(keep.absolute())))
+    manifest = _check(job, ours)
+    unlike = manifest.unlike_given()
     try:
-        with place as directory:
-            for name, reference in (("raf", False), ("reference", True)):
-                _run(_recording(job, directory / name, reference, double), reference)
-            verdict = compare_runs(load(directory / "raf"), load(directory / "reference"))
+        verdict = (Verdict("differs", f"{part_config}: {unlike}; partition the graph again")
+                   if unlike else _compared(job, keep, double))
+        if not manifest.given:
+            verdict = replace(verdict, notes=(*verdict.notes, NOT_GIVEN))
     except NotProvedError as error:
         if as_json:
             print_json(to_json(Verdict("not proved", str(error))))
@@ -99,14 +100,29 @@ def prove(
         raise NotProvedError(verdict.message)
 
 
-def _check(job: ScriptJob, ours: bool) -> None:
-    """
+def _compared(job: ScriptJob, keep: Path | None, double: bool) -> Verdict:
+    """The verdict on two runs."""
+    from dgl_heta.proof.records import load
+    from dgl_heta.proof.runs import compare_runs
+
+    place = (scratch_directory(None, "dgl-heta-prove") if keep is None
+             else nullcontext(_empty(keep.absolute())))
+    with place as directory:
+        for name, reference in (("raf", False), ("reference", True)):
+            _run(_recording(job, directory / name, reference, double), reference)
+        return compare_runs(load(directory / "raf"), load(directory / "reference"))
+
+
+def _check(job: ScriptJob, ours: bool) -> Manifest:
+    """The manifest of the partition's store.
+
     Raises
     ------
     InputError
         Hosts are other machines, or the partition is none that a reference can be run on.
     """
-    from dgl_heta.partition.directory import open_partition
+    from dgl_heta.partition.directory import open_partition, store_of_config
+    from dgl_heta.store import Manifest
 
     if any(job.over_ssh(host) for host in job.hosts):
         raise InputError("prove wants all hosts on this machine, because the reference needs the "
@@ -115,10 +131,14 @@ def _check(job: ScriptJob, ours: bool) -> None:
     if not ours:
         raise InputError(f"{job.part_config} was not made by dgl-heta, so there is nothing to "
                          "prove; partition the graph with `dgl-heta run` or `dgl-heta partition`")
-    _, plan = open_partition(job.part_config.parent)
+    place = store_of_config(job.part_config)
+    if place and (manifest := Manifest.load(place)).unlike_given():
+        return manifest  # which the plan need not fit
+    store, plan = open_partition(job.part_config.parent)
     if plan.metapaths:
         raise InputError(f"{job.part_config} follows metapaths, so plain DGL samples other edges "
                          "and there is nothing to compare with; partition it by hops")
+    return store.manifest
 
 
 def _empty(directory: Path) -> Path:

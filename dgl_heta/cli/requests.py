@@ -8,7 +8,7 @@ from typing import Any
 
 from dgl_heta.cli.options import PlanOptions, ReadingOptions
 from dgl_heta.errors import InputError, listing, several
-from dgl_heta.graph.changes import features_text, unreached_text
+from dgl_heta.graph.changes import columns_text, features_text, labels_text, unreached_text
 from dgl_heta.graph.source import Task
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import Cutter, PartitionBackend
@@ -49,7 +49,12 @@ def say_of_graph(opened: GraphInput, targets: tuple[str, ...], metapaths: bool,
         note(text)
     if opened.source is None:
         return
-    note(features_text(opened.source))
+    for text in (features_text(opened.source), *columns_text(opened.source)):
+        note(text)
+    if opened.source.task is not None:
+        note(labels_text(opened.source, opened.source.task))
+    if left := opened.source.info.get("left out"):
+        note(f"left out: {listing(left)}")
     if not metapaths and (text := unreached_text(opened.schema, targets)):
         note(text)
 

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from dgl_heta.cli.options import AsJson, Input, ReadingOptions, SettingsOptions, grouped
-from dgl_heta.report.console import out, print_json
+from dgl_heta.report.console import note, out, print_json
 
 if TYPE_CHECKING:
     from dgl_heta.launch.jobs.seeds import SeedsResult
@@ -58,8 +58,10 @@ def train(
         from dgl_heta.cli.plan import show
         from dgl_heta.planning.workload import Workload
 
-        job.check(run_dir, resume=resume)
+        notes = job.check(run_dir, resume=resume)
         say_of_graph(job.opened, job.plan.targets, bool(job.plan.metapaths))
+        for text in notes:
+            note(text)
         show(job.plan, Workload.of(job.settings, parts=job.plan.num_parts), as_json=as_json)
         return
     first = os.environ.get("RANK", "0") == "0"

@@ -12,7 +12,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.features.row_kernels import check_ids
 from dgl_heta.graph.schema import Relation
 from dgl_heta.store import Store
-from dgl_heta.store.structure import check_range
+from dgl_heta.store.structure import edge_ends
 
 
 class EdgeEnds:
@@ -48,11 +48,8 @@ class EdgeEnds:
     def of(self, relation: Relation, ids: Any) -> tuple[Tensor, Tensor]:
         """Sources and destinations of edges, int64, in the order of their ids."""
         positions = self.positions(relation, ids)
-        csc, counts = self._store.relation(relation), self._store.schema.node_counts
-        sources = np.asarray(csc.indices[positions], np.int64)
-        destinations = np.searchsorted(csc.indptr, positions, side="right") - 1
-        check_range(relation, csc, sources, counts[relation.src])
-        check_range(relation, csc, destinations, counts[relation.dst])
+        sources, destinations = edge_ends(relation, self._store.relation(relation), positions,
+                                          self._store.schema.node_counts)
         return torch.from_numpy(sources), torch.from_numpy(destinations)
 
     def _ordered(self, relation: Relation, edges: int) -> np.ndarray | None:

@@ -19,7 +19,7 @@ from dgl.dataloading import negative_sampler
 from torch import Tensor
 
 from dgl_heta.distdgl.drawing import Drawn, draw_told
-from dgl_heta.distdgl.excluding import excluded_by_all, ignores_exclude
+from dgl_heta.distdgl.excluding import excluded_by_all, ignores_exclude, stored_again
 from dgl_heta.distdgl.loader import (
     RafLoader,
     forget_loader,
@@ -72,6 +72,9 @@ class EdgeLoader(RafLoader):
             log.warning("exclude=%r of DistEdgeDataLoader leaves out of a step's blocks what any "
                         "of the %d trainers that step together excludes: they have one batch",
                         collator.exclude, session.group.size)
+        if self._excludes and session.world.rank == 0:
+            for line in stored_again(collator, relations, session.ends, self._store):
+                log.warning("%s", line)
         if self._source.ahead:
             log.warning("batches of edges are made when they are asked for, not ahead of time: "
                         "DGL draws negatives by the script's own random numbers")

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from dgl.distributed import rpc
+from dgl.distributed import role, rpc
 from dgl.distributed.kvstore import GetPartShapeRequest, KVClient
 
 from dgl_heta.distdgl import tensors
+from dgl_heta.distdgl.as_given import check_as_given
 from dgl_heta.distdgl.graphbolt_parts import check_graph, check_own_part
 from dgl_heta.distdgl.merging import canonical
 from dgl_heta.distdgl.own_part import open_part, own_part
@@ -44,6 +45,8 @@ def open_graph(graph: Any, part_config: str | None) -> None:
     check_no_plain_module()
     graph.heta = open_session(config, graph.get_partition_book().partid, selected(), plugins())
     graph.heta.column = partial(_column, graph)
+    if graph.heta.settings.run.record is not None:
+        check_as_given(graph, graph.heta.store.manifest, role.get_num_trainers())
 
 
 def _column(graph: Any, relation: Relation, name: str) -> Callable[[], np.ndarray] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,10 @@ from dgl_heta.distdgl.graphbolt_parts import no_graphbolt
 from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError, several
+from dgl_heta.graph.source import graph_names, part_tensor
 from dgl_heta.partition.arguments import shown, warn_once, whole
 from dgl_heta.partition.dgl import DGL_METHODS, OWN, arguments_of, perform
-from dgl_heta.partition.directory import (
-    graph_names,
-    is_part_config,
-    is_partition,
-    open_partition,
-)
+from dgl_heta.partition.directory import is_part_config, is_partition, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import MODELS
 from dgl_heta.settings import Settings
@@ -206,16 +202,13 @@ def load_features(part_config: str, part_id: int) -> dict[str, Any]:
     features = {}
     for ntype, arrays in store.manifest.arrays.items():
         low, high = _range(config["node_map"][ntype], part_id)
-        names = graph_names(store, ntype)
+        names = graph_names(store.manifest, ntype)
         for name in arrays:
-            rows = torch.from_numpy(np.array(store.array(ntype, name)[low:high]))
-            if rows.dtype == torch.bool:  # not in the key-value store; DGL's parts have uint8 too
-                rows = rows.to(torch.uint8)
             key = f"{ntype}/{names.get(name, name)}"
             if key in features:
                 raise InputError(f"'{key}' is the name of two arrays for DistDGL, because a node "
                                  "type or an array has a slash; rename one of them")
-            features[key] = rows
+            features[key] = _rows(store, ntype, name, store.held_array(ntype, name)[low:high])
     return features
 
 
@@ -227,13 +220,44 @@ def load_edge_data(part_config: str, part_id: int) -> dict[str, Any]:
     for relation in store.schema.relations:
         low, high = _range(config["edge_map"][":".join(relation)], part_id)
         for name, array in store.edge_arrays(relation).items():
-            if "/" in name:
-                raise InputError(f"edge data '{name}' of '{relation}' have a slash, by which "
-                                 "DistDGL separates names; rename them")
-            rows = torch.from_numpy(np.array(array[low:high]))
-            found[f"{':'.join(relation)}/{name}"] = (
-                rows.to(torch.uint8) if rows.dtype == torch.bool else rows)
+            found[f"{':'.join(relation)}/{name}"] = _rows(store, relation, name, array[low:high])
     return found
+
+
+def _rows(store: Store, kind: Any, name: str, held: np.ndarray) -> Tensor:
+    """Rows of an array of a node type or relation, as DGL's own parts have them."""
+    found: Tensor = part_tensor(np.array(held), store.manifest.given.get(kind, {}).get(name))
+    return found
+
+
+_SERVED = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16,
+           torch.float32, torch.float64)
+_LONGEST = 254
+"""Bytes of a name in shared memory, without a slash before it."""
+
+
+def _check_served(kind: str, data: Mapping[str, Tensor]) -> None:
+    """
+    Raises
+    ------
+    InputError
+        Data that are in a partition, but that DistDGL's servers cannot hold.
+    """
+    for key, rows in data.items():
+        ntype, _, name = key.partition("/")
+        what = f"{kind} data '{name}' of '{ntype}' cannot be held by DistDGL's servers"
+        if rows.dtype not in _SERVED:
+            raise InputError(f"{what}: they are {str(rows.dtype).removeprefix('torch.')}; convert "
+                             "them before partition_graph, complex ones by torch.view_as_real")
+        if kind == "edge" and 0 in rows.shape[1:]:  # of nodes they are read from the store
+            raise InputError(f"{what}: their rows {list(rows.shape[1:])} have no numbers; leave "
+                             "them out")
+        if mark := next((mark for mark in "/~" if mark in name), None):
+            raise InputError(f"{what}: the name has a '{mark}', by which they separate names; "
+                             "rename them before partition_graph")
+        if len(f"{kind}~{ntype}~{name}-kvdata-".encode()) > _LONGEST:
+            raise InputError(f"{what}: the name is too long for shared memory; shorten it before "
+                             "partition_graph")
 
 
 def _range(ranges: list[list[int]], part_id: int) -> tuple[int, int]:
@@ -322,8 +346,12 @@ def _load_partition_feats(original: Any) -> Any:
 def _features(part_config: str, /, part_id: int, load_nodes: bool = True, load_edges: bool = True
               ) -> Any:
     """What `load_partition_feats` returns."""
-    return (load_features(part_config, part_id) if load_nodes else None,
-            load_edge_data(part_config, part_id) if load_edges else None)
+    found = (load_features(part_config, part_id) if load_nodes else None,
+             load_edge_data(part_config, part_id) if load_edges else None)
+    if part_config in _serving:
+        for kind, data in zip(("node", "edge"), found):
+            _check_served(kind, data or {})
+    return found
 
 
 def _empty_shared_mem(original: Any) -> Any:

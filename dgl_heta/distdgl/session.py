@@ -28,10 +28,11 @@ from dgl_heta.distdgl.selection import without_effect
 from dgl_heta.distdgl.whereabouts import meet
 from dgl_heta.errors import HetaError, InputError, listing, several
 from dgl_heta.graph.schema import Relation
+from dgl_heta.graph.source import graph_names
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import BatchSource
 from dgl_heta.nn import use_kernel
-from dgl_heta.partition.directory import graph_names, open_partition
+from dgl_heta.partition.directory import open_partition
 from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.exchange import GroupExchange
@@ -88,7 +89,7 @@ class Session:
             own = plan.partitions[part]
             self.store.verify(own.node_types, own.relations)
         self._stored_names = {(t, given): stored for t in self.store.schema.node_types
-                              for stored, given in graph_names(self.store, t).items()}
+                              for stored, given in graph_names(self.store.manifest, t).items()}
         plan = self._delegating(plan)
         if plan.replication != "full":
             raise InputError(f"the partition {part_config} was made with replication = "
@@ -366,7 +367,7 @@ class Session:
         array = self._stored_names.get((ntype, array), array)
         if not name.startswith("node~") or not self.store.has_array(ntype, array):
             return None
-        return self.store.array(ntype, array)
+        return self.store.held_array(ntype, array)
 
     def users(self, ntype: str) -> list[int]:
         """Ranks of the trainers that use a node type's features."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.graph.readers.arrays import node_array
+from dgl_heta.graph.labels import NodeLabels, in_mask
+from dgl_heta.graph.readers.arrays import check_node_array, node_array, task_arrays
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource
+from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 
 FEAT = "feat"
 REVERSE = "rev-"
@@ -54,6 +56,7 @@ def with_features(source: GraphSource, chosen: Mapping[str, str]) -> GraphSource
         No such type or array, or an array that cannot be features.
     """
     arrays = {ntype: dict(named) for ntype, named in source.node_arrays.items()}
+    given = {kind: dict(known) for kind, known in source.given.items()}
     for ntype, name in chosen.items():
         if ntype not in source.node_counts:
             raise InputError(f"--feature names node type '{ntype}', which is not in the graph; "
@@ -63,8 +66,14 @@ def with_features(source: GraphSource, chosen: Mapping[str, str]) -> GraphSource
         if name not in named:
             raise InputError(f"node type '{ntype}' has no array '{name}' to take for features; its "
                              f"arrays: {listing(named)}" + nearest(name, named))
-        named[FEAT] = node_array(FEAT, named.pop(name), ntype, source.node_counts[ntype])
-    return replace(source, node_arrays=arrays)
+        array, known = named.pop(name), given.get(ntype, {})
+        if name in known:
+            check_node_array(FEAT, array, ntype, source.node_counts[ntype])
+            named[FEAT], known[FEAT] = array, known.pop(name)
+        else:
+            named[FEAT] = node_array(FEAT, array, ntype, source.node_counts[ntype])
+            known.pop(FEAT, None)
+    return replace(source, node_arrays=arrays, given=given)
 
 
 def unreached(schema: Schema, targets: Iterable[str]) -> list[Relation]:
@@ -90,6 +99,22 @@ def unreached_text(schema: Schema, targets: Iterable[str]) -> str:
             f"{listing(found, 6)}; --reverse adds reverse relations when a graph is read")
 
 
+def columns_text(source: GraphSource) -> list[str]:
+    """Sentences about what was made of columns: a split by time, means where numbers lack."""
+    texts = []
+    if split := source.info.get("split"):
+        parts = [f"{part} {first} to {last}" for part, (first, last) in (
+            (part, split[part]) for part in ("train", "val", "test") if part in split)]
+        texts.append(f"split by time ('{split['time']}'): {', '.join(parts)}")
+    for ntype, records in source.info.get("columns", {}).items():
+        for record in records:
+            if record.get("missing"):
+                texts.append(f"features of {ntype}: {record['missing']:,} of "
+                             f"{source.node_counts[ntype]:,} rows lack a number in "
+                             f"'{record['column']}', the mean stands in its place")
+    return texts
+
+
 def features_text(source: GraphSource) -> str:
     """One sentence: which types have features, which learn them, which arrays nobody reads."""
     own, learned, unused = [], [], []
@@ -97,7 +122,7 @@ def features_text(source: GraphSource) -> str:
     for ntype in source.node_counts:
         arrays = source.node_arrays.get(ntype, {})
         if FEAT in arrays:
-            own.append(f"{ntype} ({arrays[FEAT].shape[1]} wide)")
+            own.append(f"{ntype} ({math.prod(arrays[FEAT].shape[1:])} wide)")
         else:
             learned.append(ntype)
         read = {FEAT, *MASKS, *([task.label] if task and task.target == ntype else [])}
@@ -108,3 +133,19 @@ def features_text(source: GraphSource) -> str:
             + (f"; not used: {listing(unused)} (--feature TYPE=ARRAY takes an array for the "
                "features)" if unused else "")
             + (f"; columns that are not used: {listing(left)}" if left else ""))
+
+
+def labels_text(source: GraphSource, task: Task) -> str:
+    """One sentence: what the graph's own task is, and how many labels its nodes in masks lack."""
+    arrays = task_arrays(source, task)
+    if task.label not in arrays:
+        return f"labels: {task}"
+    labels = NodeLabels(arrays[task.label], task.kind, task.num_classes, task.unlabelled)
+    nodes = np.unique(np.concatenate([np.empty(0, np.int64), *(
+        in_mask(arrays[mask]) for mask in MASKS if mask in arrays)]))
+    have = labels.count(nodes)
+    all_of = len(nodes) * (1 if task.kind == "classification" else labels.outputs)
+    names = source.info.get("classes", ())
+    return f"labels: {task}{f' ({listing(names, 4)})' if names else ''}" + (
+        f"; {all_of - have:,} of {all_of:,} labels of nodes in masks are not known, and count in "
+        "no loss and no score" if have < all_of else "")

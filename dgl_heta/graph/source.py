@@ -7,7 +7,7 @@ are read in chunks, and node arrays may be memory maps. The store writer consume
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -18,6 +18,9 @@ from dgl_heta.graph.schema import Relation, Schema
 
 KINDS = ("classification", "multilabel", "regression")
 """Kinds of tasks that a graph can come with."""
+
+MOST_CLASSES = 1 << 16
+"""Classes of a task, or labels or numbers per node, at most."""
 
 TRAIN_MASK = "train_mask"
 MASKS = (TRAIN_MASK, "val_mask", "test_mask")
@@ -65,12 +68,77 @@ class Task:
 
     `kind` is classification (`num_classes` classes), multilabel or regression (`num_classes`
     columns). Masks are named `train_mask`, `val_mask`, `test_mask` (bool, one entry per node).
+    `unlabelled` is a value of labels that stands for none, besides NaN: these count in no loss and
+    in no metric (:class:`dgl_heta.graph.labels.NodeLabels`).
     """
 
     target: str
     num_classes: int
     label: str = "label"
     kind: str = "classification"
+    unlabelled: float | None = None
+
+    def __str__(self) -> str:
+        what = {"classification": ("class", "es"), "multilabel": ("label", "s")}.get(
+            self.kind, ("number", "s"))
+        return (f"{self.kind} of {self.target} by {self.label}, {self.num_classes:,} {what[0]}"
+                f"{what[1] * (self.num_classes != 1)}")
+
+
+@dataclass(frozen=True)
+class Given:
+    """A node or edge array that is kept as a graph in memory has it, whatever its form.
+
+    Attributes
+    ----------
+    name : of the array on the graph.
+    dtype, shape : of the tensor; `dtype` is PyTorch's name of it, such as "bool".
+    sha256 : of the `.npy` file that holds it (:func:`held`, :func:`~dgl_heta.system.sums.npy_sum`).
+    unfit : why training cannot read it; "" if it can.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    sha256: str
+    unfit: str = ""
+
+    def tensor(self, rows: np.ndarray) -> Any:
+        """Rows that are held of it as a tensor of its dtype."""
+        import torch
+
+        if self.dtype == "bfloat16":  # the upper halves: PyTorch's rounding changes NaN
+            halves = (rows.view(np.uint32) >> 16).astype(np.uint16)
+            return torch.from_numpy(halves.view(np.int16)).view(torch.bfloat16)
+        return torch.from_numpy(rows).to(getattr(torch, self.dtype))
+
+
+def held(tensor: Any) -> np.ndarray:
+    """A tensor as the array that holds it. bfloat16 and complex32, which NumPy lacks, are held as
+    float32 and complex64.
+
+    Raises
+    ------
+    TypeError, RuntimeError
+        NumPy lacks its dtype, or it is no dense tensor.
+    """
+    import torch
+
+    wider = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+    found: np.ndarray = tensor.detach().cpu().resolve_conj().resolve_neg().to(
+        wider.get(tensor.dtype, tensor.dtype)).numpy()
+    return found
+
+
+def part_tensor(rows: np.ndarray, known: Given | None) -> Any:
+    """Rows of a node or edge array as a tensor, as DGL's own partitions have it: bool as uint8.
+
+    `known` is what is known of an array that is kept as it was given.
+    """
+    import torch
+
+    found = torch.from_numpy(rows) if known is None else known.tensor(rows)
+    return found.to(torch.uint8) if found.dtype == torch.bool else found
 
 
 @dataclass
@@ -88,6 +156,8 @@ class GraphSource:
     task : what to train for, when known.
     edge_arrays : relation to named arrays with one row per edge. A store that keeps edge ids holds
         those of numbers.
+    given : node type or relation to those of its arrays that are kept as a graph in memory has
+        them. They need not be in any form; training converts them when it reads.
     info : where the data comes from, free text per key, shown by `dgl-heta inspect`. `classes`, a
         list of as many texts as the task has classes, are their names.
     node_ids : node type to the ids that its nodes have for whoever made the graph; predictions
@@ -102,6 +172,25 @@ class GraphSource:
     info: dict[str, Any] = field(default_factory=dict)
     edge_arrays: dict[Relation, dict[str, np.ndarray]] = field(default_factory=dict)
     node_ids: dict[str, NodeIds] = field(default_factory=dict)
+    given: dict[Any, dict[str, Given]] = field(default_factory=dict)
+
+    def without_empty(self) -> GraphSource:
+        """The graph without relations that have no edges, and without node types that have no nodes
+        or no other relations; `info["left out"]` names them. The target stays."""
+        target = self.task.target if self.task else None
+        edges = {r: e for r, e in self.edges.items() if e.num_edges}
+        joined = {t for r in edges for t in (r.src, r.dst)}
+        counts = {t: n for t, n in self.node_counts.items() if t in joined or t == target}
+        left = [*(f"'{r}', which has no edges" for r in self.edges if r not in edges),
+                *(f"'{t}', which has no {'edges' if n else 'nodes'}"
+                  for t, n in self.node_counts.items() if t not in counts)]
+        if not left:
+            return self
+        return replace(self, node_counts=counts, edges=edges, info={**self.info, "left out": left},
+                       node_arrays={t: a for t, a in self.node_arrays.items() if t in counts},
+                       edge_arrays={r: a for r, a in self.edge_arrays.items() if r in edges},
+                       node_ids={t: i for t, i in self.node_ids.items() if t in counts},
+                       given={k: g for k, g in self.given.items() if k in counts or k in edges})
 
     def schema(self) -> Schema:
         """The schema of the graph, with bytes per feature row."""
@@ -112,3 +201,14 @@ class GraphSource:
                 widths[ntype] = int(feat.dtype.itemsize * np.prod(feat.shape[1:], dtype=np.int64))
         return Schema(dict(self.node_counts),
                       {Relation(*r): e.num_edges for r, e in self.edges.items()}, widths)
+
+
+def graph_names(of: Any, ntype: str) -> dict[str, str]:
+    """Arrays of a type that the graph in memory has under another name: that name.
+
+    `of` is a :class:`GraphSource`, or the manifest of a store.
+    """
+    renamed = of.info.get("renamed")  # of arrays that are not kept as they were given
+    names = renamed.get(ntype) if isinstance(renamed, dict) else None
+    return {**(names if isinstance(names, dict) else {}),
+            **{name: known.name for name, known in of.given.get(ntype, {}).items()}}

@@ -25,11 +25,9 @@ from dgl_heta.partition.arguments import (
     warn_once,
     whole,
 )
-from dgl_heta.partition.directory import is_partition
 from dgl_heta.partition.request import PartitionResult, make_request
 from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
 from dgl_heta.settings import load_settings
-from dgl_heta.store.writer import OWN_NAMES, kept_edge_arrays
 from dgl_heta.system.patching import plain
 
 DGL_METHODS = ("metis", "random")
@@ -116,8 +114,8 @@ def partition_graph(
     Raises
     ------
     InputError
-        Unknown method, target or argument, a wrong value, a graph with bad features, an `out_path`
-        that is not to be overwritten.
+        Unknown method, target or argument, a wrong value, data that DGL could not partition
+        either, an `out_path` that is not to be overwritten.
     """
     given = dict(locals())  # nothing but the arguments is there yet
     return perform(given | given.pop("dgl_arguments"), None)
@@ -208,8 +206,6 @@ def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
         word=lambda name: _WORDS.get(name, name))
     out = Path(out_path)
     result = backend.partition(source, request, out, overwrite=replace)
-    if is_partition(out):  # a store, which has no place for them
-        _warn_of_edge_data(g, source)
     return _mapping(g, result) if mapping else None
 
 
@@ -294,20 +290,13 @@ def _megabytes(given: Any) -> float | None:
 
 
 def _source(g: Any, name: str, targets: tuple[str, ...]) -> GraphSource:
-    """The graph, with a task if its only target has labels and a train mask."""
+    """The graph as it is, with a task if its only target has labels, of classes, and a train mask.
+    """
     from dgl_heta.graph.readers import read_dgl_graph
 
     data = g.nodes[targets[0]].data if len(targets) == 1 and targets[0] in g.ntypes else {}
     labelled = {"label", "labels"} & set(data) and TRAIN_MASK in data
-    return read_dgl_graph(g, name, target=targets[0] if labelled else None)
-
-
-def _warn_of_edge_data(g: Any, source: GraphSource) -> None:
-    lost = [f"{' '.join(relation)} ({listing(names)})" for relation in source.edges
-            if (names := {*g.edges[tuple(relation)].data} - {*OWN_NAMES}
-                - {*kept_edge_arrays(source, relation, True)})]
-    if lost:
-        warn_once("edge data that are no arrays of numbers are not stored: " + listing(lost))
+    return read_dgl_graph(g, name, target=targets[0] if labelled else None, as_given=True)
 
 
 def _mapping(g: Any, result: PartitionResult) -> Any:

@@ -128,8 +128,8 @@ def open_partition(path: str | Path, verify: bool = False) -> tuple[Store, Plan]
     store = Store(path / location, verify)
     if not _same(store.schema, plan.schema):
         raise InputError(f"the plan in {path} was made for another graph than the store "
-                         f"{store.directory}: node types, relations, counts or feature sizes "
-                         "differ")
+                         f"{store.directory}: " + (store.manifest.unlike_given() or (
+                             "node types, relations, counts or feature sizes differ")))
     return store, plan
 
 
@@ -139,10 +139,3 @@ def store_of_config(config: Path) -> Path | None:
         return config.parent / json.loads(config.read_text("utf-8"))["part-0"]["dgl_heta_store"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def graph_names(store: Store, ntype: str) -> dict[str, str]:
-    """Arrays of a type that the graph which was partitioned had under another name: that name."""
-    renamed = store.manifest.info.get("renamed")
-    names = renamed.get(ntype) if isinstance(renamed, dict) else None
-    return names if isinstance(names, dict) else {}

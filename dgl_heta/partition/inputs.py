@@ -43,15 +43,21 @@ class GraphInput:
             return self.store.manifest.task
         return self.source.task if self.source else None
 
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """Where the graph comes from, and notes on it."""
+        known = self.store.manifest if self.store is not None else self.source
+        return known.info if known else {}
+
     def num_train_nodes(self, ntype: str) -> int:
-        """Nodes of a type in `train_mask`; 0 if there is none."""
+        """Nodes of a type in `train_mask`, in any of its columns; 0 if there is none."""
         if self.store is not None:
             known = self.store.has_array(ntype, TRAIN_MASK)
-            mask: Any = self.store.array(ntype, TRAIN_MASK) if known else None
+            mask: Any = self.store.held_array(ntype, TRAIN_MASK) if known else None
         else:
             arrays = self.source.node_arrays if self.source else {}
             mask = arrays.get(ntype, {}).get(TRAIN_MASK)
-        return 0 if mask is None else int((mask[:] != 0).sum())
+        return 0 if mask is None else int((mask[:] != 0).reshape(len(mask), -1).any(1).sum())
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ instead of the one that has it as a root.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -42,8 +43,9 @@ def can_delegate(plan: Plan) -> str | None:
 
 def shared_learnable(plan: Plan) -> list[str]:
     """Node types without static features that several partitions read at layer 1."""
+    readers = Counter(t for p in plan.partitions for t in {r.src for r in p.layers[1]})
     return [t for t in plan.schema.node_types
-            if not plan.schema.feature_bytes.get(t, 0) and len(_readers(plan, t)) > 1]
+            if not plan.schema.feature_bytes.get(t, 0) and readers[t] > 1]
 
 
 def delegated(plan: Plan, owners: Mapping[str, int]) -> Plan:
@@ -63,15 +65,12 @@ def delegated(plan: Plan, owners: Mapping[str, int]) -> Plan:
     why = can_delegate(plan)
     if why is not None:
         raise InputError(f"nothing can be delegated: {why}; use partition.shared = rows")
-    delegates = {}
     for ntype, owner in owners.items():
         if ntype not in plan.schema.node_counts or not 0 <= owner < plan.num_parts:
             raise InputError(f"node type '{ntype}' cannot be delegated to partition {owner}")
-        delegates.update({r: owner for r in plan.schema.relations if r.src == ntype and any(
-            r in p.layers[1] for p in plan.partitions)})
-    delegates = {r: delegates[r] for r in plan.schema.relations if r in delegates}
-    return replace(plan, delegates=delegates, partitions=tuple(
-        _with_delegates(plan, p, delegates) for p in plan.partitions))
+    run = {r for p in plan.partitions for r in p.layers[1]}
+    delegates = {r: owners[r.src] for r in plan.schema.relations if r.src in owners and r in run}
+    return replace(plan, delegates=delegates, partitions=_with_delegates(plan, delegates))
 
 
 def undelegated(plan: Plan) -> Plan:
@@ -83,32 +82,34 @@ def undelegated(plan: Plan) -> Plan:
         [(p.group, p.sub_metatrees) for p in plan.partitions]))
 
 
-def _readers(plan: Plan, ntype: str) -> list[int]:
-    """Partitions that read a type as the source of a relation at layer 1."""
-    return [p.index for p in plan.partitions if any(r.src == ntype for r in p.layers[1])]
-
-
-def _with_delegates(plan: Plan, own: Partition, delegates: Mapping[Relation, int]) -> Partition:
-    """What a partition runs where some relations are delegated."""
-    schema, roots = plan.schema, set(plan.roots(own.index))
+def _with_delegates(plan: Plan, delegates: Mapping[Relation, int]) -> tuple[Partition, ...]:
+    """What each partition runs where some relations are delegated."""
+    schema = plan.schema
     order = {r: i for i, r in enumerate(schema.relations)}
-    others = [p for p in plan.partitions if p.index != own.index]
-    mine = {r for r, owner in delegates.items() if owner == own.index}
-    inner = tuple(r for r in own.inner[1] if r in mine or r not in delegates)
-    asks = tuple(r for r in own.inner[1] if r in delegates and r not in mine)
-    served = tuple(sorted((r for r in mine if any(r in p.inner[1] for p in others)),
-                          key=order.__getitem__))
     every_root = {tree.root for tree in plan.sub_metatrees}
-    at_first = {*inner, *served, *(r for r in roots if r not in delegates),
-                *(r for r in mine if r in every_root)}
-    layers = {**own.layers, 1: tuple(sorted(at_first, key=order.__getitem__))}
-    relations = tuple(r for r in schema.relations if any(r in run for run in layers.values()))
-    types = {*plan.targets, *(t for r in relations for t in (r.src, r.dst))}
-    return replace(
-        own, inner={**own.inner, 1: inner}, layers=layers, relations=relations, served=served,
-        asks=asks, node_types=tuple(t for t in schema.node_types if t in types),
-        num_nodes=sum(schema.node_counts[t] for t in types),
-        num_edges=sum(schema.edge_counts[r] for r in relations))
+    runs = Counter(r for p in plan.partitions for r in p.inner[1])
+    owned: list[list[Relation]] = [[] for _ in plan.partitions]
+    for relation, owner in delegates.items():
+        owned[owner].append(relation)
+
+    def changed(own: Partition) -> Partition:
+        before, kept = set(own.inner[1]), set(owned[own.index])
+        inner = tuple(r for r in own.inner[1] if r in kept or r not in delegates)
+        asks = tuple(r for r in own.inner[1] if r in delegates and r not in kept)
+        served = tuple(r for r in owned[own.index] if runs[r] > (r in before))
+        at_first = {*inner, *served, *(r for r in plan.roots(own.index) if r not in delegates),
+                    *(r for r in kept if r in every_root)}
+        layers = {**own.layers, 1: tuple(sorted(at_first, key=order.__getitem__))}
+        relations = tuple(sorted({r for run in layers.values() for r in run},
+                                 key=order.__getitem__))
+        types = {*plan.targets, *(t for r in relations for t in (r.src, r.dst))}
+        return replace(
+            own, inner={**own.inner, 1: inner}, layers=layers, relations=relations, served=served,
+            asks=asks, node_types=tuple(t for t in schema.node_types if t in types),
+            num_nodes=sum(schema.node_counts[t] for t in types),
+            num_edges=sum(schema.edge_counts[r] for r in relations))
+
+    return tuple(changed(p) for p in plan.partitions)
 
 
 def roots_at_first(plan: Plan, part: int) -> dict[Relation, Share]:

@@ -20,9 +20,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -45,26 +44,34 @@ class LayerReach:
     ----------
     inner : node type → destination rows that are no seeds.
     sources : node type → rows on the source side that are no seeds.
-    rows : relation → destination rows that it is run for, seeds included.
-    drawn : relation → edges drawn.
-    inner_edges : edges drawn for rows that are no seeds.
+    relations : those that are run for at least a row.
+    counts : (4, relations) float64: destination rows that are no seeds, seeds, and the edges
+        sampled for either.
     """
 
     inner: dict[str, float]
-    sources: dict[str, float] = field(default_factory=dict)
-    rows: dict[Relation, float] = field(default_factory=dict)
-    drawn: dict[Relation, float] = field(default_factory=dict)
-    inner_edges: float = 0.0
+    sources: dict[str, float]
+    relations: list[Relation]
+    counts: np.ndarray
+
+    @cached_property
+    def rows(self) -> dict[Relation, float]:
+        """Relation → destination rows that it is run for, seeds included."""
+        return dict(zip(self.relations, self.counts[:2].sum(0).tolist()))
+
+    @cached_property
+    def drawn(self) -> dict[Relation, float]:
+        """Relation → edges sampled."""
+        return dict(zip(self.relations, self.counts[2:].sum(0).tolist()))
+
+    @property
+    def inner_edges(self) -> float:
+        """Edges sampled for rows that are no seeds."""
+        return float(self.counts[2].sum())
 
     @property
     def edges(self) -> float:
-        return sum(self.drawn.values())
-
-    def add(self, relation: Relation, rows: float, each: float, seeds: bool) -> None:
-        """Let so many rows draw `each` edges by a relation."""
-        self.rows[relation] = self.rows.get(relation, 0.0) + rows
-        self.drawn[relation] = self.drawn.get(relation, 0.0) + rows * each
-        self.inner_edges += 0 if seeds else rows * each
+        return float(self.counts[2:].sum())
 
 
 @dataclass
@@ -93,56 +100,89 @@ def reach(plan: Plan, part: int, fanouts: Sequence[int], seeds: float, own: floa
         aggregates its shares.
     own : seeds of which it computes the final states.
     """
-    schema, partition = plan.schema, plan.partitions[part]
-    counts = schema.node_counts
-    shares = {r: s.width / s.count for r, s in plan.roots(part).items()}
-    reached: dict[str, float] = {}
-    drawn: dict[tuple[Relation, bool], _Drawn] = {}
-    layers = []
-    for number in range(plan.hops, 0, -1):
-        fanout = fanouts[number - 1] if fanouts[number - 1] >= 0 else math.inf
-        draws: dict[str, float] = {}
-        layer = LayerReach(dict(reached))
-        for relation in partition.layers[number]:
-            count = counts[relation.dst]
-            mean = schema.edge_counts[relation] / count
-            inner = reached.get(relation.dst, 0.0) if relation in partition.inner[number] else 0.0
-            seed = min(seeds / len(plan.targets) * shares.get(relation, 0.0), count)
-            for rows, is_seed in ((inner, False), (seed, True)):
-                if rows:
-                    degree = mean if is_seed else mean * (
-                        1 + math.expm1(SPREAD**2) * (1 - rows / count))
-                    each, key = taken(degree, fanout), (relation, is_seed)
-                    new, drawn[key] = _draw(drawn.get(key, _Drawn()), rows, each, degree)
-                    draws[relation.src] = draws.get(relation.src, 0.0) + new
-                    layer.add(relation, rows, each, is_seed)
-        for ntype, new in draws.items():
-            already = reached.get(ntype, 0.0)
-            reached[ntype] = already + (counts[ntype] - already) * covered(new / counts[ntype])
-        layer.sources = dict(reached)
-        layers.append(layer)
-    finals = {t: min(own / len(plan.targets), counts[t]) for t in plan.targets}
-    inputs = {t: n + finals.get(t, 0.0) * (1 - n / counts[t]) for t, n in reached.items()}
-    return Reach(layers, {**finals, **inputs}, finals)
+    return _Sampled(plan, fanouts).reach(part, seeds, own)
 
 
-class _Drawn(NamedTuple):
-    """Rows that drew by a relation at the layers above, and the share of their edges drawn."""
+def reach_of_each(plan: Plan, fanouts: Sequence[int], seeds: float, own: float) -> list[Reach]:
+    """:func:`reach` of every partition."""
+    sampled = _Sampled(plan, fanouts)
+    return [sampled.reach(p.index, seeds, own) for p in plan.partitions]
 
-    rows: float = 0.0
-    share: float = 0.0
+
+class _Sampled:
+    """A plan's relations as arrays over all relations and types of its schema: a schema can have
+    ten thousand relations, and a plan hundreds of partitions that run most of them."""
+
+    def __init__(self, plan: Plan, fanouts: Sequence[int]) -> None:
+        self._plan, schema = plan, plan.schema
+        self._fanouts = [f if f >= 0 else math.inf for f in fanouts]
+        self._order = {r: i for i, r in enumerate(schema.relations)}
+        types = {t: i for i, t in enumerate(schema.node_types)}
+        self._src = np.array([types[r.src] for r in schema.relations])
+        self._dst = np.array([types[r.dst] for r in schema.relations])
+        self._counts = np.array([*schema.node_counts.values()], np.float64)
+        self._mean = np.array([*schema.edge_counts.values()]) / self._counts[self._dst]
+        # Partitions share the tuples of their inner relations.
+        self._indices: dict[int, np.ndarray] = {}
+
+    def reach(self, part: int, seeds: float, own: float) -> Reach:
+        plan, partition = self._plan, self._plan.partitions[part]
+        shares = {self._order[r]: s.width / s.count for r, s in plan.roots(part).items()}
+        roots = np.array([*shares], np.int64)
+        seed_rows = np.minimum(seeds / len(plan.targets) * np.array([*shares.values()]),
+                               self._counts[self._dst[roots]])
+        reached, touched = np.zeros_like(self._counts), np.zeros(len(self._counts), bool)
+        before = np.zeros((2, 2, len(self._src)))  # of inner rows and seeds: rows, share of edges
+        layers = []
+        for number in range(plan.hops, 0, -1):
+            above = self._by_type(reached, touched)
+            inner = self._index(partition.inner[number])
+            runs = np.isin(roots, self._index(partition.layers[number]))
+            degree = self._mean[inner] * (1 + math.expm1(SPREAD**2) * (
+                1 - reached[self._dst[inner]] / self._counts[self._dst[inner]]))
+            counts = np.zeros((4, len(self._src)))
+            draws = np.zeros_like(self._counts)
+            for kind, (at, rows, mean) in enumerate((
+                    (inner, reached[self._dst[inner]], degree),
+                    (roots[runs], seed_rows[runs], self._mean[roots[runs]]))):
+                at, rows, mean = (x[rows > 0] for x in (at, rows, mean))
+                each = taken(mean, self._fanouts[number - 1])
+                new, before[kind][:, at] = _draw(before[kind][:, at], rows, each, mean)
+                draws += np.bincount(self._src[at], new, len(draws))
+                touched[self._src[at]] = True
+                counts[kind, at], counts[2 + kind, at] = rows, rows * each
+            reached = reached + (self._counts - reached) * covered(draws / self._counts)
+            run = np.flatnonzero(counts[:2].any(0))
+            layers.append(LayerReach(above, self._by_type(reached, touched), [
+                plan.schema.relations[i] for i in run.tolist()], counts[:, run]))
+        finals = {t: min(own / len(plan.targets), plan.schema.node_counts[t])
+                  for t in plan.targets}
+        inputs = {t: n + finals.get(t, 0.0) * (1 - n / plan.schema.node_counts[t])
+                  for t, n in layers[-1].sources.items()}
+        return Reach(layers, {**finals, **inputs}, finals)
+
+    def _index(self, relations: tuple[Relation, ...]) -> np.ndarray:
+        if id(relations) not in self._indices:  # which live as long as the plan
+            self._indices[id(relations)] = np.array([self._order[r] for r in relations], np.int64)
+        return self._indices[id(relations)]
+
+    def _by_type(self, rows: np.ndarray, which: np.ndarray) -> dict[str, float]:
+        names = self._plan.schema.node_types
+        return {names[i]: rows[i] for i in np.flatnonzero(which).tolist()}
 
 
-def _draw(before: _Drawn, rows: float, each: float, degree: float) -> tuple[float, _Drawn]:
+def _draw(before: np.ndarray, rows: np.ndarray, each: np.ndarray, degree: np.ndarray
+          ) -> tuple[np.ndarray, np.ndarray]:
     """Draws that can reach new nodes, and all that is drawn after them.
 
-    `rows` rows, those `before` among them, draw `each` of `degree` neighbours; those that drew
-    before draw partly the same again.
+    `rows` rows draw `each` of `degree` neighbours. `before` has the rows among them that drew at
+    the layers above, and the share of their edges: these draw partly the same again.
     """
-    share = min(each / degree, 1.0)
-    again = 1 - (1 - before.share) * (1 - share)
-    return each * (rows - before.rows * before.share), _Drawn(
-        rows, (before.rows * again + (rows - before.rows) * share) / rows)
+    old, part = before
+    share = np.minimum(each / degree, 1.0)
+    again = 1 - (1 - part) * (1 - share)
+    return each * (rows - old * part), np.stack(
+        [rows, (old * again + (rows - old) * share) / rows])
 
 
 def reach_of_one_process(plan: Plan, fanouts: Sequence[int], seeds: float) -> Reach:
@@ -164,16 +204,19 @@ def destinations(whole: Reach, plan: Plan) -> list[dict[str, float]]:
              for t in {*layer.inner, *whole.own}} for layer in whole.layers]
 
 
-def covered(draws: float) -> float:
+def covered(draws: np.ndarray) -> np.ndarray:
     """Share of a type's nodes that so many draws per node find: E[1 - e^(-p draws)]."""
-    return float(-(_WEIGHTS * np.expm1(-draws * _POPULARITY)).sum())
+    return -np.expm1(-np.multiply.outer(draws, _POPULARITY)) @ _WEIGHTS
 
 
-@cache
-def taken(mean: float, fanout: float) -> float:
-    """Expected min(degree, fanout) of degrees with this mean."""
+def taken(mean: np.ndarray, fanout: float) -> np.ndarray:
+    """Expected min(degree, fanout) of degrees with these means."""
     if math.isinf(fanout):
         return mean
-    at = (math.log(fanout / mean) + SPREAD**2 / 2) / SPREAD
-    below = [(1 + math.erf(x / math.sqrt(2))) / 2 for x in (at - SPREAD, at)]
-    return mean * below[0] + fanout * (1 - below[1])
+    at = (np.log(fanout / mean) + SPREAD**2 / 2) / SPREAD
+    return mean * _below(at - SPREAD) + fanout * (1 - _below(at))
+
+
+def _below(x: np.ndarray) -> np.ndarray:
+    """The normal distribution's cumulative function."""
+    return np.array([(1 + math.erf(v)) / 2 for v in (x / math.sqrt(2)).tolist()])

@@ -32,8 +32,14 @@ several workers, rows that several of them read are counted for each, though few
 
 from __future__ import annotations
 
+from typing import TypeVar
+
+import numpy as np
+
 from dgl_heta.planning.workload import Workload
 
+Number = TypeVar("Number", float, np.ndarray)
+"""A number, or an array of them."""
 ID_BYTES = 8
 """Of ids that DGL's own servers and samplers send."""
 PLACE_BYTES = 4
@@ -106,25 +112,26 @@ def gradients(workers: int, several: float, alone: float, work: Workload) -> flo
     return (alone + 2 * several) * work.itemsize * (workers - 1) / workers
 
 
-def id_bytes(share: float) -> float:
+def id_bytes(share: Number) -> Number:
     """Expected bytes of an id among sorted ones that are drawn evenly, `share` of all (0 … 1).
 
     Differences are sent, seven bits a byte (:mod:`dgl_heta.comm.packed_ids`): one is 128^k or more
     with probability (1 - share)^(128^k - 1).
     """
-    return sum((1 - min(share, 1.0)) ** (_DIGIT**k - 1) for k in range(_DIGITS))
+    return sum((1 - np.minimum(share, 1.0)) ** (_DIGIT**k - 1) for k in range(_DIGITS))
 
 
-def unsorted_id_bytes(nodes: int) -> float:
+def unsorted_id_bytes(nodes: Number) -> Number:
     """Expected bytes of an id, one of `nodes`, where their order is kept and any.
 
     With its sign a difference has k + 1 bytes or more if it is x = 128^k / 2 or more: with
     probability (1 - x / nodes)².
     """
-    return 1.0 + sum(max(0.0, 1 - _DIGIT**k / 2 / max(nodes, 1)) ** 2 for k in range(1, _DIGITS))
+    return 1.0 + sum(np.maximum(0.0, 1 - _DIGIT**k / 2 / np.maximum(nodes, 1)) ** 2
+                     for k in range(1, _DIGITS))
 
 
-def learnable(rows: float, work: Workload, share: float) -> float:
+def learnable(rows: Number, work: Workload, share: Number) -> Number:
     """Bytes, of all workers together, for `rows` learnable rows that have another owner.
 
     Parameters
@@ -141,7 +148,7 @@ def pulled(rows: float, work: Workload) -> float:
     return rows * (ID_BYTES + 2 * work.row_bytes)
 
 
-def delegated(rows: float, work: Workload, nodes: int) -> float:
+def delegated(rows: Number, work: Workload, nodes: Number) -> Number:
     """Bytes, of all workers together, for `rows` destination rows that another one aggregates,
     of a type of `nodes` nodes.
 
@@ -150,7 +157,7 @@ def delegated(rows: float, work: Workload, nodes: int) -> float:
     return rows * (unsorted_id_bytes(nodes) + 2 * work.sent_row_bytes)
 
 
-def delegated_states(rows: float, work: Workload) -> float:
+def delegated_states(rows: Number, work: Workload) -> Number:
     """Bytes for the states of such rows, where attention has them sent, and their gradients."""
     return rows * 2 * work.sent_row_bytes
 

@@ -82,7 +82,11 @@ class Output:
             writer = None
             for names, part in self._parts(rows):
                 found: dict[str, Any] | None = self._columns(part)
-                if found is None:
+                if found is not None:  # a part may have no class at all
+                    found = {"class": pyarrow.array(found["class"], pyarrow.string() if self.classes
+                                                    else pyarrow.int64()),
+                             "probability": pyarrow.array(found["probability"], pyarrow.float64())}
+                else:
                     values = pyarrow.array(part.ravel())
                     if part.ndim == 2:
                         values = pyarrow.FixedSizeListArray.from_arrays(values, part.shape[1])
@@ -102,14 +106,18 @@ class Output:
             yield self.ids.names(low, high) if self.ids else np.arange(low, high), part
 
     def _columns(self, scores: np.ndarray) -> dict[str, list[Any]] | None:
-        """The predicted classes, where rows are scores of classes."""
+        """The predicted classes, where rows are scores of classes; none of those not finite."""
         if not self.best:
             return None
+        finite = np.isfinite(scores).all(1)
+        scores = np.where(finite[:, None], scores, 0.0)
         found = scores.argmax(1)
         wide = np.exp(scores.astype(np.float64) - scores.max(1, keepdims=True))
         sure = wide[np.arange(len(wide)), found] / wide.sum(1)
-        classes = [self.classes[i] for i in found] if self.classes else found.tolist()
-        return {"class": classes, "probability": [float(f"{x:.6g}") for x in sure.tolist()]}
+        return {"class": [(self.classes[i] if self.classes else i) if there else None
+                          for i, there in zip(found.tolist(), finite)],
+                "probability": [float(f"{x:.6g}") if there else None
+                                for x, there in zip(sure.tolist(), finite)]}
 
     def _heads(self, width: int) -> list[str]:
         """Names of the columns of a row's numbers."""

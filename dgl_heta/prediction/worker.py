@@ -25,6 +25,7 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.system.files import utf8_name
 from dgl_heta.training.checkpoint import MODEL_FILE, read_spec
+from dgl_heta.training.engine import not_finite
 from dgl_heta.training.setup import build_engine
 from dgl_heta.training.tasks import NodeStep
 
@@ -34,21 +35,20 @@ Report = Callable[[dict[str, Any]], None]
 def run(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, Any]:
     """Predict what a job describes, as the worker that the environment names.
 
-    Rows go into the mapped file `job["out"]`, which exists already.
+    Rows go into the mapped file `job["out"]`, which exists already; returns the number of nodes,
+    and of those whose outputs are NaN or infinite.
     """
     store, settings = Store(job["store"]), Settings(**job["settings"])
     plan = Plan.from_json(job["plan"], store.schema, "of this job")
     out = np.lib.format.open_memmap(job["out"], "r+")
-    if job["layerwise"]:
-        _layerwise(job, store, plan, settings, registry, out, report)
-    else:
-        _batchwise(job, store, plan, settings, registry, out, report)
+    worker = _layerwise if job["layerwise"] else _batchwise
+    wrong = worker(job, store, plan, settings, registry, out, report)
     out.flush()
-    return {"nodes": len(out)}
+    return {"nodes": len(out), "not_finite": wrong}
 
 
 def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings,
-               registry: Plugins, out: np.ndarray, report: Report) -> None:
+               registry: Plugins, out: np.ndarray, report: Report) -> int:
     workers = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(max((os.cpu_count() or 1) // workers, 1))
     init_workers("gloo", settings.run.timeout_s)
@@ -71,34 +71,39 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
         linked = job["task"] == "link" and slot(target) in model.heads
         finish = head(model, target) if linked or job["what"] != "embeddings" else None
 
+        wrong = torch.zeros(1)
+
         def write(ids: np.ndarray, states: Tensor) -> None:
             rows = states if finish is None else finish(states)
+            wrong[0] += not_finite(rows)
             out[ids] = _of_kind(rows, job["what"], job["task"])
 
         Layerwise(store, undelegated(plan), model, inputs, world, Path(job["scratch"]),
                   job["chunk"], report if world.rank == 0 else lambda event: None).run(write)
+        return int(world.all_reduce(wrong.double(), cause="control").item())
 
 
 @torch.no_grad()
 def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings,
-               registry: Plugins, out: np.ndarray, report: Report) -> None:
+               registry: Plugins, out: np.ndarray, report: Report) -> int:
     engine = build_engine(store, plan, settings, registry, Path(job["run_dir"]))
     with _weights(Path(job["run_dir"]) / MODEL_FILE) as weights:
         _load(engine.model, weights)
         for ntype, (low, rows) in engine.learnable.shards().items():
             rows.copy_(weights.get_slice(f"features.{slot(ntype)}.weight")[low:low + len(rows)])
     engine.model.eval()
-    target, size = job["ntype"], job["chunk"]
+    target, size, wrong = job["ntype"], job["chunk"], 0
     for number, low in enumerate(range(0, len(out), size)):
         nodes = {t: np.empty(0, np.int64) for t in engine.task.targets}
         nodes[target] = np.arange(low, min(low + size, len(out)))
         batch = engine.sample(NodeStep(nodes), number)
         rows = engine.wrapped(batch, engine.inputs(batch, train=False))[target]
+        wrong += not_finite(rows)
         out[batch.own_seeds[target]] = _of_kind(rows, job["what"], job["task"])
         if engine.rank == 0:
             report({"event": "progress", "layer": settings.model.layers, "ntype": target,
                     "done": min(low + size, len(out)), "total": len(out)})
-    engine.world.barrier()
+    return int(engine.sum_over_workers(torch.tensor([float(wrong)], dtype=torch.float64))[0])
 
 
 @contextmanager
@@ -124,11 +129,12 @@ def _load(model: nn.Module, weights: Any) -> None:
 
 
 def _of_kind(rows: Tensor, what: str, kind: str) -> np.ndarray:
-    """Outputs as what the user asked for."""
+    """Outputs as what the user asked for; of one that is NaN or infinite no class (-1), and no
+    label (255)."""
     if what == "predictions" and kind == "classification":
-        rows = rows.argmax(1)
+        rows = rows.argmax(1).where(rows.isfinite().all(1), -1)
     elif what == "predictions" and kind == "multilabel":
-        rows = (rows > 0).to(torch.uint8)
+        rows = (rows > 0).to(torch.uint8).where(rows.isfinite(), 255)
     elif what == "probabilities":
         rows = rows.softmax(1) if kind == "classification" else rows.sigmoid()
     elif what not in ("predictions", "scores", "embeddings"):

@@ -37,12 +37,19 @@ def relative(got: Tensor, want: Tensor) -> float:
         return float("inf")
     if not want.numel():
         return 0.0
+    size, scale = _sizes(got, want)
+    value = size / max(scale, 1e-12)
+    return float("inf") if np.isnan(value) else value
+
+
+def _sizes(got: Tensor, want: Tensor) -> tuple[float, float]:
+    """The largest difference, NaN in both being none, and the largest finite value that is wanted.
+    """
     got, want = got.detach(), want.detach()
     same = (got == want) | (got.isnan() & want.isnan())
-    size = torch.where(same, 0, (got - want).abs()).max()
-    scale = want[want.isfinite()].abs().max() if want.isfinite().any() else size.new_zeros(())
-    value = float(size / scale.clamp(min=1e-12))
-    return float("inf") if np.isnan(value) else value
+    finite = want[want.isfinite()].abs()
+    return (float(torch.where(same, 0, (got - want).abs()).max()),
+            float(finite.max()) if len(finite) else 0.0)
 
 
 class Levels:
@@ -121,11 +128,11 @@ class Levels:
                 pair = self.pair(path, got, want)
                 if pair is not None and pair[1].numel():
                     pairs.append((name, types[-1], *pair))
-        largest = max((float(want.detach().abs().max()) for *_, want in pairs), default=0.0)
-        for name, ntype, got, want in pairs:
+        sizes = [_sizes(got, want) for _, _, got, want in pairs]
+        largest = max((scale for _, scale in sizes), default=0.0)
+        for (name, ntype, *_), (size, scale) in zip(pairs, sizes):
             # What is left of a cancellation, far below all others, is rounding.
-            size = float((got - want).detach().abs().max())
-            scale = max(float(want.detach().abs().max()), _ROUNDING * largest)
+            scale = max(scale, _ROUNDING * largest)
             if not size <= limit * scale:
                 return f"rows of '{ntype}' from module '{name}' differ by {size / scale:.1e}"
         return None

@@ -21,6 +21,7 @@ from dgl_heta.report.classes import class_sections
 from dgl_heta.report.figures import (
     as_mapping,
     as_number,
+    as_numbers,
     human_megabytes,
     human_seconds,
     main_figures,
@@ -32,7 +33,7 @@ from dgl_heta.report.parts import Picture, Section, Table
 from dgl_heta.report.reading import Run
 from dgl_heta.report.records import CAUSES, STAGES
 from dgl_heta.report.started import started_rows
-from dgl_heta.report.text import human_bytes
+from dgl_heta.report.text import human_bytes, printable
 
 _CAUSES = {"partials": "partial aggregations", "gradients": "gradients of dense parameters",
            "learnable": "rows of learnable features",
@@ -44,6 +45,7 @@ def sections_of(run: Run, plan_svg: str | None) -> list[Section]:
     """All sections of the report of a run."""
     summary = run.summary
     return [_run(run), *_curves(run), *class_sections(summary),
+            _relations(as_mapping(summary.get("relations"))),
             _cache(as_mapping(summary.get("cache"))),
             _plan(as_mapping(summary.get("plan")), plan_svg),
             _workers(_objects(summary.get("workers"))), _settings(summary)]
@@ -71,6 +73,18 @@ def _run(run: Run) -> Section:
     if versions:
         rows.append(("versions", ", ".join(f"{name} {value}" for name, value in flat(versions))))
     return Section("Run", tables=_tables(Table((), rows)))
+
+
+def _relations(found: Mapping[str, Any]) -> Section:
+    """What each of several relations is predicted like."""
+    each = {name: as_numbers(one) for name, one in as_mapping(found.get("relations")).items()}
+    names = list(dict.fromkeys(name for one in each.values() for name in one if name != "links"))
+    rows = [(printable(name), f"{one.get('links', 0):,.0f}",
+             *(f"{one[key]:.4f}" if key in one else "–" for key in names))
+            for name, one in sorted(each.items(), key=lambda item: -item[1].get("links", 0))]
+    return Section(f"Relations, {'test' if found.get('split') == 'test' else 'validation'}",
+                   tables=_tables(Table(["relation", "links", *map(printable, names)], rows,
+                                        range(1, 2 + len(names)), narrow=True)))
 
 
 def _followed(summary: Mapping[str, Any]) -> str:

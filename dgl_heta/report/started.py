@@ -16,6 +16,7 @@ from dgl_heta.graph.schema import Schema
 from dgl_heta.system.sums import read_signed, write_signed
 
 FILE = "started.json"
+_OWN_DIRECTORY = ("--run-dir", "--seeds")  # options that say where a run is
 _KEPT = 100  # starts of a run that was resumed again and again
 
 
@@ -45,6 +46,29 @@ def note_start(run_dir: Path, name: str, schema: Schema, resume: bool) -> None:
         "graph": {"name": name, "nodes": sum(schema.node_counts.values()),
                   "edges": sum(schema.edge_counts.values()),
                   "node_types": len(schema.node_counts), "relations": len(schema.relations)}})
+
+
+def resuming(run_dir: Path, epochs: int) -> str:
+    """The command that goes on with a run until it has so many epochs, as far as it is known by
+    which one it was started."""
+    more = ["--run-dir", str(run_dir), "--resume", "--set", f"train.epochs={epochs}"]
+    try:
+        starts = _list(read_signed(run_dir / FILE, "").get("starts"))
+        words = shlex.split(str(starts[-1]["command"]))
+    except (InputError, LookupError, TypeError, ValueError):
+        words = []
+    if words[:2] != ["dgl-heta", "train"] or "…" in words:
+        return f"the same call or command, going on in {run_dir} with train.epochs={epochs}"
+    kept: list[str] = []
+    for word, before in zip(words, ["", *words]):
+        name, equals, _ = word.partition("=")
+        if before in _OWN_DIRECTORY or (name in _OWN_DIRECTORY and not equals):
+            continue
+        if name not in _OWN_DIRECTORY and word != "--resume":
+            kept.append(word)
+    if any(word.partition("=")[0] == "--seeds" for word in words):
+        more += ["--set", f"train.seed={run_dir.name.removeprefix('seed-')}"]
+    return shlex.join([*kept, *more])
 
 
 def started_rows(started: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -83,11 +83,12 @@ def show_store(manifest: Manifest, out: Console) -> None:
               f"{sum(manifest.node_counts.values()):,} nodes, "
               f"{sum(r.edges for r in manifest.relations):,} edges, "
               f"{human_bytes(manifest.bytes)}"
-              + (f"; task: classify {escape(printable(task.target))} in {task.num_classes} classes"
-                 if task else ""), highlight=False)
+              + (f"; task: {escape(printable(str(task)))}" if task else ""), highlight=False)
     nodes = table("node type", "nodes", "arrays", title="Node types", right=("nodes",))
     for ntype, count in manifest.node_counts.items():
+        unfit = {k for k, given in manifest.given.get(ntype, {}).items() if given.unfit}
         arrays = ", ".join(f"{k} {np.dtype(a.dtype).name}{list(a.shape[1:]) or ''}"
+                           + (" (not for training)" if k in unfit else "")
                            for k, a in manifest.arrays.get(ntype, {}).items())
         arrays = escape(arrays) or "none: learnable features"
         nodes.add_row(escape(printable(ntype)), f"{count:,}",
@@ -104,6 +105,6 @@ def show_store(manifest: Manifest, out: Console) -> None:
         out.print(f"{escape(key)}: {escape(_brief(value))}", highlight=False)
 
 
-def _brief(value: Any, length: int = 150) -> str:
+def _brief(value: Any, length: int = 250) -> str:
     text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
     return text if len(text) <= length else text[:length] + " …"

@@ -42,7 +42,7 @@ class Draw:
     nodes : the destination nodes, in the order of the rows of the block to be.
     start, chosen : which destination rows they are, as in :class:`RelationBlock`.
     hubs : where the nodes' in-edges are cut, the pieces that are here, an entry per node.
-    left_out : as :meth:`HeldOut.pairs_left_out` has it.
+    left_out : as :meth:`HeldOut.left_out` has it.
     weights : of the relation's edges, as :func:`draw` has them.
     excluded : positions in `csc` of edges that are drawn like others and dropped, ascending.
     """

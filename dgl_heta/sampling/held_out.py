@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,45 +11,93 @@ import numpy as np
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.kernels import hash_key, pair_chances
 
+Edges = tuple[Relation, np.ndarray, np.ndarray]
+"""Some edges of a relation: sources and destinations, int64."""
+
 
 @dataclass(frozen=True)
-class HeldOut:
-    """Edges of a relation, and of its reverse, that are left out of every sample.
+class SameLinks:
+    """Relations that have the same links, as they are or in the opposite direction.
 
-    An edge of `relation`, and of `reverse`, is known by its pair of end nodes, so parallel edges
-    and the two directions stay together: pair = source × (destinations of `relation`) +
-    destination. A share of all pairs is held out by a hash, without a list of them, and so are
-    those that are listed.
+    A link is known by its pair of end nodes, so parallel edges, copies and reverses stay together:
+    pair = source × `tails` + destination, as the first relation has them. Where links are
+    `undirected`, between nodes of one type, the smaller number stands for the source.
 
     Attributes
     ----------
-    tails : number of destination nodes of `relation`.
-    share : of all pairs, in [0, 1).
-    pairs : held out whatever the hash says; ascending, int64.
+    relations : the first one is of the links' direction.
+    tails : number of destination nodes of the first relation.
     """
 
-    relation: Relation
-    reverse: Relation | None
+    relations: tuple[Relation, ...]
     tails: int
-    share: float
-    seed: int = 0
-    pairs: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64), compare=False)
+    undirected: bool = False
 
-    @property
-    def salt(self) -> np.uint64:
-        return np.uint64(hash_key(self.seed, 0x11))
+    def pairs(self, edges: Edges) -> np.ndarray:
+        """The pairs of some edges, int64."""
+        relation, sources, destinations = edges
+        if self.swapped(relation):
+            sources, destinations = destinations, sources
+        if self.undirected:
+            sources, destinations = (np.minimum(sources, destinations),
+                                     np.maximum(sources, destinations))
+        return sources * self.tails + destinations
 
-    def draw(self, pairs: np.ndarray) -> np.ndarray:
-        """For each pair (int64) a number in [0, 1); pairs below `share` are held out."""
+    def swapped(self, relation: Relation) -> bool:
+        """Whether a relation goes from the type of the links' destinations to that of sources."""
+        return relation.src != self.relations[0].src
+
+
+class HeldOut:
+    """Edges that are left out of every sample: a share of all links by a hash, without a list of
+    them, and those that are listed.
+
+    Parameters
+    ----------
+    groups : relations with the same links; a relation is in one group at most.
+    share : of all pairs, in [0, 1).
+    listed : held out whatever the hash says.
+    """
+
+    def __init__(self, groups: Sequence[SameLinks], share: float, seed: int = 0,
+                 listed: Iterable[Edges] = ()) -> None:
+        self.groups, self.share = tuple(groups), share
+        self._salt = np.uint64(hash_key(seed, 0x11))
+        self._group = {r: group for group in groups for r in group.relations}
+        self._listed = self.pairs(listed)
+
+    def chances(self, edges: Edges) -> np.ndarray:
+        """For each edge a number in [0, 1), the same for edges of one pair; those below `share` are
+        held out."""
+        pairs = self._group[edges[0]].pairs(edges)
         numbers = np.empty(len(pairs))
-        pair_chances(pairs, self.salt, numbers)
+        pair_chances(pairs, self._salt, numbers)
         return numbers
 
-    def pairs_left_out(self, relation: Relation, without: np.ndarray) -> tuple[Any, ...] | None:
-        """What :func:`dgl_heta.sampling.kernels.draw` needs to drop edges of `relation`.
+    def lists(self, edges: Edges) -> np.ndarray:
+        """Whether each edge is one of a pair that is listed, bool."""
+        return np.isin(self._group[edges[0]].pairs(edges), self._listed.get(edges[0], _NONE))
+
+    def pairs(self, links: Iterable[Edges]) -> dict[Relation, np.ndarray]:
+        """Per relation the pairs of its edges, and of its group's, that have some links; they
+        ascend, int64."""
+        found: dict[SameLinks, list[np.ndarray]] = {}
+        for edges in links:
+            group = self._group[edges[0]]
+            found.setdefault(group, []).append(group.pairs(edges))
+        return {relation: pairs for group, parts in found.items()
+                for pairs in [np.unique(np.concatenate(parts))] for relation in group.relations}
+
+    def left_out(self, relation: Relation, without: np.ndarray | None) -> tuple[Any, ...] | None:
+        """What :func:`dgl_heta.sampling.kernels.draw` needs to leave out edges of `relation`.
 
         `without` are more pairs to leave out, ascending. None for a relation of which none are.
         """
-        if relation not in (self.relation, self.reverse):
+        group = self._group.get(relation)
+        if group is None:
             return None
-        return without, self.pairs, self.salt, self.share, self.tails, relation != self.relation
+        return (_NONE if without is None else without, self._listed.get(relation, _NONE),
+                self._salt, self.share, group.tails, group.swapped(relation), group.undirected)
+
+
+_NONE = np.empty(0, np.int64)

@@ -114,6 +114,54 @@ def _choose_weighted(key, node, drawn, weights, positions, keys):  # type: ignor
 
 
 @kernel
+def _choose_left(  # type: ignore[no-untyped-def]
+        key, node, drawn, begin, end, indices, left_out, positions):
+    """Fill `positions` with `drawn` different numbers below `end - begin`, of edges that are not
+    left out; fewer where no more are. Returns how many.
+
+    Drawing of all edges and then dropping some would tell a model who has a link that is held out:
+    it would have fewer neighbours than others. Numbers are tried at random first, where nodes have
+    many edges; what is missing then is drawn from a list of all that are left (a reservoir).
+    """
+    if drawn == 0:
+        return 0
+    state = _mix(key ^ (np.uint64(node) * _GOLDEN))
+    degree = end - begin
+    found = 0
+    for _ in range(4 * drawn if degree > 2 * drawn else 0):
+        state += _GOLDEN
+        position = int(_mix(state) % np.uint64(degree))
+        if not _is_among(positions, found, position) and not _is_left_out(
+                left_out, np.int64(indices[begin + position]), node):
+            positions[found] = position
+            found += 1
+            if found == drawn:
+                return found
+    tried, seen = found, 0
+    for position in range(degree):
+        if _is_among(positions, tried, position) or _is_left_out(
+                left_out, np.int64(indices[begin + position]), node):
+            continue
+        at = tried + seen
+        seen += 1
+        if at >= drawn:
+            state += _GOLDEN
+            at = tried + int(_mix(state) % np.uint64(seen))
+        if at < drawn:
+            positions[at] = position
+    return min(tried + seen, drawn)
+
+
+@kernel
+def _is_among(numbers, count, number):  # type: ignore[no-untyped-def]
+    """Whether a number is among the first `count` of `numbers`, in any order."""
+    for i in range(count):  # noqa: SIM110 - numba compiles no generator
+        if numbers[i] == number:
+            return True
+    return False
+
+
+@kernel
 def draw(  # type: ignore[no-untyped-def]
         indptr, indices, nodes, fanout, key, weights, out_ptr, out, place, rows, size, left_out,
         excluded):
@@ -123,9 +171,9 @@ def draw(  # type: ignore[no-untyped-def]
     proportional to; without it, None, all edges of a node are alike. `out_ptr` is as
     :func:`count_drawn` fills it. `place` (int32, a row per node id or -1), `rows`
     (int64, the node of each row) and `size` are the rows so far; new nodes are appended. With
-    `left_out` (see :meth:`HeldOut.pairs_left_out`) those edges are drawn like others and dropped;
-    `out_ptr` is corrected. So are the edges at the positions `excluded` (int64, ascending). Without
-    them, None, numba compiles no such branch.
+    `left_out` (see :meth:`HeldOut.left_out`, not with `weights`) others are drawn in place of those
+    edges; `out_ptr` is corrected. Edges at the positions `excluded` (int64, ascending) are drawn
+    like others and dropped, as DGL does. Without them, None, numba compiles no such branch.
 
     Returns the number of rows and that of edges, which are the first ones of `out`; or BAD for the
     number of edges.
@@ -148,24 +196,27 @@ def draw(  # type: ignore[no-untyped-def]
         if begin < 0 or end > len(indices) or drawn != (
                 fanout if 0 <= fanout < degree else degree):
             return size, BAD  # not what :func:`count_drawn` has seen
-        if drawn < degree:
-            if weights is None:
+        chosen = drawn < degree
+        if chosen:
+            if left_out is not None:
+                drawn = _choose_left(key, node, drawn, begin, end, indices, left_out, positions)
+            elif weights is None:
                 _choose(key, node, drawn, degree, positions)
             else:
                 _choose_weighted(key, node, drawn, weights[begin:end], positions, keys)
         for first in range(0, drawn, BATCH):
             last = min(first + BATCH, drawn)
             for k in range(first, last):
-                source = np.int64(indices[begin + (positions[k] if drawn < degree else k)])
+                source = np.int64(indices[begin + (positions[k] if chosen else k)])
                 sources[k - first] = source
                 if place is not None:
                     prefetch_row(place, source)
             for k in range(first, last):
                 if excluded is not None and _is_listed(
-                        excluded, begin + (positions[k] if drawn < degree else k)):
+                        excluded, begin + (positions[k] if chosen else k)):
                     continue
                 source = sources[k - first]
-                if left_out is not None and _is_left_out(left_out, source, node):
+                if left_out is not None and not chosen and _is_left_out(left_out, source, node):
                     continue
                 if place is None:
                     out[total] = source
@@ -211,7 +262,9 @@ def draw_pieces(  # type: ignore[no-untyped-def]
         all_drawn = fanout < 0 or degree <= fanout
         first, last = (low[i], high[i]) if all_drawn else (0, fanout)
         if not all_drawn:
-            if weights is None:
+            if left_out is not None:
+                last = _choose_left(key, node, fanout, begin, end, indices, left_out, positions)
+            elif weights is None:
                 _choose(key, node, fanout, degree, positions)
             else:
                 _choose_weighted(key, node, fanout, weights[begin:end], positions, keys)
@@ -222,7 +275,7 @@ def draw_pieces(  # type: ignore[no-untyped-def]
             if excluded is not None and _is_listed(excluded, begin + position):
                 continue
             source = np.int64(indices[begin + position])
-            if left_out is not None and _is_left_out(left_out, source, node):
+            if left_out is not None and all_drawn and _is_left_out(left_out, source, node):
                 continue
             if total == len(out):
                 return size, BAD
@@ -308,10 +361,12 @@ def _row(source, place, rows, size):  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_left_out(left_out, source, node):  # type: ignore[no-untyped-def]
-    """Whether the pair of an edge is held out by its hash, or listed in `without` or `pairs`
-    (ascending)."""
-    without, pairs, salt, share, tails, swapped = left_out
-    pair = node * tails + source if swapped else source * tails + node
+    """Whether the pair of an edge (see :class:`SameLinks`) is held out by its hash, or listed in
+    `without` or `pairs` (ascending)."""
+    without, pairs, salt, share, tails, swapped, undirected = left_out
+    if swapped or (undirected and node < source):
+        source, node = node, source
+    pair = source * tails + node
     if _chance(salt, pair) < share:
         return True
     return _is_listed(without, pair) or _is_listed(pairs, pair)

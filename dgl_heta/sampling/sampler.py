@@ -55,7 +55,7 @@ class NeighborSampler:
         the destination's state. Always right; without it one exchange per layer is saved.
     agree : how workers agree on the rows that they hold in common; needed where the scope's
         plan replicates nothing.
-    held_out : edges that are left out of every sample. They are drawn like others and dropped.
+    held_out : edges that are left out of every sample; others are drawn in their place.
     threads : on how many threads relations are drawn side by side; blocks are the same.
     deliver : how rows come to the workers that aggregate them; needed where relations are
         delegated.
@@ -105,7 +105,8 @@ class NeighborSampler:
 
     def sample(self, seeds: Mapping[str, np.ndarray],
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
-               without: np.ndarray | None = None, deliver: Deliver | None = None,
+               without: Mapping[Relation, np.ndarray] | None = None,
+               deliver: Deliver | None = None,
                excluded: Mapping[Relation, np.ndarray] | None = None) -> MiniBatch:
         """Sample the blocks of one step.
 
@@ -116,7 +117,8 @@ class NeighborSampler:
         shares : per target type how the seeds are shared by the workers; default: this worker
             is alone.
         step : any number that differs from step to step, the same on all workers.
-        without : pairs (see :class:`HeldOut`) to leave out besides those held out, int64.
+        without : relation → pairs to leave out besides those held out, as
+            :meth:`HeldOut.edges_of` has them.
         deliver : how rows come to the workers that aggregate them, this time; default: as always.
         excluded : relation → positions in its CSC of edges that are drawn like others and dropped,
             ascending, int64; the same on all workers of the group.
@@ -125,13 +127,12 @@ class NeighborSampler:
         shares = shares or join_seeds([seeds])[1]
         ordered = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
                    for t in targets}
-        pairs = _NONE if without is None else np.unique(without)
         with self._scratch.borrow() as rows:
-            return self._sample(ordered, shares, step, rows, pairs, deliver or self._deliver,
-                                excluded or {})
+            return self._sample(ordered, shares, step, rows, without or {},
+                                deliver or self._deliver, excluded or {})
 
     def _sample(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
-                step: int, rows: dict[str, NodeRows], without: np.ndarray,
+                step: int, rows: dict[str, NodeRows], without: Mapping[Relation, np.ndarray],
                 deliver: Deliver | None, excluded: Mapping[Relation, np.ndarray]) -> MiniBatch:
         scope, hops = self._scope, self._scope.hops
         blocks = []
@@ -263,7 +264,7 @@ class NeighborSampler:
         return ranges
 
     def _draws(self, layer: int, step: int, destinations: Mapping[str, np.ndarray],
-               sharing: Mapping[str, SeedShares], without: np.ndarray,
+               sharing: Mapping[str, SeedShares], without: Mapping[Relation, np.ndarray],
                guests: Mapping[str, GuestRows], excluded: Mapping[Relation, np.ndarray]
                ) -> list[Draw]:
         """What is drawn for a layer, in the order of the block's edges.
@@ -282,16 +283,16 @@ class NeighborSampler:
                 if len(rows):
                     parts.append((0, torch.from_numpy(rows), hubs.nodes[at], hubs.at(at)))
             if parts:
-                draws += self._of_parts(relation, parts, layer, step, without,
+                draws += self._of_parts(relation, parts, layer, step, without.get(relation),
                                         excluded.get(relation))
         return draws
 
     def _of_parts(self, relation: Relation, parts: list[_Part], layer: int, step: int,
-                  without: np.ndarray, excluded: np.ndarray | None) -> list[Draw]:
+                  without: np.ndarray | None, excluded: np.ndarray | None) -> list[Draw]:
         place, given = self._order[relation], self._fanouts[layer - 1]
         key = np.uint64(hash_key(self._seed, step, layer, place))
         fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
-        left_out = self._held_out.pairs_left_out(relation, without) if self._held_out else None
+        left_out = self._held_out.left_out(relation, without) if self._held_out else None
         return [Draw(relation, place, self._graph[relation], nodes, start, chosen, fanout, key,
                      left_out, hubs, self._weights[relation], excluded)
                 for start, chosen, nodes, hubs in parts]

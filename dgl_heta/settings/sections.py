@@ -93,18 +93,23 @@ class TaskSettings(_Section):
     targets: list[str] | None = Field(
         None, description="node types to predict labels of; default: the graph's own")
     label: str | None = Field(None, description="their node array; default: label")
-    relation: str | None = Field(None, description="relation to predict (link prediction): "
-                                 "'src etype dst', or its etype")
-    reverse: str | None = Field(None, description="its reverse relation, '' if there is none; its "
-                                "edges must not give the answer away")
+    unlabelled: float | None = Field(None, description="a value of these labels, besides NaN, that "
+                                     "stands for none, such as -1; default: the graph's own")
+    relation: str | list[str] | None = Field(
+        None, description="relation to predict (link prediction), or several, or * for all: 'src "
+        "etype dst', or its etype")
+    reverse: str | list[str] | None = Field(
+        None, description="relations that have the same links, in either direction, beside those "
+        "that are found in the graph; none: no others than are named, and one direction alone")
     held_out: float = Field(0.1, gt=0, lt=0.5, description="share of the relation's edges held "
                             "out for validation, and as many for the test")
     links: str | None = Field(
         None, description="a table (CSV, Parquet, Arrow) that says which links are for training, "
-        "validation and test, in place of held_out: columns src, dst and split")
+        "validation and test, in place of held_out: columns src, dst and split, and relation "
+        "where there are several")
     decoder: Literal["dot", "distmult"] = Field(
         "dot", description="score of a link: the dot product of its ends' outputs, or DistMult, "
-        "with a vector of the relation")
+        "with a vector of each relation")
     negatives: int = Field(1, ge=1, description="negative destinations per edge in training")
     eval_negatives: int = Field(50, ge=1, description="the same in evaluation, to rank among")
 

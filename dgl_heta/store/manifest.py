@@ -11,14 +11,14 @@ import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import Task
+from dgl_heta.graph.source import MOST_CLASSES, Given, Task
 from dgl_heta.store.types import check_types
 from dgl_heta.system.sums import agrees, signed
 
 FILE_NAME = "manifest.json"
 FORMAT = "dgl-heta-store"
-VERSIONS = (1, 2)
-"""2 where nodes have ids of their own, else 1."""
+VERSIONS = (1, 2, 3)
+"""3 where arrays are kept as they were given, else 2 where nodes have ids of their own, else 1."""
 _INDICES = (np.int32, np.int64)
 
 
@@ -59,7 +59,8 @@ class IdsEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that is known of a store without opening its arrays."""
+    """All that is known of a store without opening its arrays; `given` as in a
+    :class:`~dgl_heta.graph.source.GraphSource`."""
 
     name: str
     node_counts: dict[str, int]
@@ -69,6 +70,7 @@ class Manifest:
     info: dict[str, Any] = field(default_factory=dict)
     created_by: str = ""
     ids: dict[str, IdsEntry] = field(default_factory=dict)
+    given: dict[Any, dict[str, Given]] = field(default_factory=dict)
 
     def schema(self) -> Schema:
         widths = {}
@@ -94,19 +96,38 @@ class Manifest:
                 found += list(entry.arrays.values())
         return found
 
+    def unlike_given(self) -> str:
+        """The first array that is not what a graph had, by the checksums, and how; "" if none."""
+        for kind, given in self.given.items():
+            for name, known in given.items():
+                entry = self.held(kind)[name]
+                if entry.sha256 != known.sha256:
+                    return (f"data '{known.name}' of '{kind}' are not those of the graph that was "
+                            f"partitioned: there they were {known.dtype} {list(known.shape)}, in "
+                            f"{entry.file} they are {np.dtype(entry.dtype)} {list(entry.shape)}"
+                            + (" with other values" if known.shape == entry.shape else ""))
+        return ""
+
+    def held(self, kind: str | Relation) -> dict[str, ArrayEntry]:
+        """Arrays of a node type or of a relation's edges."""
+        if isinstance(kind, str):
+            return self.arrays[kind]
+        return next(r.arrays for r in self.relations if r.relation == kind)
+
     @property
     def bytes(self) -> int:
         return sum(entry.bytes for entry in self.entries())
 
     def to_json(self) -> dict[str, Any]:
         data: dict[str, Any] = {
-            "format": FORMAT, "version": VERSIONS[bool(self.ids)], "created_by": self.created_by,
-            "name": self.name,
+            "format": FORMAT, "version": 3 if self.given else 2 if self.ids else 1,
+            "created_by": self.created_by, "name": self.name,
             "node_types": {
                 t: {"count": n, "arrays": {k: _entry_json(a)
                                            for k, a in self.arrays.get(t, {}).items()},
                     **({"ids": {k: _entry_json(getattr(self.ids[t], k))
-                                for k in ("offsets", "text")}} if t in self.ids else {})}
+                                for k in ("offsets", "text")}} if t in self.ids else {}),
+                    **self._given_json(t)}
                 for t, n in self.node_counts.items()
             },
             "relations": [
@@ -115,13 +136,17 @@ class Manifest:
                  "indices": _entry_json(r.indices),
                  **({"edge_ids": _entry_json(r.edge_ids)} if r.edge_ids else {}),
                  **({"arrays": {k: _entry_json(a) for k, a in r.arrays.items()}}
-                    if r.arrays else {})}
+                    if r.arrays else {}), **self._given_json(r.relation)}
                 for r in self.relations
             ],
-            "task": asdict(self.task) if self.task else None,
+            "task": _task_json(self.task) if self.task else None,
             "info": self.info,
         }
         return signed(data)
+
+    def _given_json(self, kind: str | Relation) -> dict[str, Any]:
+        given = self.given.get(kind)
+        return {"given": {k: _entry_json(g) for k, g in given.items()}} if given else {}
 
     def save(self, directory: Path) -> None:
         text = json.dumps(self.to_json(), indent=1)
@@ -170,12 +195,22 @@ class Manifest:
                 info=data["info"], created_by=data["created_by"],
                 ids={t: IdsEntry(_entry(v["ids"]["offsets"]), _entry(v["ids"]["text"]))
                      for t, v in data["node_types"].items() if v.get("ids")},
+                given={kind: {k: Given(**{**g, "shape": tuple(g["shape"])})
+                              for k, g in v["given"].items()}
+                       for kind, v in [*data["node_types"].items(), *(
+                           (Relation(r["src"], r["etype"], r["dst"]), r)
+                           for r in data["relations"])] if v.get("given")},
             )
             manifest._check_shapes()
             manifest.schema()
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError,
                 InputError) as error:
             raise InputError(f"store manifest {path} is damaged: {error}") from None
+        if manifest.task is not None and manifest.task.num_classes > MOST_CLASSES:
+            raise InputError(f"store {path} has a task of {manifest.task.num_classes:,} classes; "
+                             f"there may be {MOST_CLASSES:,}: where labels are codes, write the "
+                             "store again from the files that it was made from, to have them "
+                             "numbered")
         return manifest
 
     def _check_shapes(self) -> None:
@@ -184,6 +219,9 @@ class Manifest:
             for name, entry in arrays.items():
                 if entry.shape[:1] != (self.node_counts[ntype],):
                     raise ValueError(f"array '{name}' of '{ntype}' has shape {entry.shape}")
+        for kind, given in self.given.items():
+            if lost := {*given} - {*self.held(kind)}:
+                raise ValueError(f"array '{min(lost)}' of '{kind}' is given, but not there")
         for ntype, ids in self.ids.items():
             if (ids.offsets.shape != (self.node_counts[ntype] + 1,) or len(ids.text.shape) != 1
                     or np.dtype(ids.offsets.dtype) != np.int64
@@ -200,7 +238,13 @@ class Manifest:
                 raise ValueError(f"relation '{item.relation}' has files of other numbers")
 
 
-def _entry_json(entry: ArrayEntry) -> dict[str, Any]:
+def _task_json(task: Task) -> dict[str, Any]:
+    """As versions that do not know `unlabelled` wrote it, where nothing is said of it."""
+    return {key: value for key, value in asdict(task).items()
+            if key != "unlabelled" or value is not None}
+
+
+def _entry_json(entry: ArrayEntry | Given) -> dict[str, Any]:
     return {**asdict(entry), "shape": list(entry.shape)}
 
 
@@ -208,7 +252,7 @@ def _entry(data: dict[str, Any]) -> ArrayEntry:
     path = PurePosixPath(data["file"])
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in data["file"]:
         raise ValueError(f"file {data['file']!r} lies outside the store")
-    if np.dtype(data["dtype"]).kind not in "fiub":
+    if np.dtype(data["dtype"]).kind not in "fiubc":
         raise ValueError(f"file {data['file']!r} holds {data['dtype']!r}, which are not numbers")
     return ArrayEntry(str(path), str(data["dtype"]), tuple(int(n) for n in data["shape"]),
                       int(data["bytes"]), str(data["sha256"]))

@@ -11,13 +11,15 @@ from pathlib import Path
 
 import numpy as np
 
-from dgl_heta.errors import InputError, listing
+from dgl_heta.errors import InputError, listing, several
+from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.node_ids import NodeIds
+from dgl_heta.graph.readers.arrays import as_trained
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import MASKS, GraphSource, Task
 from dgl_heta.store.csc import CSC
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
-from dgl_heta.store.structure import pointers, rule_of, wrong_label
+from dgl_heta.store.structure import Finite, Rule, pointers, rule_of
 
 _BLOCK = 2**22  # bytes
 
@@ -45,12 +47,15 @@ class Store:
         self._verify_opened = verify
         self._verified: set[str] = set()  # files
         self._ascending: set[Relation] = set()  # whose pointers were checked
+        self._not_finite: list[str] = []  # of the features that were compared last
         self._mapped_files: dict[str, tuple[ArrayEntry, tuple[int, int]]] = {}  # device and inode
         self.manifest = Manifest.load(self.directory)
         self.schema: Schema = self.manifest.schema()
         self._relations = {entry.relation: entry for entry in self.manifest.relations}
         for entry in self.manifest.entries():
             self._check_size(entry)
+        if verify:
+            self._refuse_unlike()
 
     @staticmethod
     def is_store(directory: str | Path) -> bool:
@@ -90,7 +95,18 @@ class Store:
         return {name: self._open(entry) for name, entry in self._entry(relation).arrays.items()}
 
     def array(self, ntype: str, name: str) -> np.ndarray:
-        """A node array, one row per node of the type, memory-mapped."""
+        """A node array for training, one row per node of the type, memory-mapped if it is held so.
+
+        Raises
+        ------
+        InputError
+            There is none, or it is kept as it was given, in a form that training cannot read.
+        """
+        return as_trained(name, self.held_array(ntype, name), ntype,
+                          self.manifest.given.get(ntype, {}), self.manifest.task)
+
+    def held_array(self, ntype: str, name: str) -> np.ndarray:
+        """A node array as it is held, one row per node of the type, memory-mapped."""
         self.schema.check_node_type(ntype)
         arrays = self.manifest.arrays[ntype]
         if name not in arrays:
@@ -109,11 +125,12 @@ class Store:
 
     def verify(self, ntypes: Iterable[str] | None = None,
                relations: Iterable[Relation] | None = None,
-               progress: Callable[[str, float], None] | None = None) -> None:
+               progress: Callable[[str, float], None] | None = None) -> list[str]:
         """Compare the checksums of all files, or of those of some node types and relations.
 
         In the same pass their contents are checked: pointers ascend, ids are those of nodes and
-        edges, truth values are 0 and 1, labels in masks are classes.
+        edges, truth values are 0 and 1, labels in masks are classes, arrays that were given are
+        what they were then. Returns a sentence for each type with features that are not finite.
 
         Raises
         ------
@@ -123,9 +140,11 @@ class Store:
         """
         ntypes = None if ntypes is None else {self.schema.check_node_type(t) for t in ntypes}
         relations = None if relations is None else {self._entry(r).relation for r in relations}
+        self._refuse_unlike()
         entries = self.manifest.entries(ntypes, relations)
         total = max(sum(entry.bytes for entry in entries), 1)
         done = 0
+        self._not_finite = []
         for entry in entries:
             for size in self._compared(entry):
                 done += size
@@ -134,6 +153,7 @@ class Store:
         task = self.manifest.task
         if task and task.kind == "classification" and (ntypes is None or task.target in ntypes):
             self._check_labels(task)
+        return self._not_finite
 
     def check_sizes(self) -> None:
         """Look whether a file that is mapped was cut since: reading it would end the process by
@@ -153,11 +173,13 @@ class Store:
         """Labels of nodes in a mask are classes."""
         arrays = self.manifest.arrays.get(task.target, {})
         label = arrays.get(task.label)
-        for name in MASKS if label else ():
-            if label and name in arrays and (wrong := wrong_label(
-                    self._mapped(arrays[name]), self._mapped(label), task.num_classes)):
-                self._refuse(label, f"node {wrong[0]} is in {name} but has label {wrong[1]}; "
-                                    f"labels go from 0 to {task.num_classes - 1}")
+        if label is None:
+            return
+        labels = NodeLabels(self.array(task.target, task.label), task.kind, task.num_classes,
+                            task.unlabelled)
+        for name in MASKS:
+            if name in arrays:
+                self._refuse(label, labels.fault(in_mask(self.array(task.target, name)), name))
 
     def _compared(self, entry: ArrayEntry) -> Iterator[int]:
         """Compare a file with its checksum, and its content with its rule; yields bytes done."""
@@ -183,8 +205,18 @@ class Store:
                 f"store file {path} was edited or damaged: its checksum does not agree with "
                 "the manifest; write the store again"
             )
-        self._refuse(entry, rule.end() if rule is not None else "")
+        self._refuse(entry, rule.end() if isinstance(rule, Rule) else "")
+        if isinstance(rule, Finite) and rule.wrong:
+            self._not_finite.append(
+                f"features {path} have {several(rule.wrong, 'number')} that single precision has "
+                f"no finite value for (NaN, infinity or too large), first in row "
+                f"{rule.first // max(math.prod(entry.shape[1:]), 1)}; what is computed of these "
+                "nodes and of those around them is NaN, too")
         self._verified.add(entry.file)
+
+    def _refuse_unlike(self) -> None:
+        if fault := self.manifest.unlike_given():
+            raise InputError(f"store {self.directory}: {fault}; partition the graph again")
 
     def _refuse(self, entry: ArrayEntry, fault: str) -> None:
         if fault:
@@ -203,7 +235,8 @@ class Store:
             {t: {name: self._mapped(entry) for name, entry in arrays.items()}
              for t, arrays in manifest.arrays.items()}, manifest.task, dict(manifest.info),
             node_ids={t: NodeIds(self._mapped(e.offsets), self._mapped(e.text))
-                      for t, e in manifest.ids.items()})
+                      for t, e in manifest.ids.items()},
+            given={t: given for t, given in manifest.given.items() if isinstance(t, str)})
 
     def _entry(self, relation: Relation) -> RelationEntry:
         if relation not in self._relations:

@@ -7,6 +7,7 @@ Files can change after that: kernels that index with numbers of a mapped file ch
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from dgl_heta.store.manifest import ArrayEntry, Manifest, RelationEntry
 
 _PIECE = 2**20  # numbers
+_LARGEST = np.finfo(np.float32).max
 
 
 @dataclass
@@ -73,13 +75,41 @@ class Rule:
         return self.end()
 
 
+@dataclass
+class Finite:
+    """Counts the numbers of an array that are not finite in single precision.
+
+    Attributes
+    ----------
+    wrong : how many there are.
+    first : the place of the first among all numbers.
+    """
+
+    wrong: int = 0
+    first: int = 0
+    _seen: int = field(default=0, repr=False)
+
+    def add(self, values: np.ndarray) -> None:
+        """Look at the next numbers."""
+        finite = np.abs(values) <= _LARGEST
+        if not finite.all():
+            places = np.flatnonzero(~finite)
+            if not self.wrong:
+                self.first = self._seen + int(places[0])
+            self.wrong += len(places)
+        self._seen += len(values)
+
+
 def pointers(entry: RelationEntry) -> Rule:
     """What `indptr` of a relation must hold."""
     return Rule(0, entry.edges, pointers=True)
 
 
-def rule_of(manifest: Manifest, entry: ArrayEntry) -> Rule | None:
-    """What an array of a store must hold; None for any numbers."""
+def rule_of(manifest: Manifest, entry: ArrayEntry) -> Rule | Finite | None:
+    """What an array of a store must hold; None for any numbers. Features are only looked at."""
+    if np.dtype(entry.dtype).kind == "f" and any(
+            entry is arrays.get("feat") for arrays in manifest.arrays.values()):
+        return Finite()
     for ids in manifest.ids.values():
         if entry is ids.offsets:
             return Rule(0, ids.text.shape[0], pointers=True)
@@ -96,14 +126,6 @@ def rule_of(manifest: Manifest, entry: ArrayEntry) -> Rule | None:
 def where(csc: CSC) -> str:
     """The files of a relation, for errors."""
     return " or ".join(dict.fromkeys(map(file_of, csc)))
-
-
-def wrong_label(mask: np.ndarray, labels: np.ndarray, classes: int) -> tuple[int, int] | None:
-    """The first node of a mask whose label is no class, with the label."""
-    chosen = np.flatnonzero(mask.view(np.uint8) if mask.dtype == np.bool_ else mask)
-    values = np.asarray(labels[chosen])
-    wrong = np.flatnonzero((values < 0) | (values >= classes))
-    return (int(chosen[wrong[0]]), int(values[wrong[0]])) if len(wrong) else None
 
 
 def file_of(array: np.ndarray) -> str:
@@ -148,6 +170,23 @@ def copied(relation: Relation, csc: CSC, num_src: int) -> CSC:
             or Rule(0, num_src - 1).check(indices)):
         raise changed(relation, csc)
     return type(csc)(indptr, indices)
+
+
+def edge_ends(relation: Relation, csc: CSC, positions: np.ndarray, counts: Mapping[str, int]
+              ) -> tuple[np.ndarray, np.ndarray]:
+    """Sources and destinations of edges by their positions in the CSC, int64; `counts` are of nodes
+    by type.
+
+    Raises
+    ------
+    InputError
+        A number in the files is out of range.
+    """
+    sources = np.asarray(csc.indices[positions], np.int64)
+    destinations = np.searchsorted(csc.indptr, positions, side="right") - 1
+    check_range(relation, csc, sources, counts[relation.src])
+    check_range(relation, csc, destinations, counts[relation.dst])
+    return sources, destinations
 
 
 def check_range(relation: Relation, csc: CSC, ids: np.ndarray, count: int) -> None:

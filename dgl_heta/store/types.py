@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -24,6 +24,17 @@ class _Array(_Part):
     sha256: str
 
 
+class _Given(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    name: str
+    # A name in PyTorch.
+    dtype: Annotated[str, Field(pattern="^(bool|bfloat16|(uint|int|float|complex)[1368][0-9]*)$")]
+    shape: Annotated[list[_Count], Field(max_length=32)]
+    sha256: str
+    unfit: str = ""
+
+
 class _Ids(_Part):
     offsets: _Array
     text: _Array
@@ -33,6 +44,7 @@ class _Type(_Part):
     count: _Count
     arrays: dict[str, _Array]
     ids: _Ids | None = None
+    given: dict[str, _Given] = {}
 
 
 class _Relation(_Part):
@@ -44,6 +56,7 @@ class _Relation(_Part):
     indices: _Array
     edge_ids: _Array | None = None
     arrays: dict[str, _Array] = {}
+    given: dict[str, _Given] = {}
 
 
 class _Task(BaseModel):
@@ -52,7 +65,8 @@ class _Task(BaseModel):
     target: str
     num_classes: Annotated[int, Field(ge=1, lt=2**31)]
     label: str = "label"
-    kind: str = "classification"
+    kind: Literal["classification", "multilabel", "regression"] = "classification"
+    unlabelled: Annotated[float | None, Field(allow_inf_nan=False)] = None
 
 
 class _Manifest(_Part):

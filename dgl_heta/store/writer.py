@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.graph.labels import NodeLabels, in_mask
+from dgl_heta.graph.readers.arrays import check_finite, task_arrays
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import KINDS, MASKS, TRAIN_MASK, GraphSource, Task
+from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
-from dgl_heta.store.structure import wrong_label
+from dgl_heta.system.disk import npy_header, row_starts
 from dgl_heta.system.files import new_directory
-
-OWN_NAMES = ("_ID", "_TYPE", "inner_edge")
-"""Edge data that are DGL's own: ids and types of a graph that came from another."""
 
 _MASKS_OF_EDGE_FILES = ("; in a metadata.json give 'task' a 'split', which makes the masks, or "
                         "name arrays or columns for them")
@@ -86,9 +88,7 @@ class NpyWriter:
         self._handle = path.open("wb")
         self._hash = hashlib.sha256()
         self._bytes = 0
-        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False,
-                  "shape": shape}
-        np.lib.format.write_array_header_1_0(_Tee(self), header)  # type: ignore[arg-type]
+        self._raw(npy_header(self._dtype, shape))
 
     def __enter__(self) -> NpyWriter:
         return self
@@ -110,17 +110,6 @@ class NpyWriter:
         self._handle.close()
         return ArrayEntry(self._file, self._dtype.str, self._shape, self._bytes,
                           self._hash.hexdigest())
-
-
-class _Tee:
-    """The little of a file that NumPy's header writer uses."""
-
-    def __init__(self, writer: NpyWriter) -> None:
-        self._writer = writer
-
-    def write(self, data: bytes) -> int:
-        self._writer._raw(data)
-        return len(data)
 
 
 def _chunk(memory_mb: int) -> int:
@@ -147,8 +136,10 @@ def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
         arrays[ntype] = {}
         for place, (name, array) in enumerate(source.node_arrays.get(ntype, {}).items()):
             file = f"nodes/{index}-{safe_name(ntype)}/{place}-{safe_name(name)}.npy"
-            arrays[ntype][name] = _write_array(directory, file, ntype, name, array,
-                                               advancing(f"{ntype} {name}"))
+            arrays[ntype][name] = _write_rows(
+                directory, file, array, advancing(f"{ntype} {name}"),
+                partial(check_finite, name, ntype=ntype)
+                if name == "feat" and name not in source.given.get(ntype, {}) else None)
         if ntype in source.node_ids:
             named[ntype] = IdsEntry(*(
                 _write_rows(directory, f"nodes/{index}-{safe_name(ntype)}/ids-{part}.npy",
@@ -181,49 +172,41 @@ def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
             entry.arrays[name] = _write_rows(directory, f"{folder}/{place}-{safe_name(name)}.npy",
                                              array, advancing(f"{relation} {name}"))
         relations.append(entry)
-    task = source.task and Task(source.task.target, int(source.task.num_classes),
-                                source.task.label, source.task.kind)
+    task = source.task and replace(
+        source.task, num_classes=int(source.task.num_classes), unlabelled=None
+        if source.task.unlabelled is None else float(source.task.unlabelled))
+    given = {kind: known for kind, known in source.given.items()
+             if known and (edge_ids or kind in source.node_counts)}
     return Manifest(source.name, {t: int(n) for t, n in source.node_counts.items()}, arrays,
-                    tuple(relations), task, source.info, f"dgl-heta {__version__}", named)
+                    tuple(relations), task, source.info, f"dgl-heta {__version__}", named, given)
 
 
 def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
                      ) -> dict[str, np.ndarray]:
-    """Arrays of a relation's edges that a store holds: numbers of at most 64 bits, a row per edge.
+    """Arrays of a relation's edges that a store holds: numbers of at most 64 bits, a row per edge,
+    and all that are kept as they were given.
 
     They go by the edges' ids, so none where these are not kept.
     """
-    count = source.edges[relation].num_edges
+    count, given = source.edges[relation].num_edges, source.given.get(relation, {})
     return {name: array for name, array in source.edge_arrays.get(relation, {}).items()
-            if edge_ids and name not in OWN_NAMES and array.ndim and len(array) == count
-            and array.dtype.kind in "fiub" and array.dtype.itemsize <= 8}
-
-
-def _write_array(directory: Path, file: str, ntype: str, name: str, array: np.ndarray,
-                 advance: Callable[[int], None]) -> ArrayEntry:
-    def check(start: int, rows: np.ndarray) -> None:
-        if rows.dtype.kind == "f":
-            finite = np.isfinite(rows)
-            if not finite.all():
-                bad = start + int(np.argwhere(~finite)[0][0])
-                raise InputError(
-                    f"array '{name}' of node type '{ntype}' has a value that is not finite "
-                    f"(NaN or infinity), first in row {bad}; replace or drop it"
-                )
-    return _write_rows(directory, file, array, advance, check)
+            if edge_ids and array.ndim and len(array) == count and (name in given or (
+                array.dtype.kind in "fiub" and array.dtype.itemsize <= 8))}
 
 
 def _write_rows(directory: Path, file: str, array: np.ndarray, advance: Callable[[int], None],
-                check: Callable[[int, np.ndarray], None] = lambda *_: None) -> ArrayEntry:
-    row_bytes = max(array.dtype.itemsize * int(np.prod(array.shape[1:], dtype=np.int64)), 1)
-    step = max(2**25 // row_bytes, 1)
+                check: Callable[..., None] | None = None) -> ArrayEntry:
+    """Write an array in pieces; `check` gets the `rows` of each, the first of which is `start`."""
+    row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
+    starts = row_starts(len(array), row_bytes)
     with NpyWriter(directory, file, array.dtype, array.shape) as writer:
-        for start in range(0, len(array), step):
-            rows = np.asarray(array[start:start + step])
-            check(start, rows)
+        for start in starts:
+            rows = np.asarray(array[start:start + starts.step])
+            if check is not None:
+                check(rows=rows, start=start)
             writer.append(rows)
             _forget(array)
-            advance(len(rows) * row_bytes)
+            advance(rows.nbytes)
         return writer.close()
 
 
@@ -254,16 +237,16 @@ def check_source(source: GraphSource) -> None:
         if ntype not in source.node_counts:
             raise InputError(f"arrays are given for node type '{ntype}', which is not in the "
                              f"graph; node types: {listing(source.node_counts)}")
-        count = source.node_counts[ntype]
+        count, given = source.node_counts[ntype], source.given.get(ntype, {})
         for name, array in arrays.items():
             if array.ndim == 0 or array.shape[0] != count:
                 rows = array.shape[0] if array.ndim else "no"
                 raise InputError(f"array '{name}' of node type '{ntype}' has {rows} rows; it must "
                                  f"have {count}, one for each node")
-            if array.dtype.kind not in "fiub" or array.dtype.itemsize > 8:
+            if name not in given and (array.dtype.kind not in "fiub" or array.dtype.itemsize > 8):
                 raise InputError(f"array '{name}' of node type '{ntype}' has dtype {array.dtype}; "
                                  "it must be numbers of at most 64 bits or booleans")
-        feat = arrays.get("feat")
+        feat = None if "feat" in given else arrays.get("feat")
         if feat is not None and (feat.ndim != 2 or feat.dtype.kind != "f" or not feat.shape[1]):
             raise InputError(f"features 'feat' of node type '{ntype}' are {feat.dtype} of shape "
                              f"{feat.shape}; they must be floating point, one row per node and "
@@ -284,16 +267,12 @@ def check_source(source: GraphSource) -> None:
             raise InputError(f"target node type '{task.target}' has no array '{name}'; it has: "
                              f"{listing(arrays)}" + (_MASKS_OF_EDGE_FILES if name == TRAIN_MASK
                                                      else ""))
-    label = arrays[task.label]
-    if task.kind not in KINDS:
-        raise InputError(f"task kind '{task.kind}' is unknown; known are {', '.join(KINDS)}")
-    if task.kind != "classification":
-        if label.ndim > 2 or (label.ndim < 2 and task.kind == "multilabel"):
-            raise InputError(f"labels '{task.label}' of '{task.target}' are {label.dtype} of shape "
-                             f"{label.shape}; {task.kind} needs one row per node")
-    elif label.ndim != 1 or label.dtype.kind not in "iu":
-        raise InputError(f"labels '{task.label}' of '{task.target}' are {label.dtype} of shape "
-                         f"{label.shape}; they must be integers, one per node")
+    arrays = task_arrays(source, task)
+    labels = NodeLabels(arrays[task.label], task.kind, task.num_classes, task.unlabelled,
+                    f"array '{task.label}' of node type '{task.target}'")
+    if labels.outputs != task.num_classes:
+        raise InputError(f"the task has {task.num_classes} labels, but {labels.what} has "
+                         f"{labels.outputs} columns")
     for name in MASKS:
         if name not in arrays:
             continue
@@ -301,11 +280,7 @@ def check_source(source: GraphSource) -> None:
         if mask.ndim != 1 or mask.dtype.kind not in "biu":
             raise InputError(f"mask '{name}' of '{task.target}' is {mask.dtype} of shape "
                              f"{mask.shape}; it must be boolean, one entry per node")
-        if task.kind != "classification":
-            continue
-        if wrong := wrong_label(mask, label, task.num_classes):
-            raise InputError(f"node {wrong[0]} of '{task.target}' is in {name} but has label "
-                             f"{wrong[1]}; labels go from 0 to {task.num_classes - 1}")
+        labels.check(in_mask(mask), name)
 
 
 def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: int) -> None:

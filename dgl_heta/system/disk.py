@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import shutil
 from pathlib import Path
@@ -58,6 +59,19 @@ def free_bytes(directory: Path) -> int:
     return shutil.disk_usage(directory).free
 
 
+def row_starts(rows: int, row_bytes: int) -> range:
+    """Where pieces of 32 MB begin in an array; a row at least."""
+    return range(0, rows, max(2**25 // max(row_bytes, 1), 1))
+
+
+def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
+    """What stands before the numbers in a `.npy` file."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {
+        "descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
+    return header.getvalue()
+
+
 def new_array(file: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     """A `.npy` file of zeros to write through memory, with room for it on the disk.
 
@@ -69,11 +83,8 @@ def new_array(file: Path, dtype: Any, shape: tuple[int, ...]) -> np.memmap:
     kind = np.dtype(dtype)
     try:
         with file.open("wb") as opened:
-            np.lib.format.write_array_header_1_0(opened, {
-                "descr": np.lib.format.dtype_to_descr(kind), "fortran_order": False,
-                "shape": shape})
+            start = opened.write(npy_header(kind, shape))
             opened.flush()
-            start = opened.tell()
             reserve(opened.fileno(), start + int(np.prod(shape, dtype=np.int64)) * kind.itemsize,
                     file)
     except OSError as error:

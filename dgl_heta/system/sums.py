@@ -9,11 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dgl_heta.errors import InputError
+from dgl_heta.system.disk import npy_header
 from dgl_heta.system.files import plainly, write_atomic
 
 KEY = "sha256"
@@ -35,6 +38,14 @@ def file_sum(path: Path, advance: Callable[[int], None] = lambda size: None) -> 
         while data := file.read(_BLOCK):
             digest.update(data)
             advance(len(data))
+    return digest.hexdigest()
+
+
+def npy_sum(dtype: np.dtype, shape: tuple[int, ...], pieces: Iterable[np.ndarray]) -> str:
+    """The SHA-256 of the `.npy` file of an array, of which `pieces` are the rows in their order."""
+    digest = hashlib.sha256(npy_header(dtype, shape))
+    for rows in pieces:
+        digest.update(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
     return digest.hexdigest()
 
 

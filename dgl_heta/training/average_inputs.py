@@ -107,7 +107,8 @@ class AverageInputs:
 
     def sample(self, seeds: Mapping[str, np.ndarray],
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
-               without: np.ndarray | None = None, deliver: Deliver | None = None) -> MiniBatch:
+               without: Mapping[Relation, np.ndarray] | None = None,
+               deliver: Deliver | None = None) -> MiniBatch:
         """The block of one step, as a :class:`NeighborSampler` would give it."""
         shares = shares or join_seeds([seeds])[1]
         ordered = {t: shares[t].local(torch.as_tensor(ids, dtype=torch.int64)).numpy()

@@ -29,13 +29,14 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
 from dgl_heta.models.linked import Linked, decoded
+from dgl_heta.report.started import resuming
 from dgl_heta.settings import Settings, section_name
 from dgl_heta.system.files import check_plain, replacing, utf8_name
 from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.identity import Identity
 from dgl_heta.training.optimizers import load_state, state_tensors
-from dgl_heta.training.recorded import check_model
+from dgl_heta.training.recorded import best_epoch, check_model
 from dgl_heta.training.table_files import load_tables, write_tables
 
 MODEL_FILE, SPEC_FILE = "model.safetensors", "model.json"
@@ -124,6 +125,18 @@ def latest_epoch(run_dir: Path, rank: int, world: Comm, identity: Identity) -> i
 def saved_epoch(run_dir: Path, workers: int) -> int:
     """The last epoch that all workers have saved, seen from outside; 0 if none."""
     return min(max(_complete(run_dir, rank), default=0) for rank in range(workers))
+
+
+def recovery(run_dir: Path) -> str:
+    """A sentence: which checkpoint of a run that did not end is good, and how its model is had."""
+    ranks = {int(match[1]) for note in (run_dir / "checkpoints").glob("epoch-*/complete-*.json")
+             if (match := re.fullmatch(r"complete-(\d+)\.json", note.name))}
+    epoch = saved_epoch(run_dir, max(ranks) + 1) if ranks else 0
+    if not epoch:
+        return "No epoch of this run was saved"
+    best = best_epoch(_note(run_dir, epoch, 0), epoch, run_dir).get("epoch", epoch)
+    return (f"The model of epoch {best}, the best that was saved ({_folder(run_dir, best)}), is "
+            f"made ready for `dgl-heta predict` by: {resuming(run_dir, epoch)}")
 
 
 def consolidate(engine: Engine, run_dir: Path) -> None:
@@ -226,6 +239,8 @@ def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
             own = registry.configured(Settings(plugins=note.get("plugins", {})))
             found = find_model(own, name or note["provider"])
         if "link" in note:
+            if not {*note["link"]["relations"]} <= {*map(str, spec.schema.relations)}:
+                raise ValueError("link is about relations that are not in its schema")
             found = decoded(found, **note["link"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {run_dir} is damaged: {error}") from None
@@ -318,6 +333,9 @@ def _remedy(run_dir: Path, epoch: int, rank: int) -> str:
 
 
 def _spec(run_dir: Path) -> dict[str, Any]:
+    if not (run_dir / SPEC_FILE).exists():
+        raise InputError(f"the run in {run_dir} has no model ({SPEC_FILE}): it did not come to its "
+                         f"end. {recovery(run_dir)}")
     return read_signed(run_dir / SPEC_FILE, "train again, or resume the run to write it again")
 
 

@@ -17,6 +17,7 @@ from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.comm.drawn_rows import delivery
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
+from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.protocols import BatchSource, ModuleWrapper, WrapContext
 from dgl_heta.models import ModelSpec
 from dgl_heta.nn.precision import mixed_precision, widened
@@ -47,8 +48,8 @@ class Sampler(Protocol):
 
     def sample(self, seeds: Mapping[str, np.ndarray],
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
-               without: np.ndarray | None = None, deliver: Deliver | None = None
-               ) -> MiniBatch: ...
+               without: Mapping[Relation, np.ndarray] | None = None,
+               deliver: Deliver | None = None) -> MiniBatch: ...
 
 
 class Caches(Protocol):
@@ -121,6 +122,7 @@ class Engine:
     wrapper : keeps the model's parameters equal on all workers.
     """
 
+    not_finite = 0
     caches: Caches | None = None
     proof: StepProof | None = None
 
@@ -130,6 +132,7 @@ class Engine:
                  ) -> None:
         self.store, self.plan, self.settings = store, plan, settings
         self.task, self.spec, self.model = task, spec, model
+        task.use(model)
         self.rank, self.local_workers, self.device = workers.rank, workers.local, workers.device
         self.world, self.group, self._traffic = workers.world, workers.group, workers.traffic
         self._sampler, self._eval_sampler = samplers
@@ -224,7 +227,7 @@ class Engine:
         with self.timed("forward"):
             loss, statistics = self.loss(self.forward(batch, inputs), step)
         if prove is not None and self.proof is not None:
-            self.proof.prove(step, prove, batch, inputs)
+            self.proof.prove(step, prove, batch, inputs, loss)
         with self.timed("backward"):
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
@@ -269,9 +272,11 @@ class Engine:
                  ) -> tuple[float, float]:
         """`(score, mean loss)` over a split, by all workers together; NaN if it is empty.
 
-        `tallies`, empty ones of the task's, then hold what was counted of all workers' shares.
+        `tallies`, empty ones of the task's, then hold what was counted of all workers' shares, and
+        `not_finite` is the number of nodes with an output that is NaN or infinite.
         """
         self.model.eval()
+        self.not_finite = 0
         totals, steps = None, self.task.steps(
             split, 0, self.settings.train.step_size(self.world.size))
         batches = self.batches(steps, _EVAL_STEPS, evaluate=True)
@@ -279,12 +284,18 @@ class Engine:
             for step, batch in zip(steps, batches):
                 outputs = self.forward(batch, self.inputs(batch, train=False))
                 _, statistics = self.loss(outputs, step)
+                wrong = float(sum(map(not_finite, outputs.values())))
+                statistics = torch.cat([statistics, statistics.new_tensor([wrong])])
                 totals = statistics if totals is None else totals + statistics
                 if tallies:
                     self.task.observe(tallies, outputs, step, *self._share(step))
         for tally in (tallies or {}).values():
             tally.gather(self.world)
-        return self.score(totals)
+        if totals is None:
+            return self.score(None)
+        sums = self.sum_over_workers(totals)
+        self.not_finite = int(sums[-1])
+        return self.task.score(torch.tensor(sums[:-1], dtype=torch.float64))
 
     def score(self, statistics: Tensor | None) -> tuple[float, float]:
         """`(score, mean loss)` of all workers' statistics, or NaN if there are none."""
@@ -347,6 +358,11 @@ class Engine:
             raise HetaError(f"batch source '{self._source.name}' gave fewer batches than there "
                             "are steps; it must give one for each")
         return self._fetching.arrive(batch)
+
+
+def not_finite(rows: Tensor) -> int:
+    """Rows with a number that is NaN or infinite."""
+    return int((~rows.isfinite().flatten(1).all(1)).sum())
 
 
 @contextmanager

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, several
 from dgl_heta.settings import Settings
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.metrics import Tally, smaller_is_better, values
+from dgl_heta.training.metrics import RankTally, Tally, smaller_is_better, values
 from dgl_heta.training.per_class import class_names, per_class
 from dgl_heta.training.tasks import resolve
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Score, mean loss and further metrics of a split; None where there are none."""
+    """Score, mean loss and further metrics of a split; None where there are none.
+
+    Attributes
+    ----------
+    not_finite : nodes with an output that is NaN or infinite; there is no score then.
+    """
 
     score: float | None
     loss: float | None
     metrics: dict[str, float | None] | None
     tallies: Mapping[str, Tally]
+    not_finite: int = 0
 
 
 NOTHING = Evaluated(None, None, None, {})
@@ -32,10 +38,19 @@ def evaluate(engine: Engine, split: str, count: bool = False) -> Evaluated:
     """Evaluate a split; all workers call it. `count` fills tallies where no metric needs them."""
     names = engine.settings.train.watched
     tallies = engine.task.tallies(names) if names or count else {}
-    score, loss = (None if math.isnan(value) else value  # of an empty split: JSON has no NaN
-                   for value in engine.evaluate(split, tallies))
+    score, loss = (value if math.isfinite(value) and not engine.not_finite else None
+                   for value in engine.evaluate(split, tallies))  # NaN is of an empty split
     found = values(tallies, names) if names and score is not None else None
-    return Evaluated(score, loss, found, tallies)
+    return Evaluated(score, loss, found, tallies, engine.not_finite)
+
+
+def not_finite_text(found: Evaluated, split: str) -> str:
+    """One sentence where outputs were not finite, or ""."""
+    what = {"val": "validation", "test": "test"}[split]
+    return (f"{several(found.not_finite, 'output')} of {what} nodes NaN or infinite, so that there "
+            f"is no score of {what}: look for such values in the features of these nodes and of "
+            "their neighbours (`dgl-heta inspect`); if they have none, training diverged"
+            if found.not_finite else "")
 
 
 def classes(engine: Engine, evaluated: Mapping[str, Evaluated]) -> dict[str, Any] | None:
@@ -51,6 +66,26 @@ def classes(engine: Engine, evaluated: Mapping[str, Evaluated]) -> dict[str, Any
     for split in ("test", "val"):
         if found := per_class(evaluated[split].tallies, names):
             return {"split": split, "types": found}
+    return None
+
+
+def of_relations(evaluated: Mapping[str, Evaluated], names: Iterable[str]
+                 ) -> dict[str, Any] | None:
+    """Results of single relations: of the test, or else of validation; None without several.
+
+    Returns
+    -------
+    dict
+        `split`, and `relations`: relation → number of `links`, `mrr` and the metrics of these
+        `names`.
+    """
+    for split in ("test", "val"):
+        tally = evaluated[split].tallies.get("links")
+        if isinstance(tally, RankTally) and tally.count and len(tally.relations) > 1:
+            return {"split": split, "relations": {
+                relation: {"links": each.count,
+                           **{name: each.value(name) for name in ("mrr", *names)}}
+                for relation, each in tally.of_each().items() if each.count}}
     return None
 
 

@@ -22,7 +22,7 @@ _LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not k
               "optimizer": "Adam", "optimizer_options": {}, "schedule": None,
               "schedule_options": {}, "clip_grad_norm": None, "class_weights": None,
               "monitor": None},
-    "task": {"links": None, "decoder": "dot"},
+    "task": {"links": None, "decoder": "dot", "unlabelled": None},
 }
 
 
@@ -49,6 +49,9 @@ class Identity:
                     "train": settings.train.model_dump(exclude=_NUMBERS_STAY)}
         if settings.task.links is not None:  # its content counts, not where it lies
             sections["task"]["links"] = file_sum(Path(settings.task.links))[:16]
+        if engine.task.held_out is not None:  # what was found in the graph counts, too
+            sections["task"]["reverse"] = [[*map(str, group.relations), group.undirected]
+                                           for group in engine.task.held_out.groups]
         for section, known in _LATER.items():
             for name, before in known.items():
                 if sections[section][name] == before:

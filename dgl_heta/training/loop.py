@@ -28,10 +28,18 @@ from dgl_heta.training.checkpoint import (
     consolidate,
     latest_epoch,
     load_checkpoint,
+    recovery,
     save_checkpoint,
 )
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.evaluating import NOTHING, classes, evaluate, followed
+from dgl_heta.training.evaluating import (
+    NOTHING,
+    classes,
+    evaluate,
+    followed,
+    not_finite_text,
+    of_relations,
+)
 from dgl_heta.training.identity import Identity
 from dgl_heta.training.loggers import Loggers
 from dgl_heta.training.recorded import best_epoch
@@ -72,12 +80,14 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
         write_atomic(log, "".join(log_line(record.to_json()) for record in history))
     registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
     own: list[OwnEpoch] = []
+    said = report if first else lambda event: None
     with Loggers(registry, settings, run_dir, start, first) as logs:
         for epoch in range(start + 1, settings.train.epochs + 1):
             if stopped:
                 break
             engine.store.check_sizes()
-            record = _epoch(engine, epoch, settings, own, report if first else lambda event: None)
+            record = _epoch(engine, epoch, run_dir, own, said)
+            _check_parameters(engine, run_dir, epoch)
             score = followed(settings, record.val_acc, record.metrics)
             if engine.wrapped.equal() and (not validates or (
                     score is not None and (not best or score > best["val_acc"]))):
@@ -96,6 +106,8 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
         best = _finish(engine, run_dir, best, last)
         engine.reset_traffic()
         evaluated = {split: evaluate(engine, split, count=True) for split in ("val", "test")}
+        if text := not_finite_text(evaluated["test"], "test"):
+            said({"event": "note", "text": text})
         consolidate(engine, run_dir)
         summary = _summary(engine, settings, history, own, best, {
             "val_acc": evaluated["val"].score, "test_acc": evaluated["test"].score,
@@ -106,6 +118,8 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
                                   if found.metrics}
         if (found := classes(engine, evaluated)) is not None:
             summary["classes"] = found
+        if (found := of_relations(evaluated, settings.train.watched)) is not None:
+            summary["relations"] = found
         if first:
             write_signed(run_dir / "summary.json", summary, indent=1)
             _append(log, {"event": "summary", **summary})
@@ -138,10 +152,11 @@ def _check_seeds(engine: Engine) -> None:
     """Refuse, on all workers alike, to train on nothing."""
     least = torch.tensor([float(bool(engine.steps("train")))])
     if not engine.world.all_reduce(least, "min", "control").item():
-        raise InputError(f"there is nothing to train on: no node of "
-                         f"{' or '.join(repr(t) for t in engine.task.targets)} is in train_mask"
-                         + (" and owned by this worker" if engine.task.steps("train", 0, 1)
-                            else ""))
+        elsewhere = " and is owned by this worker" if engine.task.steps("train", 0, 1) else ""
+        what = "no link is for training" if engine.task.held_out is not None else (
+            f"no node of {' or '.join(repr(t) for t in engine.task.targets)} is in train_mask and "
+            "has a label")
+        raise InputError(f"there is nothing to train on: {what}{elsewhere}")
 
 
 def _check_validation(engine: Engine, validates: bool) -> None:
@@ -183,9 +198,24 @@ class OwnEpoch:
     sent: float
 
 
-def _epoch(engine: Engine, epoch: int, settings: Settings, own: list[OwnEpoch], report: Report
+def _diverged(run_dir: Path, what: str) -> InputError:
+    """The error of a training that cannot go on, with what is left of it."""
+    return InputError(f"{what}: training diverged; lower train.lr or train.sparse_lr, or check the "
+                      f"features, and train in a new run directory. {recovery(run_dir)}")
+
+
+def _check_parameters(engine: Engine, run_dir: Path, epoch: int) -> None:
+    """Refuse, on all workers alike, to save parameters that are not finite: the last step of an
+    epoch can make them so, which its loss does not show."""
+    wrong = any(not bool(p.isfinite().all()) for p in engine.model.parameters())
+    if engine.world.all_reduce(torch.tensor([float(wrong)]), "max", "control").item():
+        raise _diverged(run_dir, f"parameters are NaN or infinite after epoch {epoch}")
+
+
+def _epoch(engine: Engine, epoch: int, run_dir: Path, own: list[OwnEpoch], report: Report
            ) -> EpochRecord:
     """Train an epoch and validate it; adds to `own`."""
+    settings = engine.settings
     engine.start_epoch(epoch)
     started, proving = time.perf_counter(), engine.proof.seconds if engine.proof else 0.0
     steps = engine.steps("train", epoch)
@@ -204,11 +234,12 @@ def _epoch(engine: Engine, epoch: int, settings: Settings, own: list[OwnEpoch], 
     cached = None if engine.caches is None else engine.caches.counted()
     train_acc, loss = engine.score(totals)
     if not math.isfinite(loss):
-        raise InputError(f"the loss of epoch {epoch} is {loss}: training diverged; lower "
-                         "train.lr or train.sparse_lr, or check the features")
+        raise _diverged(run_dir, f"the loss of epoch {epoch} is {loss}")
     every = settings.train.eval_every
     validate = epoch % every == 0 or epoch == settings.train.epochs
     found = evaluate(engine, "val") if validate else NOTHING
+    if text := not_finite_text(found, "val"):
+        report({"event": "note", "text": f"epoch {epoch}: {text}"})
     causes = {cause: int(total) for cause, total in zip(CAUSES, engine.sum_over_workers(
         torch.tensor([float(sent[c]) for c in CAUSES], dtype=torch.float64)))}
     return EpochRecord(

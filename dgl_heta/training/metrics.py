@@ -175,12 +175,13 @@ class LabelTally:
 
     def add(self, outputs: Tensor, labels: np.ndarray) -> None:
         """Count nodes: outputs (nodes, labels), positive where a label is predicted, and zeros
-        and ones alike."""
-        got, want = (outputs > 0).cpu().numpy(), labels > 0
+        and ones alike, NaN where a node has no such label."""
+        known, want = ~np.isnan(labels), labels > 0
+        got = (outputs > 0).cpu().numpy() & known
         self._counts += np.stack([got & want, got, want]).sum(1)
         self._nodes += len(got), int((got == want).all(1).sum())
         if self._scores:
-            self._scores.add(outputs.double(), want)
+            self._scores.add(outputs.double(), labels)
 
     def gather(self, comm: Comm) -> None:
         self._counts, self._nodes = (
@@ -213,42 +214,50 @@ class ValueTally:
         self._sums = np.zeros((5, outputs))
 
     def add(self, outputs: Tensor, labels: np.ndarray) -> None:
-        """Count nodes: what is predicted of them, and what is right, both (nodes, outputs)."""
-        wants = np.asarray(labels, np.float64)
-        wrong = outputs.double().cpu().numpy() - wants
-        self._sums += np.stack([np.ones_like(wants), np.abs(wrong), wrong ** 2, wants, wants ** 2]
-                               ).sum(1)
+        """Count nodes: what is predicted of them, and what is right, both (nodes, outputs); NaN
+        where it is not known."""
+        known = ~np.isnan(labels)
+        wants = np.where(known, labels, 0.0)
+        wrong = np.where(known, outputs.double().cpu().numpy() - wants, 0.0)
+        self._sums += np.stack([known, np.abs(wrong), wrong ** 2, wants, wants ** 2]).sum(1)
 
     def gather(self, comm: Comm) -> None:
         self._sums = comm.all_reduce(torch.from_numpy(self._sums), cause="control").numpy()
 
     @property
     def count(self) -> int:
-        return int(self._sums[0, 0])
+        return int(self._sums[0].max())
 
     def value(self, name: str) -> float:
-        count, absolute, squares, sums, sums_of_squares = self._sums
+        count, absolute, squares, sums, sums_of_squares = self._sums[:, self._sums[0] > 0]
         if not self.count:
             return math.nan
         if name == "r2":
-            spread = sums_of_squares - sums ** 2 / count
-            return float(np.mean(1 - squares / np.maximum(spread, 1e-300)))
+            return coefficient(np.stack([squares, count, sums, sums_of_squares]))
         mean = float(((absolute if name == "mae" else squares) / count).mean())
         return math.sqrt(mean) if name == "rmse" else mean
 
 
 class RankTally:
-    """Ranks of edges among their negatives, the best is 1."""
+    """Ranks of edges among their negatives, the best is 1, by relation."""
 
-    def __init__(self, negatives: int) -> None:
-        self._counts = np.zeros(negatives + 2, np.int64)
+    def __init__(self, negatives: int, relations: Sequence[str]) -> None:
+        self.relations = relations
+        self._counts = np.zeros((len(relations), negatives + 2), np.int64)
 
-    def add(self, ranks: np.ndarray) -> None:
-        """Count edges by their ranks, int64 (edges,)."""
-        self._counts += np.bincount(ranks, minlength=len(self._counts))
+    def add(self, ranks: np.ndarray, places: np.ndarray) -> None:
+        """Count edges by their ranks and the places of their relations, int64 (edges,)."""
+        np.add.at(self._counts, (places, ranks), 1)
 
     def gather(self, comm: Comm) -> None:
         self._counts = comm.all_reduce(torch.from_numpy(self._counts), cause="control").numpy()
+
+    def of_each(self) -> dict[str, RankTally]:
+        """Relation → what was counted of it."""
+        found = {name: RankTally(0, [name]) for name in self.relations}
+        for place, tally in enumerate(found.values()):
+            tally._counts = self._counts[place:place + 1]
+        return found
 
     @property
     def count(self) -> int:
@@ -257,11 +266,12 @@ class RankTally:
     def value(self, name: str) -> float:
         if not self.count:
             return math.nan
-        ranks = np.arange(len(self._counts))
+        counts = self._counts.sum(0)
+        ranks = np.arange(len(counts))
         if (k := _number(name)) is not None:
-            return float(self._counts[:k + 1].sum() / self.count)
+            return float(counts[:k + 1].sum() / self.count)
         weights = ranks.astype(float) if name == "mean_rank" else 1 / np.maximum(ranks, 1)
-        return float((self._counts * weights).sum() / self.count)
+        return float((counts * weights).sum() / self.count)
 
 
 class _Scores:
@@ -291,8 +301,9 @@ class _Scores:
         labels = np.concatenate(self._labels) if self._labels else None
         for place in self._places:
             own = np.empty(0) if scores is None else scores[:, place]
-            true = np.empty(0, bool) if labels is None else is_of(labels, place)
-            all_of, all_true = _gathered(comm, own), _gathered(comm, true.astype(np.int64)) > 0
+            true = np.empty(0) if labels is None else is_of(labels, place).astype(np.float64)
+            known = ~np.isnan(true)
+            all_of, all_true = _gathered(comm, own[known]), _gathered(comm, true[known]) > 0
             if all_true.any() and not all_true.all():
                 for name in self._names:
                     found[name].append(RANKINGS[name](all_of, all_true))
@@ -315,6 +326,18 @@ def averaged(name: str, right: np.ndarray, predicted: np.ndarray, support: np.nd
     if how == "weighted":
         return float((each * support).sum() / support.sum()) if support.any() else 0.0
     return float(each.mean() if how == "micro" else each[counted].mean())
+
+
+def coefficient(sums: np.ndarray) -> float:
+    """The coefficient of determination R², the mean over outputs that some nodes have.
+
+    Parameters
+    ----------
+    sums : (4, outputs), over nodes: squared errors, their number, what is right, its squares.
+    """
+    squares, count, right, right_squared = sums[:, sums[1] > 0]
+    spread = right_squared - right ** 2 / count
+    return float(np.mean(1 - squares / np.maximum(spread, 1e-300)))
 
 
 def of_classes(right: np.ndarray, predicted: np.ndarray, support: np.ndarray

@@ -74,8 +74,10 @@ class StepProof:
         return not self._schedule.off and self._schedule.due(
             self._engine.settings.train.seed, max(epoch - 1, 0), step, steps)
 
-    def prove(self, step: Step, number: int, batch: MiniBatch, inputs: dict[str, Tensor]) -> None:
-        """Compare a step with the plain way, before its backward pass.
+    def prove(self, step: Step, number: int, batch: MiniBatch, inputs: dict[str, Tensor],
+              loss: Tensor) -> None:
+        """Compare a step with the plain way, before its backward pass; not if the loss of any
+        worker is NaN or infinite, as then all that is compared is, and the epoch ends as diverged.
 
         Raises
         ------
@@ -83,6 +85,9 @@ class StepProof:
             They differ; the same on all workers.
         """
         engine, started = self._engine, time.perf_counter()
+        wrong = torch.tensor([float(not bool(loss.isfinite()))])
+        if engine.world.all_reduce(wrong, "max", CAUSE).item():
+            return
         setting = _TrainingSetting(engine, step, number, batch)
         ids = levels(batch, setting.types)
         call = Call(

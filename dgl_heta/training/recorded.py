@@ -31,8 +31,7 @@ class _Link(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     decoder: Literal["distmult"]
-    src: str
-    dst: str
+    relations: Annotated[list[str], Field(min_length=1, max_length=2**20)]
 
 
 class _Model(BaseModel):
@@ -89,8 +88,6 @@ def check_model(note: Mapping[str, Any]) -> None:
         for ntype in getattr(read, key):
             if ntype not in known:
                 raise ValueError(f"{key} has {ntype[:80]!r}, which is no node type of its schema")
-    if read.link and not {read.link.src, read.link.dst} <= read.num_classes.keys():
-        raise ValueError("link is about node types that the model gives nothing of")
     if read.input_dims.keys() != known:
         raise ValueError("input_dims lacks a node type")
 

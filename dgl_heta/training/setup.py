@@ -108,6 +108,8 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
         raise InputError(f"model '{model.name}' reads averages over whole metapaths, which a plan "
                          "without replication has on no partition; use partition.replication = "
                          "full")
+    for text in task.notes:
+        log.warning("%s", text)
     spec = model_spec(store, settings, task.outputs, plan, precomputed)
     with torch.random.fork_rng(devices=[]):
         built = provider.build(spec)

@@ -74,8 +74,8 @@ KINDS = (
     Kind("tables: .csv", inputs.tables, "*.csv", changes.lines, READ, 2),
     Kind("tables: .csv, bytes", inputs.tables, "*.csv", changes.raw, READ),
     Kind("tables: .csv, columns", inputs.tables, "*.csv", changes.wide, READ, .3),
-    Kind("tables: .arrow", inputs.columnar, "*.arrow", changes.columnar, READ, 3),
-    Kind("tables: .parquet", inputs.columnar, "*.parquet", changes.columnar, READ, 2),
+    Kind("tables: .arrow", inputs.columns, "*.arrow", changes.columnar, READ, 3),
+    Kind("tables: .parquet", inputs.columns, "*.parquet", changes.columnar, READ, 2),
     Kind("tables: a bomb", inputs.bombs, "*.parquet", changes.as_it_is, READ, .1),
     Kind("saved by torch", inputs.graphbolt, "data/*.pt", changes.archive,
          (("plan", "data/feat.pt"), ("plan", "data/labels.pt"))),
@@ -141,9 +141,10 @@ OPTIONS = ("--parts", "--hops", "--target", "--metapaths", "--method", "--seed",
 
 def draw(generator: random.Random, worker: Worker, slow: bool) -> Trial:
     """A kind of input, by its weight, with what the trial does; `slow`: also those of seconds."""
-    wanted = {inputs.ogb: "ogb", inputs.columnar: "pyarrow", inputs.bombs: "pyarrow"}
-    kinds = [k for k in KINDS if (k.make not in wanted or importlib.util.find_spec(wanted[k.make]))
-             and (slow or k.seconds == SECONDS)]
+    needed = {inputs.ogb: "ogb", inputs.tables: "pyarrow", inputs.columns: "pyarrow",
+              inputs.bombs: "pyarrow"}
+    kinds = [k for k in KINDS if (slow or k.seconds == SECONDS) and (
+        k.make not in needed or importlib.util.find_spec(needed[k.make]))]
     extra = [*WITH_DGL] if slow and importlib.util.find_spec("dgl") else []
     extra += [Kind("DGL's format", inputs.saved_by_dgl, "*.bin", changes.raw,
                   (("plan", "aifb:path=."),), 0.1, 60)] if slow and all(

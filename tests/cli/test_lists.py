@@ -15,7 +15,7 @@ from tests.support.graphs import RELATIONS
 def test_inspect_shows_what_a_store_holds(heta, store):
     result = heta("inspect", store)
     assert "all checksums agree" in result.out
-    assert "classify paper in 4 classes" in result.out
+    assert "classification of paper by label, 4 classes" in " ".join(result.out.split())
     for text in ("feat float64[7]", "label int64", "train_mask bool", "none: learnable features",
                  *(str(r) for r in RELATIONS)):
         assert text in " ".join(result.out.split())

@@ -142,6 +142,25 @@ def test_a_target_whose_labels_are_all_the_same_is_named(heta, tmp_path):
         done.err.split())
 
 
+def test_a_split_by_time_is_said_with_its_boundaries(heta, tmp_path):
+    pytest.importorskip("pyarrow")
+    times = ["2024-03-01 10:00", "2024-03-01T9:00", "2024-03-02", "2024-03-01"]
+    (tmp_path / "papers.csv").write_text("id,label,when\n" + "".join(
+        f"p{i},{'ab'[i % 2]},{when}\n" for i, when in enumerate(times)))
+    (tmp_path / "by.tsv").write_text("src\tdst\nann\tp0\nbob\tp1\n")
+    (tmp_path / "metadata.json").write_text(json.dumps({
+        "name": "g", "nodes": {"paper": {"table": "papers.csv"}, "author": {}},
+        "edges": [{"src": "author", "etype": "by", "dst": "paper", "files": ["by.tsv"]}],
+        "task": {"target": "paper", "split": {"ratios": [0.5, 0.25, 0.25], "time": "when"}}}))
+    done = heta("partition", tmp_path, "--out", tmp_path / "out", "--parts", 1)
+    assert done.status == 0
+    assert ("note: split by time ('when'): train 2024-03-01T00:00:00 to 2024-03-01T09:00:00, val "
+            "2024-03-01T10:00:00 to 2024-03-01T10:00:00, test 2024-03-02T00:00:00 to "
+            "2024-03-02T00:00:00\n") in done.err
+    shown = heta("inspect", tmp_path / "out")
+    assert "split: {'time': 'when', 'train': ['2024-03-01T00:00:00'" in shown.out
+
+
 def test_a_target_without_labels_is_named(heta, store, tmp_path):
     """It may be partitioned for links, and is refused where a task needs labels."""
     out, files = tmp_path / "out", edge_files(tmp_path / "files")

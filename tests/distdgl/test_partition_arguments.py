@@ -19,7 +19,6 @@ import torch
 import dgl_heta
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import InputError
-from dgl_heta.graph.schema import Relation
 from dgl_heta.partition import arguments
 from dgl_heta.partition.backends.distdgl import to_dgl_graph
 from dgl_heta.partition.directory import open_partition
@@ -213,15 +212,14 @@ def test_the_target_is_the_only_type_with_a_train_mask(door, tmp_path):
 
 
 @both
-def test_edge_data_that_are_not_stored_are_named_once(door, tmp_path, said):
-    one = graph(edge_data=True)
-    one.edges["cites"].data["phase"] = torch.zeros(one.num_edges("cites"), dtype=torch.complex64)
-    for _ in range(2):
-        door(one, "g", 2, str(tmp_path / "out"), part_method="meta")
-    assert said() == ["edge data that are no arrays of numbers are not stored: "
-                      "paper cites paper (phase)"]
-    store, _ = open_partition(tmp_path / "out")
-    assert [*store.edge_arrays(Relation("paper", "cites", "paper"))] == ["weight"]
+def test_data_that_dgl_cannot_partition_are_named_and_nothing_is_written(door, tmp_path):
+    for kind, name in (("nodes", "paper"), ("edges", "cites")):
+        one = graph()
+        count = getattr(one, f"num_{kind}")(name)
+        getattr(one, kind)[name].data["x"] = torch.zeros(count, dtype=torch.float8_e5m2)
+        with pytest.raises(InputError, match=f"{kind[:-1]} data 'x' of 'paper.*float8_e5m2"):
+            door(one, "g", 2, str(tmp_path / "out"), part_method="meta")
+    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.needs("metis")

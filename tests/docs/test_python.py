@@ -9,8 +9,8 @@ import pytest
 from dgl_heta.report.reading import is_run
 from tests.docs.pages import ROOT, blocks
 from tests.support.graphs import academic
-from tests.support.hetero_data import hetero_data
 from tests.support.needs import lacking
+from tests.support.pyg import hetero_data
 
 LINES = [code.text for code in blocks("python")
          if code.page == ROOT / "docs/getting-started.md" and "dgl_heta.train(" in code.text]

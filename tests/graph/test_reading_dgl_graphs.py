@@ -10,7 +10,7 @@ from dgl_heta.graph.readers import (
     read_dgl_graph,
 )
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import Task
+from dgl_heta.graph.source import Task, graph_names
 from tests.support.reading import (
     AUTHORS,
     EDGES,
@@ -87,6 +87,7 @@ def test_dgl_graph_features_of_another_name(mag):
     mag.nodes["paper"].data["emb"] = torch.ones(PAPERS, 3, requires_grad=True)
     source = read_dgl_graph(mag, "tiny", node_features={"author": "emb", "paper": "emb"})
     assert source.schema().feature_bytes == {"author": 12, "paper": 12}
+    assert graph_names(source, "author") == graph_names(source, "paper") == {"feat": "emb"}
     assert any("'feat' of 'paper' left out" in note for note in source.info["notes"])
     with pytest.raises(InputError, match="no node data 'enb'.*did you mean 'emb'"):
         read_dgl_graph(mag, "tiny", node_features={"author": "enb"})
@@ -115,12 +116,12 @@ def test_dgl_graph_without_a_clear_task_says_why(mag):
     import torch
 
     paper = mag.nodes["paper"].data
-    paper["label"] = torch.zeros(PAPERS, 4)
+    paper["label"] = torch.full((PAPERS, 4), 3.0)
     source = read_dgl_graph(mag, "tiny")
     assert source.task is None
-    assert "one class per node" in source.info["notes"][0]
-    with pytest.raises(InputError, match="one class per node"):
+    assert "a label is 0 or 1" in source.info["notes"][0]
+    with pytest.raises(InputError, match=r"node 0 is in train_mask and has 3\.0 for label 0"):
         read_dgl_graph(mag, "tiny", target="paper")
     paper["label"] = torch.tensor([-1, 0, 0, 0, 0])
-    with pytest.raises(InputError, match="1 training nodes of 'paper' have no label"):
+    with pytest.raises(InputError, match="node 0 is in train_mask and has label -1"):
         read_dgl_graph(mag, "tiny", target="paper")

@@ -148,13 +148,18 @@ def test_ogb_binary_data_set_with_unlabelled_nodes(tmp_path):
 
 
 @needs_ogb
-def test_ogb_data_set_of_many_labels_has_no_task(tmp_path):
+def test_ogb_data_set_of_many_labels_is_multilabel(tmp_path):
     directory = write_ogb_plain(tmp_path, "ogbn_proteins", "species")
-    csv_gz(directory / "raw/node-label.csv.gz", np.eye(PAPERS, 3, dtype=int))
+    labels = np.eye(PAPERS, 112)
+    labels[0, 5] = np.nan
+    csv_gz(directory / "raw/node-label.csv.gz", labels)
     source = read_ogb("ogbn-proteins", tmp_path)
-    assert source.task is None
-    assert source.node_arrays["node"]["label"].shape == (PAPERS, 3)
-    assert "one class per node" in source.info["notes"][0]
+    assert source.task == Task("node", 112, kind="multilabel")
+    np.testing.assert_array_equal(source.node_arrays["node"]["label"], labels)
+    labels[0, 5] = 3
+    csv_gz(directory / "raw/node-label.csv.gz", labels)
+    with pytest.raises(InputError, match=r"node 0 is in train_mask and has 3.0 for label 5"):
+        read_ogb("ogbn-proteins", tmp_path)
 
 
 @needs_ogb

@@ -5,13 +5,14 @@ from __future__ import annotations
 import datetime
 import json
 import zlib
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dgl_heta.errors import InputError
-from dgl_heta.graph.changes import features_text
+from dgl_heta.graph.changes import columns_text, features_text
 from dgl_heta.graph.readers import read_edge_files
 from dgl_heta.graph.source import MASKS, GraphSource
 from dgl_heta.store import Store, write_store
@@ -73,7 +74,9 @@ def test_columns_become_features_in_the_order_that_is_written(tmp_path: Path, en
 
 @pytest.mark.parametrize(("values", "kind", "said"), [
     (["1", "x"], "number", r"papers\.csv, row 2: column 'c' is 'x'; it must be a finite number"),
-    (["1", ""], "number", r"papers\.csv, row 2: column 'c' is empty; it must be a finite number"),
+    (["", "nan"], "number", r"column 'c' of .*papers\.csv has no number in any row"),
+    (["1,5", "2"], "number", r"row 1: column 'c' is '1,5'; .*a decimal comma is said by \"decimal"),
+    (["1", "2"], "number:mean", "as number, number:indicator, vector"),
     (["1", "1e999"], "number", r"row 2: column 'c' is '1e999'; it must be a finite number"),
     (["1", "2"], "numbers", "column 'c' of .* is to be 'numbers'; columns become features as"),
     (["1", "2"], "text:0", "column 'c' of .* is to be 'text:0'"),
@@ -83,6 +86,118 @@ def test_values_that_cannot_be_features_are_named(
         tmp_path: Path, values: list, kind: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         make(tmp_path, {"c": values}, {"c": kind}, ending="csv")
+
+
+def test_numbers_that_are_missing_have_the_mean_and_may_be_marked(tmp_path: Path) -> None:
+    columns = {"a": [1.0, None, 3.0, float("nan")], "b": pa.array([None, 2, 4, 6], pa.int8())}
+    source = make(tmp_path, columns, {"a": "number:indicator", "b": "number"})
+    np.testing.assert_allclose(source.node_arrays["paper"]["feat"], [
+        [-1, 0, 0], [0, 1, -(1.5 ** 0.5)], [1, 0, 0], [0, 1, 1.5 ** 0.5]], rtol=1e-6)
+    assert source.info["columns"]["paper"] == [
+        {"column": "a", "kind": "number", "mean": 2.0, "deviation": 1.0, "missing": 2,
+         "indicator": True},
+        {"column": "b", "kind": "number", "mean": 4.0, "missing": 1,
+         "deviation": pytest.approx((8 / 3) ** 0.5)}]
+    assert columns_text(source) == [
+        f"features of paper: {count} of 4 rows lack a number in '{name}', the mean stands in its "
+        "place" for name, count in (("a", 2), ("b", 1))]
+
+
+@pytest.mark.parametrize("words", [
+    ["1,5", "", "-2,5"], ["1,5", "NA", "-2,5"], ["+1,5", r"\N", "-2,5"]])
+def test_numbers_in_text_may_have_a_decimal_comma_and_words_where_there_is_none(
+        tmp_path: Path, words: list) -> None:
+    make(tmp_path, {"c": ["0"] * 3})
+    (tmp_path / "papers.csv").write_text("id;label;train_mask;c\n" + "".join(
+        f"p{i};a;1;{word}\n" for i, word in enumerate(words)))
+    metadata = json.loads((tmp_path / "metadata.json").read_text())
+    metadata["nodes"]["paper"] = {"table": "papers.csv", "decimal": ",", "features": {
+        "c": "vector"}}
+    (tmp_path / "metadata.json").write_text(json.dumps(metadata))
+    feat = read_edge_files(tmp_path).node_arrays["paper"]["feat"]
+    assert feat.ravel().tolist() == [1.5, -0.5, -2.5]
+
+
+@pytest.mark.parametrize("kind", [
+    pa.list_(pa.float32()), pa.large_list(pa.float64()), pa.list_(pa.float16(), 2),
+    pa.list_(pa.int8()), pa.list_(pa.decimal128(5, 1)), pa.fixed_shape_tensor(pa.float32(), [2])])
+def test_a_list_of_numbers_in_each_row_becomes_as_many_features(tmp_path: Path, kind: object
+                                                                ) -> None:
+    values = [[1, 2], [3, 6], [5, 4]]
+    if kind == pa.list_(pa.float16(), 2):
+        numbers: object = pa.array(np.ravel(values).astype(np.float16))
+        column = pa.FixedSizeListArray.from_arrays(numbers, 2)
+    else:
+        column = pa.array(values, getattr(kind, "storage_type", kind)).cast(kind)
+    source = make(tmp_path, {"v": column, "same": column}, {"v": "vector", "same": "number"})
+    feat = source.node_arrays["paper"]["feat"]
+    assert feat[:, :2].tolist() == values
+    np.testing.assert_allclose(feat[:, 2:], (np.array(values) - [3, 4]) / (8 / 3) ** 0.5, rtol=1e-6)
+    assert source.info["columns"]["paper"] == [
+        {"column": "v", "kind": "vector", "width": 2},
+        {"column": "same", "kind": "number", "mean": [3.0, 4.0], "width": 2,
+         "deviation": pytest.approx([(8 / 3) ** 0.5] * 2)}]
+
+
+def test_a_list_that_is_missing_has_the_means(tmp_path: Path) -> None:
+    source = make(tmp_path, {"v": [[1.0, 2.0], None, [3.0, None]]}, {"v": "vector:indicator"})
+    assert source.node_arrays["paper"]["feat"].tolist() == [[1, 2, 0], [2, 2, 1], [3, 2, 1]]
+    assert source.info["columns"]["paper"] == [
+        {"column": "v", "kind": "vector", "mean": [2.0, 2.0], "width": 2, "missing": 2,
+         "indicator": True}]
+
+
+@pytest.mark.parametrize(("values", "kind", "said"), [
+    ([None, [1.0], [1.0, 2.0]], "vector",
+     r"row 3: column 'v' has a list of 2, but one of 1 in .*row 2; all rows must have as many"),
+    ([["a"], ["b"]], "number", "each row must have a list of numbers, as many as the others"),
+    ([[], []], "number", "as many as the others"),
+    ([[1.0], [float("inf")]], "vector", r"papers\.parquet, row 2: column 'v' has an infinite"),
+    ([[1e300], [0.0]], "vector", "has numbers too large for features, which are float32"),
+    ([1e300, -1e300], "number", "has numbers too large"),
+    ([[1.0], [2.0]], "category", "holds list<.*; categories and texts are text, numbers or truth"),
+    ([datetime.date(2020, 1, 1)] * 2, "category", "holds date32"),
+])
+def test_lists_and_numbers_that_cannot_be_features_are_named(
+        tmp_path: Path, values: list, kind: str, said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        make(tmp_path, {"v": values}, {"v": kind})
+
+
+@pytest.mark.parametrize(("values", "names"), [
+    (pa.array([0.0, 10.0, None, 2.5, float("nan")]), ["0", "10", "2.5"]),
+    (pa.array([0.1, 1, 0.1, 2, 3], pa.float32()), ["0.1", "1", "2", "3"]),
+    (pa.array([True, None, False, True, True]), ["false", "true"]),
+    (pa.array([Decimal("1.50"), Decimal("2.00"), None, None, None]), ["1.50", "2"]),
+    (pa.array([b"\xff\0", b"a", b"a", b"a", b"a"]), ["61", "ff00"]),
+])
+def test_categories_may_be_numbers_and_bytes(tmp_path: Path, values: object, names: list) -> None:
+    source = make(tmp_path, {"c": values}, {"c": "category"})
+    assert source.info["columns"]["paper"][0]["values"] == names
+    assert source.node_arrays["paper"]["feat"].sum() == 5 - values.null_count - sum(
+        value != value for value in values.to_pylist())
+
+
+def test_nodes_without_a_number_to_predict_are_left_out_of_a_split(tmp_path: Path) -> None:
+    columns = {"label": [1.0, None, 2.0, float("nan"), 3.0],
+               "part": ["train", "train", "val", "test", "test"]}
+    source = make(tmp_path, columns, task={"split": "part", "kind": "regression"})
+    masks = [np.flatnonzero(source.node_arrays["paper"][name]).tolist() for name in MASKS]
+    assert masks == [[0], [2], [4]]
+    write_store(source, tmp_path / "store")
+    store = Store(tmp_path / "store")
+    store.verify()
+    np.testing.assert_array_equal(store.array("paper", "label"), [1, np.nan, 2, np.nan, 3])
+
+
+def test_labels_may_be_lists_of_numbers(tmp_path: Path) -> None:
+    source = make(tmp_path, {"label": [[0, 1], [1, 0], None], "part": ["train", "val", "test"]},
+                  task={"kind": "multilabel", "split": "part"})
+    assert source.task is not None
+    assert source.task.num_classes == 2
+    np.testing.assert_array_equal(source.node_arrays["paper"]["label"],
+                                  [[0, 1], [1, 0], [np.nan, np.nan]])
+    assert [int(source.node_arrays["paper"][name].sum()) for name in MASKS] == [1, 1, 0]
 
 
 def test_a_column_of_features_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -120,6 +235,20 @@ def test_a_split_by_time_trains_on_what_came_first(tmp_path: Path, when: list) -
     assert [np.flatnonzero(m).tolist() for m in masks] == [[1, 2], [0], [3]]
 
 
+def test_the_boundaries_of_a_split_are_kept_and_said(tmp_path: Path) -> None:
+    source = make(tmp_path, {"when": ["2024-03-01T10:00+01:00", "2024-03-01 9:30Z", "2024-03-01",
+                                      "2024-03-02 0:00:00.5"]},
+                  task={"split": {"ratios": [0.5, 0.25, 0.25], "time": "when"}})
+    assert source.info["split"] == {
+        "time": "when", "train": ["2024-03-01T00:00:00Z", "2024-03-01T09:00:00Z"],
+        "val": ["2024-03-01T09:30:00Z"] * 2, "test": ["2024-03-02T00:00:00.5Z"] * 2}
+    assert columns_text(source) == [
+        "split by time ('when'): train 2024-03-01T00:00:00Z to 2024-03-01T09:00:00Z, val "
+        "2024-03-01T09:30:00Z to 2024-03-01T09:30:00Z, test 2024-03-02T00:00:00.5Z to "
+        "2024-03-02T00:00:00.5Z"]
+    assert json.dumps(source.info)
+
+
 def test_a_split_by_a_column_leaves_out_who_has_no_label(tmp_path: Path) -> None:
     columns = {"part": ["train", "test", "", "val", "train"], "label": ["a", "b", "a", "a", ""]}
     masks = split(tmp_path, columns, "part")
@@ -134,7 +263,7 @@ def test_a_split_by_a_column_leaves_out_who_has_no_label(tmp_path: Path) -> None
     ({}, {"ratios": [0.8, 0.3, 0.1]}, r"'ratios' is .* three numbers from 0 to 1, for train"),
     ({}, {"ratios": [0.8, 0.1, 0.1], "seed": -1}, "'seed' is -1; it must be a whole number"),
     ({"when": ["2021-01-01", "May"]}, {"ratios": [1, 0, 0], "time": "when"},
-     r"row 2: column 'when' is 'May'; a date is written"),
+     r"row 2: column 'when' is 'May'; a time is a number or written 2026-11"),
     ({"train_mask": [True, True]}, {"ratios": [1, 0, 0]}, "but there is train_mask already"),
 ])
 def test_a_split_that_is_wrong_is_named(

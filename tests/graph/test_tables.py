@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
+import uuid
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +16,11 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.readers import read_edge_files
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import GraphSource, Task
+from dgl_heta.graph.source import Task
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
 from tests.support.signing import edit_text
+from tests.support.tables import described, pairs, relation, table
 
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
@@ -50,14 +54,6 @@ def make(directory: Path, nodes: dict | None = None, edges: list | None = None,
         "task": task or {"target": "paper", "label": "topic"}}
     (directory / "metadata.json").write_text(json.dumps(metadata))
     return directory
-
-
-def pairs(source: GraphSource, relation: Relation) -> list[tuple[str, str]]:
-    """Edges by the ids of their ends."""
-    src, dst = next(source.edges[relation].chunks(100))
-    ids = source.node_ids
-    return [(ids[relation.src].names(u, u + 1)[0], ids[relation.dst].names(v, v + 1)[0])
-            for u, v in zip(src.tolist(), dst.tolist())]
 
 
 def test_ids_labels_and_masks_of_tables_are_those_that_are_written(tmp_path: Path) -> None:
@@ -104,18 +100,13 @@ def test_ids_in_a_store_that_was_signed_again_cannot_lead_out_of_their_text(tmp_
     assert isinstance(ids, NodeIds)
     with pytest.raises(InputError, match="lead out of their text"):
         ids.names(0, 2)
-    edit_text(tmp_path / "store/manifest.json", '"version": 2', '"version": 3')
-    with pytest.raises(InputError, match="format version 3; this dgl-heta reads versions 1 to 2"):
+    edit_text(tmp_path / "store/manifest.json", '"version": 2', '"version": 4')
+    with pytest.raises(InputError, match="format version 4; this dgl-heta reads versions 1 to 3"):
         Store(tmp_path / "store")
 
 
-def table(directory: Path, name: str, **columns: object) -> dict:
-    pq.write_table(pa.table(columns), directory / name)
-    return {"table": name}
-
-
 @pytest.mark.parametrize(("columns", "said"), [
-    ({"id": ["a", "b", "a"]}, r"n\.parquet, row 3: column 'id' is 'a' as in row 1"),
+    ({"id": ["a", "b", "a"]}, r"n\.parquet, row 3: column 'id' is 'a' as in .*n\.parquet, row 1"),
     ({"id": ["a", None]}, r"n\.parquet, row 2: column 'id' is empty"),
     ({"id": ["", "a"]}, r"n\.parquet, row 1: column 'id' is empty"),
     ({"id": [1.0, None]}, r"column 'id' of .*n\.parquet holds double values; .* where one is miss"),
@@ -156,9 +147,9 @@ def test_a_csv_of_edges_that_is_wrong_is_named_with_row_and_value(
                                          r" 'count', so its ids are whole numbers from 0 to 1"),
     ({"count": 3}, {"files": ["n.csv"], "columns": ["src"]}, "'columns' is .* must be two names"),
     ({"count": 3, "table": "papers.parquet"}, {"files": ["n.csv"]}, "both 'count' and 'table'"),
-    ({}, {"files": ["n.npy"]}, r"such edges are tables: \.csv, \.csv\.gz, \.parquet"),
+    ({}, {"files": ["n.npy"]}, r"such edges are tables: \.csv, \.csv\.gz, \.tsv"),
     ({"arrays": {"feat": "f.npy"}}, {"files": ["n.csv"]}, "has arrays, but its nodes are those"),
-    ({"id": "x"}, {"files": ["n.csv"]}, "'id' names a column of a 'table', which is not there"),
+    ({"id": "x"}, {"files": ["n.csv"]}, "'id' is of a 'table', which is not there"),
     ({"table": "nodes.txt"}, {"files": ["n.csv"]}, r"names .*nodes\.txt, which is not a file"),
 ])
 def test_a_description_that_contradicts_itself_is_refused(
@@ -166,6 +157,7 @@ def test_a_description_that_contradicts_itself_is_refused(
     make(tmp_path, {"author": nodes, "paper": {"table": "papers.parquet", "id": "doi"}},
          [{"src": "author", "etype": "writes", "dst": "paper", **edge}])
     (tmp_path / "n.csv").write_text("src,dst\n0,p/1\n2,p/3\n")
+    (tmp_path / "n.npy").touch()
     with pytest.raises(InputError, match=said):
         read_edge_files(tmp_path)
 
@@ -208,3 +200,86 @@ def test_labels_and_masks_that_are_wrong_are_named(
                    tmp_path / "papers.parquet")
     with pytest.raises(InputError, match=said):
         read_edge_files(tmp_path)
+
+
+NUMBERED = [Decimal(n) for n in (7, 0, 12)]
+
+
+@pytest.mark.parametrize(("ids", "others", "names"), [
+    (NUMBERED, [7, 0, 12], ["7", "0", "12"]),
+    (pa.array(NUMBERED, pa.decimal128(38, 18)), ["7", "0", "12"], ["7", "0", "12"]),
+    (pa.array(NUMBERED, pa.decimal256(76, 2)), NUMBERED, ["7", "0", "12"]),
+    (pa.array([uuid.UUID(int=n).bytes for n in (3, 1, 2)], pa.binary(16)),
+     [uuid.UUID(int=n).bytes for n in (3, 1, 2)], [str(uuid.UUID(int=n)) for n in (3, 1, 2)]),
+    (pa.array([b"\xff\0", b"a", b"\x01"]), pa.array([b"\xff\0", b"a", b"\x01"], pa.large_binary()),
+     ["ff00", "61", "01"]),
+    (pa.array(["x", "long enough for a view", "é"], pa.string_view()),
+     pa.array(["x", "long enough for a view", "é"]).dictionary_encode(),
+     ["x", "long enough for a view", "é"]),
+    (pa.array([2**64 - 1, 0, 1], pa.uint64()), [str(2**64 - 1), "0", "1"],
+     [str(2**64 - 1), "0", "1"]),
+])
+@pytest.mark.parametrize("named", [True, False])
+def test_ids_of_other_types_are_compared_by_their_values(
+        tmp_path: Path, ids: object, others: object, names: list[str], named: bool) -> None:
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), pa.table({"id": ids}).schema) as writer:
+        writer.write_table(pa.table({"id": ids}))
+    table(tmp_path, "e.parquet", src=others, dst=["z"] * 3)
+    nodes = {"a": {"table": "a.arrow"} if named else {}, "b": {}}
+    source = described(tmp_path, nodes, [relation()])
+    expected = names if named else sorted(names)
+    assert source.node_ids["a"].names(0, 3) == expected
+    assert [src for src, _ in pairs(source, Relation("a", "to", "b"))] == names
+
+
+@pytest.mark.parametrize(("nodes", "edges", "said"), [
+    ([b"x"], ["x"], r"ids of nodes of type 'a' are bytes in column 'id' of .*a\.parquet, but text "
+                    r"or numbers in column 'src' of .*e\.parquet; write them alike"),
+    (["x"], [b"x"], r"are bytes in column 'src' of .*e\.parquet, but text"),
+    ([1], [1.0], "column 'src' of .* holds double values; ids must be text, whole numbers or"),
+    ([Decimal("1.5")], ["x"], r"a\.parquet, row 1: column 'id' is '1\.5'; numbers that are ids"),
+    ([b""], [b"x"], "row 1: column 'id' is empty"),
+    ([[1]], ["x"], "column 'id' of .* holds list"),
+])
+def test_ids_of_mixed_kinds_are_refused(
+        tmp_path: Path, nodes: list, edges: list, said: str) -> None:
+    table(tmp_path, "a.parquet", id=nodes)
+    table(tmp_path, "e.parquet", src=edges, dst=["z"])
+    with pytest.raises(InputError, match=said):
+        described(tmp_path, {"a": {"table": "a.parquet"}, "b": {}}, [relation()])
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_delimiter_is_what_the_first_line_has_most_of(tmp_path: Path, delimiter: str) -> None:
+    rows = [["src", "dst", "size, kg"], ["x; y", "z", "1"], ["a|b", '"q"', "2"]]
+    with (tmp_path / "e.csv").open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows(rows)
+    source = described(tmp_path, {"a": {}, "b": {}}, [relation(files=["e.csv"])])
+    assert pairs(source, Relation("a", "to", "b")) == [("x; y", "z"), ("a|b", '"q"')]
+
+
+def test_the_delimiter_may_be_said(tmp_path: Path) -> None:
+    (tmp_path / "e.csv").write_text("src,dst,a|list|of|things\nx,y,z\n")
+    with pytest.raises(InputError, match="first line names columns 'src,dst,a', 'list'"):
+        described(tmp_path, {"a": {}, "b": {}}, [relation(files=["e.csv"])])
+    source = described(tmp_path, {"a": {}, "b": {}}, [relation(files=["e.csv"], delimiter=",")])
+    assert pairs(source, Relation("a", "to", "b")) == [("x", "y")]
+    for wrong in ("", ", ", '"', 5):
+        with pytest.raises(InputError, match=r"edges\[0\].*'delimiter' is .*one character"):
+            described(tmp_path, {"a": {}, "b": {}}, [relation(files=["e.csv"], delimiter=wrong)])
+
+
+@pytest.mark.parametrize(("name", "data", "said"), [
+    ("e.csv", "src,dst\nx,y\n".encode("utf-16"), r"e\.csv is UTF-16 text, or none; save it as"),
+    ("e.csv", "src,dst\nx,y\n".encode("utf-16-le"), r"e\.csv is UTF-16 text"),
+    ("e.csv", "src,dst,größe\nx,y,1\n".encode("latin-1"), "the first line of .* is not UTF-8 text"),
+    ("e.csv", "src,dst\nx,y\né,y\n".encode("latin-1"), r"Row #3: .*; save it as UTF-8"),
+    ("e.tsv", b'src\tdst\n"x\ty\nz\t"w\n', r"e\.tsv, line 2, has an odd number of double quotes"),
+    ("e.arrow", b"ARROW1", r"cannot read .*e\.arrow: "),
+    ("e.feather", b"", r"cannot read .*e\.feather: "),
+])
+def test_files_that_are_no_tables_are_named(
+        tmp_path: Path, name: str, data: bytes, said: str) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(InputError, match=said):
+        described(tmp_path, {"a": {}, "b": {}}, [relation(files=[name])])

@@ -63,7 +63,8 @@ def test_a_saved_object_is_described_and_not_made(tmp_path):
 
 
 @pytest.mark.parametrize("content", [
-    b"", b"\x80\x02", b"\x80\x02]q\x00h\x00a", pickle.dumps([1, {2: 3}], 0), pickle.dumps({1}, 4),
+    b"", b"\x80\x02", b"\x80\x02]q\x00h\x00a", pickle.dumps([1, {2: 3}], 0),
+    pickle.dumps(frozenset({1}), 4),
     b"\x80\x02(K\x01s.", b"\x80\x02}(]K\x01u.", b"\x80\x02K\x01K\x02\x85b."])
 def test_a_damaged_saved_file_is_one_error(tmp_path, content):
     with zipfile.ZipFile(tmp_path / "bad.pt", "w") as archive:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import random
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -21,7 +25,7 @@ from dgl_heta.planning.delegation import (
     undelegated,
 )
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.reach import reach
+from dgl_heta.planning.reach import reach, reach_of_each
 from dgl_heta.planning.workload import Workload
 from tests.support.graphs import schemas
 
@@ -128,6 +132,55 @@ def test_no_other_owner_of_one_type_or_of_all_sends_less(plan: Plan, always: boo
     least = expected.bytes_of(found)
     assert all(expected.bytes_of(other) >= least * (1 - 1e-9) for other in others)
     assert not always or None not in found.values()
+
+
+@given(plans(), st.sampled_from(["rgcn", "hgt"]))
+def test_the_choice_is_near_the_best_there_is(plan: Plan, model: str) -> None:
+    """Within 2 % of the best of all ways to place up to four types."""
+    alone, work = undelegated(plan), Workload(batch_size=64, model=model)
+    if can_delegate(alone) is not None or len(shared_learnable(alone)) > 4:
+        return
+    expected = Expected(alone, reach_of_each(alone, work.fanouts_of(alone.hops),
+                                             64 * alone.num_parts, 64), work)
+    ways = [None, *range(alone.num_parts)]
+    least = min(expected.bytes_of(dict(zip(expected.types, owners)))
+                for owners in itertools.product(ways, repeat=len(expected.types)))
+    assert expected.bytes_of(expected.best(False)) <= 1.02 * least
+
+
+def wide(types: int, relations: int) -> Schema:
+    """Many types, whose relations come from anywhere and lead to the first type or anywhere."""
+    draw = random.Random(0)
+    names = [f"t{i}" for i in range(types)]
+    return Schema({t: draw.randint(100, 10**6) for t in names}, {
+        Relation(names[i] if i < types else draw.choice(names), f"r{i}",
+                 "t0" if i % 10 == 0 else draw.choice(names)): draw.randint(100, 10**7)
+        for i in range(relations)})
+
+
+def _calls(types: int, parts: int) -> int:
+    """Calls of functions to choose owners for a schema with ten relations a type."""
+    plan, work, count = make_plan(wide(types, 10 * types), "t0", 3, parts), Workload(), 0
+
+    def counted(frame: Any, event: str, argument: Any) -> None:
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    before = sys.getprofile()
+    sys.setprofile(counted)
+    try:
+        choose(plan, work, "auto")
+    finally:
+        sys.setprofile(before)
+    return count
+
+
+def test_the_time_to_choose_grows_with_types_and_with_partitions_alone() -> None:
+    """Counted, not timed: a schema of 1,000 types and 64 partitions once did not end."""
+    once = _calls(60, 8)
+    assert once < 2000 * 60
+    assert _calls(120, 8) < 2.5 * once
+    assert _calls(60, 16) < 2.5 * once
 
 
 def test_types_that_one_partition_asks_for_together_have_one_owner() -> None:

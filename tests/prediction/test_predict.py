@@ -130,11 +130,13 @@ def test_no_file_of_a_run_says_which_code_to_import(
     assert len(predict(run_dir, tmp_path / "a.npy")) == 60
 
 
-@pytest.mark.parametrize("decoder", ["dot", "distmult"])
-def test_link_predictors_give_embeddings_only(store: Path, tmp_path: Path, decoder: str) -> None:
+@pytest.mark.parametrize(("relation", "decoder"), [
+    ("writes", "dot"), ("writes", "distmult"), ("writes,topic", "distmult")])
+def test_link_predictors_give_embeddings_only(
+        store: Path, tmp_path: Path, relation: str, decoder: str) -> None:
     """Those of the ends of links are what the score multiplies."""
-    run_dir = trained(store, tmp_path / "run", "task.relation=writes", "task.reverse=rev-writes",
-                      f"task.decoder={decoder}")
+    run_dir = trained(store, tmp_path / "run", f"task.relation={relation}",
+                      "task.reverse=rev-writes", f"task.decoder={decoder}")
     for ntype in ("paper", "author", "field"):
         _, outputs = directly(store, run_dir, ntype)
         got = predict(run_dir, tmp_path / f"{ntype}.npy", ntype=ntype, what="embeddings")

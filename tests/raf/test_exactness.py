@@ -45,7 +45,9 @@ def test_workers_compute_what_one_process_computes(
 
     `python -m tests.support.exactness` runs all cases on more workers.
     """
-    names = [*WIDE, "max-self_loop", "min-bases", "metapaths", "sehgnn"] if parts > 2 else None
+    names = [*WIDE, "max-self_loop", "min-bases", "metapaths", "sehgnn",
+             "multi-label, some unknown", "regression, some unknown", "classes, some unknown",
+             ] if parts > 2 else None
     check(alone, run(job(store, tmp_path, parts, names), tmp_path))
 
 

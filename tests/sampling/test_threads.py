@@ -20,7 +20,7 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling import draws, sampler
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.draws import Threads
-from dgl_heta.sampling.held_out import HeldOut
+from dgl_heta.sampling.held_out import HeldOut, SameLinks
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
@@ -78,13 +78,12 @@ def test_blocks_are_the_same_bit_for_bit(graph: GraphSource, data) -> None:
     seeds = np.array(data.draw(st.lists(st.integers(0, graph.node_counts[target] - 1),
                                         unique=True, max_size=12)), np.int64)
     relation = data.draw(st.sampled_from(list(graph.edges)))
-    back = data.draw(st.sampled_from([None, *(r for r in graph.edges
-                                              if (r.src, r.dst) == (relation.dst, relation.src)
-                                              and r != relation)]))
-    tails = graph.node_counts[relation.dst]
-    held_out = data.draw(st.sampled_from([None, HeldOut(relation, back, tails, 0.3)]))
-    without = np.array(data.draw(st.lists(st.integers(
-        0, graph.node_counts[relation.src] * tails - 1), max_size=30)), np.int64)
+    same = SameLinks((relation, *(r for r in graph.edges if r != relation and {r.src, r.dst} == {
+        relation.src, relation.dst})), graph.node_counts[relation.dst],
+        relation.src == relation.dst and data.draw(st.booleans()))
+    held_out = data.draw(st.sampled_from([None, HeldOut([same], 0.3)]))
+    without = {relation: np.unique(data.draw(st.lists(st.integers(
+        0, graph.node_counts[relation.src] * same.tails - 1), max_size=30))).astype(np.int64)}
     excluded = {relation: np.array(sorted(data.draw(st.sets(st.integers(0, 40)))), np.int64)
                 for relation in data.draw(st.sets(st.sampled_from(list(graph.edges))))}
     with TemporaryDirectory() as directory:

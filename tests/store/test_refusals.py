@@ -129,7 +129,7 @@ def test_edges_that_change_while_they_are_read_are_noticed(tmp_path, memory_mb, 
     ({"x": np.zeros(3, complex)}, ("'x'", "complex128", "numbers")),
     ({"x": np.zeros(3, np.longdouble)}, ("'x'", "64 bits")),
     ({"feat": np.array([[1.0], [np.nan], [np.nan]])}, ("'feat'", "'paper'", "row 1")),
-    ({"x": np.array([[1, 2], [1, 2], [1, np.inf]], np.float16)}, ("'x'", "'paper'", "row 2")),
+    ({"feat": np.array([[1, 2], [1, 2], [1, np.inf]], np.float16)}, ("'feat'", "'paper'", "row 2")),
 ])
 def test_arrays_that_cannot_be_used_are_refused(tmp_path, arrays, words):
     refused(tmp_path / "s", small(**arrays), *words)
@@ -145,8 +145,8 @@ def test_a_bad_value_far_into_a_large_array_is_found(tmp_path):
 @pytest.mark.parametrize(("source", "words"), [
     (labelled(label=None), ("'paper' has no array 'label'", "train_mask")),
     (labelled(train_mask=None), ("'paper' has no array 'train_mask'", "label")),
-    (labelled(label=np.array([0.0, 1, 0])), ("'label'", "float64", "integers")),
-    (labelled(label=np.zeros((3, 1), int)), ("'label'", "(3, 1)")),
+    (labelled(label=np.array([0.0, 1, 0])), ("'label'", "float64", "needs whole numbers")),
+    (labelled(label=np.zeros((3, 1), int)), ("'label'", "[3, 1]")),
     (labelled(label=np.array([0, 2, 0])), ("node 1", "train_mask", "label 2", "0 to 1")),
     (labelled(val_mask=np.array([0, 0, 1], bool)), ("node 2", "val_mask", "label -1")),
     (labelled(train_mask=np.ones(3)), ("'train_mask'", "float64", "boolean")),

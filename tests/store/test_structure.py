@@ -101,7 +101,7 @@ def test_labels_in_a_mask_are_classes(place, value, words):
     with pytest.raises(InputError, match=f"{file} cannot be of a graph: node {mask[2]} is in"):
         Store(place).verify()
     task = TaskSettings(kind="classification", targets=["paper"], label="label")
-    with pytest.raises(InputError, match=rf"{file}.*node {mask[2]}, which is in train.*{words}"):
+    with pytest.raises(InputError, match=rf"{file}.*node {mask[2]} is in train.*{words}"):
         NodePrediction(Store(place), task, 0)
 
 

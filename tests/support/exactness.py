@@ -54,6 +54,10 @@ def cases() -> dict[str, dict[str, Any]]:
     found["sehgnn, two targets"] = {**found["sehgnn"], "task.targets": ["paper", "author"]}
     found["multi-label"] = {"task.kind": "multilabel", "task.label": "keywords"}
     found["regression"] = {"task.kind": "regression", "task.label": "citations"}
+    found["multi-label, some unknown"] = {"task.kind": "multilabel", "task.label": "some_keywords",
+                                          "task.unlabelled": -1}
+    found["regression, some unknown"] = {"task.kind": "regression", "task.label": "some_citations"}
+    found["classes, some unknown"] = {"task.unlabelled": 2}
     both = {"task.targets": ["paper", "author"]}
     found["two targets"] = both
     found["two targets, hgt"] = {**both, "model.name": "hgt", "model.heads": 2}

@@ -55,6 +55,12 @@ def with_tasks(source: GraphSource) -> GraphSource:
     source.node_arrays["paper"] |= {
         "keywords": rng.integers(0, 2, (papers, 5)).astype(np.uint8),
         "citations": rng.standard_normal((papers, 2)).astype(np.float32)}
+    # The same where some are not known: of a paper all, of others some.
+    there = rng.random((papers, 5)) < 0.6
+    there[np.flatnonzero(source.node_arrays["paper"]["train_mask"])[:2]] = False
+    source.node_arrays["paper"] |= {
+        "some_keywords": np.where(there, rng.integers(0, 2, (papers, 5)), -1).astype(np.int8),
+        "some_citations": np.where(there[:, :2], rng.standard_normal((papers, 2)), np.nan)}
     return source
 
 

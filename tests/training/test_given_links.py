@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from dgl_heta.errors import InputError
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.planning.making import make_plan
+from dgl_heta.report.reading import read_run
+from dgl_heta.report.sections import sections_of
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
 from dgl_heta.settings import Settings, load_settings
@@ -43,6 +45,9 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     graph = Store(path)
     for name in TASKS:
         _write(path.with_name(f"{name}.csv"), _rows(graph, name))
+    path.with_name("both.csv").write_text("relation,src,dst,split\n" + "".join(
+        f"{name},{u},{v},{split}\n" for name in ("cites", "rev-cites")
+        for u, v, split in _rows(graph, name)))
     _write(path.with_name("some.csv"), _rows(graph, "writes") + [
         (f"author {u}", v, "train") for u, v in _for_training(graph)])
     return path
@@ -93,7 +98,12 @@ def distmult(settings: dict[str, Any]) -> dict[str, Any]:
 def runs(store: Path) -> Path:
     cases = {"writes": base(store, "writes"), "some": base(store, "writes", "some"),
              "writes distmult": distmult(base(store, "writes")),
-             "cites distmult": distmult(base(store, "cites"))}
+             "cites distmult": distmult(base(store, "cites")),
+             "both": {**base(store, "cites"), "task": {
+                 "relation": "cites, rev-cites", "links": str(store.with_name("both.csv"))}},
+             "several distmult": {**base(store, "cites", metrics=["hits@1"]), "task": {
+                 "relation": ["writes", "cites", "topic"], "reverse": ["rev-writes", "rev-cites"],
+                 "decoder": "distmult", "eval_negatives": 7}}}
     for parts in (1, 2, 3):
         job = store.with_name(f"job-{parts}")
         job.write_text(json.dumps({
@@ -109,7 +119,8 @@ def figures(run: Path) -> list[tuple[float, float]]:
     return [(line["loss"], line["val_acc"]) for line in lines if line["event"] == "epoch"]
 
 
-@pytest.mark.parametrize("name", ["writes", "some", "writes distmult", "cites distmult"])
+@pytest.mark.parametrize("name", ["writes", "some", "writes distmult", "cites distmult", "both",
+                                  "several distmult"])
 def test_any_number_of_workers_trains_the_same_model(runs: Path, name: str) -> None:
     for parts in (2, 3):
         np.testing.assert_allclose(figures(runs / f"{name}-{parts}"), figures(runs / f"{name}-1"),
@@ -127,6 +138,26 @@ def test_the_relation_of_distmult_is_learned_and_kept(runs: Path) -> None:
     assert "link" not in json.loads((runs / "writes-2" / "model.json").read_text())
 
 
+def test_each_of_several_relations_has_its_vector_and_its_results(runs: Path) -> None:
+    one, *others = (json.loads((runs / f"several distmult-{parts}" / "summary.json").read_text())
+                    for parts in (1, 2, 3))
+    found = one["relations"]["relations"]
+    assert list(found) == ["author writes paper", "paper cites paper", "paper topic field"]
+    links = sum(each["links"] for each in found.values())
+    for figure, together in (("mrr", one["test_acc"]),
+                             ("hits@1", one["metrics"]["test"]["hits@1"])):
+        assert sum(each["links"] * each[figure] for each in found.values()) / links == (
+            pytest.approx(together))
+    assert all(other["relations"] == one["relations"] for other in others)
+    vectors = load_file(runs / "several distmult-2" / "model.safetensors")["model.relation"]
+    assert vectors.shape == (3, 8)
+    assert len(np.unique(vectors.numpy(), axis=0)) == 3
+    (section,) = [section for section in sections_of(read_run(runs / "several distmult-2"), None)
+                  if section.title == "Relations, test"]
+    assert {row[0] for row in section.tables[0].rows} == {*found}
+    assert "relations" not in json.loads((runs / "writes-2" / "summary.json").read_text())
+
+
 @pytest.mark.parametrize("fanouts", [[-1, -1], [3, 4]])
 @pytest.mark.parametrize("name", TASKS)
 def test_no_link_of_the_table_that_is_asked_for_carries_a_message(
@@ -136,16 +167,21 @@ def test_no_link_of_the_table_that_is_asked_for_carries_a_message(
     links = make_task(graph, settings)
     assert isinstance(links, LinkPrediction)
     asked = {(int(str(u).removeprefix("author ")), v): split for u, v, split in _rows(graph, name)}
+    if name == "cites":  # between papers, where a link has no direction
+        asked = {pair: split for pair, split in asked.items() if split}
+        asked = {(v, u): split for (u, v), split in asked.items()} | asked
     plan = make_plan(graph.schema, links.targets, 2, 1)
     sampler = NeighborSampler(graph, SamplingScope.of(plan, 0), fanouts, held_out=links.held_out)
     trained_on, seen = set(), set()
     for split in ("train", "val", "test"):
         for number, step in enumerate(links.steps(split, 0, 16)):
-            now = set(zip(*(ends.tolist() for ends in links.ends(step, step.positions))))
+            now = set(zip(*(ends.tolist() for ends in links.links(step, step.positions)[1:])))
             if split == "train":
                 trained_on |= now
             else:
                 assert {asked[pair] for pair in now} == {split}
+            if name == "cites":
+                now |= {(v, u) for u, v in now}
             hidden = now | {pair for pair, of in asked.items() if of}
             batch = sampler.sample(links.seeds(step, 0, 1), None, number, links.without(step))
             for block in batch.blocks:
@@ -171,7 +207,7 @@ def test_links_for_training_are_those_of_the_table_alone(store: Path) -> None:
     assert isinstance(links, LinkPrediction)
     found = set()
     for step in links.steps("train", 0, 16):
-        found |= set(zip(*(ends.tolist() for ends in links.ends(step, step.positions))))
+        found |= set(zip(*(ends.tolist() for ends in links.links(step, step.positions)[1:])))
     assert found == _for_training(graph) != set(_edges(graph, "writes"))
 
 
@@ -195,7 +231,7 @@ def test_a_run_goes_on_wherever_the_table_lies_and_not_with_another(
     ([("author 1", 2, "val"), ("author 1", "p2", "val")], "row 2: column 'dst' is 'p2'"),
     ([("author 1", 99, "val")], "from 0 to 59"),
     ([("author 1", 2, "train"), ("author 2", 2, "val"), ("author 1", 2, "test")],
-     "row 3: this link is in 'test', and in 'train' in row 1"),
+     "row 3: this link is in 'test', and in 'train' in .*row 1"),
 ])
 def test_a_table_that_cannot_be_is_named(store: Path, tmp_path: Path, rows: Rows, message: str
                                          ) -> None:
@@ -218,6 +254,13 @@ def test_settings_that_do_not_go_together_are_refused(store: Path, tmp_path: Pat
         ({"decoder": "distmult"}, "task.decoder is for link prediction"),
         ({**TASKS["writes"], "links": "none.csv"}, "task.links: there is no file none.csv"),
         ({**TASKS["writes"], "links": str(tmp_path / "short.csv")}, "has no column 'src'"),
+        ({"relation": "writes, cites", "links": str(file)}, "does not join those of"),
+        ({"relation": "cites,rev-cites", "links": str(store.with_name("cites.csv"))},
+         "has no column 'relation'"),
+        ({"relation": ["cites"], "links": str(store.with_name("none.csv"))}, "there is no file"),
+        ({"relation": ["topic", "rev-cites"], "reverse": "rev-at"}, "does it join the ends"),
+        ({"relation": "writes", "reverse": "writes"}, "does not go from 'paper' back"),
+        ({"relation": ["cites", "paper cites paper"]}, "names 'paper cites paper' twice"),
     ):
         with pytest.raises(InputError, match=message):
             make_task(Store(store), _of(store, **task))

@@ -89,14 +89,40 @@ def test_metrics_of_labels_and_numbers_are_those_of_scikit_learn() -> None:
     assert {name: tally.value(name) for name in KINDS["regression"]} == pytest.approx(want)
 
 
+def test_labels_that_are_not_known_count_in_no_metric() -> None:
+    """Of each label the metrics of the nodes that have one."""
+    rng = np.random.default_rng(1)
+    outputs, true = rng.integers(-3, 4, (200, 3)) / 2, rng.integers(0, 2, (200, 3)).astype(float)
+    there = rng.random(true.shape) < 0.6
+    true[~there] = np.nan
+    columns = [(true[rows, c], outputs[rows, c]) for c, rows in enumerate(there.T)]
+    flat = known.f1_score(true[there], outputs[there] > 0)
+    want = {"f1_micro": flat, "f1_macro": np.mean([known.f1_score(t, o > 0) for t, o in columns]),
+            "auroc": np.mean([known.roc_auc_score(t, o) for t, o in columns]),
+            "average_precision": np.mean([known.average_precision_score(t, o)
+                                          for t, o in columns]),
+            "exact_match": np.mean([(t[k] == (o[k] > 0)).all()
+                                    for t, o, k in zip(true, outputs, there)])}
+    tally = in_batches(LabelTally(3, want), outputs, true)
+    assert {name: tally.value(name) for name in want} == pytest.approx(want)
+    want = {"mse": np.mean([known.mean_squared_error(t, o) for t, o in columns]),
+            "mae": np.mean([known.mean_absolute_error(t, o) for t, o in columns]),
+            "r2": np.mean([known.r2_score(t, o) for t, o in columns])}
+    tally = in_batches(ValueTally(4), np.c_[outputs, outputs[:, 0]],
+                       np.c_[true, np.full(len(true), np.nan)])  # nobody has the last
+    assert {name: tally.value(name) for name in want} == pytest.approx(want)
+
+
 def test_metrics_of_ranks() -> None:
-    tally = RankTally(9)
-    for ranks in ([1, 4, 10], [2, 1]):
-        tally.add(np.array(ranks))
+    tally = RankTally(9, ["one", "two"])
+    for ranks, places in (([1, 4, 10], [0, 1, 0]), ([2, 1], [1, 1])):
+        tally.add(np.array(ranks), np.array(places))
     tally.gather(Comm(Traffic()))
     assert tally.value("mrr") == pytest.approx((1 + 1 / 4 + 1 / 10 + 1 / 2 + 1) / 5)
     assert (tally.value("mean_rank"), tally.value("hits@1"), tally.value("hits@4")) == (
         3.6, 0.4, 0.8)
+    assert {name: (each.count, each.value("mean_rank")) for name, each in tally.of_each().items()
+            } == {"one": (2, 5.5), "two": (3, pytest.approx(7 / 3))}
 
 
 def test_what_is_not_defined_is_no_number() -> None:

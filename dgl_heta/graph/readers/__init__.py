@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -30,6 +30,10 @@ __all__ = ["DistDGLParts", "EdgeFiles", "GraphBolt", "HeteroData", "Ogb", "detec
            "read_ogb", "read_parts"]
 
 
+Kind = Literal["classification", "multilabel", "regression"]
+_UNLABELLED = "a value of labels that stands for none, besides NaN, such as -1"
+
+
 class GraphBolt(Reader):
     """A directory with `metadata.yaml`."""
 
@@ -41,6 +45,9 @@ class GraphBolt(Reader):
 
         task: str | None = Field(None, description="name of the task; default: the first that "
                                  "classifies nodes")
+        kind: Kind | None = Field(None, description="classification, multilabel or regression; "
+                                  "default: what follows from the labels")
+        unlabelled: float | None = Field(None, description=_UNLABELLED)
 
     options = Options()
 
@@ -104,6 +111,11 @@ class HeteroData(Reader):
 
         target: str | None = Field(None, description="node type to predict; default: the only one "
                                    "with y and train_mask")
+        kind: Kind | None = Field(None, description="of the task: classification, multilabel or "
+                                  "regression; default: what follows from y")
+        unlabelled: float | None = Field(None, description=_UNLABELLED)
+        fold: int | None = Field(None, description="which column of masks with one for each fold, "
+                                 "from 0")
 
     options = Options()
 

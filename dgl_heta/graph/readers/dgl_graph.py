@@ -1,6 +1,6 @@
 """A `dgl.DGLGraph` in memory, heterogeneous or homogeneous.
 
-Node data `feat` (or the name given for a type, or else a type's only floating-point vector) are
+Node data `feat` (or the name given for a type, or else a type's only floating-point matrix) are
 the static features, `label` or `labels`
 the labels; other node data are carried along under their own names. A homogeneous graph has
 node type `_N` and relation `_N _E _N`, as DGL names them. Edges keep their ids.
@@ -8,23 +8,42 @@ node type `_N` and relation `_N _E _N`, as DGL names them. Edges keep their ids.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.graph.readers.arrays import node_array, node_task
+from dgl_heta.graph.labels import NodeLabels, in_mask
+from dgl_heta.graph.readers.arrays import (
+    check_finite,
+    check_node_array,
+    node_array,
+    node_task,
+)
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import TRAIN_MASK, EdgeSource, GraphSource
+from dgl_heta.graph.source import (
+    MASKS,
+    TRAIN_MASK,
+    EdgeSource,
+    Given,
+    GraphSource,
+    Task,
+    held,
+)
+from dgl_heta.system.disk import row_starts
 from dgl_heta.system.optional import optional
+from dgl_heta.system.sums import npy_sum
+
+_DGLS_OWN = {"node": ("_ID", "inner_node"), "edge": ("_ID", "inner_edge")}
+"""Data that DGL's own partitions leave out, too: ids in a graph that this one was taken from."""
 
 
 def read_dgl_graph(graph: Any, name: str, target: str | None = None,
                    num_classes: int | None = None,
-                   node_features: Mapping[str, str] | None = None) -> GraphSource:
+                   node_features: Mapping[str, str] | None = None,
+                   as_given: bool = False) -> GraphSource:
     """Describe a DGLGraph. Edges and node data share memory with it where they can.
 
     Parameters
@@ -35,11 +54,13 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
     num_classes : number of classes; without it, the largest label plus one.
     node_features : node type to the name of the node data that are its features, for types
         where that is not `feat`.
+    as_given : keep data whatever their form, for scripts that read them again; training converts
+        them when it reads. Where labels of the target are no classes there is no task.
 
     Raises
     ------
     InputError
-        Not a DGLGraph, a block, an unknown type or name, or node data that cannot be stored.
+        Not a DGLGraph, a block, an unknown type or name, or data that cannot be stored.
     """
     check_graph(graph)
     node_counts = {ntype: int(graph.num_nodes(ntype)) for ntype in graph.ntypes}
@@ -52,43 +73,63 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
             )
     notes: list[str] = []
     renamed: dict[str, dict[str, str]] = {}
+    given: dict[Any, dict[str, Given]] = {}
     node_arrays = {}
     for ntype, count in node_counts.items():
-        names = _names(graph.nodes[ntype].data, ntype, chosen.get(ntype), notes)
-        arrays = _node_arrays(graph.nodes[ntype].data, ntype, count, names)
+        data = _data(graph.nodes[ntype].data, "node")
+        names = _names(data, ntype, chosen.get(ntype), notes)
+        arrays = {name: _to_numpy(data[key], f"node data '{key}' of '{ntype}'")
+                  for key, name in names.items()}
+        if as_given:
+            given[ntype] = {name: _given(data[key], key, name, ntype)
+                            for key, name in names.items()}
+        else:
+            arrays = {name: node_array(name, arrays[name], ntype, count,
+                                       origin=None if key == name else f"node data '{key}'")
+                      for key, name in names.items()}
+            if changed := {name: key for key, name in names.items() if key != name}:
+                renamed[ntype] = changed
         if arrays:
             node_arrays[ntype] = arrays
-        if changed := {name: key for key, name in names.items() if key != name}:
-            renamed[ntype] = changed
 
     edges: dict[Relation, EdgeSource] = {}
     edge_arrays = {}
     for etype in graph.canonical_etypes:
-        edges[Relation(*etype)] = _GraphEdges(graph, etype)
-        if len(graph.edges[etype].data):
-            edge_arrays[Relation(*etype)] = _edge_arrays(graph.edges[etype].data)
-            notes.append(f"edge data of '{Relation(*etype)}' are in a store with edge ids alone: "
-                         f"{listing(graph.edges[etype].data)}")
+        relation = Relation(*etype)
+        edges[relation] = _GraphEdges(graph, etype)
+        if data := _data(graph.edges[etype].data, "edge"):
+            edge_arrays[relation] = {key: _to_numpy(data[key], f"edge data '{key}' of '{relation}'")
+                                     for key in data}
+            if as_given:
+                given[relation] = {key: _given(data[key], key) for key in data}
+            notes.append(f"edge data of '{relation}' are in a store with edge ids alone: "
+                         f"{listing(data)}")
 
     task = None
-    if target is not None:
-        task = node_task(target, num_classes, "label", node_arrays, node_counts)
-    else:
-        candidates = [t for t, arrays in node_arrays.items()
-                      if "label" in arrays and TRAIN_MASK in arrays]
-        if len(candidates) > 1:
-            notes.append(f"no task: several types have labels ({listing(candidates)})")
-        elif candidates:
-            try:
-                task = node_task(candidates[0], num_classes, "label", node_arrays, node_counts)
-            except InputError as error:
-                notes.append(f"no task: {error}")
     info: dict[str, Any] = {"format": "DGLGraph"}
+    candidates = [target] if target is not None else [
+        t for t, arrays in node_arrays.items() if "label" in arrays and TRAIN_MASK in arrays]
+    if len(candidates) > 1:
+        notes.append(f"no task: several types have labels ({listing(candidates)})")
+    elif candidates:
+        try:
+            (ntype,) = candidates
+            # Labels that are kept as given are read as such, so codes get no numbers then.
+            task, common = _task(ntype, num_classes, node_arrays.get(ntype, {}), node_counts,
+                                 None if as_given else info)
+            if as_given:
+                given[ntype]["label"] = replace(given[ntype]["label"], unfit="")
+            else:
+                node_arrays[ntype] = common
+        except InputError as error:
+            if target is not None and not as_given:
+                raise
+            notes.append(f"no task: {error}")
     if renamed:
         info["renamed"] = renamed
     if notes:
         info["notes"] = notes
-    return GraphSource(name, node_counts, edges, node_arrays, task, info, edge_arrays)
+    return GraphSource(name, node_counts, edges, node_arrays, task, info, edge_arrays, given=given)
 
 
 def check_graph(graph: Any) -> None:
@@ -115,28 +156,51 @@ def _names(data: Mapping[str, Any], ntype: str, chosen: str | None, notes: list[
         if names.pop("feat", None):
             notes.append(f"node data 'feat' of '{ntype}' left out: '{chosen}' are its features")
         names[chosen] = "feat"
-    vectors = [key for key in names if data[key].is_floating_point() and data[key].dim() == 2]
-    if "feat" not in names.values() and len(vectors) == 1:
-        names[vectors[0]] = "feat"  # as in the GraphBolt reader: a type's only vector
-    elif "feat" not in names.values() and vectors:
-        notes.append(f"no features of '{ntype}': none of {listing(vectors)} is named feat")
+    matrices = [key for key in names if data[key].is_floating_point() and data[key].dim() == 2
+                and data[key].shape[1]]
+    if "feat" not in names.values() and len(matrices) == 1:
+        names[matrices[0]] = "feat"  # as in the GraphBolt reader: a type's only vector
+    elif "feat" not in names.values() and matrices:
+        notes.append(f"no features of '{ntype}': none of {listing(matrices)} is named feat")
     return names
 
 
-def _node_arrays(data: Mapping[str, Any], ntype: str, count: int, names: Mapping[str, str]
-                 ) -> dict[str, np.ndarray]:
-    return {name: node_array(name, _to_numpy(data[key], f"node data '{key}' of '{ntype}'"),
-                             ntype, count, origin=None if key == name else f"node data '{key}'")
-            for key, name in names.items()}
+def _data(frame: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """Node or edge data without what is DGL's own."""
+    return {key: frame[key] for key in frame if key not in _DGLS_OWN[kind]}
 
 
-def _edge_arrays(data: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Edge data by name; what cannot be an array is left out."""
-    arrays = {}
-    for key in data:
-        with contextlib.suppress(InputError):
-            arrays[key] = _to_numpy(data[key], f"edge data '{key}'")
-    return arrays
+def _given(tensor: Any, key: str, name: str | None = None, ntype: str = "") -> Given:
+    """What is to be known of data that are kept as they are; of node data, whether training can
+    read them as its array `name`."""
+    array = held(tensor)
+    starts = row_starts(len(array), array.nbytes // max(len(array), 1))
+    total = npy_sum(array.dtype, array.shape, (array[i:i + starts.step] for i in starts))
+    unfit = ""
+    if name is not None:
+        try:
+            check_node_array(name, array, ntype, len(array),
+                             None if key == name else f"node data '{key}'")
+            for start in starts if name == "feat" else ():
+                check_finite(key, array[start:start + starts.step], ntype, start)
+        except InputError as error:
+            unfit = str(error)
+    return Given(key, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), total, unfit)
+
+
+def _task(target: str, num_classes: int | None, arrays: Mapping[str, np.ndarray],
+          node_counts: Mapping[str, int], info: dict[str, Any] | None
+          ) -> tuple[Task, dict[str, np.ndarray]]:
+    """The task of a type with labels, and its arrays with labels and masks in the common form."""
+    common = {name: node_array(name, array, target, node_counts[target])
+              if name in ("label", *MASKS) else array for name, array in arrays.items()}
+    task = node_task(target, num_classes, "label", {target: common}, node_counts, info=info)
+    labels = NodeLabels(common["label"], task.kind, task.num_classes, task.unlabelled,
+                        f"array 'label' of node type '{target}'")
+    for name in MASKS:
+        if name in common:
+            labels.check(in_mask(common[name]), name)
+    return task, common
 
 
 def _to_numpy(tensor: Any, what: str) -> np.ndarray:
@@ -144,11 +208,8 @@ def _to_numpy(tensor: Any, what: str) -> np.ndarray:
 
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         raise InputError(f"{what} is not a dense tensor; make it dense, or remove it")
-    tensor = tensor.detach().cpu()
-    if tensor.dtype == torch.bfloat16:
-        tensor = tensor.float()
     try:
-        return tensor.numpy()
+        return held(tensor)
     except (TypeError, RuntimeError):
         raise InputError(f"{what} has type {tensor.dtype}, which cannot be stored; convert it to "
                          "floating point, integers or bool") from None

@@ -74,7 +74,7 @@ def read_parts(path: str | Path, ids: str = "auto") -> GraphSource:
         raise InputError(f"ids is {quoted(ids)}; it must be one of {listing(IDS)}")
     parts = _Parts(config, dgl)
     graph, notes = parts.graph(ids)
-    source = read_dgl_graph(graph, parts.name)
+    source = read_dgl_graph(graph, parts.name, as_given=True)
     source.info |= {"format": "DistDGL's parts", "path": str(config), "notes": [
         *notes, *source.info.get("notes", [])]}
     return source

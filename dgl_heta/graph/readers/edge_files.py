@@ -13,48 +13,54 @@
      "task": {"target": "paper", "num_classes": 349, "label": "label"}}
 
 Optional are `arrays`, `task`, and in it `kind` (classification, multilabel or regression),
-`num_classes` (then: largest label plus one) and
-`label`. Paths are relative to the directory. An edge file is a `.npy` integer array of shape
-(2, E), a `.csv` or `.csv.gz` with two columns and an optional header line, a `.parquet` with
+`num_classes` (then: largest label plus one), `label` and `unlabelled` (a value of labels, besides
+NaN, that stands for none). Paths are relative to the directory. An edge file is a `.npy` integer
+array of shape (2, E), a text (CSV) with two columns and an optional header line, a `.parquet` with
 columns `src` and `dst`, or a pair of one-dimensional `.npy` files; the files of a relation are
-read one after the other.
+read one after the other, also those of a directory or a name with wildcards.
 
-Nodes may have ids of their own, text or numbers: `"paper": {"table": "papers.parquet"}` has a row
-per node with its column `id` (or `"id": "doi"`), and `"author": {}` has the nodes that edges name.
-The edges of such types are tables, too (:mod:`dgl_heta.graph.readers.tables`): columns `src` and
-`dst`, or `"columns": ["who", "what"]` beside `files`. Labels and masks may be columns of the
+Nodes may have ids of their own, text, numbers or bytes: `"paper": {"table": "papers.parquet"}` has
+a row per node with its column `id` (or `"id": "doi"`), and `"author": {}` has the nodes that edges
+name. The edges of such types are tables, too (:mod:`dgl_heta.graph.readers.tables`): columns `src`
+and `dst`, or `"columns": ["who", "what"]` beside `files`. Labels and masks may be columns of the
 table (:mod:`dgl_heta.graph.readers.columns`), and so may be what features are made of (`features`:
 :mod:`dgl_heta.graph.readers.table_features`) and what says the `split` of a task
-(:mod:`dgl_heta.graph.readers.splits`).
+(:mod:`dgl_heta.graph.readers.splits`). A column of a table may also say the type of each node, and
+of each edge the relation and the types of its ends (:mod:`dgl_heta.graph.readers.named`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.graph.labels import known_entries
 from dgl_heta.graph.readers.arrays import node_array, node_task
+from dgl_heta.graph.readers.column_files import ENDINGS, TextForm
 from dgl_heta.graph.readers.columns import Labels, task_columns
 from dgl_heta.graph.readers.files import (
     JoinedEdges,
     NpyEdges,
+    files_of,
     inside,
     open_edges,
     open_npy,
 )
-from dgl_heta.graph.readers.named import EdgeTables, NamedNodes
+from dgl_heta.graph.readers.named import ALL, Column, EdgeTables, NamedNodes
 from dgl_heta.graph.readers.sizes import parse_json, read_text
 from dgl_heta.graph.readers.splits import masks_of
 from dgl_heta.graph.readers.table_features import table_features
-from dgl_heta.graph.readers.tables import ENDINGS, Table
+from dgl_heta.graph.readers.tables import Table
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource
+from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 
 METADATA = "metadata.json"
+TEXT_KEYS = ("header", "delimiter", "decimal")
+"""What an entry may say of how its texts are written."""
 
 
 def read_edge_files(directory: str | Path) -> GraphSource:
@@ -72,106 +78,212 @@ def read_edge_files(directory: str | Path) -> GraphSource:
     data = parse_json(read_text(path), path)
     _keys(data, str(path), required=("name", "nodes", "edges"), optional=("task",))
     name = _text(data["name"], f"{path}: 'name'")
-    nodes, edges = data["nodes"], data["edges"]
-    if not isinstance(nodes, dict) or not nodes:
+    if not isinstance(data["nodes"], dict) or not data["nodes"]:
         raise InputError(f"{path}: 'nodes' must be an object of node type: {{\"count\": …}}")
-    if not isinstance(edges, list) or not edges:
+    if not isinstance(data["edges"], list) or not data["edges"]:
         raise InputError(f"{path}: 'edges' must be a list of {{src, etype, dst, files}}")
+    nodes = _Nodes(path, data["nodes"])
+    sources = _read_edges(nodes, data["edges"])
+    task, info = _read_task(nodes, data["task"]) if "task" in data else (None, {})
+    info = {"format": "edge files", "path": str(directory), **info}
+    if nodes.made:
+        info["columns"] = nodes.made
+    if unread := _unread(nodes, data.get("task", {})):
+        info["columns that are not used"] = unread
+    return GraphSource(name, nodes.counts, sources, nodes.arrays, task, info,
+                       node_ids=nodes.named.node_ids())
 
-    node_counts: dict[str, int] = {}
-    named, tables = NamedNodes(), dict[str, Table]()
-    node_arrays: dict[str, dict[str, np.ndarray]] = {}
-    made: dict[str, list[dict[str, Any]]] = {}
-    for ntype, item in nodes.items():
-        where = f"{path}: node type '{ntype}'"
-        _keys(item, where, required=(), optional=("count", "table", "id", "arrays",
-                                                   "features"))
-        count = node_counts[ntype] = _count(item, where, ntype, directory, named, tables)
+
+class _Nodes:
+    """What `nodes` of a metadata.json describes.
+
+    Attributes
+    ----------
+    path, directory : the metadata.json, and where it lies.
+    items : node type to its entry, also those that the table of all nodes names.
+    counts : node type to the number of nodes; 0 where edges will say it.
+    open : whether edges may name types that have no entry.
+    tables, named, arrays : the tables, the ids and the arrays of types that have some.
+    made : how features were made of columns.
+    """
+
+    def __init__(self, path: Path, items: dict[str, Any]) -> None:
+        self.path, self.directory = path, path.parent
+        self.counts: dict[str, int] = {}
+        self.named, self.tables = NamedNodes(), dict[str, Table]()
+        self.arrays: dict[str, dict[str, np.ndarray]] = {}
+        self.made: dict[str, list[dict[str, Any]]] = {}
+        self._opened: dict[tuple[Any, ...], Table] = {}
+        self._types: dict[tuple[Any, ...], tuple[list[str], np.ndarray]] = {}
+        self.open = items.get(ALL) == {}
+        self.items = {ntype: item for ntype, item in items.items() if ntype != ALL}
+        if ALL in items and not self.open:
+            where = f"{path}: node type '{ALL}'"
+            _keys(items[ALL], where, required=("table", "type"),
+                  optional=("id", *TEXT_KEYS))
+            _, types, _ = self._table_of_types(items[ALL], where)
+            self.items |= {ntype: items[ALL] for ntype in types if ntype not in self.items}
+        for ntype, item in self.items.items():
+            self._add(ntype, item)
+
+    def has_ids(self, ntype: str) -> bool:
+        """Whether the nodes of a type have ids of their own."""
+        return ntype in self.tables or not self.counts[ntype]
+
+    def _add(self, ntype: str, item: dict[str, Any]) -> None:
+        where = f"{self.path}: node type '{ntype}'"
+        _keys(item, where, required=(), optional=("count", "table", "id", "type", *TEXT_KEYS,
+                                                  "arrays", "features"))
+        count = self.counts[ntype] = self._count(ntype, item, where)
         arrays = item.get("arrays", {})
         if not isinstance(arrays, dict):
             raise InputError(f"{where}: 'arrays' must be an object of array name: .npy file")
         if arrays and not count:
             raise InputError(f"{where} has arrays, but its nodes are those that edges name; give "
                              "it a 'count' or a 'table', which says whose row is which")
-        for array_name, text in arrays.items():
-            file = inside(directory, text, f"{where}: array '{array_name}'")
-            node_arrays.setdefault(ntype, {})[array_name] = node_array(
-                array_name, open_npy(file), ntype, count, origin=text)
+        for name, text in arrays.items():
+            file = inside(self.directory, text, f"{where}: array '{name}'")
+            self.arrays.setdefault(ntype, {})[name] = node_array(
+                name, open_npy(file), ntype, count, origin=text)
         if "features" in item:
-            made[ntype] = _features(item, where, tables.get(ntype),
-                                    node_arrays.setdefault(ntype, {}))
+            self.made[ntype] = _features(item, where, self.tables.get(ntype),
+                                         self.arrays.setdefault(ntype, {}))
 
-    free = [ntype for ntype, count in node_counts.items() if not count]
-    sources: dict[Relation, EdgeSource] = {}
-    waiting: dict[Relation, EdgeTables] = {}
-    order: list[Relation] = []
-    for index, item in enumerate(edges):
-        where = f"{path}: edges[{index}]"
-        _keys(item, where, required=("src", "etype", "dst", "files"), optional=("columns",))
-        relation = Relation(*(_text(item[key], f"{where}: '{key}'")
-                              for key in ("src", "etype", "dst")))
-        for key, ntype in (("src", relation.src), ("dst", relation.dst)):
-            if ntype not in node_counts:
-                raise InputError(f"{where}: '{key}' is '{ntype}', which is not in 'nodes'; node "
-                                 f"types: {listing(node_counts)}" + nearest(ntype, node_counts))
-        if relation in order:
-            raise InputError(f"{where}: relation '{relation}' is named twice; list all its files "
-                             "in one entry")
-        order.append(relation)
-        where = f"{where} ('{relation}')"
-        if {relation.src, relation.dst} & {*tables, *free}:
-            waiting[relation] = _edge_tables(directory, relation, item, where)
-        elif "columns" in item:
-            raise InputError(f"{where}: 'columns' is for edges of nodes with ids of their own; "
-                             "these node types have a 'count'")
+    def _count(self, ntype: str, item: dict[str, Any], where: str) -> int:
+        """The number of nodes of a type; 0 where edges say it."""
+        if "table" not in item:
+            for key in ("id", "type", *TEXT_KEYS):
+                if key in item:
+                    raise InputError(f"{where}: '{key}' is of a 'table', which is not there")
+            return _positive(item["count"], f"{where}: 'count'") if "count" in item else 0
+        if "count" in item:
+            raise InputError(f"{where} has both 'count' and 'table'; with a table its rows are the "
+                             "nodes: leave 'count' out")
+        if "type" in item:
+            table, types, codes = self._table_of_types(item, where)
+            if ntype not in types:
+                raise InputError(f"{where}: no row of {table.path} has '{ntype}' in column "
+                                 f"'{item['type']}'; there are {listing(types)}"
+                                 + nearest(ntype, types))
+            table = table.where(np.flatnonzero(codes == types.index(ntype)))
         else:
-            sources[relation] = _edges(directory, item["files"], where)
-    if free:
-        named.gather(free, list(waiting.values()))
-    node_counts |= {ntype: named.count(ntype) for ntype in free}
-    sources |= {r: named.edges(edges, node_counts) for r, edges in waiting.items()}
-    sources = {r: sources[r] for r in order}
+            table = self._table(item, where)
+        self.tables[ntype] = table
+        return self.named.add_table(ntype, table, _text(item.get("id", "id"), f"{where}: 'id'"))
 
-    task, found = None, Labels()
-    if "task" in data:
-        where = f"{path}: task"
-        _keys(data["task"], where, required=("target",),
-              optional=("num_classes", "label", "kind", "split"))
-        classes = data["task"].get("num_classes")
-        classes = None if classes is None else _positive(classes, f"{where}: 'num_classes'")
-        target = _text(data["task"]["target"], f"{where}: 'target'")
-        label = _text(data["task"].get("label", "label"), f"{where}: 'label'")
-        kind = _text(data["task"].get("kind", "classification"), f"{where}: 'kind'")
-        if target not in node_counts:
-            raise InputError(f"{where}: target node type '{target}' is not in the graph; node "
-                             f"types: {listing(node_counts)}" + nearest(target, node_counts))
-        if target in tables:
-            found = task_columns(tables[target], label, kind, classes,
-                                 node_arrays.setdefault(target, {}))
-        if "split" in data["task"]:
-            _split(data["task"]["split"], f"{where}: 'split'", tables.get(target), label, kind,
-                   node_arrays.get(target, {}))
-        task = node_task(target, classes or len(found.names) or None, label, node_arrays,
-                         node_counts, kind)
-    return GraphSource(name, node_counts, sources, node_arrays, task,
-                       {"format": "edge files", "path": str(directory), **found.info(),
-                        **({"columns": made} if made else {}), **_unread(data, tables)},
-                       node_ids=named.node_ids())
+    def _table(self, item: dict[str, Any], where: str) -> Table:
+        """The table of an entry, opened once."""
+        form = _text_form(item, where)
+        files = files_of(self.directory, item["table"], f"{where}: 'table'")
+        key = (*files, form)
+        if key not in self._opened:
+            path = files[0] if len(files) == 1 else self.directory / item["table"]
+            self._opened[key] = Table(path, files, form)
+        return self._opened[key]
+
+    def _table_of_types(self, item: dict[str, Any], where: str
+                        ) -> tuple[Table, list[str], np.ndarray]:
+        """A table of nodes of several types, the types, and which of them each row is of."""
+        table, column = self._table(item, where), _text(item["type"], f"{where}: 'type'")
+        key = (table, column)
+        if key not in self._types:
+            self._types[key] = table.codes(column, " as node type")
+        return table, *self._types[key]
 
 
-def _count(item: dict[str, Any], where: str, ntype: str, directory: Path, named: NamedNodes,
-           tables: dict[str, Table]) -> int:
-    """The number of nodes of a type; 0 where edges say it."""
-    if "table" not in item:
-        if "id" in item:
-            raise InputError(f"{where}: 'id' names a column of a 'table', which is not there")
-        return _positive(item["count"], f"{where}: 'count'") if "count" in item else 0
-    if "count" in item:
-        raise InputError(f"{where} has both 'count' and 'table'; with a table its rows are the "
-                         "nodes: leave 'count' out")
-    table = Table(inside(directory, item["table"], f"{where}: 'table'"))
-    tables[ntype] = table
-    return named.add_table(ntype, table, _text(item.get("id", "id"), f"{where}: 'id'"))
+Streamed = dict[Relation, EdgeSource]
+
+
+def _read_edges(nodes: _Nodes, items: list[Any]) -> dict[Relation, EdgeSource]:
+    """The edges of all relations, in the order of entries; counts the nodes that only they name."""
+    entries: list[tuple[str, EdgeTables | Streamed]] = []
+    once: set[Relation] = set()
+    for index, item in enumerate(items):
+        where, entry = _edge_entry(nodes, item, f"{nodes.path}: edges[{index}]", once)
+        entries.append((where, entry))
+    tables = [entry for _, entry in entries if isinstance(entry, EdgeTables)]
+    if nodes.open:
+        for ntype in sorted({ntype for entry in tables for ntype in entry.types()}):
+            nodes.counts.setdefault(ntype, 0)
+    if free := [ntype for ntype, count in nodes.counts.items() if not count]:
+        nodes.named.gather(free, tables)
+    nodes.counts |= {ntype: nodes.named.count(ntype) for ntype in free}
+    found: dict[Relation, EdgeSource] = {}
+    for where, entry in entries:
+        read: Mapping[Relation, EdgeSource] = (
+            nodes.named.edges(entry, nodes.counts) if isinstance(entry, EdgeTables) else entry)
+        for relation, source in read.items():
+            if relation in found:
+                raise InputError(f"{where}: relation '{relation}' is in an entry before, too; one "
+                                 "entry has all edges of a relation")
+            found[relation] = source
+    return found
+
+
+def _edge_entry(nodes: _Nodes, item: Any, where: str, once: set[Relation]
+                ) -> tuple[str, EdgeTables | Streamed]:
+    """An entry of `edges`, with how messages name it: tables to be read, or edges that are numbers.
+
+    `once` are the relations that other entries name, to which this one's is added.
+    """
+    _keys(item, where, required=("src", "etype", "dst", "files"), optional=("columns", *TEXT_KEYS))
+    src, etype, dst = (_end(item[key], f"{where}: '{key}'") for key in ("src", "etype", "dst"))
+    for key, ntype in (("src", src), ("dst", dst)):
+        if isinstance(ntype, Column) or ntype == ALL or ntype in nodes.counts:
+            continue
+        if not nodes.open:
+            raise InputError(f"{where}: '{key}' is '{ntype}', which is not in 'nodes'; node types: "
+                             f"{listing(nodes.counts)}" + nearest(ntype, nodes.counts))
+        nodes.counts[ntype] = 0
+    if (isinstance(src, Column) or isinstance(etype, Column) or isinstance(dst, Column)
+            or ALL in (src, dst)):
+        return where, _edge_tables(nodes.directory, src, etype, dst, item, where)
+    relation = Relation(src, etype, dst)
+    where = f"{where} ('{relation}')"
+    if relation in once:
+        raise InputError(f"{where}: relation '{relation}' is named twice; list all its files in "
+                         "one entry")
+    once.add(relation)
+    if nodes.has_ids(src) or nodes.has_ids(dst):
+        return where, _edge_tables(nodes.directory, src, etype, dst, item, where)
+    for key in ("columns", *TEXT_KEYS):
+        if key in item:
+            raise InputError(f"{where}: '{key}' is for edges of nodes with ids of their own; these "
+                             "node types have a 'count'")
+    return where, {relation: _edges(nodes.directory, item["files"], where)}
+
+
+def _read_task(nodes: _Nodes, item: Any) -> tuple[Task, dict[str, Any]]:
+    """The task, and what a store keeps of how its labels and masks were found."""
+    where = f"{nodes.path}: task"
+    _keys(item, where, required=("target",),
+          optional=("num_classes", "label", "kind", "split", "unlabelled"))
+    classes = item.get("num_classes")
+    classes = None if classes is None else _positive(classes, f"{where}: 'num_classes'")
+    target = _text(item["target"], f"{where}: 'target'")
+    label = _text(item.get("label", "label"), f"{where}: 'label'")
+    kind = _text(item.get("kind", "classification"), f"{where}: 'kind'")
+    if target not in nodes.counts:
+        raise InputError(f"{where}: target node type '{target}' is not in the graph; node types: "
+                         f"{listing(nodes.counts)}" + nearest(target, nodes.counts))
+    unlabelled = item.get("unlabelled")
+    if unlabelled is not None and (isinstance(unlabelled, bool)
+                                   or not isinstance(unlabelled, int | float)):
+        raise InputError(f"{where}: 'unlabelled' is {_short(unlabelled)}; it must be a number")
+    found, info = Labels(), {}
+    if target in nodes.tables:
+        found = task_columns(nodes.tables[target], label, kind, classes,
+                             nodes.arrays.setdefault(target, {}))
+    if found.names and unlabelled is not None:
+        raise InputError(f"{where}: 'unlabelled' is for labels that are numbers, and column "
+                         f"'{label}' has names of classes; leave their cells empty")
+    if "split" in item:
+        info = _split(item["split"], f"{where}: 'split'", nodes.tables.get(target), label, kind,
+                      unlabelled, nodes.arrays.get(target, {}))
+    info |= found.info()
+    task = node_task(target, classes or len(found.names) or None, label, nodes.arrays,
+                     nodes.counts, kind, unlabelled, info)
+    return task, info
 
 
 def _features(item: dict[str, Any], where: str, table: Table | None,
@@ -180,7 +292,7 @@ def _features(item: dict[str, Any], where: str, table: Table | None,
     columns = item["features"]
     if table is None or not isinstance(columns, dict) or not columns:
         raise InputError(f"{where}: 'features' must be an object of columns of a 'table': number, "
-                         "category or text, as {\"year\": \"number\"}")
+                         "vector, category or text, as {\"year\": \"number\"}")
     if "feat" in arrays:
         raise InputError(f"{where} has an array feat, and columns for 'features'; leave one out")
     arrays["feat"], records = table_features(table, columns)
@@ -188,72 +300,106 @@ def _features(item: dict[str, Any], where: str, table: Table | None,
 
 
 def _split(split: Any, where: str, table: Table | None, label: str, kind: str,
-           arrays: dict[str, np.ndarray]) -> None:
-    """Add the masks that a split says."""
+           unlabelled: float | None, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Add the masks that a split says; returns what a store keeps of it."""
     if table is None:
         raise InputError(f"{where} is for a target with a 'table'; give masks in 'arrays'")
     if known := [name for name in MASKS if name in arrays]:
         raise InputError(f"{where} is given, but there is {known[0]} already; leave one out")
     labels = arrays[label]
-    labelled = labels >= 0 if kind == "classification" else np.ones(len(labels), bool)
-    arrays |= masks_of(split, table, labels, labelled, where)
+    labelled = known_entries(labels, unlabelled)
+    if kind == "classification":
+        labelled &= labels >= 0
+    labelled = labelled.reshape(len(labels), -1).any(1)
+    masks, record = masks_of(split, table, labels, labelled, where)
+    arrays |= masks
+    return {"split": record} if record else {}
 
 
-def _unread(data: dict[str, Any], tables: dict[str, Table]) -> dict[str, Any]:
+def _unread(nodes: _Nodes, task: dict[str, Any]) -> dict[str, list[str]]:
     """Columns of tables that nothing reads, by type, for whoever looks at the store."""
-    task = data.get("task", {})
     unread = {}
-    for ntype, table in tables.items():
-        item = data["nodes"][ntype]
-        read = {item.get("id", "id"), *item.get("features", ())}
+    for ntype, table in nodes.tables.items():
+        item = nodes.items[ntype]
+        read = {item.get("id", "id"), item.get("type"), *item.get("features", ())}
         if task.get("target") == ntype:
             split = task.get("split", {})
             read |= {task.get("label", "label"), *MASKS,
                      split if isinstance(split, str) else split.get("time")}
         if left := [name for name in table.names if name not in read]:
             unread[ntype] = left
-    return {"columns that are not used": unread} if unread else {}
+    return unread
 
 
-def _edge_tables(directory: Path, relation: Relation, item: dict[str, Any], where: str
-                 ) -> EdgeTables:
+def _end(value: Any, where: str) -> str | Column:
+    """A node type or relation: a name, or the column that has it for each row."""
+    if isinstance(value, dict):
+        _keys(value, where, required=("column",))
+        return Column(_text(value["column"], f"{where}: 'column'"))
+    return _text(value, where)
+
+
+def _text_form(item: dict[str, Any], where: str) -> TextForm:
+    """How the texts of an entry are written."""
+    header, delimiter = item.get("header"), item.get("delimiter")
+    if header is not None and not (isinstance(header, list) and header and all(
+            isinstance(name, str) and name for name in header)):
+        raise InputError(f"{where}: 'header' is {_short(header)}; it must be the names of all "
+                         "columns, of files whose first line has none")
+    if delimiter is not None and not (isinstance(delimiter, str) and len(delimiter) == 1
+                                      and delimiter.isascii() and delimiter not in '"\r\n\0'):
+        raise InputError(f"{where}: 'delimiter' is {_short(delimiter)}; it must be one character, "
+                         "as \";\"")
+    decimal = item.get("decimal", ".")
+    if decimal not in (".", ","):
+        raise InputError(f"{where}: 'decimal' is {_short(decimal)}; it must be \".\" or \",\"")
+    return TextForm(None if header is None else tuple(header), delimiter, decimal)
+
+
+def _edge_tables(directory: Path, src: str | Column, etype: str | Column, dst: str | Column,
+                 item: dict[str, Any], where: str) -> EdgeTables:
     columns = item.get("columns")
     if columns is not None and not (
             isinstance(columns, list) and len(columns) == 2
             and all(isinstance(name, str) and name for name in columns)):
         raise InputError(f"{where}: 'columns' is {_short(columns)}; it must be two names of "
                          "columns: of the sources, of the destinations")
-    paths = []
-    for index, file in enumerate(_files(item["files"], where)):
-        if not (isinstance(file, str) and file.endswith(ENDINGS)):
-            raise InputError(f"{where}: files[{index}] is {_short(file)}, but a node type of this "
-                             "relation has ids of its own (no 'count'); such edges are tables: "
-                             f"{', '.join(ENDINGS)}")
-        paths.append(inside(directory, file, f"{where}: files[{index}]"))
-    return EdgeTables(relation, paths, columns)
-
-
-def _files(files: Any, where: str) -> list[Any]:
-    if not isinstance(files, list) or not files:
-        raise InputError(f"{where}: 'files' must be a list with at least one file")
-    return files
+    tables = []
+    for path, entry in _files(directory, item["files"], where):
+        if not isinstance(path, Path) or not path.name.endswith(ENDINGS):
+            raise InputError(f"{entry}, but a node type of this relation has ids of its own (no "
+                             f"'count'); such edges are tables: {', '.join(ENDINGS)}")
+        tables.append(Table(path, form=_text_form(item, where)))
+    return EdgeTables(src, etype, dst, tables, columns)
 
 
 def _edges(directory: Path, files: Any, where: str) -> EdgeSource:
-    parts: list[EdgeSource] = []
-    for index, item in enumerate(_files(files, where)):
+    parts: list[EdgeSource] = [
+        open_edges(file) if isinstance(file, Path) else NpyEdges(*file)
+        for file, _ in _files(directory, files, where)]
+    return parts[0] if len(parts) == 1 else JoinedEdges(parts)
+
+
+def _files(directory: Path, files: Any, where: str
+           ) -> Iterator[tuple[Path | tuple[Path, Path], str]]:
+    """The files of an entry, each with how messages name it; a pair has the ends of edges apart."""
+    if not isinstance(files, list) or not files:
+        raise InputError(f"{where}: 'files' must be a list with at least one file")
+    once: set[Path] = set()
+    for index, item in enumerate(files):
         entry = f"{where}: files[{index}]"
         if isinstance(item, dict):
             _keys(item, entry, required=("src_file", "dst_file"))
-            parts.append(NpyEdges(*(inside(directory, item[key], f"{entry}: '{key}'")
-                                    for key in ("src_file", "dst_file"))))
+            src, dst = (inside(directory, item[key], f"{entry}: '{key}'")
+                        for key in ("src_file", "dst_file"))
+            yield (src, dst), f"{entry} is {_short(item)}"
             continue
-        path = inside(directory, item, entry)
-        if not path.name.endswith((".csv", ".csv.gz", ".npy", ".parquet")):
-            raise InputError(f"{entry} is '{item}'; edge files end in .npy, .csv, .csv.gz or "
-                             ".parquet")
-        parts.append(open_edges(path))
-    return parts[0] if len(parts) == 1 else JoinedEdges(parts)
+        for path in files_of(directory, item, entry):
+            if path in once:
+                raise InputError(f"{entry} is '{item}', which names {path} again; a file is read "
+                                 "once")
+            once.add(path)
+            yield path, f"{entry} is '{item}'"
 
 
 def _keys(item: Any, where: str, required: Iterable[str], optional: Iterable[str] = ()) -> None:

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing
+from dgl_heta.graph.readers.column_files import TEXT_ENDINGS, ParquetColumns
 from dgl_heta.graph.readers.whole_numbers import header_lines, pairs
 from dgl_heta.graph.source import EdgeSource
-from dgl_heta.system.optional import optional
 
 #: Rows of a CSV file that are in memory at once while its edges are counted.
 COUNT_CHUNK = 1 << 18
+_NPY = b"\x93NUMPY"
 
 
 def inside(directory: Path, text: Any, where: str) -> Path:
@@ -29,6 +30,42 @@ def inside(directory: Path, text: Any, where: str) -> Path:
     The check is on the text alone: a symbolic link inside the directory may point anywhere,
     it was put there by whoever owns the directory.
     """
+    path = directory / _relative(directory, text, where)
+    if not path.is_file():
+        raise InputError(f"{where} names {path}, which is not a file")
+    return path
+
+
+def files_of(directory: Path, text: Any, where: str) -> list[Path]:
+    """The files that `text` names inside `directory`: one, all in a directory, or those that a
+    name with wildcards fits; sorted. Hidden ones (.name, _name) are left out, as Spark's _SUCCESS.
+
+    Raises
+    ------
+    InputError
+        There is none, or it lies elsewhere.
+    """
+    relative = _relative(directory, text, where)
+    path = directory / relative
+    if path.is_file():
+        return [path]
+    if not path.is_dir() and not any(mark in text for mark in "*?["):
+        raise InputError(f"{where} names {path}, which is not a file")
+    try:
+        found = [path] if path.is_dir() else directory.glob(text)
+        files = {file for one in found for file in ([one] if one.is_file() else one.rglob("*"))
+                 if file.is_file() and not any(
+                     part.startswith((".", "_")) and part not in relative.parts
+                     for part in file.relative_to(directory).parts)}
+    except (ValueError, OSError) as error:
+        raise InputError(f"{where} is '{text}', which does not name files: {error}") from None
+    if not files:
+        raise InputError(f"{where} is '{text}', but there is no such file in {directory}")
+    return sorted(files)
+
+
+def _relative(directory: Path, text: Any, where: str) -> PurePosixPath:
+    """A path that stays inside a directory."""
     if not isinstance(text, str) or not text or "\0" in text:
         raise InputError(f"{where} is {text!r}; it must be the path of a file in {directory}")
     relative = PurePosixPath(text)
@@ -37,16 +74,20 @@ def inside(directory: Path, text: Any, where: str) -> Path:
             f"{where} is '{text}', which leaves {directory}; paths must be relative to it, "
             "without '..'"
         )
-    path = directory / relative
-    if not path.is_file():
-        raise InputError(f"{where} names {path}, which is not a file")
-    return path
+    return relative
 
 
 def open_npy(path: Path) -> np.ndarray:
     """Map a `.npy` file. Pickled contents (arrays of objects) are refused, never loaded."""
     try:
+        with path.open("rb") as file:
+            begin = file.read(len(_NPY))
+        if begin != _NPY and not begin.startswith(b"PK"):
+            raise InputError(f"{path} does not begin as a .npy file does; if it has numbers alone, "
+                             "as tofile and np.memmap write them, save it by np.save")
         array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except InputError:
+        raise
     except Exception as error:  # numpy's parser raises almost anything at a damaged header
         raise InputError(
             f"cannot read {path} as a .npy array of numbers: {_one_line(error)}"
@@ -157,46 +198,33 @@ class ParquetEdges:
     """Edges in a Parquet file: its columns `src` and `dst`, or its only two, of integers."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        with self._open() as file:
-            names = file.schema_arrow.names
-            self._columns = ["src", "dst"] if {"src", "dst"} <= set(names) else list(names)
-            if len(self._columns) != 2:
-                raise InputError(f"{path} has columns {listing(names)}; edges are the columns src "
-                                 "and dst, or the only two")
-            for name in self._columns:
-                kind = str(file.schema_arrow.field(name).type)
-                if not kind.removeprefix("u").startswith("int"):
-                    raise InputError(f"column '{name}' of {path} holds {kind} values; node ids "
-                                     "must be integers")
-            self._count = int(file.metadata.num_rows)
+        self._path, self._file = path, ParquetColumns(path)
+        names = self._file.names
+        self._columns = ["src", "dst"] if {"src", "dst"} <= set(names) else list(names)
+        if len(self._columns) != 2:
+            raise InputError(f"{path} has columns {listing(names)}; edges are the columns src "
+                             "and dst, or the only two")
+        for name in self._columns:
+            kind = str(self._file.schema.field(name).type)
+            if not kind.removeprefix("u").startswith("int"):
+                raise InputError(f"column '{name}' of {path} holds {kind} values; node ids "
+                                 "must be integers")
 
     @property
     def num_edges(self) -> int:
-        return self._count
+        return self._file.num_rows
 
     def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        with self._open() as file:
-            try:
-                for batch in file.iter_batches(batch_size=size, columns=self._columns):
-                    if any(batch[name].null_count for name in self._columns):
-                        raise InputError(f"{self._path} has an edge without an end; every row must "
-                                         "have two ids")
-                    src, dst = (batch[name].to_numpy() for name in self._columns)
-                    yield src, dst
-            except (OSError, ValueError, NotImplementedError) as error:
-                raise InputError(f"cannot read {self._path}: {_one_line(error)}") from None
-
-    def _open(self) -> Any:
-        parquet = optional("pyarrow.parquet", "a Parquet file", "parquet")
-        try:
-            return parquet.ParquetFile(self._path)
-        except (OSError, ValueError, NotImplementedError) as error:  # pyarrow's derive from these
-            raise InputError(f"cannot read {self._path} as Parquet: {_one_line(error)}") from None
+        for batch in self._file.batches(self._columns, size):
+            if any(batch[name].null_count for name in self._columns):
+                raise InputError(f"{self._path} has an edge without an end; every row must "
+                                 "have two ids")
+            src, dst = (batch[name].to_numpy() for name in self._columns)
+            yield src, dst
 
 
 def open_edges(path: str | Path) -> EdgeSource:
-    """The edges in a file: `.npy` (2, E), `.csv`, `.csv.gz` or `.parquet`, as its name says.
+    """The edges in a file: `.npy` (2, E), CSV or `.parquet`, as its name says.
 
     They are read in chunks, anew at each call of `chunks`, and never all at once.
 
@@ -216,7 +244,7 @@ def open_edges(path: str | Path) -> EdgeSource:
 
 
 EDGE_FILES: dict[tuple[str, ...], Callable[[Path], EdgeSource]] = {
-    (".npy",): NpyEdges, (".csv", ".csv.gz"): CsvEdges, (".parquet",): ParquetEdges}
+    (".npy",): NpyEdges, TEXT_ENDINGS: CsvEdges, (".parquet",): ParquetEdges}
 
 
 class JoinedEdges:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
-from dgl_heta.graph.readers.arrays import check_ids, class_labels, node_array, node_mask, node_task
+from dgl_heta.graph.readers.arrays import joined_labels, node_array, node_mask, node_task
 from dgl_heta.graph.readers.files import CsvEdges, NpyEdges, inside, open_npy
 from dgl_heta.graph.readers.sizes import YAML_BYTES, parse_yaml, read_text
 from dgl_heta.graph.readers.torch_file import read_tensor
@@ -35,13 +35,16 @@ _SEEDS = ("seed_nodes", "seeds")
 _NODE, _EDGE = "_N", Relation("_N", "_E", "_N")
 
 
-def read_graphbolt(directory: str | Path, task: str | None = None) -> GraphSource:
+def read_graphbolt(directory: str | Path, task: str | None = None, kind: str | None = None,
+                   unlabelled: float | None = None) -> GraphSource:
     """Describe the data set in `directory`. Edges stay in their files, node arrays are mapped.
 
     Parameters
     ----------
     directory : the directory with `metadata.yaml`.
     task : name of the task; without it, the first one that classifies nodes.
+    kind : classification, multilabel or regression; default: what follows from the labels.
+    unlabelled : a value of labels that stands for none, besides NaN.
 
     Edge features and features for sampling are left out; `info["notes"]` says so.
 
@@ -53,7 +56,7 @@ def read_graphbolt(directory: str | Path, task: str | None = None) -> GraphSourc
     """
     directory = Path(directory)
     data = _metadata(directory)
-    reader = _Reader(directory)
+    reader = _Reader(directory, kind, unlabelled)
     try:
         reader.graph(data["graph"])
         for index, feature in enumerate(_list(data, "feature_data", reader.where)):
@@ -66,7 +69,8 @@ def read_graphbolt(directory: str | Path, task: str | None = None) -> GraphSourc
                              "original files are needed)") from None
         raise
     name = data.get("dataset_name") or directory.resolve().name
-    info: dict[str, Any] = {"format": "GraphBolt OnDiskDataset", "path": str(directory)}
+    info: dict[str, Any] = {"format": "GraphBolt OnDiskDataset", "path": str(directory),
+                            **reader.info}
     if reader.notes:
         info["notes"] = reader.notes
     return GraphSource(str(name), reader.node_counts, reader.edges, reader.node_arrays, found, info)
@@ -98,8 +102,9 @@ def _only_preprocessed(directory: Path) -> InputError:
 class _Reader:
     """What has been read of one data set so far."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, kind: str | None, unlabelled: float | None) -> None:
+        self.directory, self.kind, self.unlabelled = directory, kind, unlabelled
+        self.info: dict[str, Any] = {}
         self.where = str(directory / METADATA)
         self.homogeneous = False
         self.node_counts: dict[str, int] = {}
@@ -247,21 +252,22 @@ class _Reader:
             raise InputError(f"{where}: 'num_classes' is {classes!r}; it must be a whole number, "
                              "1 or more")
         found: dict[str, dict[str, np.ndarray]] = {}
+        labelled: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for mask, entry, item in _item_sets(task, where):
             ntype = self._node_type(item, entry)
             count, files = self.node_counts[ntype], _files(item, entry)
             seeds = self._array(files["seeds"], f"{entry}: seeds")
-            arrays = found.setdefault(ntype, {"label": np.full(count, -1, np.int64)})
+            arrays = found.setdefault(ntype, {})
             arrays[mask] = arrays.get(mask, False) | node_mask(seeds, count, f"{entry}: seeds")
             if "labels" in files:
-                labels = class_labels(self._array(files["labels"], f"{entry}: labels"),
-                                      f"{entry}: labels")
-                if len(labels) != len(seeds):
-                    raise InputError(f"{entry} has {len(seeds)} seeds and {len(labels)} labels; "
-                                     "there must be one label per seed")
-                check_ids(seeds, count, f"{entry}: seeds")
-                arrays["label"][seeds] = labels
+                labels = self._array(files["labels"], f"{entry}: labels")
+                if labels.ndim == 0 or len(labels) != len(seeds):
+                    raise InputError(f"{entry} has {len(seeds)} seeds, and labels of shape "
+                                     f"{labels.shape}; there must be one label per seed")
+                labelled.setdefault(ntype, []).append((seeds, labels))
         for ntype, arrays in found.items():
+            arrays["label"] = joined_labels(labelled.get(ntype, []), self.node_counts[ntype],
+                                            f"{where}: labels of '{ntype}'")
             own = self.node_arrays.setdefault(ntype, {})
             for name in own.keys() & arrays.keys():
                 self.notes.append(f"feature '{name}' of '{ntype}' left out: the item sets give it")
@@ -269,7 +275,8 @@ class _Reader:
         if len(found) != 1:
             self.notes.append(f"no task: item sets of several types ({listing(found)})")
             return None
-        return node_task(next(iter(found)), classes, "label", self.node_arrays, self.node_counts)
+        return node_task(next(iter(found)), classes, "label", self.node_arrays, self.node_counts,
+                         self.kind, self.unlabelled, self.info)
 
 
 def _item_sets(task: dict[str, Any], where: str) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -33,6 +33,8 @@ from dgl_heta.system.optional import optional
 #: Node type and relation of a homogeneous data set.
 NODE, TO = "node", Relation("node", "to", "node")
 
+_KINDS = {"multiclass classification": "classification", "binary classification": "multilabel"}
+"""The package's words for tasks, and ours."""
 _SPLITS = dict(zip(("train", "valid", "test"), MASKS))
 
 
@@ -175,22 +177,19 @@ def _source(name: str, meta: Mapping[str, str], directory: Path, node_counts: di
             single = key != "node_feat" and array.ndim == 2 and array.shape[1] == 1
             add(ntype, "feat" if key == "node_feat" else key,
                 array.reshape(-1) if single else array)
-    one_class = meta["task type"] == "multiclass classification" and meta["num tasks"] == "1"
+    kind = _KINDS[meta["task type"]]
     for ntype, array in labels.items():
         what = f"labels of node type '{ntype}' of {name}"
-        add(ntype, "label", class_labels(array, what) if one_class else array)
+        add(ntype, "label", class_labels(array, what) if kind == "classification" else array)
     for key, per_type in splits.items():
         for ntype, ids in per_type.items():
             add(ntype, _SPLITS[key], node_mask(ids, node_counts[ntype],
                                                f"the {key} split of '{ntype}' of {name}"))
     info: dict[str, Any] = {"format": "OGB", "path": str(directory), "split": meta["split"]}
     task = None
-    if not one_class:
-        info["notes"] = [f"no task: {name} is {meta['num tasks']} × {meta['task type']}, and only "
-                         "one class per node can be trained"]
-    elif len(labels) == 1:
-        task = node_task(next(iter(labels)), int(meta["num classes"]), "label", node_arrays,
-                         node_counts)
+    if len(labels) == 1:
+        number = meta["num classes" if kind == "classification" else "num tasks"]
+        task = node_task(next(iter(labels)), int(number), "label", node_arrays, node_counts, kind)
     return GraphSource(name, node_counts, edges, node_arrays, task, info)
 
 

@@ -1,221 +1,202 @@
-"""Tables of nodes and edges: CSV, Parquet and Arrow files, read by pyarrow, a column at a time.
+"""Tables of nodes and edges: CSV, Parquet and Arrow files, some columns at a time.
 
 In a CSV everything is text until somebody says what it is. Rows count from 1, the header left out.
 """
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest, quoted
-from dgl_heta.graph.readers.whole_numbers import LONGEST_LINE, file_blocks
-from dgl_heta.system.optional import optional
+from dgl_heta.graph.readers.column_files import TEXT_ENDINGS, TextForm, open_columns, reading
+from dgl_heta.graph.readers.column_values import arrow, as_text, first, sort_of
+from dgl_heta.graph.source import MOST_CLASSES
 
-TEXT_ENDINGS = (".csv", ".csv.gz")
-ENDINGS = (*TEXT_ENDINGS, ".parquet", ".arrow", ".feather")
 MISSING = ("nan", "NaN", "NAN")
 """What programs write into a CSV where there is no value."""
 
 
-def arrow(module: str = "pyarrow") -> Any:
-    """A module of pyarrow.
-
-    Raises
-    ------
-    InputError
-        It is not installed.
-    """
-    return optional(module, "a table of nodes or edges", "parquet")
-
-
 class Table:
-    """A table in a file, open for reading; columns are read when they are asked for.
+    """A table in one file or in several, open for reading; columns are read when asked for.
+
+    Parameters
+    ----------
+    path : the file, or what stands for several: a directory, a name with wildcards.
+    files : the files that it stands for, one after the other.
+    form : how texts among them are written.
 
     Attributes
     ----------
-    path : the file.
-    names : of its columns, in their order.
+    path, form : as given.
+    names : of the columns, in their order; of several files those of the first.
     is_text : whether every value is text (CSV).
+    size : bytes of its files.
 
     Raises
     ------
     InputError
-        Another ending, a file that cannot be read, columns without a name or with the same.
+        Another ending, or a file that cannot be read.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.is_text = path.name.endswith(TEXT_ENDINGS)
-        if not path.name.endswith(ENDINGS):
-            raise InputError(f"'{path}' is not a table by its name; tables end in "
-                             f"{', '.join(ENDINGS)}")
-        self._types: dict[str, Any] = {}
-        if self.is_text:
-            self.names = _header(path)
-        else:
-            schema = self._read(None)
-            self.names = list(schema.names)
-            self._types = dict(zip(schema.names, schema.types))
-        if twice := {n for n in self.names if not n or self.names.count(n) > 1}:
-            raise InputError(f"{path}: column {quoted(sorted(twice)[0])} is there "
-                             f"{self.names.count(sorted(twice)[0])} times, or has no name; the "
-                             "columns of a table need different names")
-
-    def column(self, name: str, use: str = "") -> Any:
-        """A whole column as Arrow has it (a ChunkedArray); that of a CSV is text.
-
-        `use` says what the column is for, where the table lacks it.
-        """
-        self.check(name, use)
-        return self._read(name)
+    def __init__(self, path: Path, files: Sequence[Path] = (), form: TextForm | None = None
+                 ) -> None:
+        self.path, self.form = path, form or TextForm()
+        self._paths = tuple(files) or (path,)
+        self._files = [open_columns(file, form) for file in self._paths]
+        self.names, self.size = self._files[0].names, sum(p.stat().st_size for p in self._paths)
+        self.is_text = self._paths[0].name.endswith(TEXT_ENDINGS)
+        self._known = [frozenset(file.names) for file in self._files]
+        self._ends = np.zeros(0, np.int64)
+        self._rows: np.ndarray | None = None
+        self._kept: dict[str, Any] = {}
 
     def check(self, name: str, use: str = "") -> None:
-        """Refuse the name of a column that is not there."""
-        if name not in self.names:
-            raise InputError(f"{self.path} has no column '{name}'{use}; its columns: "
-                             f"{listing(self.names)}" + nearest(name, self.names))
+        """Refuse the name of a column that is not there; `use` says what it is for."""
+        for path, file, known in zip(self._paths, self._files, self._known):
+            if name not in known:
+                raise InputError(f"{path} has no column '{name}'{use}; its columns: "
+                                 f"{listing(file.names)}" + nearest(name, file.names))
 
-    def ids(self, name: str, use: str = "") -> Any:
-        """A column of ids as text, in one large_string array; whole numbers become their digits.
+    def columns(self, names: Sequence[str], use: str = "") -> list[Any]:
+        """Whole columns, each one array of a type that :func:`column_values.plain` leaves.
 
         Raises
         ------
         InputError
-            No such column, values that are neither text nor whole numbers, an empty one.
+            No such column, files that cannot be read, a column of different types in two of them.
+        """
+        for name in names:
+            self.check(name, use)
+        if self._rows is None:
+            return self._read(names)
+        if not self._kept.keys() >= {*names}:
+            self._kept.clear()  # they stay, for whoever reads other rows of them
+            self._kept.update(zip(names, self._read(names)))
+        return [self._kept[name].take(arrow().array(self._rows)) for name in names]
+
+    def column(self, name: str, sorts: Collection[str], wanted: str, use: str = "") -> Any:
+        """A whole column of one of some sorts (:func:`column_values.sort_of`).
+
+        Raises
+        ------
+        InputError
+            It is of another sort; then `wanted` says what it must be.
+        """
+        (column,) = self.columns([name], use)
+        self.check_sort(name, column, sorts, wanted)
+        return column
+
+    def check_sort(self, name: str, column: Any, sorts: Collection[str], wanted: str) -> None:
+        """Refuse a column of this table that is of none of the sorts."""
+        if sort_of(column.type) not in sorts:
+            raise InputError(f"column '{name}' of {self.path} holds {_said(column.type)} values; "
+                             f"{wanted}")
+
+    def ids(self, name: str, use: str = "") -> tuple[Any, bool]:
+        """A column of ids as text (:func:`column_values.as_text`), and whether they were bytes.
+
+        Raises
+        ------
+        InputError
+            No such column, values that cannot be ids, an empty one.
         """
         pa, pc = arrow(), arrow("pyarrow.compute")
-        found = plain(self.column(name, use))
-        if not (is_text(found.type) or pa.types.is_integer(found.type)):
-            raise InputError(
-                f"column '{name}' of {self.path} holds {found.type} values; ids must be text or "
-                "whole numbers" + (" (in pandas whole numbers become floating point where one is "
-                                   "missing)" if pa.types.is_floating(found.type) else ""))
-        ids = whole(pc.cast(found, pa.large_string()))
+        column = self.column(
+            name, ("text", "whole", "decimal", "bytes"), "ids must be text, whole numbers or bytes "
+            "(in pandas whole numbers become floating point where one is missing)", use)
+        ids = as_text(column)
         empty = pc.fill_null(pc.equal(ids, ""), True)
         if self.is_text:
             empty = pc.or_(empty, pc.is_in(ids, value_set=pa.array(MISSING, pa.large_string())))
         if (row := first(empty)) is not None:
-            value = ids[row].as_py()
-            raise InputError(f"{self.path}, row {row + 1}: column '{name}' is "
-                             f"{quoted(value) if value else 'empty'}, which is no id; every row "
-                             "needs one")
-        return ids
+            raise self.wrong(name, row, ids, ", which is no id; every row needs one")
+        if sort_of(column.type) == "decimal":
+            whole = pc.match_substring_regex(ids, "^-?[0-9]+$")
+            if (row := first(pc.invert(whole))) is not None:
+                raise self.wrong(name, row, ids, "; numbers that are ids must be whole")
+        return ids, sort_of(column.type) == "bytes"
 
-    def _read(self, name: str | None) -> Any:
-        """A column; of files that are not text, the schema where no name is given."""
-        arrow()
-        try:
-            if self.is_text:
-                return _csv_column(self.path, str(name))
-            if self.path.suffix == ".parquet":
-                with arrow("pyarrow.parquet").ParquetFile(self.path) as file:
-                    if name is None:
-                        return file.schema_arrow
-                    return file.read(columns=[name]).column(name)
-            with arrow("pyarrow.ipc").open_file(str(self.path)) as file:
-                return file.schema if name is None else file.read_all().column(name)
-        except InputError:
-            raise
-        except (OSError, ValueError, KeyError, NotImplementedError) as error:  # pyarrow's too
-            raise InputError(f"cannot read {self.path}: "
-                             f"{' '.join(str(error).split()) or type(error).__name__}") from None
+    def codes(self, name: str, use: str) -> tuple[list[str], np.ndarray]:
+        """The different values of a column, sorted as text, and which of them each row has.
 
+        Raises
+        ------
+        InputError
+            No such column, an empty value, more than
+            :data:`~dgl_heta.graph.source.MOST_CLASSES` different ones.
+        """
+        pa, pc = arrow(), arrow("pyarrow.compute")
+        column = self.column(name, ("text", "whole", "truth"), "it must be text", use)
+        text = as_text(column)
+        if (row := first(pc.fill_null(pc.equal(text, ""), True))) is not None:
+            raise self.wrong(name, row, text, f"; every row needs a value{use}")
+        known = pc.unique(text)
+        if len(known) > MOST_CLASSES:
+            raise InputError(f"column '{name}' of {self.path} has {len(known):,} different values; "
+                             f"there may be {MOST_CLASSES:,}{use}")
+        names = sorted(known.to_pylist())
+        codes = pc.index_in(text, value_set=pa.array(names, pa.large_string()))
+        return names, codes.to_numpy(zero_copy_only=False)
 
-def is_text(kind: Any) -> bool:
-    """Whether an Arrow type is text, of any kind."""
-    return str(kind) in ("string", "large_string", "string_view")
+    def where(self, rows: np.ndarray) -> Table:
+        """These rows of the table (their numbers, ascending) as a table."""
+        part = copy(self)
+        part._rows = rows if self._rows is None else self._rows[rows]
+        return part
 
+    def at(self, row: int) -> str:
+        """Where a row is, as messages say it; rows of columns that were read, from 0."""
+        if self._rows is not None:
+            row = int(self._rows[row])
+        part = int(np.searchsorted(self._ends, row, side="right"))
+        begin = int(self._ends[part - 1]) if part else 0
+        return f"{self._paths[part]}, row {row - begin + 1}"
 
-def plain(column: Any) -> Any:
-    """A column without dictionaries (pandas' categories)."""
-    pa, pc = arrow(), arrow("pyarrow.compute")
-    kind = column.type
-    return pc.cast(column, kind.value_type) if pa.types.is_dictionary(kind) else column
+    def wrong(self, name: str, row: int, column: Any, why: str) -> InputError:
+        """The error that a value of a column is: text, a number, or nothing."""
+        value = column[row].as_py()
+        said = "empty" if value is None or value == "" else quoted(value)
+        return InputError(f"{self.at(row)}: column '{name}' is {said}{why}")
 
+    def _read(self, names: Sequence[str]) -> list[Any]:
+        pa = arrow()
+        parts = [file.read(names) for file in self._files]
+        self._ends = np.cumsum([len(columns[0]) for columns in parts])
+        found = []
+        with reading(self.path):
+            for name, of_files in zip(names, zip(*parts)):
+                columns = self._alike(name, of_files)
+                chunks = [chunk for column in columns for chunk in column.chunks]
+                found.append(pa.concat_arrays(chunks) if chunks else
+                             pa.array([], columns[0].type))
+        return found
 
-def whole(column: Any) -> Any:
-    """A column in one array."""
-    pa = arrow()
-    if isinstance(column, pa.ChunkedArray):
-        found = column.combine_chunks()
-        column = (pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found)
-    return column
-
-
-def first(flags: Any) -> int | None:
-    """The number of the first that is true, or None."""
-    places = np.flatnonzero(flags.to_numpy(zero_copy_only=False))
-    return int(places[0]) if len(places) else None
-
-
-def repeated(ids: Any) -> tuple[int, int] | None:
-    """Two rows with one id, the first such, or None."""
-    pc = arrow("pyarrow.compute")
-    if len(pc.unique(ids)) == len(ids):
-        return None
-    codes = pc.dictionary_encode(ids).indices.to_numpy(zero_copy_only=False)
-    order = np.argsort(codes, kind="stable")
-    again = order[1:][codes[order][1:] == codes[order][:-1]]
-    row = int(again.min())
-    return int(np.flatnonzero(codes == codes[row])[0]), row
-
-
-def edge_columns(table: Table, given: Sequence[str] | None) -> tuple[str, str]:
-    """The columns of a table of edges that hold their ends.
-
-    They are those that are given, else `src` and `dst`, else a Parquet or Arrow file's only two.
-    A CSV must name them, because a file without a header begins with an edge.
-
-    Raises
-    ------
-    InputError
-        The table has no such columns.
-    """
-    if given is not None:
-        return given[0], given[1]
-    if {"src", "dst"} <= set(table.names):
-        return "src", "dst"
-    if len(table.names) == 2 and not table.is_text:
-        return table.names[0], table.names[1]
-    begins = "'s first line names" if table.is_text else " has"
-    raise InputError(f"{table.path}{begins} columns {', '.join(map(quoted, table.names[:8]))}; "
-                     "edges are in columns src and dst, or say which by \"columns\": "
-                     "[\"…\", \"…\"] beside \"files\"")
+    def _alike(self, name: str, columns: Sequence[Any]) -> Sequence[Any]:
+        """A column as the files have it, of one type: a file without a value has that of others,
+        and whole numbers beside floating point are floating point, as pandas writes both.
+        """
+        pa, pc = arrow(), arrow("pyarrow.compute")
+        known = {column.type: path for path, column in zip(self._paths, columns)
+                 if column.null_count < len(column)} or {columns[0].type: self.path}
+        if len(known) > 1 and {sort_of(kind) for kind in known} <= {"whole", "float"}:
+            known = {pa.float64(): self.path}
+            columns = [pc.cast(column, pa.float64()) for column in columns]
+        if len(known) > 1:
+            (one, path), (other, where), *_ = known.items()
+            raise InputError(f"column '{name}' holds {_said(one)} values in {path} and "
+                             f"{_said(other)} values in {where}; the files of a table have columns "
+                             "of the same type")
+        (kind,) = known
+        return [column if column.type == kind else pa.chunked_array([pa.nulls(len(column), kind)])
+                for column in columns]
 
 
-def _header(path: Path) -> list[str]:
-    """The fields of a CSV's first line."""
-    data = b""
-    for block in file_blocks(path):
-        data += block
-        if not block or len(data) > LONGEST_LINE:
-            break
-    try:
-        text = data[:4 * LONGEST_LINE].decode("utf-8", "ignore")
-        names = next(csv.reader(io.StringIO(text, newline=""), strict=True), [])
-    except csv.Error as error:
-        raise InputError(f"cannot read {path} as CSV: {error}") from None
-    if not names:
-        raise InputError(f"{path} is empty; its first line must name its columns")
-    return names
-
-
-def _csv_column(path: Path, name: str) -> Any:
-    pa, pcsv = arrow(), arrow("pyarrow.csv")
-    data = b"".join(file_blocks(path))
-    if data.count(b'"') % 2:
-        raise InputError(f"{path} has an odd number of double quotes, so one has no end; write a "
-                         "quote in a value as two, and the value in quotes")
-    return pcsv.read_csv(
-        pa.BufferReader(data),
-        read_options=pcsv.ReadOptions(use_threads=False, block_size=1 << 24),
-        parse_options=pcsv.ParseOptions(newlines_in_values=True),
-        convert_options=pcsv.ConvertOptions(column_types={name: pa.large_string()},
-                                            include_columns=[name], strings_can_be_null=False)
-    ).column(name)
+def _said(kind: Any) -> str:
+    """A type as messages name it."""
+    sort = sort_of(kind)
+    return sort if sort in ("text", "bytes") else str(kind)

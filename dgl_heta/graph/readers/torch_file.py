@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import pickletools
+import re
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -27,14 +28,17 @@ _STORAGES = {
     "LongStorage": "i8", "IntStorage": "i4", "ShortStorage": "i2", "CharStorage": "i1",
     "ByteStorage": "u1", "BoolStorage": "?",
 }
-_PUSH = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINFLOAT"}
+_PUSH = {"BININT", "BININT1", "BININT2", "LONG1", "BINUNICODE", "SHORT_BINUNICODE", "BINFLOAT",
+         "BINBYTES", "SHORT_BINBYTES"}
 _CONSTANTS: dict[str, Callable[[], Any]] = {
     "NONE": lambda: None, "NEWTRUE": lambda: True, "NEWFALSE": lambda: False,
     "EMPTY_TUPLE": tuple, "EMPTY_DICT": dict, "EMPTY_LIST": list}
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _IGNORED = {"PROTO", "FRAME", "STOP"}
-_MARK = object()
-_MOST_PICKLED = 64 << 20
+_NUMPY = ("numpy.core.multiarray.", "numpy._core.multiarray.")
+_MOST_STEPS = 1 << 22
+"""Opcodes of a pickle, at most; reading as many takes seconds."""
+_MOST_DIMENSIONS = 32
 _REPEATED = 1 << 20
 """Numbers of a tensor that repeats what is stored (strides of 0), at most."""
 
@@ -101,16 +105,17 @@ def read_saved(path: str | Path) -> Any:
     """What `torch.save` wrote to a file, as data: nothing in it is called or imported.
 
     Numbers, texts, tuples, lists and dicts are themselves, tensors are read-only arrays as
-    :func:`read_tensor` gives them, and any other object is a :class:`SavedObject`. Containers may
-    hold each other in circles, as the saved ones do.
+    :func:`read_tensor` gives them, NumPy's arrays and scalars of numbers are arrays and numbers,
+    and any other object is a :class:`SavedObject`. Containers may hold each other in circles, as
+    the saved ones do.
 
     Raises
     ------
     InputError
         The file is not a zip archive of `torch.save`, or is damaged.
     """
-    with _errors(Path(path), "a file saved by torch.save", "save it again with torch.save"
-                 ), _Archive(Path(path)) as archive:
+    with _errors(Path(path), "a file saved by torch.save", "save dicts, lists and tensors by "
+                 "torch.save (of a HeteroData its to_dict())"), _Archive(Path(path)) as archive:
         return archive.with_arrays(archive.describe())
 
 
@@ -118,6 +123,9 @@ def read_saved(path: str | Path) -> Any:
 def _errors(path: Path, what: str, remedy: str) -> Iterator[None]:
     try:
         yield
+    except RecursionError:
+        raise InputError(f"cannot read {path} as {what}: it is nested too deeply; {remedy}"
+                         ) from None
     except (_Unknown, zipfile.BadZipFile, OSError, EOFError, ValueError, KeyError, IndexError,
             TypeError, AttributeError, NotImplementedError, RuntimeError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
@@ -130,6 +138,7 @@ class _Archive:
     def __init__(self, path: Path) -> None:
         self._zip = zipfile.ZipFile(path)
         self._storages: dict[tuple[str, str], np.ndarray] = {}
+        self._spare = 0  # bytes that arrays in the pickle may have together
         names = self._zip.namelist()
         # torch.save does not compress, so members cannot be larger than the file.
         members, size = self._zip.infolist(), path.stat().st_size
@@ -153,9 +162,9 @@ class _Archive:
         self._zip.close()
 
     def describe(self) -> Any:
-        if self._zip.getinfo(self._pickle).file_size > _MOST_PICKLED:
-            raise _Unknown(f"its pickle has more than {_MOST_PICKLED >> 20} MiB")
-        return _describe(self._zip.read(self._pickle))
+        pickled = self._zip.read(self._pickle)
+        self._spare = len(pickled)
+        return _describe(pickled)
 
     def array(self, tensor: _Tensor) -> np.ndarray:
         storage = tensor.storage
@@ -184,6 +193,8 @@ class _Archive:
                 done[id(value)] = self.array(value)
             elif type(value) is tuple:
                 done[id(value)] = tuple(map(arrays, value))
+            elif isinstance(value, SavedObject) and value.kind.startswith(_NUMPY):
+                done[id(value)] = self._of_numpy(value)
             elif isinstance(value, dict | list | SavedObject):
                 done[id(value)] = value
                 if isinstance(value, dict):
@@ -197,6 +208,34 @@ class _Archive:
             return done[id(value)]
 
         return arrays(described)
+
+    def _of_numpy(self, saved: SavedObject) -> Any:
+        """An array or a scalar of NumPy from what it would be made of; itself if it has no numbers.
+        """
+        shape: tuple[Any, ...] = ()
+        fortran = False
+        if saved.kind.endswith(".scalar"):
+            dtype, data = saved.arguments
+        elif saved.kind.endswith("._reconstruct") and isinstance(saved.state, tuple):
+            _, shape, dtype, fortran, data = saved.state
+        else:
+            return saved
+        if not (isinstance(dtype, SavedObject) and dtype.kind == "numpy.dtype"
+                and re.fullmatch("[biuf][1248]", str(dtype.arguments[0]))):
+            return saved
+        swapped = isinstance(dtype.state, tuple) and dtype.state[1] == ">"
+        if len(shape) > _MOST_DIMENSIONS or not all(_is_int(n) and n >= 0 for n in shape):
+            raise _Unknown("an array of NumPy has no shape")
+        if isinstance(data, SavedObject):  # bytes in protocol 2
+            data = (data.arguments[0].encode("latin-1") if data.kind == "_codecs.encode" else b"")
+        self._spare -= len(data)
+        if self._spare < 0:
+            raise _Unknown("arrays of NumPy repeat each other's numbers")
+        values = np.frombuffer(data, (">" if swapped else "<") + dtype.arguments[0])
+        values = values.astype(values.dtype.newbyteorder("="), copy=False)
+        if saved.kind.endswith(".scalar"):
+            return values.reshape(()).item()
+        return values.reshape(shape, order="F" if fortran else "C")
 
 
 def _strided(values: np.ndarray, tensor: _Tensor) -> np.ndarray:
@@ -220,15 +259,22 @@ _MOST_IN_KEY = 8  # an edge type has three
 
 
 def _is_key(key: Any) -> bool:
-    return isinstance(key, str | int | float | bool | None)
+    return isinstance(key, str | int | float | bool | SavedObject | None)
 
 
 def _describe(pickled: bytes) -> Any:
-    """Walk the opcodes, building descriptions of what they would build."""
+    """Walk the opcodes, building descriptions of what they would build.
+
+    Each takes a time that does not depend on those before it, and there is a limit to their number.
+    """
     stack: list[Any] = []
+    marks: list[int] = []
     memo: dict[int, Any] = {}
     argument: Any
-    for opcode, argument, _ in pickletools.genops(pickled):
+    for steps, (opcode, argument, _) in enumerate(pickletools.genops(pickled)):
+        if steps > _MOST_STEPS:
+            raise _Unknown(f"its pickle has more than {_MOST_STEPS:,} steps; keep long lists as "
+                           "tensors")
         name = opcode.name
         if name in _PUSH:
             stack.append(argument)
@@ -238,20 +284,27 @@ def _describe(pickled: bytes) -> Any:
             size = _TUPLES[name]
             stack[-size:] = [tuple(stack[-size:])]
         elif name == "MARK":
-            stack.append(_MARK)
+            marks.append(len(stack))
         elif name == "TUPLE":
-            stack.append(tuple(_from_mark(stack)))
+            stack.append(tuple(_from_mark(stack, marks)))
         elif name in ("SETITEM", "SETITEMS"):
-            items = _from_mark(stack) if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
+            items = (_from_mark(stack, marks) if name == "SETITEMS"
+                     else [stack.pop(-2), stack.pop()])
             keys = items[::2]
             # Others, such as tuples of tuples, could take for ever to be hashed.
             if not all(_is_key(key) or (isinstance(key, tuple) and len(key) <= _MOST_IN_KEY
                                         and all(map(_is_key, key))) for key in keys):
                 raise _Unknown("it has keys that are neither texts, numbers nor a few of these")
-            _target(stack[-1], dict).update(zip(keys, items[1::2]))
+            if (target := _target(stack[-1], dict)) is not None:
+                target.update(zip(keys, items[1::2]))
         elif name in ("APPEND", "APPENDS"):
-            items = _from_mark(stack) if name == "APPENDS" else [stack.pop()]
-            _target(stack[-1], list).extend(items)
+            items = _from_mark(stack, marks) if name == "APPENDS" else [stack.pop()]
+            if (target := _target(stack[-1], list)) is not None:
+                target.extend(items)
+        elif name == "EMPTY_SET":
+            stack.append(SavedObject("builtins.set"))
+        elif name == "ADDITEMS":
+            _from_mark(stack, marks)
         elif name in ("BINPUT", "LONG_BINPUT"):
             memo[argument] = stack[-1]
         elif name == "MEMOIZE":
@@ -278,21 +331,23 @@ def _describe(pickled: bytes) -> Any:
                 raise _Unknown(f"it gives attributes to {type(stack[-1]).__name__}")
         elif name not in _IGNORED:
             raise _Unknown(f"it holds more than is known here (opcode {name})")
-    if len(stack) != 1:
+    if len(stack) != 1 or marks:
         raise _Unknown("its pickle is not as torch.save writes it")
     return stack[0]
 
 
-def _from_mark(stack: list[Any]) -> list[Any]:
+def _from_mark(stack: list[Any], marks: list[int]) -> list[Any]:
     """Take what lies above the last mark."""
-    mark = max(i for i, item in enumerate(stack) if item is _MARK)
-    items = stack[mark + 1:]
+    mark = marks.pop()
+    items = stack[mark:]
     del stack[mark:]
     return items
 
 
 def _target(value: Any, kind: type) -> Any:
-    """The container that items go into."""
+    """The container that items go into; None for an object, of which they are left out."""
+    if isinstance(value, SavedObject):
+        return None
     if not isinstance(value, kind):
         raise _Unknown(f"it puts items into {type(value).__name__}")
     return value
@@ -302,7 +357,7 @@ def _storage(reference: Any) -> _Storage:
     tag, kind, key, _device, numel = reference
     name = kind.text.removeprefix("torch.") if isinstance(kind, _Name) else ""
     if not isinstance(tag, str) or tag != "storage" or name not in _STORAGES:
-        raise _Unknown(f"its numbers are of kind {name or quoted(kind)}")
+        raise _Unknown(f"its numbers are of kind {name or type(kind).__name__}")
     if not isinstance(key, str) or not key.isdigit() or not _is_int(numel):
         raise _Unknown("its storage is not described as torch.save does")
     return _Storage(name, key, numel)
@@ -310,15 +365,16 @@ def _storage(reference: Any) -> _Storage:
 
 def _apply(function: Any, arguments: Any) -> Any:
     """What calling `function` would describe; nothing is called."""
-    name = function.text if isinstance(function, _Name) else quoted(function)
+    name = function.text if isinstance(function, _Name) else type(function).__name__
     if name == "torch._utils._rebuild_tensor_v2":
-        storage, offset, shape, strides, *_ = arguments
-        if isinstance(storage, _Storage) and all(map(_is_int, (offset, *shape, *strides))):
+        storage, offset, shape, strides = arguments[:4]
+        if isinstance(storage, _Storage) and len(shape) <= _MOST_DIMENSIONS >= len(strides) and (
+                all(map(_is_int, (offset, *shape, *strides)))):
             return _Tensor(storage, offset, shape, strides)
     elif name == "torch._utils._rebuild_parameter" and isinstance(arguments[0], _Tensor):
         return arguments[0]
-    elif name == "collections.OrderedDict" and isinstance(arguments, tuple) and not arguments:
-        return {}
+    elif name in ("collections.OrderedDict", "collections.defaultdict"):
+        return {}  # items follow
     elif isinstance(function, _Name):
         return SavedObject(name, arguments)
     raise _Unknown(f"it asks to call {name}")

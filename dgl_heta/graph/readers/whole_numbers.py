@@ -1,7 +1,7 @@
 """Whole numbers in text files: ids as they are written, never by way of a floating point number.
 
 Parsers that know floating point read `1e4294967297` as 10, or end the process. Here a line is
-digits, commas and spaces, and anything else is an error with its line.
+digits, spaces, and a comma, semicolon or tab, and anything else is an error with its line.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ _BLOCK = 1 << 22
 LONGEST_LINE = 1 << 16
 """Bytes of a line of text."""
 _BOM = b"\xef\xbb\xbf"
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
 
 
 def pairs(path: Path, size: int, skip: int = 0) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Two whole numbers per line, int64, in arrays of at most `size`; the first lines left out.
 
-    Blank lines count for nothing. A number may have a sign and stand in double quotes.
+    Between them is a comma, a semicolon or a tab. Blank lines count for nothing. A number may have
+    a sign and stand in double quotes.
 
     Raises
     ------
@@ -90,7 +92,7 @@ def header_lines(path: Path) -> int:
                 text = line.decode("utf-8")
             except UnicodeDecodeError as error:
                 raise InputError(f"cannot read {path} as CSV: {error}") from None
-            fields = [field.strip().strip('"') for field in text.split(",")]
+            fields = [field.strip().strip('"') for field in re.split("[,;\t]", text)]
             return number if len(fields) > 1 and all(f and not _is_number(f) for f in fields) else 0
     return 0
 
@@ -104,7 +106,13 @@ def _is_number(text: str) -> bool:
 
 
 def file_blocks(path: Path) -> Iterator[bytes]:
-    """The bytes of a file, decompressed, without a byte order mark; an empty block at the end."""
+    """The bytes of a file, decompressed, without a byte order mark; an empty block at the end.
+
+    Raises
+    ------
+    InputError
+        It cannot be read, expands beyond its limit, or is UTF-16 text.
+    """
     packed = path.suffix == ".gz"
     opener: Any = gzip.open if packed else io.open
     try:
@@ -114,6 +122,9 @@ def file_blocks(path: Path) -> Iterator[bytes]:
             while block := file.read(_BLOCK):
                 if not done:
                     block = block.removeprefix(_BOM)
+                    if block.startswith(_UTF_16) or b"\0" in block[:1000]:
+                        raise InputError(f"{path} is UTF-16 text, or none; save it as UTF-8 (in "
+                                         "Excel as CSV UTF-8)")
                 done += len(block)
                 if most is not None and done > most:
                     raise InputError(
@@ -131,7 +142,7 @@ def _wrong(path: Path, data: bytes, at: int, line: int, kind: int) -> InputError
     ends = [end for end in (data.find(b"\n", at), data.find(b"\r", at)) if end >= 0]
     shown = data[begin:min([*ends, len(data)])].decode("utf-8", "replace")
     number = line + data.count(b"\n", 0, begin)
-    columns = shown.count(",") + 1
+    columns = len(re.split("[,;\t]", shown))
     if kind != 2 and columns > 2:
         return InputError(f"{path}, line {number}: {quoted(shown, 80)} has {columns} columns; a "
                           "file of edges has two whole numbers a line, source id and destination "
@@ -172,13 +183,16 @@ def _parse(text, start, stop, first, second, rows):  # type: ignore[no-untyped-d
                 if at == stop or text[at] != 34:
                     return rows, min(at, stop - 1), 1
                 at += 1
+            tab = False
             while at < stop and (text[at] == 32 or text[at] == 9):
+                tab |= text[at] == 9
                 at += 1
             if column == 0:
                 first[rows] = -value if negative else value
-                if at == stop or text[at] != 44:
+                if at < stop and (text[at] == 44 or text[at] == 59):  # comma, semicolon
+                    at += 1
+                elif not tab:
                     return rows, min(at, stop - 1), 1
-                at += 1
             else:
                 second[rows] = -value if negative else value
                 if at < stop and text[at] != 10 and text[at] != 13:

@@ -87,7 +87,7 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
     InputError
         The partition was made for something else than the settings ask for.
     """
-    targets = resolve(settings.task, opened.task, opened.schema).targets or []
+    targets = resolve(settings.task, opened.task, opened.schema, opened.info).targets or []
     if opened.plan is not None:
         _check_plan(opened.plan, opened, settings, targets)
         return _delegating(opened.plan, settings)

@@ -50,7 +50,8 @@ class PredictionJob:
 
     def run(self, registry: Plugins,
             report: Callable[[dict[str, Any]], None] = lambda event: None) -> dict[str, Any]:
-        """Predict; returns a summary.
+        """Predict; returns a summary. Its `not_finite` is the number of rows that are NaN or
+        infinite, or say nothing because the model's outputs are.
 
         Raises
         ------
@@ -85,8 +86,9 @@ class PredictionJob:
                 else self._sampled_plan(sampled, ntype))
         if settings.run.verify:
             plan.verify()
-            store.verify({t for p in plan.partitions for t in p.node_types},
-                         {r for p in plan.partitions for r in p.relations})
+            for text in store.verify({t for p in plan.partitions for t in p.node_types},
+                                     {r for p in plan.partitions for r in p.relations}):
+                report({"event": "note", "text": text})
         workers = plan.num_parts * (1 if layerwise else settings.train.trainers)
         width = spec.hidden if self.what == "embeddings" else widths[ntype]
         classes = self.what == "predictions" and task.kind == "classification" and not output.best
@@ -99,7 +101,7 @@ class PredictionJob:
             new_array(rows, _dtype(what, task, settings), shape)
             everything = settings.model_copy(update={"train": settings.train.model_copy(
                 update={"fanouts": [-1] * settings.model.layers})})
-            run_workers({"kind": "predict", "settings": everything.model_dump(),
+            done = run_workers({"kind": "predict", "settings": everything.model_dump(),
                     "plan": plan.to_json(), "store": str(store.directory.resolve()),
                     "layerwise": layerwise, "run_dir": str(self.run_dir.resolve()),
                     "out": str(rows), "ntype": ntype, "what": what, "task": task.kind,
@@ -115,6 +117,7 @@ class PredictionJob:
             rows.replace(self.out)
             sync_directory(self.out.parent)
         return {"out": str(self.out), "ntype": ntype, "what": self.what, "rows": count,
+                "not_finite": done["not_finite"], "named": classes and bool(output.classes),
                 "width": 1 if classes or output.best else width, "workers": workers,
                 "seconds": time.perf_counter() - started}
 

@@ -133,8 +133,10 @@ class TrainingJob:
             return TrainingResult(directory, summary,
                                   write_report(directory, svg(self.plan, costs)))
 
-    def check(self, run_dir: Path | None = None, *, resume: bool = False) -> None:
+    def check(self, run_dir: Path | None = None, *, resume: bool = False) -> list[str]:
         """Check all that :meth:`run` does before the first step; nothing is kept.
+
+        Returns a sentence for each type with features that are not finite.
 
         A graph that is no store yet is read as a whole, into a store beside the run directory that
         is removed again.
@@ -150,11 +152,12 @@ class TrainingJob:
         with contextlib.ExitStack() as stack:
             if self.opened.store is None and not (resume and Store.is_store(directory / "store")):
                 scratch = stack.enter_context(scratch_directory(parent, "dgl-heta-dry-run"))
-                self._verify(self.checked_store(scratch, False, shared), shared)
+                notes = self._verified(self.checked_store(scratch, False, shared), shared)
             else:
-                self._verify(self.checked_store(directory, resume, shared), shared)
+                notes = self._verified(self.checked_store(directory, resume, shared), shared)
         if resume:
             check_checkpoints(directory)
+        return notes
 
     def _directory(self, run_dir: Path | None, resume: bool, shared: bool, make: bool = True
                    ) -> Path:
@@ -174,7 +177,8 @@ class TrainingJob:
     def _train(self, run_dir: Path, resume: bool, shared: bool, report: Report
                ) -> dict[str, Any]:
         store = self.checked_store(run_dir, resume, shared)
-        self._verify(store, shared)
+        for text in self._verified(store, shared):
+            report({"event": "note", "text": text})
         profiles = Path(self.graph) if self.opened.plan is not None else store.directory
         job = {"kind": "train", "settings": self.settings.model_dump(),
                "store": str(store.directory.resolve()), "plan": self.plan.to_json(),
@@ -191,14 +195,16 @@ class TrainingJob:
         except HetaError as error:
             raise HetaError(f"{error}; see {run_dir}/worker-*.log", error.details) from None
 
-    def _verify(self, store: Store, shared: bool) -> None:
-        """Compare what is read of a store with its checksums, if that is asked for."""
-        if self.settings.run.verify:
-            here = (self.plan.partitions[int(os.environ["RANK"]):][:1] if shared
-                    else self.plan.partitions)
-            self.plan.verify()
-            store.verify({t for p in here for t in p.node_types},
-                         {r for p in here for r in p.relations})
+    def _verified(self, store: Store, shared: bool) -> list[str]:
+        """Compare what is read of a store with its checksums, if that is asked for; returns what
+        :meth:`~dgl_heta.store.Store.verify` has to say."""
+        if not self.settings.run.verify:
+            return []
+        here = self.plan.partitions[int(os.environ["RANK"]):][:1] if shared else (
+            self.plan.partitions)
+        self.plan.verify()
+        return store.verify({t for p in here for t in p.node_types},
+                            {r for p in here for r in p.relations})
 
     def checked_store(self, run_dir: Path, resume: bool, shared: bool) -> Store:
         """The graph's store, made in the run directory where it has none, after all is checked.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.protocols import PartitionBackend
@@ -37,9 +37,10 @@ from dgl_heta.store.writer import Progress
 def check_divided(plan: Plan, request: PartitionRequest) -> None:
     """Refuse a homogeneous graph whose partitions would be copies that nobody asked for.
 
-    With one sub-metatree there is nothing to deal, so each partition has all of it. Where a
-    request says `replication = "full"`, copies are meant: workers then train on the same graph,
-    each on its share of the seeds. Where one relation joins two node types, that is a warning.
+    A graph of one relation has nothing to deal. Where partitions are copies because every
+    sub-metatree leads to all of the graph, as in a knowledge graph of one node type, that is a
+    warning. Where a request says `replication = "full"`, copies are meant: workers then train on
+    the same graph, each on its share of the seeds.
 
     Raises
     ------
@@ -48,20 +49,20 @@ def check_divided(plan: Plan, request: PartitionRequest) -> None:
     """
     if plan.num_parts == 1 or plan.replication != "full" or request.replication == "full":
         return
-    if len(plan.sub_metatrees) > 1:
+    schema = plan.schema
+    if any((len(p.relations), len(p.node_types)) != (
+            len(schema.relations), len(schema.node_counts)) for p in plan.partitions):
         return
-    tree, schema = plan.sub_metatrees[0], plan.schema
-    if (len(tree.relations), len(tree.node_types)) != (
-            len(schema.relations), len(schema.node_counts)):
-        return
-    text = (f"partitions by '{plan.method}' would each hold the whole graph: it divides by "
-            f"relation, and '{tree.root}' is the only one into '{tree.target}'; divide the nodes "
-            'instead, by partition.method = "metis" (or "spring" of dgl-heta-catgnn), where '
-            "DistDGL scripts run as in plain DGL; if every machine is to have a copy, say "
-            'partition.replication = "full"')
-    if tree.root.src == tree.target:
-        raise InputError(f"{plan.num_parts} {text}")
-    warn_once(f"{plan.num_parts} {text}")
+    roots = [tree.root for tree in plan.sub_metatrees]
+    why = (f"'{roots[0]}' is the only one into '{roots[0].dst}'" if len(roots) == 1 else
+           f"each of the {len(roots)} into {listing(map(repr, plan.targets))} leads to all of it")
+    text = (f"{plan.num_parts} partitions by '{plan.method}' would each hold the whole graph: it "
+            f"divides by relation, and {why}; divide the nodes instead, by partition.method = "
+            '"metis" (or "spring" of dgl-heta-catgnn), where DistDGL scripts run as in plain DGL; '
+            'if every machine is to have a copy, say partition.replication = "full"')
+    if len(schema.relations) == 1 and roots[0].src == roots[0].dst:
+        raise InputError(text)
+    warn_once(text)
 
 
 class MetatreeBackend(PartitionBackend):

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.graph.readers.arrays import check_finite
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.protocols import PartitionBackend
@@ -144,8 +145,9 @@ def to_dgl_graph(source: GraphSource | Store) -> Any:
     edges: dict[tuple[str, str, str], Any] = {}
     if isinstance(source, Store):
         counts = source.manifest.node_counts
-        arrays = {t: {k: source.array(t, k) for k in named}
+        arrays = {t: {k: source.held_array(t, k) for k in named}
                   for t, named in source.manifest.arrays.items()}
+        given = source.manifest.given
         for relation in source.schema.relations:
             csc = copied(relation, source.relation(relation), counts[relation.src])
             edges[relation.src, relation.etype, relation.dst] = ("csc", (
@@ -153,7 +155,7 @@ def to_dgl_graph(source: GraphSource | Store) -> Any:
                 torch.empty(0, dtype=torch.int64)))
     else:
         check_source(source)
-        counts, arrays = source.node_counts, source.node_arrays
+        counts, arrays, given = source.node_counts, source.node_arrays, source.given
         for relation, stream in source.edges.items():
             count_in_degrees(relation, stream, counts[relation.src], counts[relation.dst], 2**24,
                              lambda count: None)
@@ -164,8 +166,10 @@ def to_dgl_graph(source: GraphSource | Store) -> Any:
     graph = dgl.heterograph(edges, num_nodes_dict=dict(counts))
     for ntype, named in arrays.items():
         for key, array in named.items():
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                raise InputError(f"array '{key}' of node type '{ntype}' has a value that is not "
-                                 "finite (NaN or infinity); replace or drop it")
-            graph.nodes[ntype].data[key] = torch.from_numpy(np.array(array))
+            known = given.get(ntype, {}).get(key)
+            if known is None:
+                check_finite(key, array, ntype)
+                graph.nodes[ntype].data[key] = torch.from_numpy(np.array(array))
+            else:
+                graph.nodes[ntype].data[known.name] = known.tensor(np.array(array))
     return graph

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import Task
@@ -9,15 +12,18 @@ from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.training.metrics import check_names
 from dgl_heta.training.tasks.base import SPLITS, Step, TrainingTask
-from dgl_heta.training.tasks.link import LinkPrediction
+from dgl_heta.training.tasks.link import LinkPrediction, named_reverses, predicted
 from dgl_heta.training.tasks.node import NodePrediction, NodeStep
 
 __all__ = ["SPLITS", "LinkPrediction", "NodePrediction", "NodeStep", "Step", "TrainingTask",
            "make_task", "resolve"]
 
 
-def resolve(task: TaskSettings, known: Task | None, schema: Schema) -> TaskSettings:
+def resolve(task: TaskSettings, known: Task | None, schema: Schema,
+            info: Mapping[str, Any] | None = None) -> TaskSettings:
     """The task settings, completed by the graph's own task and checked against the schema.
+
+    `info` is what is known of the graph, why it has no task among it.
 
     Raises
     ------
@@ -25,26 +31,17 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema) -> TaskSetti
         Nothing says what to train for; an unknown type or relation.
     """
     if task.kind == "link" or (task.kind is None and task.relation):
-        if task.relation is None:
+        if not task.relation:
             raise InputError("link prediction needs task.relation, the relation to predict; "
                              f"relations: {listing(schema.relations)}")
-        relation = schema.find_relation(task.relation)
-        reverse = schema.find_relation(task.reverse) if task.reverse else None
-        if reverse is not None and (reverse.src, reverse.dst) != (relation.dst, relation.src):
-            raise InputError(f"task.reverse '{reverse}' does not go from '{relation.dst}' back to "
-                             f"'{relation.src}' as the reverse of '{relation}' does")
-        if reverse is None and task.reverse is None:
-            back = [r for r in schema.relations if (r.src, r.dst) == (relation.dst, relation.src)
-                    and r != relation and schema.edge_counts[r] == schema.edge_counts[relation]]
-            if back:
-                raise InputError(
-                    f"'{back[0]}' may be the reverse of '{relation}': it goes back and has as many "
-                    "edges; its edges would give the answer away. Name the reverse relation by "
-                    "task.reverse, or set task.reverse to '' if there is none")
+        if task.unlabelled is not None:
+            raise InputError("task.unlabelled is about labels of nodes, which link prediction has "
+                             "none of; leave it out")
+        named_reverses(task, schema)
         if task.links is not None and task.held_out != TaskSettings().held_out:
             raise InputError("task.links says which links are held out, so task.held_out means "
                              "nothing; leave one of them out")
-        targets = list(dict.fromkeys((relation.src, relation.dst)))
+        targets = list(dict.fromkeys(t for r in predicted(task, schema) for t in (r.src, r.dst)))
         return task.model_copy(update={"kind": "link", "targets": targets})
     for name in ("relation", "reverse", "links", "decoder"):
         if getattr(task, name) not in (None, "", "dot"):
@@ -52,14 +49,21 @@ def resolve(task: TaskSettings, known: Task | None, schema: Schema) -> TaskSetti
                              "leave it out")
     targets = task.targets or ([known.target] if known else [])
     if not targets:
+        notes = (info or {}).get("notes")
+        why = [note for note in notes if str(note).startswith("no task: ")] if isinstance(
+            notes, list) else []
         raise InputError("the graph has no task (target, labels, masks), so there is nothing to "
                          "train for; name the node types by task.targets, or a relation to "
-                         "predict by task.relation")
+                         "predict by task.relation" + "".join(f"; {note}" for note in why))
     for ntype in targets:
         schema.check_node_type(ntype, "target node type")
     kind = task.kind or (known.kind if known else "classification")
     label = task.label or (known.label if known else "label")
-    return task.model_copy(update={"kind": kind, "targets": targets, "label": label})
+    unlabelled = task.unlabelled
+    if unlabelled is None and known is not None and label == known.label:
+        unlabelled = known.unlabelled
+    return task.model_copy(update={"kind": kind, "targets": targets, "label": label,
+                                   "unlabelled": unlabelled})
 
 
 def make_task(store: Store, settings: Settings) -> TrainingTask:
@@ -71,7 +75,7 @@ def make_task(store: Store, settings: Settings) -> TrainingTask:
         As :func:`resolve`; labels or masks that are missing or do not fit the kind of task;
         metrics that are unknown or of another kind.
     """
-    task = resolve(settings.task, store.manifest.task, store.schema)
+    task = resolve(settings.task, store.manifest.task, store.schema, store.manifest.info)
     weights = settings.train.class_weights
     if weights is not None and task.kind != "classification":
         raise InputError("train.class_weights are for task.kind = 'classification', where a node "

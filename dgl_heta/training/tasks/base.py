@@ -6,12 +6,13 @@ P workers compute together what one worker computes with a batch P times as larg
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
+from torch import Tensor, nn
 
+from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.sampling.held_out import HeldOut
@@ -49,8 +50,15 @@ class TrainingTask(Protocol):
     def held_out(self) -> HeldOut | None:
         """The edges that never carry messages, because they are to be predicted."""
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What a user is to know of the task before it is trained."""
+
     def provider(self, of: ModelProvider) -> ModelProvider:
         """The provider of the model to train, given that of the model which gives the states."""
+
+    def use(self, model: nn.Module) -> None:
+        """Take what losses need of the model that is trained."""
 
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
         """The steps of an epoch with `size` nodes or edges each; shuffled for training.
@@ -62,8 +70,9 @@ class TrainingTask(Protocol):
     def seeds(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
         """The seeds of a worker's share of a step, per target type; unique."""
 
-    def without(self, step: Step) -> np.ndarray | None:
-        """Pairs of nodes whose edges must not carry messages in this step, if any."""
+    def without(self, step: Step) -> Mapping[Relation, np.ndarray] | None:
+        """Edges that must not carry messages in this step, if any, by their pairs of nodes (see
+        :meth:`HeldOut.pairs`)."""
 
     def loss(self, outputs: Mapping[str, Tensor], step: Step, worker: int, workers: int
              ) -> tuple[Tensor, Tensor]:

@@ -2,68 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
-from dgl_heta.errors import InputError, quoted
+from dgl_heta.errors import InputError, listing, quoted
 from dgl_heta.graph.readers.named import NamedNodes
 from dgl_heta.graph.readers.splits import WORDS, words
 from dgl_heta.graph.readers.tables import Table
 from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.held_out import Edges
 from dgl_heta.store import Store
 
-Ends = tuple[np.ndarray, np.ndarray]
-"""Source and destination nodes of some links, int64."""
+
+class Links(NamedTuple):
+    """Some links, int64 arrays (links,): the places of their relations among those that are
+    predicted, source nodes, destination nodes."""
+
+    places: np.ndarray
+    sources: np.ndarray
+    destinations: np.ndarray
+
+    def at(self, chosen: np.ndarray) -> Links:
+        """Some of them, by their positions or a mask."""
+        return Links(*(values[chosen] for values in self))
+
+    def by_relation(self, relations: Sequence[Relation]) -> Iterator[tuple[np.ndarray, Edges]]:
+        """For each relation that has links, which they are (bool), and its edges."""
+        for place in np.unique(self.places):
+            own = self.places == place
+            yield own, (relations[place], self.sources[own], self.destinations[own])
 
 
-def read_links(path: str | Path, store: Store, relation: Relation) -> dict[str, Ends]:
+def read_links(path: str | Path, store: Store, relations: Sequence[Relation]) -> dict[str, Links]:
     """The links of a table by their split; no entry for train where no row is for training.
 
-    Its columns are `src`, `dst` and `split` (train, val, test, or empty for rows to skip). Ends
-    are the nodes' own ids where the graph has some, else their numbers.
+    Its columns are `src`, `dst` and `split` (train, val, test, or empty for rows to skip), and of
+    several relations also `relation`. Ends are the nodes' own ids where the graph has some, else
+    their numbers.
 
     Raises
     ------
     InputError
         The file is no such table; an end that no node has; a link of two splits; no link for
-        validation or test.
+        validation or test; several relations that do not join the same node types.
     """
-    path = Path(path)
+    path, one = Path(path), relations[0]
     if not path.is_file():
         raise InputError(f"task.links: there is no file {path}")
+    if other := [r for r in relations if (r.src, r.dst) != (one.src, one.dst)]:
+        raise InputError(f"task.links has links between nodes of two types, but '{other[0]}' does "
+                         f"not join those of '{one}'; leave it out, or train for one of them")
     table, names = Table(path), NamedNodes()
     ends = []
-    for column, ntype in (("src", relation.src), ("dst", relation.dst)):
+    for column, ntype in (("src", one.src), ("dst", one.dst)):
         own = store.ids(ntype)
         if own is not None and ntype not in names:
             names.add_ids(ntype, own)
         table.check(column, f" for the '{ntype}' of task.links")
         ends.append(names.numbers(table, column, ntype, store.schema.node_counts[ntype])
                     .astype(np.int64))
+    links = Links(_places(table, store, relations, len(ends[0])), *ends)
     split = words(table, "split", " for task.links")
-    sources, destinations = ends
-    pairs = sources * store.schema.node_counts[relation.dst] + destinations
-    _check_apart(table, pairs, split)
-    found = {name: (sources[split == i], destinations[split == i])
-             for i, name in enumerate(WORDS)}
-    if not len(found["val"][0]) and not len(found["test"][0]):
+    _check_apart(table, links, split)
+    found = {name: links.at(split == i) for i, name in enumerate(WORDS)}
+    if not len(found["val"].places) and not len(found["test"].places):
         raise InputError(f"{path} has no link for val or test in column 'split'; without it "
                          "task.held_out has a share of the links held out")
-    if not len(found["train"][0]):
+    if not len(found["train"].places):
         del found["train"]
     return found
 
 
-def _check_apart(table: Table, pairs: np.ndarray, split: np.ndarray) -> None:
-    """Refuse a pair of nodes in two splits: what is trained on would be asked for."""
-    order = np.argsort(pairs, kind="stable")
+def _places(table: Table, store: Store, relations: Sequence[Relation], rows: int) -> np.ndarray:
+    """The place of the relation of each of the rows."""
+    if len(relations) == 1:
+        return np.zeros(rows, np.int64)
+    names, codes = table.codes("relation", " for task.links")
+    named = [store.schema.find_relation(name) for name in names]
+    if other := [relation for relation in named if relation not in relations]:
+        raise InputError(f"{table.path}: column 'relation' has '{other[0]}', which is not in "
+                         f"task.relation: {listing(relations)}")
+    return np.array([relations.index(relation) for relation in named], np.int64)[codes]
+
+
+def _check_apart(table: Table, links: Links, split: np.ndarray) -> None:
+    """Refuse a link in two splits: what is trained on would be asked for."""
+    order = np.lexsort(links[::-1])
     order = order[split[order] >= 0]
-    again = (pairs[order][1:] == pairs[order][:-1]) & (split[order][1:] != split[order][:-1])
+    again = (split[order][1:] != split[order][:-1])
+    for values in links:
+        again &= values[order][1:] == values[order][:-1]
     if again.any():
         at = int(np.flatnonzero(again)[0])
         one, two = sorted((int(order[at]), int(order[at + 1])))
-        raise InputError(f"{table.path}, row {two + 1}: this link is in "
-                         f"{quoted(WORDS[split[two]])}, and in {quoted(WORDS[split[one]])} in row "
-                         f"{one + 1}; a link is in one split only, as what is trained on must not "
-                         "be asked for")
+        raise InputError(f"{table.at(two)}: this link is in {quoted(WORDS[split[two]])}, and in "
+                         f"{quoted(WORDS[split[one]])} in {table.at(one)}; a link is in one split "
+                         "only, as what is trained on must not be asked for")

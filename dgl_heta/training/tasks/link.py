@@ -2,32 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from dgl_heta.graph.schema import Relation
+from dgl_heta.errors import InputError
+from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.protocols import ModelProvider
-from dgl_heta.models.linked import decoded
+from dgl_heta.models.linked import Linked, decoded
 from dgl_heta.sampling.held_out import HeldOut
+from dgl_heta.sampling.same_links import between, same_links
 from dgl_heta.settings import TaskSettings
+from dgl_heta.settings.sections import by_commas
 from dgl_heta.store import Store
-from dgl_heta.store.structure import check_range
+from dgl_heta.store.structure import edge_ends
 from dgl_heta.training.metrics import RankTally, Tally
 from dgl_heta.training.tasks.base import SPLITS, Owned, Step, share_of
-from dgl_heta.training.tasks.given_links import Ends, read_links
+from dgl_heta.training.tasks.given_links import Links, read_links
+
+_PIECE = 2**22  # edges
+ALL = "*"
+"""The value of `task.relation` that stands for all relations."""
+NONE = ("none", "")
+"""Values of `task.reverse` without which relations are looked for that have the same links."""
+
+
+def predicted(task: TaskSettings, schema: Schema) -> tuple[Relation, ...]:
+    """The relations whose links are predicted.
+
+    Raises
+    ------
+    InputError
+        There is no such relation, or it is named twice.
+    """
+    if task.relation == ALL:
+        return schema.relations
+    found = tuple(schema.find_relation(name) for name in _names(task.relation, schema))
+    if twice := [r for r in found if found.count(r) > 1]:
+        raise InputError(f"task.relation names '{twice[0]}' twice; name each relation once")
+    return found
+
+
+def named_reverses(task: TaskSettings, schema: Schema) -> list[Relation]:
+    """The relations that `task.reverse` names.
+
+    Raises
+    ------
+    InputError
+        There is no such relation, or it does not join the ends of one that is predicted.
+    """
+    relations = predicted(task, schema)
+    found = [schema.find_relation(name) for name in _names(task.reverse, schema)
+             if name not in NONE]
+    for each in found:
+        if not between([r for r in relations if r != each or r.src == r.dst], each):
+            raise InputError(f"task.reverse '{each}' does not go from '{relations[0].dst}' back to "
+                             f"'{relations[0].src}', as the reverse of '{relations[0]}' does, nor "
+                             "does it join the ends of another relation of task.relation")
+    return found
+
+
+def _names(value: str | list[str] | None, schema: Schema) -> list[str]:
+    """Names of relations, from a list or a text with commas that is no name itself."""
+    if isinstance(value, str) and not any(value in (r.etype, str(r)) for r in schema.relations):
+        value = by_commas(value)
+    return [value] if isinstance(value, str) else list(value or ())
 
 
 @dataclass(frozen=True)
 class LinkStep:
     """Edges to predict, with a key for their negative samples.
 
-    Positions are those of the relation's CSC, or in the list of the split if one is given.
+    Positions are those of the relation's CSC, of several relations one after the other, or in the
+    list of the split if one is given.
     """
 
     positions: np.ndarray
@@ -45,63 +97,94 @@ class LinkStep:
 
 
 class LinkPrediction:
-    """Which of some destinations a source is joined to by a relation: dot product or DistMult
-    (see :class:`dgl_heta.models.linked.Linked`), MRR.
+    """Which of some destinations a source is joined to by a relation, or by several: dot product or
+    DistMult (see :class:`dgl_heta.models.linked.Linked`), MRR.
 
     One more case of several target types: the ends of edges and of negative samples are the
-    seeds. The edges of a step carry no messages in it, in neither direction, and those held
-    out for validation and test never do (see :class:`dgl_heta.sampling.held_out.HeldOut`),
-    so that no answer is given away. Negatives have a destination drawn evenly in place of the
-    true one.
+    seeds. The edges of a step carry no messages in it, and those held out for validation and test
+    never do: in no direction, and by no relation that has the same links
+    (:mod:`dgl_heta.sampling.same_links`), so that no answer is given away. Negatives have a
+    destination drawn evenly in place of the true one.
     The loss of an edge is that of logistic regression, the negatives averaged.
     """
 
     metric = "MRR"
 
     def __init__(self, store: Store, task: TaskSettings, width: int, seed: int) -> None:
-        schema = store.schema
-        self.relation = schema.find_relation(str(task.relation))
-        reverse: Relation | None = schema.find_relation(task.reverse) if task.reverse else None
+        self.relations = predicted(task, store.schema)
         self.targets = tuple(task.targets or ())
         self.outputs = dict.fromkeys(self.targets, width)
-        self._task, self._seed = task, seed
-        self._csc = store.relation(self.relation)
-        self._heads = schema.node_counts[self.relation.src]
-        self._tails = schema.node_counts[self.relation.dst]
-        self._given: dict[str, Ends] = {}
-        held = np.empty(0, np.int64)
+        self._store, self._task, self._seed = store, task, seed
+        self._tails = np.array([store.schema.node_counts[r.dst] for r in self.relations])
+        self._starts = np.cumsum([0, *(store.schema.edge_counts[r] for r in self.relations)])
+        self._types = list(dict.fromkeys((r.src, r.dst) for r in self.relations))
+        self._type_of = np.array([self._types.index((r.src, r.dst)) for r in self.relations])
+        self._vectors: Tensor | None = None
+        self._given: dict[str, Links] = {}
         if task.links is not None:
-            self._given = read_links(task.links, store, self.relation)
-            held = np.unique(np.concatenate([self._pairs(*self._given[split])
-                                             for split in ("val", "test")]))
-        self.held_out = HeldOut(self.relation, reverse, self._tails,
-                                0.0 if self._given else 2 * task.held_out, seed, held)
+            self._given = read_links(task.links, store, self.relations)
+
+    @property
+    def held_out(self) -> HeldOut:
+        return self._held_out[0]
+
+    @property
+    def notes(self) -> list[str]:
+        return self._held_out[1]
+
+    @cached_property
+    def _held_out(self) -> tuple[HeldOut, list[str]]:
+        """What is held out, and what is to be said of it."""
+        schema = self._store.schema
+        groups, notes = same_links(
+            self._store, self.relations, named_reverses(self._task, schema),
+            find=not any(name in NONE for name in _names(self._task.reverse, schema)))
+        found = HeldOut(groups, 0.0 if self._given else 2 * self._task.held_out, self._seed,
+                        [edges for split in ("val", "test") if split in self._given
+                         for _, edges in self._given[split].by_relation(self.relations)])
+        return found, notes + self._leave_out_of_training(found)
+
+    def _leave_out_of_training(self, held_out: HeldOut) -> list[str]:
+        """Leave out of given links for training what others ask for in another direction."""
+        if "train" not in self._given:
+            return []
+        links = self._given["train"]
+        asked = np.zeros(len(links.places), bool)
+        for own, edges in links.by_relation(self.relations):
+            asked[own] = held_out.lists(edges)
+        self._given["train"] = links.at(~asked)
+        return [f"{asked.sum():,} of {len(asked):,} links that task.links has for training are the "
+                "opposite or a copy of one for val or test; they are left out"] * bool(asked.any())
 
     @cached_property
     def _splits(self) -> dict[str, np.ndarray]:
         """Positions of each split."""
-        given = {name: np.arange(len(ends[0])) for name, ends in self._given.items()}
-        return given if given.keys() == SPLITS.keys() else {**self._of_graph(), **given}
+        held_out = self.held_out
+        given = {name: np.arange(len(links.places)) for name, links in self._given.items()}
+        return given if given.keys() == SPLITS.keys() else {**self._of_graph(held_out), **given}
 
-    def _of_graph(self) -> dict[str, np.ndarray]:
+    def _of_graph(self, held_out: HeldOut) -> dict[str, np.ndarray]:
         """Positions of each split of the graph's edges; where some are given, the others."""
-        found: dict[str, list[np.ndarray]] = {name: [] for name in SPLITS}
+        found: dict[str, list[np.ndarray]] = {name: [np.empty(0, np.int64)] for name in SPLITS}
         share = self._task.held_out
-        for low in range(0, len(self._csc.indices), 2**22):
-            positions = np.arange(low, min(low + 2**22, len(self._csc.indices)))
-            pairs = self._pairs(*self._edges(positions))
-            if self._given:
-                found["train"].append(positions[~np.isin(pairs, self.held_out.pairs)])
-                continue
-            chance = self.held_out.draw(pairs)
-            found["test"].append(positions[chance < share])
-            found["val"].append(positions[(chance >= share) & (chance < 2 * share)])
-            found["train"].append(positions[chance >= 2 * share])
-        return {name: np.concatenate(parts) if parts else np.empty(0, np.int64)
-                for name, parts in found.items()}
+        for relation, start, end in zip(self.relations, self._starts, self._starts[1:]):
+            for low in range(start, end, _PIECE):
+                positions = np.arange(low, min(low + _PIECE, end))
+                edges = (relation, *self._ends(relation, positions - start))
+                if self._given:
+                    found["train"].append(positions[~held_out.lists(edges)])
+                    continue
+                chance = held_out.chances(edges)
+                found["test"].append(positions[chance < share])
+                found["val"].append(positions[(chance >= share) & (chance < 2 * share)])
+                found["train"].append(positions[chance >= 2 * share])
+        return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def provider(self, of: ModelProvider) -> ModelProvider:
-        return decoded(of, self._task.decoder, self.relation.src, self.relation.dst)
+        return decoded(of, self._task.decoder, list(map(str, self.relations)))
+
+    def use(self, model: nn.Module) -> None:
+        self._vectors = model.relation if isinstance(model, Linked) else None
 
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
         positions = self._splits[split].copy()
@@ -115,19 +198,23 @@ class LinkPrediction:
                 for low in range(0, len(positions), size)]
 
     def seeds(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
-        sources, destinations, negatives = self._share(step, worker, workers)
+        links, negatives = self._share(step, worker, workers)
         found: dict[str, list[np.ndarray]] = {t: [] for t in self.targets}
-        found[self.relation.src].append(sources)
-        found[self.relation.dst] += [destinations, negatives.ravel()]
+        for src, dst, own in self._by_types(links):
+            found[src].append(links.sources[own])
+            found[dst] += [links.destinations[own], negatives[own].ravel()]
         return {t: np.unique(np.concatenate(parts)) for t, parts in found.items()}
 
-    def without(self, step: Step) -> np.ndarray | None:
+    def without(self, step: Step) -> Mapping[Relation, np.ndarray] | None:
         assert isinstance(step, LinkStep)
-        return self._pairs(*self.ends(step, step.positions)) if step.training else None
+        if not step.training:
+            return None
+        return self.held_out.pairs(edges for _, edges in self.links(
+            step, step.positions).by_relation(self.relations))
 
     def loss(self, outputs: Mapping[str, Tensor], step: Step, worker: int, workers: int
              ) -> tuple[Tensor, Tensor]:
-        right, wrong, ranks = self._scores(outputs, step, worker, workers)
+        right, wrong, ranks, _ = self._scores(outputs, step, worker, workers)
         summed = F.softplus(-right).sum() + F.softplus(wrong).sum() / max(wrong.shape[1], 1)
         reciprocal = float((1 / ranks.double()).sum())
         statistics = torch.tensor([float(summed.detach()), len(right), reciprocal],
@@ -139,56 +226,68 @@ class LinkPrediction:
         return (reciprocal / count, loss / count) if count else (float("nan"), float("nan"))
 
     def tallies(self, names: Iterable[str]) -> dict[str, Tally]:
-        return {str(self.relation): RankTally(self._task.eval_negatives)}
+        return {"links": RankTally(self._task.eval_negatives, list(map(str, self.relations)))}
 
     def observe(self, tallies: Mapping[str, Tally], outputs: Mapping[str, Tensor], step: Step,
                 worker: int, workers: int) -> None:
-        tally = tallies[str(self.relation)]
+        tally = tallies["links"]
         assert isinstance(tally, RankTally)
-        tally.add(self._scores(outputs, step, worker, workers)[2].cpu().numpy())
+        _, _, ranks, places = self._scores(outputs, step, worker, workers)
+        tally.add(ranks.cpu().numpy(), places)
 
     def _scores(self, outputs: Mapping[str, Tensor], step: Step, worker: int, workers: int
-                ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores of a worker's edges and of their negatives (edges, negatives), and ranks."""
-        sources, destinations, negatives = self._share(step, worker, workers)
+                ) -> tuple[Tensor, Tensor, Tensor, np.ndarray]:
+        """Of a worker's edges: scores, those of their negatives (edges, negatives), ranks, and the
+        places of their relations."""
+        links, negatives = self._share(step, worker, workers)
         ids = self.seeds(step, worker, workers)
-        width = self.outputs[self.relation.src]
-        left = outputs[self.relation.src][_places(ids[self.relation.src], sources), :width]
-        rows, known = outputs[self.relation.dst][:, -width:], ids[self.relation.dst]
-        right = (left * rows[_places(known, destinations)]).sum(1)
-        others = rows[_places(known, negatives.ravel())].view(*negatives.shape, width)
-        wrong = (left.unsqueeze(1) * others).sum(2)
-        ranks = 1 + (wrong > right.unsqueeze(1)).sum(1) + (
-            (wrong == right.unsqueeze(1)) & torch.as_tensor(
-                negatives != destinations[:, None]).to(wrong.device)).sum(1)
-        return right, wrong, ranks
+        found = []
+        for src, dst, own in self._by_types(links):
+            rows, known = outputs[dst], ids[dst]
+            left = outputs[src][_places(ids[src], links.sources[own])]
+            if self._vectors is not None:
+                left = left * self._vectors[torch.from_numpy(links.places[own]).to(left.device)]
+            right = (left * rows[_places(known, links.destinations[own])]).sum(1)
+            others = rows[_places(known, negatives[own].ravel())].view(
+                *negatives[own].shape, rows.shape[1])
+            wrong = (left.unsqueeze(1) * others).sum(2)
+            ranks = 1 + (wrong > right.unsqueeze(1)).sum(1) + (
+                (wrong == right.unsqueeze(1)) & torch.as_tensor(
+                    negatives[own] != links.destinations[own, None]).to(wrong.device)).sum(1)
+            found.append((right, wrong, ranks, torch.from_numpy(links.places[own])))
+        right, wrong, ranks, places = map(torch.cat, zip(*found))
+        return right, wrong, ranks, places.numpy()
 
-    def _share(self, step: Step, worker: int, workers: int
-               ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """A worker's edges: sources, destinations, negative destinations (edges, negatives)."""
+    def _share(self, step: Step, worker: int, workers: int) -> tuple[Links, np.ndarray]:
+        """A worker's edges, and their negative destinations (edges, negatives)."""
         assert isinstance(step, LinkStep)
         count = self._task.negatives if step.training else self._task.eval_negatives
-        generator = np.random.default_rng(step.key)
-        negatives = generator.integers(0, self._tails, (step.size, count))
-        sources, destinations = self.ends(step, share_of(step.positions, worker, workers))
-        return sources, destinations, share_of(negatives, worker, workers)
+        links = self.links(step, step.positions)
+        negatives = np.random.default_rng(step.key).integers(
+            0, self._tails[links.places, None], (step.size, count))
+        return (links.at(share_of(np.arange(step.size), worker, workers)),
+                share_of(negatives, worker, workers))
 
-    def ends(self, step: LinkStep, positions: np.ndarray) -> Ends:
-        """Sources and destinations of some links of a step, by their positions."""
+    def links(self, step: LinkStep, positions: np.ndarray) -> Links:
+        """Some links of a step, by their positions."""
         if step.split in self._given:
-            sources, destinations = self._given[step.split]
-            return sources[positions], destinations[positions]
-        return self._edges(positions)
+            return self._given[step.split].at(positions)
+        links = Links(np.searchsorted(self._starts, positions, side="right") - 1,
+                      *np.empty((2, len(positions)), np.int64))
+        for place in np.unique(links.places):
+            own = links.places == place
+            links.sources[own], links.destinations[own] = self._ends(
+                self.relations[place], positions[own] - self._starts[place])
+        return links
 
-    def _edges(self, positions: np.ndarray) -> Ends:
-        destinations = np.searchsorted(self._csc.indptr, positions, side="right") - 1
-        sources = self._csc.indices[positions].astype(np.int64)
-        check_range(self.relation, self._csc, sources, self._heads)
-        check_range(self.relation, self._csc, destinations, self._tails)
-        return sources, destinations
+    def _by_types(self, links: Links) -> Iterator[tuple[str, str, np.ndarray]]:
+        """The node types that relations join, with the positions of their links, maybe none."""
+        for place, (src, dst) in enumerate(self._types):
+            yield src, dst, np.flatnonzero(self._type_of[links.places] == place)
 
-    def _pairs(self, sources: np.ndarray, destinations: np.ndarray) -> np.ndarray:
-        return sources * self._tails + destinations
+    def _ends(self, relation: Relation, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return edge_ends(relation, self._store.relation(relation), positions,
+                         self._store.schema.node_counts)
 
 
 def _places(known: np.ndarray, ids: np.ndarray) -> Tensor:

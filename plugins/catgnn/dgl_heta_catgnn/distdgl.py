@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta import GraphSource, InputError
-from dgl_heta.tools import check_room, new_array, optional
+from dgl_heta.tools import check_room, graph_names, new_array, optional, part_tensor
 from dgl_heta_catgnn.numbering import NodeNumbers
 from dgl_heta_catgnn.spool import PartEdges, Spooled
 
@@ -53,22 +53,19 @@ class Parts:
 
     def write(self, part: int, owner: Callable[[np.ndarray], np.ndarray]) -> int:
         """Write a part; returns its nodes, halo nodes included. `owner` is by new ids."""
-        import torch
-
         own = self._spooled.own[part]
         folder = self._directory / f"part{part}"
         folder.mkdir()
         positions, order = self._own_edges(own, part)
         self._save(folder / "edge_feat.dgl", {
-            f"{':'.join(relation)}/{name}": torch.from_numpy(_rows(array, positions[i]))
+            f"{':'.join(relation)}/{name}": self._rows(relation, name, array, positions[i])
             for i, relation in enumerate(self._source.edges)
             for name, array in self._source.edge_arrays.get(relation, {}).items()})
         del positions
         nodes = self._graph(part, order, owner, folder / "graph.dgl")
-        names = self._source.info.get("renamed", {})
         self._save(folder / "node_feat.dgl", {
-            f"{ntype}/{names.get(ntype, {}).get(name, name)}":
-                torch.from_numpy(_rows(array, self._numbers.source_ids(i, part)))
+            f"{ntype}/{graph_names(self._source, ntype).get(name, name)}":
+                self._rows(ntype, name, array, self._numbers.source_ids(i, part))
             for i, ntype in enumerate(self._source.node_counts)
             for name, array in self._source.node_arrays.get(ntype, {}).items()})
         own.delete()
@@ -116,6 +113,11 @@ class Parts:
                           - self._spooled.ranges[i, :part, 0]).sum())
             self._orig_edges[i][before:before + len(piece)] = piece
         return pieces, order
+
+    def _rows(self, kind: Any, name: str, array: np.ndarray, ids: np.ndarray) -> Any:
+        """Rows of an array or memory map of a node type or relation, copied."""
+        return part_tensor(np.ascontiguousarray(array[ids]),
+                           self._source.given.get(kind, {}).get(name))
 
     def _graph(self, part: int, order: np.ndarray | None,
                owner: Callable[[np.ndarray], np.ndarray], file: Path) -> int:
@@ -172,12 +174,6 @@ class Parts:
     def _save(self, file: Path, tensors: dict[str, Any]) -> None:
         check_room(self._directory, sum(x.nbytes for x in tensors.values()) + _FRAME)
         self._dgl.data.utils.save_tensors(str(file), tensors)
-
-
-def _rows(array: np.ndarray, ids: np.ndarray) -> np.ndarray:
-    """Rows of an array or memory map, copied; booleans as bytes, which DGL's files can hold."""
-    rows = np.ascontiguousarray(array[ids])
-    return rows.view(np.uint8) if rows.dtype == np.bool_ else rows
 
 
 def _local(ends: np.ndarray, low: int, high: int, around: np.ndarray) -> np.ndarray:

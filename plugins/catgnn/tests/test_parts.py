@@ -147,7 +147,7 @@ def test_one_part_is_the_whole_graph(tmp_path):
 
 
 def test_a_homogeneous_graph_in_a_script_gets_original_ids(tmp_path):
-    """As `dgl.distributed.partition_graph` answers; the script's names of node data stay."""
+    """As `dgl.distributed.partition_graph` answers; the script's node data stay as they are."""
     import dgl
     import torch
     from dgl.distributed.partition import load_partition
@@ -156,7 +156,8 @@ def test_a_homogeneous_graph_in_a_script_gets_original_ids(tmp_path):
     graph.ndata["features"] = torch.rand(50, 3)
     graph.ndata["labels"] = torch.arange(50) % 4
     graph.ndata["train_mask"] = torch.arange(50) < 30
-    graph.edata["w"] = torch.rand(300)
+    graph.ndata["feat"], graph.ndata["x"] = torch.arange(50), torch.rand(50, 2, 2).bfloat16()
+    graph.edata["w"] = torch.rand(300, dtype=torch.complex64)
     nodes, edges = partition_graph(graph, "homo", 2, str(tmp_path / "out"), part_method="hdrf",
                                    return_mapping=True, graph_formats=["csc", "coo"])
     seen = 0
@@ -165,8 +166,9 @@ def test_a_homogeneous_graph_in_a_script_gets_original_ids(tmp_path):
             str(tmp_path / "out/homo.json"), part)
         assert dgl.NTYPE not in local.ndata
         own = nodes[book.partid2nids(part)]
-        assert torch.equal(node_feats["_N/features"], graph.ndata["features"][own])
-        assert torch.equal(node_feats["_N/labels"], graph.ndata["labels"][own])
+        for name in ("features", "labels", "feat", "x"):
+            assert node_feats[f"_N/{name}"].dtype == graph.ndata[name].dtype
+            assert torch.equal(node_feats[f"_N/{name}"], graph.ndata[name][own])
         assert torch.equal(node_feats["_N/train_mask"].bool(), graph.ndata["train_mask"][own])
         mine = edges[book.partid2eids(part)]
         assert torch.equal(edge_feats["_N:_E:_N/w"], graph.edata["w"][mine])

@@ -63,43 +63,50 @@ def edge_files(at: Path) -> None:
 
 
 def tables(at: Path) -> None:
-    """Tables with ids of their own, columns that become features, and a split by ratios."""
-    (at / "papers.csv").write_text("id,year,venue,title,kind\n" + "".join(
-        f"p{i},{2000 + i},v{i % 3},a title of {i},k{i % 3}\n" for i in range(PAPERS)))
-    (at / "writes.csv").write_text("src,dst\n" + "".join(
-        f"a{author},p{paper}\n" for author, paper in EDGES[WRITES].T))
-    (at / "metadata.json").write_text(json.dumps({
-        "name": "tiny", "edges": [{"src": "author", "etype": "writes", "dst": "paper",
-                                   "files": ["writes.csv"]}],
-        "nodes": {"author": {}, "paper": {"table": "papers.csv", "id": "id", "features": {
-            "year": "number", "venue": "category", "title": "text"}}},
-        "task": {"target": "paper", "label": "kind", "split": {"ratios": [0.6, 0.2, 0.2]}}}))
+    """Tables with ids of their own, columns that become features, and a split by time."""
+    (at / "papers.csv").write_text("id,year,venue,title,kind,when\n" + "".join(
+        f"p{i},{2000 + i},v{i % 3},a title of {i},k{i % 3},2024-03-{i + 1} {i}:30+01:00\n"
+        for i in range(PAPERS)))
+    (at / "writes.csv").write_text("src,dst,role\n" + "".join(
+        f"a{author},p{paper},r{author % 2}\n" for author, paper in EDGES[WRITES].T))
+    _describe(at, "papers.csv", "writes.csv", {"year": "number:indicator"})
 
 
-def columnar(at: Path) -> None:
-    """The same in files of Arrow and Parquet: text, numbers, lists, some of them missing."""
+def columns(at: Path) -> None:
+    """The same in Parquet and Arrow, with columns of more types."""
     import pyarrow as pa
-    import pyarrow.feather as feather
     import pyarrow.parquet as pq
 
-    papers = pa.table({
-        "id": [f"p{i}" for i in range(PAPERS)], "year": range(2000, 2000 + PAPERS),
-        "venue": pa.array([f"v{i % 3}" for i in range(PAPERS)]).dictionary_encode(),
-        "title": [f"a title of {i}" for i in range(PAPERS)],
-        "kind": [f"k{i % 3}" for i in range(PAPERS)],
-        "weights": [[0.5] * 3] * PAPERS,
-        "note": [None if i % 2 else "x" * i for i in range(PAPERS)]})
-    writes = pa.table({"src": [f"a{i}" for i in EDGES[WRITES][0]],
-                       "dst": [f"p{i}" for i in EDGES[WRITES][1]]})
-    feather.write_feather(papers, str(at / "papers.arrow"), compression="uncompressed")
-    feather.write_feather(writes, str(at / "writes.arrow"), compression="lz4")
-    pq.write_table(writes, at / "more.parquet")
+    rows = range(PAPERS)
+    pq.write_table(pa.table({
+        "id": pa.array([bytes([i]) * 16 for i in rows], pa.binary(16)),
+        "year": pa.array(rows, pa.decimal128(9, 2)),
+        "venue": pa.array([f"v{i % 3}" for i in rows]).dictionary_encode(),
+        "title": pa.array([f"a title of {i}, and long" for i in rows], pa.string_view()),
+        "kind": [f"k{i % 3}" for i in rows],
+        "list": pa.array([[i, None] for i in rows], pa.list_(pa.float32())),
+        "fixed": pa.array([[i, 1] for i in rows], pa.list_(pa.float64(), 2)),
+        "when": pa.array(rows, pa.timestamp("ms", "UTC"))}), at / "papers.parquet",
+        row_group_size=5)
+    authors, papers = EDGES[WRITES].tolist()
+    writes = pa.table({
+        "src": pa.array([f"author {i}, and long" for i in authors], pa.string_view()),
+        "dst": [bytes([i]) * 16 for i in papers],
+        "role": pa.array([f"r{i % 2}" for i in authors]).dictionary_encode()})
+    with pa.ipc.new_file(str(at / "writes.arrow"), writes.schema) as file:
+        file.write_table(writes)
+    _describe(at, "papers.parquet", "writes.arrow", {
+        "year": "number", "list": "vector:indicator", "fixed": "number"})
+
+
+def _describe(at: Path, papers: str, writes: str, features: dict[str, str]) -> None:
     (at / "metadata.json").write_text(json.dumps({
-        "name": "tiny", "edges": [{"src": "author", "etype": "writes", "dst": "paper",
-                                   "files": ["writes.arrow", "more.parquet"]}],
-        "nodes": {"author": {}, "paper": {"table": "papers.arrow", "id": "id", "features": {
-            "year": "number", "venue": "category", "title": "text"}}},
-        "task": {"target": "paper", "label": "kind", "split": {"ratios": [0.6, 0.2, 0.2]}}}))
+        "name": "tiny", "edges": [{"src": "author", "etype": {"column": "role"}, "dst": "paper",
+                                   "files": [writes], "columns": ["src", "dst"]}],
+        "nodes": {"author": {}, "paper": {"table": papers, "id": "id", "features": {
+            **features, "venue": "category", "title": "text"}}},
+        "task": {"target": "paper", "label": "kind", "split": {"ratios": [0.6, 0.2, 0.2],
+                                                               "time": "when"}}}))
 
 
 def bombs(at: Path) -> None:

@@ -1,0 +1,64 @@
+"""What a script reads of a graph's data, compared with what the graph had that was partitioned.
+
+Two runs of a script that read the same store agree on whatever is in it. So `dgl-heta prove` has
+each of them read all data as the script does, and compares their checksums with those that
+`partition_graph` took of the tensors on the graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from dgl_heta.errors import HetaError
+from dgl_heta.features.deferred import peek
+from dgl_heta.graph.source import Given, held, part_tensor
+from dgl_heta.store import Manifest
+from dgl_heta.system.disk import row_starts
+from dgl_heta.system.sums import npy_sum
+
+
+def check_as_given(graph: Any, manifest: Manifest, trainers: int) -> None:
+    """Read a trainer's share of a DistGraph's arrays, and compare them with the graph's.
+
+    Raises
+    ------
+    HetaError
+        One has another dtype, shape or value than plain DGL's partitions would have, or is not
+        there.
+    """
+    every = [(kind, name) for kind, known in manifest.given.items() for name in known]
+    for kind, name in every[graph.rank()::trainers]:
+        known, dtype = manifest.given[kind][name], np.dtype(manifest.held(kind)[name].dtype)
+        data = (graph.nodes[kind] if isinstance(kind, str) else graph.edges[tuple(kind)]).data
+        if fault := _unlike(data, known, dtype):
+            raise HetaError(f"data '{known.name}' of '{kind}' {fault} in plain DGL's partitions of "
+                            "the graph")
+
+
+def _unlike(data: Any, known: Given, dtype: np.dtype) -> str:
+    """How the data that a script reads are unlike a tensor of the graph; "" if they are not.
+
+    `dtype` is that of the array that holds it.
+    """
+    if known.name not in data:
+        return "are not there, but"
+    tensor = data[known.name]
+    wanted = part_tensor(np.empty(0, dtype), known).dtype
+    if (tensor.dtype, tuple(tensor.shape)) != (wanted, known.shape):
+        return (f"are read as {tensor.dtype} {list(tensor.shape)}, but are {wanted} "
+                f"{list(known.shape)}")
+    if npy_sum(dtype, known.shape, _pieces(tensor)) != known.sha256:
+        return "are read with other values than they have"
+    return ""
+
+
+def _pieces(tensor: Any) -> Iterator[np.ndarray]:
+    """All rows of a DistTensor, some at a time."""
+    starts = row_starts(len(tensor), math.prod(tensor.shape[1:]) * tensor.dtype.itemsize)
+    for low in starts:
+        yield held(peek(tensor[torch.arange(low, min(low + starts.step, len(tensor)))]))

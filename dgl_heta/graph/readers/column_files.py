@@ -1,0 +1,309 @@
+"""Files with columns: CSV, Parquet, Arrow. What is read is whole, and no larger than it may be.
+
+pyarrow trusts the offsets and indices that a file holds, so every column is validated before
+anything else looks at it, and its size is known before it is decoded. Whatever pyarrow raises
+becomes one error that names the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from dgl_heta.errors import InputError, quoted
+from dgl_heta.graph.readers.column_sizes import DAMAGED, arrow_buffers, parquet_chunks
+from dgl_heta.graph.readers.column_values import arrow, decoded_bytes, plain
+from dgl_heta.graph.readers.sizes import EXPANSION, FREE_BYTES, expanded
+from dgl_heta.graph.readers.whole_numbers import file_blocks
+
+TEXT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz")
+ENDINGS = (*TEXT_ENDINGS, ".parquet", ".arrow", ".feather")
+DELIMITERS = ",;\t|"
+LONGEST_ROW = 1 << 24
+"""Bytes of a row of a CSV, the first line too."""
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what pyarrow raises into an InputError that names the file."""
+    pa = arrow()
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
+        text = " ".join(str(error).split()) or type(error).__name__
+        if "utf8" in text.lower():
+            text += "; save it as UTF-8"
+        raise InputError(f"cannot read {path}: {text}") from None
+
+
+@contextmanager
+def _describing(path: Path) -> Iterator[BinaryIO]:
+    """The bytes of a file whose description is read; what is wrong with it becomes an error."""
+    with reading(path), path.open("rb") as file:
+        try:
+            yield file
+        except DAMAGED as error:
+            raise ValueError(str(error)) from None
+
+
+def check_size(path: Path, size: int) -> None:
+    """Refuse a file that holds very much more than it looks like."""
+    if size > expanded(path.stat().st_size):
+        raise InputError(f"{path} would take {size:,} bytes of memory, more than {EXPANSION} times "
+                         f"its size and {FREE_BYTES >> 20} MiB; if it is right, write it without "
+                         "compression, dictionaries and runs of the same value")
+
+
+@dataclass(frozen=True)
+class TextForm:
+    """How a text (CSV) is written, as far as somebody says so.
+
+    Attributes
+    ----------
+    header : the names of its columns, where its first line has none.
+    delimiter : what divides its columns; None: whichever its first line has most of.
+    decimal : what stands before the fraction of a number.
+    """
+
+    header: tuple[str, ...] | None = None
+    delimiter: str | None = None
+    decimal: str = "."
+
+
+class ColumnFile(Protocol):
+    """A file with columns.
+
+    Attributes
+    ----------
+    names : of its columns, in their order.
+    """
+
+    names: list[str]
+
+    def read(self, names: Sequence[str]) -> list[Any]:
+        """Some columns, each a ChunkedArray of what :func:`plain` makes.
+
+        Raises
+        ------
+        InputError
+            The file is damaged, or its columns take more memory than they may.
+        """
+
+
+def open_columns(path: Path, form: TextForm | None = None) -> ColumnFile:
+    """A file with columns, as its name says.
+
+    Raises
+    ------
+    InputError
+        Another ending, a file that cannot be read, columns without a name or with the same, or a
+        header for what is no text.
+    """
+    form = form or TextForm()
+    if path.name.endswith(TEXT_ENDINGS):
+        return TextColumns(path, form)
+    if not path.name.endswith(ENDINGS):
+        raise InputError(f"'{path}' is not a table by its name; tables end in "
+                         f"{', '.join(ENDINGS)}")
+    if form.header is not None:
+        raise InputError(f"{path} has the names of its columns in itself; \"header\" is for text")
+    return ParquetColumns(path) if path.suffix == ".parquet" else ArrowColumns(path)
+
+
+def _apart(path: Path, names: Sequence[str]) -> list[str]:
+    """The names of the columns of a file, which must be different."""
+    if wrong := [name for name, times in Counter(names).items() if times > 1 or not name]:
+        raise InputError(f"{path}: column {quoted(wrong[0])} is there {names.count(wrong[0])} "
+                         "times, or has no name; the columns of a table need different names")
+    return list(names)
+
+
+class TextColumns:
+    """A CSV, whatever divides its columns."""
+
+    def __init__(self, path: Path, form: TextForm) -> None:
+        self._path, self._header = path, form.header
+        self._delimiter, first = self._first_row(
+            form.delimiter or ("\t" if ".tsv" in path.suffixes else DELIMITERS))
+        if form.header is not None and len(form.header) != len(first):
+            raise InputError(f"{path} has {len(first)} columns in its first line, but \"header\" "
+                             f"is {quoted(list(form.header))}; it must name them all")
+        self.names = _apart(path, form.header or first)
+
+    def read(self, names: Sequence[str]) -> list[Any]:
+        pa, pcsv = arrow(), arrow("pyarrow.csv")
+        data = b"".join(file_blocks(self._path))
+        self._check_quotes(data)
+        with reading(self._path):
+            table = pcsv.read_csv(
+                pa.BufferReader(data),
+                read_options=pcsv.ReadOptions(use_threads=False, block_size=LONGEST_ROW,
+                                              column_names=self._header),
+                parse_options=pcsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
+                convert_options=pcsv.ConvertOptions(
+                    column_types={name: pa.large_string() for name in names},
+                    include_columns=list(names), strings_can_be_null=False))
+            return [table.column(name) for name in names]
+
+    def _first_row(self, delimiters: str) -> tuple[str, list[str]]:
+        """The delimiter by which the first row has most fields, and these."""
+        data = b""
+        for block in file_blocks(self._path):
+            data += block
+            if not block or b"\n" in data or len(data) > LONGEST_ROW:
+                break
+        text = data[:LONGEST_ROW].decode("utf-8", "replace")
+        rows, wrong = {}, ""
+        for delimiter in delimiters:
+            try:
+                rows[delimiter] = next(csv.reader(io.StringIO(text, newline=""), strict=True,
+                                                  delimiter=delimiter), [])
+            except csv.Error as error:
+                wrong = wrong or str(error)
+        delimiter = max(rows, key=lambda delimiter: len(rows[delimiter]), default="")
+        if not rows.get(delimiter):
+            raise InputError(f"cannot read {self._path} as CSV: {wrong}" if wrong else
+                             f"{self._path} is empty; its first line must name its columns")
+        if any("\ufffd" in field for field in rows[delimiter]):
+            raise InputError(f"the first line of {self._path} is not UTF-8 text; save it as UTF-8")
+        return delimiter, rows[delimiter]
+
+    def _check_quotes(self, data: bytes) -> None:
+        """Refuse a quote without an end, by which the parser would make one row of several."""
+        if data.count(b'"') % 2:
+            raise InputError(f"{self._path} has an odd number of double quotes, so one has no end; "
+                             "write a quote in a value as two, and the value in quotes")
+        if self._delimiter == "\t" and b'"' in data:  # where many programs give quotes no meaning
+            for number, line in enumerate(io.BytesIO(data), start=1):
+                if line.count(b'"') % 2:
+                    raise InputError(f"{self._path}, line {number}, has an odd number of double "
+                                     "quotes; write a quote in a value as two, and the value in "
+                                     "quotes")
+
+
+class ParquetColumns:
+    """A Parquet file.
+
+    Attributes
+    ----------
+    schema : Arrow's.
+    num_rows : as the file says.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._metadata: Any = None
+        with self._open() as file:
+            self._metadata, self.schema = file.metadata, file.schema_arrow
+            self.names = _apart(path, self.schema.names)
+            self.num_rows = int(file.metadata.num_rows)
+
+    def read(self, names: Sequence[str]) -> list[Any]:
+        batches, size = [], 0
+        for batch in self.batches(names):
+            size += batch.get_total_buffer_size()
+            check_size(self._path, size)
+            batches.append(batch)
+        return _validated(self._path, batches, self.schema, names)
+
+    def batches(self, names: Sequence[str], rows: int = 1 << 17) -> Iterator[Any]:
+        """Some columns, at most so many rows at a time, not validated yet.
+
+        Raises
+        ------
+        InputError
+            The file is damaged, or the columns take more memory than they may.
+        """
+        rows, read = min(rows, self._batch_rows(names)), 0
+        with self._open() as file:
+            for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
+                read += batch.num_rows
+                yield batch
+        if read != self.num_rows:
+            raise InputError(f"cannot read {self._path}: it has {read:,} rows of "
+                             f"{self.num_rows:,} that it names")
+
+    @contextmanager
+    def _open(self) -> Iterator[Any]:
+        parquet = arrow("pyarrow.parquet")
+        with reading(self._path), parquet.ParquetFile(
+                self._path, metadata=self._metadata, page_checksum_verification=True) as file:
+            yield file
+
+    def _batch_rows(self, names: Sequence[str]) -> int:
+        """How many rows may be decoded at a time: no value is larger than what all have encoded.
+
+        Raises
+        ------
+        InputError
+            The columns take more memory than they may.
+        """
+        chunks = [self._chunks[name] for name in names]
+        values = max(sum(count for each in chunks for _, count in each),
+                     self.num_rows * len(names))
+        check_size(self._path, max(sum(size for each in chunks for size, _ in each), 8 * values))
+        largest = sum(max([1, *(size for size, _ in each)]) for each in chunks)
+        return max(1, min(expanded(self._path.stat().st_size) // largest, 1 << 17))
+
+    @cached_property
+    def _chunks(self) -> dict[str, list[tuple[int, int]]]:
+        """Of each column the bytes without compression and the values of its chunks."""
+        found: dict[str, list[tuple[int, int]]] = {name: [] for name in self.names}
+        with _describing(self._path) as file:
+            for name, size, values in parquet_chunks(file):
+                if name in found:
+                    found[name].append((size, values))
+        return found
+
+
+class ArrowColumns:
+    """A file of Arrow's IPC format, such as Feather."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._open() as file:
+            self._schema = file.schema
+            self.names = _apart(path, file.schema.names)
+
+    def read(self, names: Sequence[str]) -> list[Any]:
+        with _describing(self._path) as raw:
+            for size in arrow_buffers(raw):
+                check_size(self._path, size)
+        places = {name: place for place, name in enumerate(self.names)}
+        with self._open(included_fields=[places[name] for name in names],
+                        use_threads=False) as file:
+            batches, size = [], 0
+            for number in range(file.num_record_batches):
+                batches.append(file.get_batch(number))
+                batches[-1].validate()  # as to the lengths of its columns
+                size += max(batches[-1].get_total_buffer_size(), 8 * batches[-1].num_rows)
+                check_size(self._path, size)
+        return _validated(self._path, batches, self._schema, names)
+
+    @contextmanager
+    def _open(self, **options: Any) -> Iterator[Any]:
+        ipc = arrow("pyarrow.ipc")
+        with reading(self._path), ipc.open_file(
+                str(self._path), options=ipc.IpcReadOptions(**options)) as file:
+            yield file
+
+
+def _validated(path: Path, batches: list[Any], schema: Any, names: Sequence[str]) -> list[Any]:
+    """Columns that are whole, of the types that :func:`plain` leaves."""
+    columns, size = [], 0
+    with reading(path):
+        for name in names:
+            column = arrow().chunked_array([batch.column(name) for batch in batches],
+                                           schema.field(name).type)
+            column.validate(full=True)
+            size += decoded_bytes(column)
+            check_size(path, size)
+            columns.append(plain(column))
+    return columns
