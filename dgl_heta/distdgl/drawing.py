@@ -62,6 +62,7 @@ class Drawing:
             for piece in pieces], self.first + step, self.group)
 
 
+@torch.inference_mode(False)  # or a step of inference could not be proved, by gradients too
 def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str, np.ndarray]],
          number: int, group: Comm, excluded: Mapping[Relation, np.ndarray] | None = None) -> Drawn:
     """A batch of seeds (per trainer of the group target type → ids); draws follow from `number`.

@@ -100,12 +100,12 @@ def fanouts_of(sampler: Any, session: Session) -> list[Any]:
             session.say(f"{name} with {attribute}={given!r} has no effect, as in plain DistDGL: a "
                         "DistGraph samples in-edges, and its loaders read no features")
     fanouts: list[Any] = []
+    relations = session.store.schema.relations
     for fanout in sampler.fanouts:
         if isinstance(fanout, Mapping):
-            fanouts.append({canonical(e, session.store.schema.relations): int(f)
-                            for e, f in fanout.items()})
+            fanouts.append({canonical(e, relations): int(f) for e, f in fanout.items()})
         else:
-            fanouts.append(int(fanout))
+            fanouts.append(int(fanout) or dict.fromkeys(relations, 0))
     if len(fanouts) > session.plan.hops:
         raise InputError(
             f"{name} samples {several(len(fanouts), 'layer')}, but the graph was partitioned for "

@@ -63,6 +63,10 @@ def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 rows = weighted_sums(edges.in_edges, shaped(lhs, len(lhs), heads, lhs.shape[-1]),
                                      rhs.reshape(-1, heads), edges.reads)
                 return rows.view(-1, *lhs.shape[1:])
+        if edges is not None and reduce_op in ("max", "min") and not edges.sources and (
+                len(edges.indptr) > 1):
+            # DGL's own backward pass would look for a source row.
+            lhs, rhs = (x.detach() if isinstance(x, Tensor) else x for x in (lhs, rhs))
         return original(gidx, op, reduce_op, lhs, rhs)
     return gspmm
 

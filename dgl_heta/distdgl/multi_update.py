@@ -89,7 +89,8 @@ def _run(g: RafBlock, layer: Layer, functions: Mapping[Relation, Functions], pla
             if own.apply is not None or not own.own or _called(edges, plan):
                 columns = _columns(g, graph, edges, own, data, there)
         except Exception as error:
-            if len(edges.indices) or own.apply is not None or isinstance(error, HetaError):
+            if len(edges.indices) or (own.apply is not None and edges.num_rows) or isinstance(
+                    error, HetaError):
                 found.error, found.cause = _text(edges.relation, error), error
         found.parts.append((edges, columns))
     if plan.fields is None:
@@ -216,9 +217,11 @@ def _merged(layer: Layer, ntype: str, name: str, into: Sequence[Relation], found
     if plan.reducer == "stack":
         order = sorted(given)  # as DGL's blocks have relations
     if not layer.block.num_dst.get(ntype) and ntype not in layer.block.guests:
-        rows = like.new_empty(0, *shape)
-        return (torch.stack([rows] * len(order), 1) if reducer == "stack" else
-                rows if isinstance(reducer, str) else reducer([rows] * len(order), ntype))
+        here = {edges.relation: columns[name] for edges, columns in found.parts if name in columns}
+        values = [here[r].to(dtype) if r in here else like.new_empty(0, *shape) for r in order]
+        return (torch.stack(values, 1) if reducer == "stack" else
+                torch.stack(values).sum(0) if isinstance(reducer, str) else
+                reducer(values, ntype))
     parts: list[Part] = []
     for number, (edges, columns) in enumerate(found.parts):
         if edges.relation.dst != ntype or name not in columns:
@@ -231,7 +234,7 @@ def _merged(layer: Layer, ntype: str, name: str, into: Sequence[Relation], found
             edges = replace(edges, start=0, rows=kept + edges.start,
                             indptr=torch.zeros(len(kept) + 1, dtype=torch.int64))
         parts.append((edges, value))
-    out = merge_agreed(layer, ntype, parts, reducer, like, order, shape)
+    out = merge_agreed(layer, ntype, parts, reducer, like, dict.fromkeys(order, True), shape)
     if out is None:
         return like.new_zeros(layer.block.wanted(ntype), *shape)
     if plan.zeroed:

@@ -8,10 +8,11 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from dgl_heta.proof.outside import GENERATORS
 
 PARAMETERS = 1 << 27
 """Numbers in a module beyond which it is not copied."""
@@ -112,13 +113,13 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
     for name, part in module.named_modules():
         if _by_rows(part):
             memo[id(part)] = EmbeddingRows(name, part, read)  # type: ignore[arg-type]
-    for value in _reached(module):
+    for value in reached(module):
         if id(value) in memo:
             continue
         if isinstance(value, Tensor):
             found = value.detach().clone()
             memo[id(value)] = found.to(dtype) if found.is_floating_point() else found
-        elif shared(value) or isinstance(value, torch.Generator):
+        elif shared(value) or isinstance(value, GENERATORS):
             memo[id(value)] = value
     try:
         for part in list(module.modules()):
@@ -140,7 +141,7 @@ def _by_rows(module: nn.Module) -> bool:
             and not module._forward_pre_hooks and len(list(module.parameters())) == 1)
 
 
-def _reached(module: nn.Module) -> Iterator[Any]:
+def reached(module: nn.Module) -> Iterator[Any]:
     """Buffers, tensors in attributes, and other objects that a module refers to."""
     seen: set[int] = set()
 
@@ -206,15 +207,12 @@ def contained(function: Any, memo: dict[int, Any]) -> Any:
     try:
         cells = tuple(types.CellType(_own(cell.cell_contents, memo))
                       for cell in function.__closure__ or ())
-        names = {name: _own(value, memo) for name, value in function.__globals__.items()
-                 if name in function.__code__.co_names
-                 and isinstance(value, dict | list | set | Tensor | np.ndarray)}
         defaults = copy.deepcopy(function.__defaults__, memo)
     except Exception as error:
         raise NotProvedError(f"the hook {function.__qualname__} refers to what cannot be copied: "
                              f"{error}") from error
-    made = types.FunctionType(function.__code__, {**function.__globals__, **names},
-                              function.__name__, defaults, cells or None)
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults,
+                              cells or None)
     made.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
     return made
 

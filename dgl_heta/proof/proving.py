@@ -20,7 +20,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.proof import alignment
 from dgl_heta.proof.alignment import show
 from dgl_heta.proof.comparison import CAUSES, PAGE
-from dgl_heta.proof.copies import NotProvedError, copied, noise, perturbed
+from dgl_heta.proof.copies import NotProvedError, copied, noise, perturbed, reached
 from dgl_heta.proof.difference import Levels, Limits, relative, worst_by_id
 from dgl_heta.proof.gather import (
     CAUSE,
@@ -33,6 +33,7 @@ from dgl_heta.proof.gather import (
     sums_by_id,
 )
 from dgl_heta.proof.inputs import Call, Given, Inputs, complete
+from dgl_heta.proof.outside import Outside
 from dgl_heta.proof.replay import Outcome, Reads, apart, gradients, run
 from dgl_heta.raf.chain import Place, walk
 from dgl_heta.sampling.blocks import MiniBatch
@@ -42,6 +43,7 @@ SEEDS = 32
 """Seeds per trainer of the batch that is replayed."""
 ROWS = 100_000
 """Input rows per trainer of that batch."""
+_DRAWS = "the model draws random numbers other than for dropout"
 
 
 Instead = Callable[[Any], Callable[[Any], Any]]
@@ -97,6 +99,7 @@ class Proof:
 
     def __init__(self, setting: Setting, call: Call) -> None:
         self._setting, self._call = setting, call
+        self._outside, self._smaller = Outside(reached(call.module)), False
 
     def verdict(self) -> str | None:
         """What differs, or None; the same on all trainers.
@@ -131,13 +134,16 @@ class Proof:
         with self._together():
             self._compare_outputs(ours, dtype, pairs, texts)
         if text := self._agreed(texts, "output"):
+            self._check_repeats(inputs.plain, dtype)
             return text
         with self._together():
             plain_grads = self._gradients(self._plain, [p for _, _, p in pairs])
         with self._together():
             our_grads = self._gradients(ours, [o for _, o, _ in pairs], tokens)
             self._compare_gradients(our_grads, plain_grads, dtype, texts)
-        return self._agreed(texts, "gradient")
+        if text := self._agreed(texts, "gradient"):
+            self._check_repeats(inputs.plain, dtype)
+        return text
 
     @contextmanager
     def _together(self, replay: str = "") -> Iterator[None]:
@@ -152,9 +158,10 @@ class Proof:
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             if replay:
-                reason = (f"the model fails in a replay {replay} of at most {SEEDS} seeds per "
-                          "trainer, where relations may have no edges and types no rows that they "
-                          f"have in the whole batch: {reason}")
+                reason = f"the model fails in a replay {replay}" + (
+                    f" of at most {SEEDS} seeds per trainer, where relations may have no edges and "
+                    "types no rows that they have in the whole batch" if self._smaller else ""
+                    ) + f": {reason}"
         world = self._setting.world
         flag = torch.tensor([int(reason is not None)])
         if int(world.all_reduce(flag, "max", CAUSE)):
@@ -180,8 +187,11 @@ class Proof:
         setting, most = self._setting, SEEDS
         while True:
             batch = setting.sample(most)
-            rows = torch.tensor([sum(map(len, batch.input_nodes.values()))])
-            if int(setting.group.all_reduce(rows, "max", CAUSE)) <= ROWS:
+            rows = sum(map(len, batch.input_nodes.values()))
+            smaller = rows < sum(map(len, self._call.ids[0].values()))
+            most_rows, self._smaller = setting.group.all_reduce(
+                torch.tensor([rows, int(smaller)]), "max", CAUSE).tolist()
+            if most_rows <= ROWS:
                 return batch
             if most == 1:
                 raise NotProvedError(f"one seed per trainer reaches more than {ROWS} input rows")
@@ -200,16 +210,38 @@ class Proof:
 
     def _plain_way(self, rows: Given) -> torch.dtype:
         """Run it the plain way, in fp64 if that works on all trainers; returns the dtype."""
+        reasons = []
         for dtype in (torch.float64, torch.float32):
             try:
                 with self._together("on DGL's own blocks"):
                     self._plain = self._replay(self._prepared(
                         self._plain_blocks, rows, dtype), dtype)
-                return dtype
-            except NotProvedError:
-                if dtype == torch.float32:
-                    raise
-        raise AssertionError
+            except NotProvedError as reason:
+                reasons.append(reason)
+                continue
+            self._check_draws()
+            return dtype
+        raise reasons[0]
+
+    def _check_draws(self) -> None:
+        """Not proved if trainers have drawn different random numbers."""
+        every = self._setting.world.all_gather_json(self._plain.drawn, CAUSE)
+        if any(drawn != every[0] for drawn in every):
+            raise NotProvedError(f"{_DRAWS}, and not the same on all trainers")
+
+    def _check_repeats(self, rows: Given, dtype: torch.dtype) -> None:
+        """Not proved if what differs may do so by chance, or by what the module keeps elsewhere."""
+        if self._plain.drawn:
+            raise NotProvedError(f"{_DRAWS}, and differs with RAF, maybe for that reason")
+        with self._together():
+            again = self._replay(self._prepared(self._plain_blocks, rows, dtype), dtype)
+            for path, want in self._plain.outputs.items():
+                if path not in again.outputs or relative(again.outputs[path], want) > (
+                        Limits.of(dtype).rows):
+                    raise NotProvedError(
+                        f"{show(('output', *path))} is another one when "
+                        f"{type(self._call.module).__name__} is called again with the same: it "
+                        "depends on what changes outside of it (a counter, a file, the time)")
 
     def _prepared(self, other: Instead, rows: Given, dtype: torch.dtype) -> Ready:
         """A copy of the module and its arguments; nothing here waits for another trainer."""
@@ -226,6 +258,8 @@ class Proof:
                     if argument.learned:
                         leaves[path] = ids, value.requires_grad_()
                         value = value.view_as(value)  # may be written to
+                elif value.is_inference():
+                    value = value.clone()
                 made[path] = value
             given = alignment.filled(self._call.arguments, made, lambda item: item)
             blocks = other(given)
@@ -234,8 +268,11 @@ class Proof:
         return Ready(module, args, kwargs, leaves, reads)
 
     def _replay(self, ready: Ready, dtype: torch.dtype) -> Outcome:
-        with apart(dtype), self._setting.reading(ready.reads):
+        with apart(dtype, self._outside), self._setting.reading(ready.reads):
+            before = self._outside.marks()
             outcome = run(ready.module, ready.args, ready.kwargs, ready.reads)
+            outcome.drawn = [[place, *marks] for place, marks in enumerate(zip(
+                before, self._outside.marks())) if marks[0] != marks[1]]
         outcome.module, outcome.leaves = ready.module, ready.leaves
         return outcome
 
@@ -280,8 +317,8 @@ class Proof:
         known = len(inputs)
         inputs += tokens[:1]  # so that all links run, on whatever this trainer's rows depend
         seed = self._call.seed + 7919 * (1 + self._setting.group.rank)
-        with apart(outputs[0].dtype if outputs else torch.float64), self._setting.reading(
-                Reads(torch.float64)):
+        with apart(outputs[0].dtype if outputs else torch.float64, self._outside), (
+                self._setting.reading(Reads(torch.float64))):
             found = gradients([(x, seed + place) for place, x in enumerate(outputs)], inputs,
                               tokens[-1:])
         if tokens and (unused := self._setting.unused()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from dgl_heta.proof.copies import NotProvedError, noise, perturbed
+from dgl_heta.proof.copies import noise, perturbed
+from dgl_heta.proof.outside import Outside
 from dgl_heta.system.nested import Path, items_of
 
 _DROPOUT = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
@@ -69,6 +69,8 @@ class Outcome:
     reads : see :class:`Reads`.
     module : the copy.
     leaves : arguments whose gradients are compared, with their ids, by path.
+    drawn : generators that random numbers were drawn from: their places, and marks before and after
+        (:class:`Outside`).
     """
 
     outputs: dict[Path, Tensor]
@@ -76,6 +78,7 @@ class Outcome:
     reads: Reads
     module: nn.Module | None = None
     leaves: dict[Path, tuple[np.ndarray, Tensor]] = field(default_factory=dict)
+    drawn: list[list[int]] = field(default_factory=list)
 
 
 def _rows_in(value: Any) -> dict[Path, Tensor]:
@@ -84,42 +87,19 @@ def _rows_in(value: Any) -> dict[Path, Tensor]:
 
 
 @contextmanager
-def apart(dtype: torch.dtype) -> Iterator[None]:
-    """For the body: gradients on, autocast off, no randomness; afterwards everything is as it was.
-
-    Raises
-    ------
-    NotProvedError
-        The body drew random numbers, so that it cannot be done alike twice.
-    """
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+def apart(dtype: torch.dtype, outside: Outside) -> Iterator[None]:
+    """For the body: gradients on, autocast off; afterwards everything is as it was."""
     default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
-            for device in ("cpu", "cuda"):
-                stack.enter_context(torch.autocast(
-                    device, torch.bfloat16, enabled=False))
-            stack.enter_context(_Exactly(dtype))
-            yield
-        if not torch.equal(states[0], torch.get_rng_state()) or not _same_numpy(states[2]) or (
-                states[1] != random.getstate()):
-            raise NotProvedError("the model draws random numbers other than for dropout")
-    finally:
-        torch.set_default_dtype(default)
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-
-
-def _same_numpy(state: Any) -> bool:
-    now: Any = np.random.get_state()
-    return now[2] == state[2] and bool((now[1] == state[1]).all())
+    with ExitStack() as stack:
+        stack.enter_context(outside.kept())
+        stack.callback(torch.set_default_dtype, default)
+        torch.set_default_dtype(dtype)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(device, torch.bfloat16, enabled=False))
+        stack.enter_context(_Exactly(dtype))
+        yield
 
 
 def run(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reads: Reads) -> Outcome:

@@ -31,9 +31,10 @@ LIMIT = 1e-5  # of float32, relative to the largest value of an array
 Found = dict[str, np.ndarray]
 
 
-def whole_graph() -> Any:
-    """The graph, with the labels under the name that DistDGL's scripts use."""
-    graph = to_dgl_graph(academic(papers=240))
+def whole_graph(rare: bool = False) -> Any:
+    """The graph, with the labels under the name that DistDGL's scripts use; or one in which small
+    batches reach not every node type, and many nodes have no in-edge of a relation."""
+    graph = to_dgl_graph(academic(papers=120, dense=0.2) if rare else academic(papers=240))
     data = graph.nodes["paper"].data
     data["labels"] = data.pop("label")
     return graph

@@ -89,12 +89,14 @@ class Trainer:
                                         plugins())
         self.found: dict[str, np.ndarray] = {}
 
-    def loader(self, batch_size: int = 12, layers: int = 2, nodes: Tensor | None = None) -> Any:
-        """Batches of this trainer's nodes, or of others, with all their neighbours."""
+    def loader(self, batch_size: int = 12, layers: int = 2, nodes: Tensor | None = None,
+               fanouts: list[Any] | None = None) -> Any:
+        """Batches of this trainer's nodes, or of others, with all their neighbours, or with
+        `fanouts` of 0 and -1."""
         chosen = self.nodes if nodes is None else nodes
+        sampler = dgl.dataloading.NeighborSampler([-1] * layers if fanouts is None else fanouts)
         if self.session is None:
-            return _PlainLoader(self, chosen, batch_size, layers)
-        sampler = dgl.dataloading.MultiLayerFullNeighborSampler(layers)
+            return _PlainLoader(self, chosen, batch_size, sampler)
         return dgl.dataloading.DistNodeDataLoader(Graph(self.session), {"paper": chosen}, sampler,
                                                   batch_size=batch_size)
 
@@ -150,12 +152,11 @@ class Trainer:
 class _PlainLoader:
     """The same batches of plain DGL."""
 
-    def __init__(self, trainer: Trainer, nodes: Tensor, batch_size: int, layers: int) -> None:
+    def __init__(self, trainer: Trainer, nodes: Tensor, batch_size: int, sampler: Any) -> None:
         counts: list[Any] = [None] * trainer.world
         dist.all_gather_object(counts, len(nodes))
         self._sizes = _step_sizes(counts, batch_size, False)[trainer.rank]
-        self._nodes, self._graph = nodes, trainer.whole
-        self._sampler = dgl.dataloading.MultiLayerFullNeighborSampler(layers)
+        self._nodes, self._graph, self._sampler = nodes, trainer.whole, sampler
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -167,7 +168,7 @@ class _PlainLoader:
 
 
 torch.set_num_threads(1)
-GRAPH = whole_graph()
+GRAPHS = [whole_graph(), whole_graph(rare=True)]
 
 
 def main(file: Path) -> int:
@@ -223,7 +224,7 @@ def _run(job: dict[str, Any], number: int, rank: int) -> None:
     program: str = job["programs"][number]
     name, _, argument = program.partition(" ")
     module, _, function = name.partition(":")
-    trainer = Trainer(rank, job, GRAPH)
+    trainer = Trainer(rank, job, GRAPHS[job["rare"]])
     torch.manual_seed(zlib.crc32(program.encode()))
     began, error = time.monotonic(), None
     try:
