@@ -82,6 +82,7 @@ class RafLoader:
         bounds = np.cumsum([0] + [counts[r] for r in ranks])
         self._seeds = [gathered[a:b] for a, b in itertools.pairwise(bounds)]
         self._ranks = ranks
+        self._repeated = any(_repeated(seeds) is not None for seeds in self._seeds)
 
     def _prepare(self, what: str, session: Session, seeds: int, graph_sampler: Any,
                  batch_size: int, shuffle: bool, drop_last: bool, num_workers: int,
@@ -159,7 +160,8 @@ class RafLoader:
                 order = torch.randperm(len(seeds), generator=generator).numpy()
                 self._seeds[place] = seeds[order]
             torch.randperm(len(self._seeds[session.group.rank]))  # as DGL's own loader draws
-
+        if self._repeated:
+            self._check_batches()
         in_order = bool(session.plan.delegates) or (bool(session.embeddings) and any(
             len(members) > 1 for members in session.plan.groups))
         group = (self._open.enter_context(session.drawing.one(session)) if in_order
@@ -169,6 +171,24 @@ class RafLoader:
                           self._draws(self._epoch, 0))
         self._batches = self._making.start(self._source, len(self), in_order,
                                            {"sample": drawing.draw})
+
+    def _check_batches(self) -> None:
+        """
+        Raises
+        ------
+        InputError
+            A node is twice in one of a trainer's batches of this pass.
+        """
+        for rank, seeds in zip(self._ranks, self._seeds):
+            sizes = self.sizes[rank]
+            for step, batch in enumerate(np.split(seeds, np.cumsum(sizes))[:len(sizes)]):
+                if (row := _repeated(batch)) is not None:
+                    kind, node = batch[row]
+                    raise InputError(
+                        f"batch {step + 1} of trainer {rank} has node {node} of type "
+                        f"'{self._of.targets[kind]}' twice: DistDGL's block would give the edges of "
+                        "both to one of its rows, and none to the other; give the data loader each "
+                        "node once (torch.unique), and weigh the loss instead of repeating nodes")
 
     def _begin_pass(self) -> None:
         self._close()
@@ -262,6 +282,14 @@ def _sample(session: Session, batch: MiniBatch, reached: Reached, planned: bool)
     return inputs, seeds, make_blocks(session, batch, levels, planned)
 
 
+def _repeated(seeds: np.ndarray) -> int | None:
+    """The first row of (kinds and ids, int64) that has been there before."""
+    _, first = np.unique((seeds[:, 0] << 48) + seeds[:, 1], return_index=True)
+    rows = np.ones(len(seeds), bool)
+    rows[first] = False
+    return int(rows.argmax()) if len(first) < len(seeds) else None
+
+
 def _step_sizes(counts: Sequence[int], batch_size: int, drop_last: bool) -> list[list[int]]:
     """Per trainer the number of its seeds in every step; every trainer has one in each.
 
@@ -278,7 +306,8 @@ def _step_sizes(counts: Sequence[int], batch_size: int, drop_last: bool) -> list
                 f"trainer {rank} has {several(count, 'seed')}, but {steps} steps are needed for "
                 f"the {max(counts)} seeds of another trainer in batches of {batch_size}; every "
                 "trainer needs a seed in each step: split the nodes evenly (node_split with "
-                "force_even=True) or use larger batches")
+                "force_even=True)" + (" or use larger batches" if count else
+                                      ", of as many nodes as there are trainers at least"))
         left, mine = count, []
         for step in range(steps):
             mine.append(min(batch_size, left - (steps - step - 1)))

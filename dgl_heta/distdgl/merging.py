@@ -50,7 +50,10 @@ def layer_of(g: RafBlock) -> Layer:
     if g.layer is None:
         raise HetaError("a slice of a block of a meta-partitioned graph cannot be aggregated: "
                         "pass the whole block to HeteroGraphConv or multi_update_all")
-    return g.layer
+    layer = g.layer
+    layer.session.check({pair for below in layer.blocks if below.layer < layer.block.layer
+                         for pair in layer.session.expected(below)}, layer.block.done)
+    return layer
 
 
 def destination_rows(layer: Layer, ntype: str, rows: Any, gather: bool) -> Any:

@@ -155,19 +155,20 @@ class RafParallel(Parallel):
             check_hooks(self.module)
         blocks = [b.layer.block for b in of_type(RafBlock, (inputs, kwargs)) if b.layer is not None]
         before = [(block.done, set(block.done)) for block in blocks]
+        layers = {block.layer for block in blocks}
         for done, _ in before:
-            done.clear()
+            done -= {pair for pair in done if pair[0] in layers}
         with self.session.chains.call() as chains:
             output = super().forward(inputs, kwargs, synchronize)
         if synchronize:
             self._chains |= chains
         # A module that only looks at blocks (an input layer) is no model over them; one that
         # should have reduced and did not is found when the next batch is asked for.
-        if blocks and (self._merges or any(done for done, _ in before)):
-            self.session.check({pair for b in blocks for pair in self.session.expected(b)},
-                               set().union(*(done for done, _ in before)))
+        merged = {pair for done, _ in before for pair in done if pair[0] in layers}
+        if blocks and (self._merges or merged):
+            self.session.check({pair for b in blocks for pair in self.session.expected(b)}, merged)
         for done, earlier in before:
-            done |= earlier
+            done |= earlier | merged
         return output
 
 

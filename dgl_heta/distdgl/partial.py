@@ -54,8 +54,9 @@ def check_inputs(inputs: Any, wrapped: Sequence[nn.Parameter] | None = None) -> 
             raise HetaError(
                 f"a tensor of shape {tuple(leaf.shape)} below the first layer requires a gradient "
                 "and is no nn.Parameter: its gradient would be this machine's part, for the seeds "
-                "of all trainers; gradients of inputs (saliency) need the whole graph in one "
-                "process (dgl.distributed.load_partition)")
+                "of all trainers; let weights be nn.Parameters of the module that "
+                "DistributedDataParallel wraps; gradients of inputs (saliency) need the whole "
+                "graph in one process (dgl.distributed.load_partition)")
         if wrapped is not None and not any(leaf is p for p in wrapped):
             raise HetaError(
                 f"a parameter of shape {tuple(leaf.shape)} below the first layer is not in "

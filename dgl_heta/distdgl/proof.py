@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import dgl
@@ -40,7 +40,7 @@ from dgl_heta.proof.schedule import Schedule
 from dgl_heta.raf import chain as links
 from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
-from dgl_heta.sampling.blocks import MiniBatch, mark_reads
+from dgl_heta.sampling.blocks import Block, MiniBatch, mark_reads
 from dgl_heta.sampling.kernels import hash_key
 from dgl_heta.sampling.seeds import join_seeds
 from dgl_heta.system.nested import of_type
@@ -250,6 +250,7 @@ class DglSetting:
         schema = session.store.schema
         self.relations, self.types = schema.relations, schema.node_types
         self.nones, self._links = True, _Alike(session.chains.flags)
+        self._replayed: list[Block] = []
 
     def _apart(self, comm: Comm) -> Comm:
         return Comm(self._traffic, comm.ranks, comm.group)
@@ -308,8 +309,14 @@ class DglSetting:
         return isinstance(value, RafBlock | DistEmbedding | DistGraph | DistTensor)
 
     def ours(self, batch: MiniBatch) -> Instead:
+        done: set[tuple[int, str]] = set()
+        batch = replace(batch, blocks=[replace(block, done=done) for block in batch.blocks])
         blocks = make_blocks(self._session, batch, planned=self._origin.planned)
-        return lambda given: _instead(blocks, given)
+
+        def instead(given: Any) -> Callable[[Any], Any]:
+            self._replayed = [batch.blocks[layer - 1] for layer in given["frames"]]
+            return _instead(blocks, given)
+        return instead
 
     def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
         def instead(given: Any) -> Callable[[Any], Any]:
@@ -339,7 +346,10 @@ class DglSetting:
             self._session.reading = before
 
     def chain(self) -> list[Tensor]:
-        return self._session.exchange.chain.tokens
+        session = self._session
+        if done := self._replayed[0].done:
+            session.check({pair for block in self._replayed for pair in session.expected(block)}, done)
+        return session.exchange.chain.tokens
 
     def unused(self) -> set[links.Place]:
         return self._links.places

@@ -52,6 +52,30 @@ def test_a_pass_that_one_trainer_leaves_alone_is_named_within_seconds(tmp_path) 
     assert second.error is None
 
 
+@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
+def test_layers_that_all_trainers_leave_out_at_once(machines: int, trainers: int, tmp_path) -> None:
+    dropped = [f'{HERE}.loops:layers_dropped "{how}"' for how in ("alike", "both")]
+    twice = f'{HERE}.loops:seeds_twice "in several"'
+    programs = dealt([*dropped, twice], machines, trainers, 2)
+    assert differences(programs, machines, trainers, tmp_path, settings=["run.prove=2"]) == {}
+
+
+def test_a_layer_that_one_trainer_leaves_out_is_named(tmp_path) -> None:
+    names = [f'{HERE}.loops:layers_dropped "{how}"' for how in ("first on one", "last on one")]
+    every = run(names, 2, 1, tmp_path, raf=True, settings=["run.timeout_s=4"])
+    for found in every.values():
+        assert any("has skipped the merge of relations into 'paper' at layer" in str(one.error)
+                   for one in found)
+        assert all(one.error is not None and one.seconds < PROMPT for one in found)
+
+
+def test_a_node_twice_in_a_batch_is_named(tmp_path) -> None:
+    name = f'{HERE}.loops:seeds_twice "in a batch"'
+    for one in run([name], 2, 1, tmp_path, raf=True)[name]:
+        assert "batch 1 of trainer 1 has node" in str(one.error)
+        assert "of type 'paper' twice" in str(one.error)
+
+
 LABELS = [f'{HERE}.loops:labels_as_inputs "{where}"' for where in ("outside", "inside")]
 
 
