@@ -186,9 +186,9 @@ class RafLoader:
                     kind, node = batch[row]
                     raise InputError(
                         f"batch {step + 1} of trainer {rank} has node {node} of type "
-                        f"'{self._of.targets[kind]}' twice: DistDGL's block would give the edges of "
-                        "both to one of its rows, and none to the other; give the data loader each "
-                        "node once (torch.unique), and weigh the loss instead of repeating nodes")
+                        f"'{self._of.targets[kind]}' twice: DistDGL's block would give the edges "
+                        "of both to one of its rows, and none to the other; give the data loader "
+                        "each node once (torch.unique), and weigh the loss instead")
 
     def _begin_pass(self) -> None:
         self._close()

@@ -208,11 +208,10 @@ class Watch:
             max(frames) == len(ids) - 1,
             torch.is_grad_enabled(), not torch.equal(origin.random_state, torch.get_rng_state()),
             hash_key(origin.number, origin.calls) >> 2,
-            session.settings.train.learnable == "replica")
+            session.settings.train.learnable == "replica",
+            "data of edges is read by the ids of a block's edges" if by_edge else None)
         try:
             with setting.aside(), torch.inference_mode(False), torch.enable_grad():
-                if setting.world.all_reduce(torch.tensor([int(by_edge)]), "max", "control").item():
-                    raise NotProvedError("data of edges is read by the ids of a block's edges")
                 text = Proof(setting, call).verdict()
         except NotProvedError as reason:
             self._tell(str(reason))
@@ -348,7 +347,7 @@ class DglSetting:
     def chain(self) -> list[Tensor]:
         session = self._session
         if done := self._replayed[0].done:
-            session.check({pair for block in self._replayed for pair in session.expected(block)}, done)
+            session.check({pair for b in self._replayed for pair in session.expected(b)}, done)
         return session.exchange.chain.tokens
 
     def unused(self) -> set[links.Place]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
+from dgl_heta.nn.kernels import FusedKernel, TorchKernel, kernel_in_use, use_kernel
 from dgl_heta.proof.copies import noise, perturbed
 from dgl_heta.proof.outside import Outside
 from dgl_heta.system.nested import Path, items_of
@@ -35,13 +36,12 @@ class _Exactly(TorchFunctionMode):
         return self._dtype if isinstance(value, torch.dtype) and value in _LESS_DTYPES else value
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if func in _DROPOUT:
             return args[0] if args else kwargs["input"]
-        if func in _LESS:
-            return func(*args, **kwargs) if self._dtype == torch.float32 else Tensor.to(
-                args[0], self._dtype)
-        return func(*map(self._wide, args), **{k: self._wide(v) for k, v in kwargs.items()})
+        if func in _LESS and self._dtype == torch.float64:
+            return Tensor.to(args[0], self._dtype)
+        kwargs = {k: self._wide(v) for k, v in kwargs.items()} if kwargs else {}
+        return func(*(self._wide(x) if isinstance(x, torch.dtype) else x for x in args), **kwargs)
 
 
 @dataclass
@@ -87,13 +87,22 @@ def _rows_in(value: Any) -> dict[Path, Tensor]:
 
 
 @contextmanager
-def apart(dtype: torch.dtype, outside: Outside) -> Iterator[None]:
-    """For the body: gradients on, autocast off; afterwards everything is as it was."""
-    default = torch.get_default_dtype()
+def apart(dtype: torch.dtype, outside: Outside, compiled: bool) -> Iterator[None]:
+    """For the body: gradients on, autocast off; afterwards everything is as it was.
+
+    Parameters
+    ----------
+    compiled : whether our own kernels are compiled for the dtype. Otherwise operators of PyTorch
+        stand for them: compiling would take longer than all else.
+    """
+    default, kernel = torch.get_default_dtype(), kernel_in_use()
     with ExitStack() as stack:
         stack.enter_context(outside.kept())
         stack.callback(torch.set_default_dtype, default)
         torch.set_default_dtype(dtype)
+        if not compiled and type(kernel) is FusedKernel:
+            stack.callback(use_kernel, kernel)
+            use_kernel(TorchKernel())
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.enable_grad())
         for device in ("cpu", "cuda"):
@@ -120,6 +129,7 @@ def run(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reads: R
 def _note(name: str, trace: list[tuple[str, dict[Path, Tensor]]]) -> Callable[..., None]:
     def note(module: Any, args: Any, output: Any) -> None:
         trace.append((name, _rows_in(output)))
+    note.heta_own = True  # type: ignore[attr-defined]  # modules are computed as without it
     return note
 
 
