@@ -24,6 +24,7 @@ from dgl_heta.distdgl import (
     own_part,
     parallel,
     partitions,
+    slices,
     tensors,
 )
 from dgl_heta.system.patching import Patch
@@ -37,6 +38,7 @@ PATCHES: tuple[Patch, ...] = (
     *edge_loader.PATCHES,
     *blocks.PATCHES,
     *message_passing.PATCHES,
+    *slices.PATCHES,
     *embedding.PATCHES,
     *feature_stores.PATCHES,
     *graphbolt_loader.PATCHES,

@@ -42,6 +42,8 @@ _EVERYWHERE: Homes = {
     "DistGraph": (f"{_DIST}.dist_graph:DistGraph",),
     "DistTensor": (f"{_DIST}.dist_tensor:DistTensor",),
     "HeteroGraphConv": ("dgl.nn.pytorch.hetero:HeteroGraphConv",),
+    "gspmm of graphs": ("dgl.ops.spmm:gspmm", "dgl.ops:gspmm"),
+    "gsddmm of graphs": ("dgl.ops.sddmm:gsddmm", "dgl.ops:gsddmm"),
     "gspmm": ("dgl.ops.spmm:gspmm_internal",),
     "gsddmm": ("dgl.ops.sddmm:gsddmm_internal",),
     "edge_softmax": ("dgl.ops.edge_softmax:edge_softmax_internal",),

@@ -69,6 +69,7 @@ def cases() -> dict[str, Case]:
     found |= {f"multi-{cross}": Case("multi", cross) for cross in ("sum", "max", "stack")}
     found |= {"pool": Case("pool"), "norm none": Case("none", "mean"), "udf": Case("udf", "mean"),
               "wide": Case("wide", out=16), "rgcn": Case("rgcn", out=16),
+              "own merge": Case("own merge"), "own ops": Case("own ops"),
               "sparse table": Case("sage", sparse=True), "one layer": Case("gat", layers=1)}
     return found
 
@@ -413,18 +414,6 @@ class Trainer:
             self.save(name, {"results": found.numpy()})
         self.g.barrier()
 
-    def refused(self, name: str, case: Case) -> None:
-        """What a model says that cannot be."""
-        net = self.parallel(make_net(name, self.facts, case))
-        message = ""
-        try:
-            for _ in self.steps(net, self.loader(case.layers, 20), {}):
-                pass
-        except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-        self.save(name, {"message": np.asarray(message)})
-        self.g.barrier()  # one that leaves first is what the others would see
-
     def killed(self, name: str) -> None:
         """One trainer is killed between two layers."""
         net = make_net(name, self.facts, Case("sage"))
@@ -440,8 +429,6 @@ class Trainer:
     def run(self, name: str) -> None:
         if case := (cases() | delegated_cases()).get(name):
             self.compare(name, case)
-        elif name in ("own merge", "own ops"):  # by themselves
-            self.refused(name, Case(name))
         elif name.startswith("Sparse"):
             self.learnable(name)
         elif name == "uneven":
