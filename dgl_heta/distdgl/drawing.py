@@ -81,10 +81,12 @@ def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str
 
 
 def draw_told(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor], number: int,
-              excluded: Mapping[Relation, np.ndarray] | None = None) -> Drawn:
+              excluded: Mapping[Relation, np.ndarray] | None = None,
+              targets: Sequence[str] | None = None) -> Drawn:
     """A batch of seeds that a trainer knows of its own alone (target type → ids): the trainers of
-    the group, who all call it, tell each other. `excluded` is the same on all of them."""
-    group, targets = session.group, session.plan.targets
+    the group, who all call it, tell each other. `excluded` is the same on all of them, and so are
+    `targets`, by default the plan's."""
+    group, targets = session.group, targets or session.plan.targets
     mine = [own.get(t, _NONE).to(torch.int64) for t in targets]
     counts = group.all_gather_rows(torch.tensor([[len(ids) for ids in mine]]), [1] * group.size,
                                    "seeds")

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dgl_heta.comm import meeting
 from dgl_heta.distdgl import (
     blocks,
+    collated_loader,
     edge_loader,
     embedding,
     ending,
@@ -19,8 +20,8 @@ from dgl_heta.distdgl import (
     graphbolt_loader,
     graphbolt_parts,
     graphs,
-    loader,
     message_passing,
+    node_loader,
     own_part,
     parallel,
     partitions,
@@ -34,8 +35,9 @@ PATCHES: tuple[Patch, ...] = (
     *graphbolt_parts.PATCHES,
     *graphs.PATCHES,
     *tensors.PATCHES,
-    *loader.PATCHES,
+    *node_loader.PATCHES,
     *edge_loader.PATCHES,
+    *collated_loader.PATCHES,
     *blocks.PATCHES,
     *message_passing.PATCHES,
     *slices.PATCHES,

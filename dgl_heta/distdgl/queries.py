@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.distdgl.edge_ends import EdgeEnds
+from dgl_heta.distdgl.loader_scope import BY_ITSELF
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.store import Store
@@ -226,13 +227,14 @@ def _drawn(edges: Tensor, nodes: int, fanout: int, replace: bool, weights: Tenso
 
 
 def answer(queries: Queries, access: str, ids: Any, request: Callable[..., Any],
-           exclude_edges: Any = None) -> Any:
+           say: Callable[[str], None], exclude_edges: Any = None) -> Any:
     """What one of DGL's functions that ask servers returns.
 
     Parameters
     ----------
     access : the function's name.
     request : makes the request to a server, which says what is asked for.
+    say : logs a line; that a script samples by itself.
     exclude_edges : ids of edges that are left out of what was drawn (DGL 2.4).
     """
     if access == "_distributed_edge_access":
@@ -240,4 +242,7 @@ def answer(queries: Queries, access: str, ids: Any, request: Callable[..., Any],
     if access == "_distributed_get_node_property":
         kind = type(request(ids, 0)).__name__
         return queries.in_degrees(ids) if kind == "InDegreeRequest" else queries.out_degrees(ids)
-    return queries.neighbours(request(ids), exclude_edges)
+    made = request(ids)
+    if type(made).__name__.startswith("SamplingRequest"):
+        say(BY_ITSELF)
+    return queries.neighbours(made, exclude_edges)

@@ -41,6 +41,7 @@ _EVERYWHERE: Homes = {
     "node_split": (f"{_DIST}:node_split", f"{_DIST}.dist_graph:node_split"),
     "DistGraph": (f"{_DIST}.dist_graph:DistGraph",),
     "DistTensor": (f"{_DIST}.dist_tensor:DistTensor",),
+    "NeighborSampler": ("dgl.dataloading.neighbor_sampler:NeighborSampler",),
     "HeteroGraphConv": ("dgl.nn.pytorch.hetero:HeteroGraphConv",),
     "gspmm of graphs": ("dgl.ops.spmm:gspmm", "dgl.ops:gspmm"),
     "gsddmm of graphs": ("dgl.ops.sddmm:gsddmm", "dgl.ops:gsddmm"),

@@ -24,10 +24,13 @@ from tests.support.waiting import PATIENCE, PROMPT
 
 pytestmark = pytest.mark.needs("hosts")
 SCRIPT = Path(__file__).parents[1] / "support/dist_script.py"
-OTHERS = ["SparseAdam", "SparseAdagrad", "SparseAdagrad ahead", "uneven", "drop last", "evaluate"]
+OWN = ["SparseAdagrad by hand", "SparseAdagrad negatives", "SparseAdagrad negatives by hand class"]
+"""Samplers of the script's own; rows that trainers read for themselves; and both."""
+OTHERS = ["SparseAdam", "SparseAdagrad", "SparseAdagrad ahead", "uneven", "drop last", "evaluate",
+          *OWN]
 ALL = [*cases(), *OTHERS]
 SOME = ["graph-sum", "sage-max", "gat-mean", "multi-stack", "rgcn", "wide", "sparse table",
-        "one layer", "SparseAdam", "SparseAdagrad ahead", "uneven", "drop last", "evaluate"]
+        "one layer", "SparseAdam", "SparseAdagrad ahead", "uneven", "drop last", "evaluate", *OWN]
 EXACT = ("--set", "train.learnable=exact")
 DELEGATED = {"hops": 3, "shared": "delegate"}
 

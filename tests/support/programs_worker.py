@@ -52,10 +52,14 @@ class Facts:
 
 
 class Graph:
-    """What stands in for the DistGraph: the loaders ask it for its session alone."""
+    """What stands in for the DistGraph: the loaders ask it for its session, and DGL's collators for
+    its types."""
 
-    def __init__(self, session: Session) -> None:
-        self.heta = session
+    def __init__(self, session: Session, whole: Any) -> None:
+        self.heta, self._whole = session, whole
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
 
 
 class Trainer:
@@ -89,14 +93,16 @@ class Trainer:
                                         plugins())
         self.found: dict[str, np.ndarray] = {}
 
-    def loader(self, batch_size: int = 12, layers: int = 2, nodes: Tensor | None = None) -> Any:
-        """Batches of this trainer's nodes, or of others, with all their neighbours."""
+    def loader(self, batch_size: int = 12, layers: int = 2, nodes: Tensor | None = None,
+               sampler: Any = None) -> Any:
+        """Batches of this trainer's nodes, or of others, with all their neighbours, or as another
+        sampler gives them."""
         chosen = self.nodes if nodes is None else nodes
+        sampler = sampler or dgl.dataloading.MultiLayerFullNeighborSampler(layers)
         if self.session is None:
-            return _PlainLoader(self, chosen, batch_size, layers)
-        sampler = dgl.dataloading.MultiLayerFullNeighborSampler(layers)
-        return dgl.dataloading.DistNodeDataLoader(Graph(self.session), {"paper": chosen}, sampler,
-                                                  batch_size=batch_size)
+            return _PlainLoader(self, chosen, batch_size, sampler)
+        return dgl.dataloading.DistNodeDataLoader(
+            Graph(self.session, self.whole), {"paper": chosen}, sampler, batch_size=batch_size)
 
     def features(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rows of the types that have features, fp64; they wait under RAF, as in scripts."""
@@ -150,20 +156,18 @@ class Trainer:
 class _PlainLoader:
     """The same batches of plain DGL."""
 
-    def __init__(self, trainer: Trainer, nodes: Tensor, batch_size: int, layers: int) -> None:
+    def __init__(self, trainer: Trainer, nodes: Tensor, batch_size: int, sampler: Any) -> None:
         counts: list[Any] = [None] * trainer.world
         dist.all_gather_object(counts, len(nodes))
         self._sizes = _step_sizes(counts, batch_size, False)[trainer.rank]
-        self._nodes, self._graph = nodes, trainer.whole
-        self._sampler = dgl.dataloading.MultiLayerFullNeighborSampler(layers)
+        self._nodes, self._graph, self._sampler = nodes, trainer.whole, sampler
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[Batch]:
         for seeds in self._nodes.split(self._sizes):
-            ids, _, blocks = self._sampler.sample_blocks(self._graph, {"paper": seeds})
-            yield ids, {"paper": seeds}, blocks
+            yield self._sampler.sample_blocks(self._graph, {"paper": seeds})
 
 
 torch.set_num_threads(1)
