@@ -101,8 +101,7 @@ def way_of(sampler: Any) -> str:
                              "dgl.dataloading.NeighborSampler (MultiLayerNeighborSampler) or "
                              "MultiLayerFullNeighborSampler")
         return "own"
-    names = ("sample", "sample_blocks", "__call__")
-    same = all(getattr(type(sampler), name, None) is getattr(known, name, None) for name in names)
+    same = type(sampler).sample_blocks is known.sample_blocks
     return "known" if same and "sample_blocks" not in vars(sampler) else "derived"
 
 

@@ -151,14 +151,14 @@ class RafParallel(Parallel):
     def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
                 ) -> Any:
         """Run the module, and check that it reduced what its blocks need."""
-        if torch.is_grad_enabled() and self.session.world.size > 1:
-            check_hooks(self.module)
         blocks = [b.layer.block for b in of_type(RafBlock, (inputs, kwargs)) if b.layer is not None]
         before = [(block.done, set(block.done)) for block in blocks]
         for done, _ in before:
             done.clear()
         with self.session.chains.call() as chains:
             output = super().forward(inputs, kwargs, synchronize)
+        if chains and self.session.world.size > 1:
+            check_hooks(self.module)
         if synchronize:
             self._chains |= chains
         # A module that only looks at blocks (an input layer) is no model over them; one that

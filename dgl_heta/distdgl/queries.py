@@ -227,15 +227,15 @@ def _drawn(edges: Tensor, nodes: int, fanout: int, replace: bool, weights: Tenso
 
 
 def answer(queries: Queries, access: str, ids: Any, request: Callable[..., Any],
-           say: Callable[[str], None], exclude_edges: Any = None) -> Any:
+           exclude_edges: Any = None, say: Callable[[str], None] = lambda text: None) -> Any:
     """What one of DGL's functions that ask servers returns.
 
     Parameters
     ----------
     access : the function's name.
     request : makes the request to a server, which says what is asked for.
-    say : logs a line; that a script samples by itself.
     exclude_edges : ids of edges that are left out of what was drawn (DGL 2.4).
+    say : logs a line; that a script samples by itself.
     """
     if access == "_distributed_edge_access":
         return queries.find_edges(ids)

@@ -55,7 +55,7 @@ class Graph:
     """What stands in for the DistGraph: the loaders ask it for its session, and DGL's collators for
     its types."""
 
-    def __init__(self, session: Session, whole: Any) -> None:
+    def __init__(self, session: Session, whole: Any = None) -> None:
         self.heta, self._whole = session, whole
 
     def __getattr__(self, name: str) -> Any:
