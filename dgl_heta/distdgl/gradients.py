@@ -60,7 +60,8 @@ def _torch_barrier(original: Any) -> Any:
 PATCHES = (
     *patch_all(homes("backward"), _backward,
                "one order of exchanges where a loss depends on several forward passes"),
-    *patch_all(homes("grad"), _grad, "refuse gradients that are in parts on several trainers"),
+    *patch_all(homes("grad"), _grad,
+               "gradients of the own loss; refuse those that are in parts on several trainers"),
     *patch_all(homes("Tensor", "register_hook"), _looked_at,
                "refuse gradients that are in parts on several trainers"),
     *patch_all(homes("Tensor", "retain_grad"), _looked_at,

@@ -39,21 +39,30 @@ def layer_of(g: RafBlock) -> Layer:
     Raises
     ------
     HetaError
-        It is a slice of a block; or it is aggregated inside a backward pass, in which trainers come
-        to their exchanges in an order of their own.
+        It is a slice of a block, or as :func:`check_forward`.
     """
-    if torch._C._current_graph_task_id() != -1 and g.layer is not None and (
-            g.layer.session.group.size > 1):
+    if g.layer is None:
+        raise HetaError("HeteroGraphConv and multi_update_all take no slice of a block of a "
+                        "meta-partitioned graph: pass the whole block to them, or call a "
+                        "relation's own convolution on its slice")
+    check_forward(g.layer)
+    return g.layer
+
+
+def check_forward(layer: Layer) -> None:
+    """
+    Raises
+    ------
+    HetaError
+        A block is aggregated inside a backward pass, in which trainers come to their exchanges in
+        an order of their own. Or trainers have skipped merges of the layers below differently.
+    """
+    if torch._C._current_graph_task_id() != -1 and layer.session.group.size > 1:
         raise HetaError("a block of a meta-partitioned graph cannot be aggregated again inside a "
                         "backward pass: use torch.utils.checkpoint for what is inside a relation's "
                         "module, or between layers, but not for a HeteroGraphConv")
-    if g.layer is None:
-        raise HetaError("a slice of a block of a meta-partitioned graph cannot be aggregated: "
-                        "pass the whole block to HeteroGraphConv or multi_update_all")
-    layer = g.layer
     layer.session.check({pair for below in layer.blocks if below.layer < layer.block.layer
                          for pair in layer.session.expected(below)}, layer.block.done)
-    return layer
 
 
 def destination_rows(layer: Layer, ntype: str, rows: Any, gather: bool) -> Any:
@@ -106,10 +115,14 @@ def merge_relations(layer: Layer, ntype: str, parts: list[Part],
 
 def merge_agreed(layer: Layer, ntype: str, parts: list[Part],
                  aggregate: str | Callable[..., Tensor], like: Tensor,
-                 relations: Mapping[Relation, bool], shape: torch.Size) -> Tensor | None:
-    """The same where all trainers know the shape of a row, and the dtype, that of `like`."""
+                 relations: Mapping[Relation, bool], shape: torch.Size, complete: bool = False
+                 ) -> Tensor | None:
+    """The same where all trainers know the shape of a row, and the dtype, that of `like`.
+
+    `complete`: rows that no edge reads on this machine, too.
+    """
     block = layer.block
-    if callable(aggregate) and aggregate is not hetero._stack_agg_func:
+    if complete or (callable(aggregate) and aggregate is not hetero._stack_agg_func):
         block = replace(block, reads={})  # it may look at all rows together
     dtype = like.dtype
     width, precise = shape.numel(), wide(dtype)

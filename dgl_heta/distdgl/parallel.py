@@ -151,8 +151,6 @@ class RafParallel(Parallel):
     def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
                 ) -> Any:
         """Run the module, and check that it reduced what its blocks need."""
-        if torch.is_grad_enabled() and self.session.world.size > 1:
-            check_hooks(self.module)
         blocks = [b.layer.block for b in of_type(RafBlock, (inputs, kwargs)) if b.layer is not None]
         before = [(block.done, set(block.done)) for block in blocks]
         layers = {block.layer for block in blocks}
@@ -160,6 +158,8 @@ class RafParallel(Parallel):
             done -= {pair for pair in done if pair[0] in layers}
         with self.session.chains.call() as chains:
             output = super().forward(inputs, kwargs, synchronize)
+        if chains and self.session.world.size > 1:
+            check_hooks(self.module)
         if synchronize:
             self._chains |= chains
         # A module that only looks at blocks (an input layer) is no model over them; one that

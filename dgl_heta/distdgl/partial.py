@@ -16,6 +16,10 @@ from dgl_heta.errors import HetaError
 from dgl_heta.raf.chain import is_link, walk, walk_below
 from dgl_heta.system.nested import of_type
 
+_FOR_ITSELF = ("set train.wrapper = ddp, by which every trainer computes all relations for its own "
+               "seeds, or sample by a class of the script's own")
+"""What computes without RAF, as plain DistDGL does."""
+
 
 def check_hooks(module: nn.Module) -> None:
     """
@@ -53,10 +57,11 @@ def check_inputs(inputs: Any, wrapped: Sequence[nn.Parameter] | None = None) -> 
         if not isinstance(leaf, nn.Parameter) and not getattr(leaf, "heta_rows", False):
             raise HetaError(
                 f"a tensor of shape {tuple(leaf.shape)} below the first layer requires a gradient "
-                "and is no nn.Parameter: its gradient would be this machine's part, for the seeds "
-                "of all trainers; let weights be nn.Parameters of the module that "
-                "DistributedDataParallel wraps; gradients of inputs (saliency) need the whole "
-                "graph in one process (dgl.distributed.load_partition)")
+                "and is no nn.Parameter: a node has one row of inputs for the seeds of all "
+                "trainers, so its gradient would be of all their losses, and what is made of it "
+                "would reach their results. Weights are to be nn.Parameters of the module that "
+                "DistributedDataParallel wraps; for gradients of inputs (perturbed inputs, "
+                f"saliency) {_FOR_ITSELF}")
         if wrapped is not None and not any(leaf is p for p in wrapped):
             raise HetaError(
                 f"a parameter of shape {tuple(leaf.shape)} below the first layer is not in "
@@ -64,24 +69,25 @@ def check_inputs(inputs: Any, wrapped: Sequence[nn.Parameter] | None = None) -> 
                 "wrap learnable embeddings with the model, or on their own")
 
 
-def check_grad(outputs: Any, inputs: Any) -> None:
-    """
+def below_merges(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
+    """Whether an input of `autograd.grad` is not above all exchanges that the outputs depend on.
+
     Raises
     ------
     HetaError
-        An input of `autograd.grad` is not above all exchanges that the outputs depend on.
+        Such an input is no parameter.
     """
-    roots = list(of_type(Tensor, outputs))
-    nodes = walk(roots)
+    nodes = walk(outputs)
     links = [node for node in nodes if is_link(node)]
     if not links:
-        return
-    below = set(walk_below(links))
-    above = set(nodes) - below
+        return False
+    above = set(nodes) - set(walk_below(links))
     leaves = {id(node.variable) for node in above if hasattr(node, "variable")}
-    for x in of_type(Tensor, inputs):
-        if not (id(x) in leaves if x.is_leaf else x.grad_fn in above):
+    below = [x for x in inputs if not (id(x) in leaves if x.is_leaf else x.grad_fn in above)]
+    for x in below:
+        if not isinstance(x, nn.Parameter):
             raise HetaError(
                 f"torch.autograd.grad with respect to a tensor of shape {tuple(x.shape)} below a "
-                "merge of relations would give this machine's part of the gradient, for the seeds "
-                "of all trainers; use backward() and the averaged gradients of parameters")
+                "merge of relations, which is no nn.Parameter, would give this machine's part of "
+                f"the gradient, for the seeds of all trainers; {_FOR_ITSELF}")
+    return bool(below)

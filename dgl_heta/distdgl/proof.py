@@ -27,6 +27,7 @@ from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.chains import Chains
 from dgl_heta.distdgl.group_seeds import note_seeds
+from dgl_heta.distdgl.handed import bare
 from dgl_heta.distdgl.layers import csc_with_ids
 from dgl_heta.distdgl.plain import own_hook
 from dgl_heta.distdgl.session import Session
@@ -381,12 +382,12 @@ def _frames(block: RafBlock) -> dict[str, dict[str, dict[str, Tensor]]]:
 
 
 def _containers(value: Any) -> Any:
-    """The same with containers of its own, so that what is taken out or put in later is not seen.
-    """
+    """The same with containers of its own, so that what is taken out or put in later is not seen;
+    ids of batches as ordinary tensors."""
     if isinstance(value, Mapping):
         return {key: _containers(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_containers, value))
     if isinstance(value, list | tuple):
         return type(value)(map(_containers, value))
-    return value
+    return bare(value)

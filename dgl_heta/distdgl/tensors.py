@@ -20,6 +20,7 @@ from torch import Tensor
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.edge_rows import EdgeIds
 from dgl_heta.distdgl.feature_stores import tell
+from dgl_heta.distdgl.handed import bare
 from dgl_heta.distdgl.own_part import own_part
 from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.session import Session, current
@@ -168,6 +169,7 @@ def _getitem(original: Any) -> Any:
     def __getitem__(self: Any, idx: Any) -> Any:
         if isinstance(idx, EdgeIds):
             return idx.rows(self, lambda ids: self[ids])
+        idx = bare(idx)
         if not self._attach:
             session = current()
             rows = read(session, self, idx, original)
@@ -184,7 +186,7 @@ def _setitem(original: Any) -> Any:
     def __setitem__(self: Any, idx: Any, val: Any) -> None:
         if not self._attach:
             refuse_write(current(), self)
-        original(self, idx, val)
+        original(self, bare(idx), val)
     return __setitem__
 
 

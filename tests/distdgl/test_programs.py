@@ -92,8 +92,17 @@ def test_zeros_in_place_of_no_gradient_are_seen(tmp_path) -> None:
 WATCHED = {"parameter": "has a hook on its gradient", "after": "has a hook on its gradient",
            "module": "has a backward hook", "inside": "retain_grad on a tensor inside a model",
            "inputs": "requires a gradient and is no nn.Parameter",
-           "grad": "torch.autograd.grad with respect to",
+           "states": "torch.autograd.grad with respect to",
+           "second": "cannot be taken with create_graph",
            "view": "the gradient of a view of shape"}
+
+
+def test_perturbed_inputs_are_exact_where_each_trainer_computes_for_itself(tmp_path) -> None:
+    """Which the refusal names (train.wrapper)."""
+    program = f"{HERE}.gradients:perturbed"
+    assert differences([program], 2, 2, tmp_path, settings=["train.wrapper=ddp"]) == {}
+    for each in run([program], 2, 1, tmp_path / "raf", raf=True)[program]:
+        assert "set train.wrapper = ddp, by which every trainer" in str(each.error)
 
 
 def test_what_would_see_a_part_of_a_gradient_is_refused(tmp_path) -> None:
@@ -105,8 +114,13 @@ def test_what_would_see_a_part_of_a_gradient_is_refused(tmp_path) -> None:
     assert "trainer 1 waits at torch.distributed.barrier()" in str(first.error)
 
 
-def test_gradients_above_all_exchanges_are_as_in_plain_dgl(tmp_path) -> None:
-    assert differences([f'{HERE}.gradients:watched "logits"'], 2, 1, tmp_path) == {}
+@pytest.mark.parametrize(("machines", "trainers"), SHAPES[1:])
+def test_gradients_that_are_asked_for_are_as_in_plain_dgl(machines: int, trainers: int, tmp_path
+                                                          ) -> None:
+    """Above all exchanges, and of parameters by task."""
+    programs = [f'{HERE}.gradients:watched "logits"', f'{HERE}.gradients:tasks "alone"',
+                f'{HERE}.gradients:tasks "wrapped"']
+    assert differences(programs, machines, trainers, tmp_path) == {}
 
 
 @pytest.mark.parametrize(("machines", "trainers"), [(2, 1), (2, 2)])

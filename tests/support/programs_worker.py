@@ -52,10 +52,14 @@ class Facts:
 
 
 class Graph:
-    """What stands in for the DistGraph: the loaders ask it for its session alone."""
+    """What stands in for the DistGraph: the loaders ask it for its session, and DGL's collators for
+    its types."""
 
-    def __init__(self, session: Session) -> None:
-        self.heta = session
+    def __init__(self, session: Session, whole: Any = None) -> None:
+        self.heta, self._whole = session, whole
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
 
 
 class Trainer:
@@ -90,15 +94,16 @@ class Trainer:
         self.found: dict[str, np.ndarray] = {}
 
     def loader(self, batch_size: int = 12, layers: int = 2, nodes: Tensor | None = None,
-               fanouts: list[Any] | None = None) -> Any:
-        """Batches of this trainer's nodes, or of others, with all their neighbours, or with
-        `fanouts` of 0 and -1."""
+               fanouts: list[Any] | None = None, sampler: Any = None) -> Any:
+        """Batches of this trainer's nodes, or of others, with all their neighbours, with `fanouts`
+        of 0 and -1, or as another sampler gives them."""
         chosen = self.nodes if nodes is None else nodes
-        sampler = dgl.dataloading.NeighborSampler([-1] * layers if fanouts is None else fanouts)
+        sampler = sampler or dgl.dataloading.NeighborSampler(
+            [-1] * layers if fanouts is None else fanouts)
         if self.session is None:
             return _PlainLoader(self, chosen, batch_size, sampler)
-        return dgl.dataloading.DistNodeDataLoader(Graph(self.session), {"paper": chosen}, sampler,
-                                                  batch_size=batch_size)
+        return dgl.dataloading.DistNodeDataLoader(
+            Graph(self.session, self.whole), {"paper": chosen}, sampler, batch_size=batch_size)
 
     def features(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rows of the types that have features, fp64; they wait under RAF, as in scripts."""
@@ -163,8 +168,7 @@ class _PlainLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         for seeds in self._nodes.split(self._sizes):
-            ids, _, blocks = self._sampler.sample_blocks(self._graph, {"paper": seeds})
-            yield ids, {"paper": seeds}, blocks
+            yield self._sampler.sample_blocks(self._graph, {"paper": seeds})
 
 
 torch.set_num_threads(1)
