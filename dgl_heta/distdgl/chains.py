@@ -10,7 +10,7 @@ trainer's loss does not come to; those of the missing ones are added.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -23,6 +23,7 @@ from dgl_heta.distdgl.partial import check_grad, check_inputs
 from dgl_heta.errors import HetaError
 from dgl_heta.raf.chain import Chain, Place, Watch, links_of, reached_by_rows, walk
 from dgl_heta.sampling.blocks import Block
+from dgl_heta.system.nested import of_type
 
 
 class Chains(Watch):
@@ -39,6 +40,8 @@ class Chains(Watch):
     passed : the chains that the last backward pass ran through.
     parameters : whose gradients are to be None where no trainer's loss depends on them.
     checking : whether to refuse what would see parts of a gradient.
+    before : is told of the roots of a backward pass, their gradients, and whether all trainers of
+        the group are in it, before it begins.
     wrapped_only : whether to refuse parameters below the first layer that are none of these.
     """
 
@@ -56,6 +59,7 @@ class Chains(Watch):
         self.passed: set[int] = set()
         self.parameters: list[nn.Parameter] = []
         self.checking, self.wrapped_only = True, False
+        self.before: Callable[[list[Tensor], list[Any], bool], None] = lambda *told: None
         self._unused: set[Place] = set()
         self._roots: list[Tensor] = []
         self._empty: list[nn.Parameter] = []
@@ -123,6 +127,7 @@ class Chains(Watch):
         self._running = True
         self._retain = create_graph if retain_graph is None else retain_graph
         try:
+            self.before(roots, grads, True)
             if len(self._open) > 1:
                 added = self._missing(roots)
                 roots, grads = [*roots, *added], [*grads, *map(torch.zeros_like, added)]
@@ -146,7 +151,19 @@ class Chains(Watch):
         """
         if self.checking and self.group.size > 1 and not self._running:
             check_grad(outputs, inputs)
+            roots = [*of_type(Tensor, outputs)]
+            given = args[0] if args else kwargs.get("grad_outputs")
+            self.before(roots, [*of_type(Tensor, given)] or [None] * len(roots), False)
         return original(outputs, inputs, *args, **kwargs)
+
+    @contextmanager
+    def paths_beside(self) -> Iterator[None]:
+        """For the body no gradient goes through exchanges."""
+        self.cut = True
+        try:
+            yield
+        finally:
+            self.cut = False
 
     def _missing(self, roots: Sequence[Tensor]) -> list[Tensor]:
         """Tokens of the exchanges that other trainers' losses come to, and this one's does not."""

@@ -130,7 +130,9 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
     if torch.is_grad_enabled():
         rows.requires_grad_()
         rows.heta_rows = True  # type: ignore[attr-defined]
+        table.session.scope.learn(rows, table.ntype, index)
         embedding._trace.append((index.to("cpu"), rows, table.bits(index)))
+    table.session.scope.read(rows, index, lambda ids: table.read(ids).to(device))
     return rows
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from dgl_heta.distdgl.partial import summed
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.whereabouts import at
@@ -22,7 +27,8 @@ def _backward(original: Any) -> Any:
         else:
             given = kwargs.get("inputs")
             check_views(() if given is None else [given] if isinstance(given, Tensor) else given)
-            session.chains.backward(original, *args, **kwargs)
+            with session.scope.aside():
+                session.chains.backward(original, *args, **kwargs)
     return backward
 
 
@@ -32,7 +38,8 @@ def _grad(original: Any) -> Any:
         if session is None:
             return original(outputs, inputs, *args, **kwargs)
         check_views([inputs] if isinstance(inputs, Tensor) else inputs)
-        return session.chains.grad(original, outputs, inputs, *args, **kwargs)
+        with session.scope.aside():
+            return session.chains.grad(original, outputs, inputs, *args, **kwargs)
     return grad
 
 
@@ -46,6 +53,27 @@ def _looked_at(original: Any) -> Any:
                             "returns")
         return original(self, *args, **kwargs)
     return look
+
+
+def _subclass(original: Any) -> Any:
+    def as_subclass(self: Any, cls: Any) -> Any:
+        with _disable_current_modes():  # or PyTorch makes two objects of one tensor, and fails
+            return original(self, cls)
+    return as_subclass
+
+
+def _summing(original: Any) -> Any:
+    def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        if session is not None:
+            given = _signature(original).bind(tensor, *args, **kwargs).arguments
+            ranks = dist.get_process_group_ranks(given.get("group") or dist.group.WORLD)
+            summed(tensor, given.get("op", dist.ReduceOp.SUM), {*session.group.ranks} <= {*ranks})
+        return original(tensor, *args, **kwargs)
+    return reduce
+
+
+_signature = functools.cache(inspect.signature)
 
 
 def _torch_barrier(original: Any) -> Any:
@@ -65,5 +93,8 @@ PATCHES = (
                "refuse gradients that are in parts on several trainers"),
     *patch_all(homes("Tensor", "retain_grad"), _looked_at,
                "refuse gradients that are in parts on several trainers"),
+    *patch_all(homes("Tensor", "as_subclass"), _subclass,
+               "works while operations are looked at, at steps to prove"),
+    *patch_all(homes("sums of torch"), _summing, "gradients that a script averages itself"),
     *patch_all(homes("barrier of torch"), _torch_barrier, "say where a trainer waits"),
 )

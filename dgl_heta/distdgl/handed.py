@@ -24,6 +24,8 @@ class _Ids(np.ndarray):
     """Node ids (int64) that a tensor keeps alive."""
 
     ntype: str
+    own: int
+    """How many of them are the trainer's own seeds, which come first."""
     bits: np.ndarray | None
     """For each id the trainers, by rank, whose seeds reach it; None if that was not asked for."""
 
@@ -39,21 +41,32 @@ class Handed:
         """Ids per node type of a batch: input nodes, then those that each layer gives states of;
         last the trainer's own seeds. Each in memory of its own."""
         levels = []
+        seeds = {t: len(ids) for t, ids in batch.own_seeds.items()}
         for number in range(len(batch.blocks)):
             counts = batch.blocks[number].num_src
-            levels.append({t: self._hand(t, ids[:counts.get(t, 0)], reached[number][t]
-                                         if reached else None, number > 0)
+            levels.append({t: self._hand(t, ids[:counts.get(t, 0)], seeds.get(t, 0),
+                                         reached[number][t] if reached else None, number > 0)
                            for t, ids in batch.input_nodes.items()})
-        levels.append({t: self._hand(t, ids, np.full(len(ids), 1 << rank), True)
+        levels.append({t: self._hand(t, ids, len(ids), np.full(len(ids), 1 << rank), True)
                        for t, ids in batch.own_seeds.items()})
         return levels
 
-    def _hand(self, ntype: str, ids: np.ndarray, bits: np.ndarray | None, copy: bool) -> Tensor:
+    def _hand(self, ntype: str, ids: np.ndarray, own: int, bits: np.ndarray | None, copy: bool
+              ) -> Tensor:
         kept = (ids.copy() if copy else ids).view(_Ids)
-        kept.ntype, kept.bits = ntype, bits
+        kept.ntype, kept.own, kept.bits = ntype, own, bits
         number = self._number = self._number + 1
         self._living[number] = weakref.ref(kept, lambda _: self._living.pop(number, None))
         return torch.from_numpy(kept)
+
+    def own(self, ntype: str, index: Tensor) -> int | None:
+        """How many of a batch's ids, which a script reads rows by, are own seeds; they come first.
+        None for other ids."""
+        ids = index.to("cpu", torch.int64).contiguous().numpy()
+        return next((array.own for ref in list(self._living.values())
+                     if (array := ref()) is not None and array.ntype == ntype
+                     and len(array) == len(ids) and (array.ctypes.data == ids.ctypes.data
+                                                     or np.array_equal(array, ids))), None)
 
     def bits(self, ntype: str, index: Tensor, rank: int) -> np.ndarray:
         """For each id that a trainer reads those that read it in plain DGL for what this one does.

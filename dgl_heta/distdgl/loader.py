@@ -198,6 +198,7 @@ class RafLoader:
         self._take_step()
 
     def _end_pass(self) -> None:
+        self._session.scope.end()
         self._session.check_batches()
         self._close()
         self._session.at_batch = None
@@ -221,8 +222,9 @@ class RafLoader:
         if (recording := recorder()) is not None:
             recording.begin_batch(*sample[:2])
         step = self._step - 1
-        proof.handed_out(self, session, batch, sample[2], self._epoch, step,
-                         self._draws(self._epoch, step))
+        due = proof.handed_out(self, session, batch, sample[2], self._epoch, step,
+                               self._draws(self._epoch, step))
+        session.scope.begin(batch, (sample[0], *sample[2]), due)
         return sample
 
     def _seeds_with_raf(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

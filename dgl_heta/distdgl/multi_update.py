@@ -8,7 +8,7 @@ cross reducer goes over the group, by what the trainers have agreed on
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,14 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
         all of them.
     """
     layer = layer_of(g)
-    layer.session.chains.merging(layer.block, [dict(g.srcnodes[t].data) for t in g.srctypes])
+    sources = {t: dict(g.srcnodes[t].data) for t in g.srctypes}
+    layer.session.chains.merging(layer.block, sources)
+    with layer.session.scope.merge(layer.block, sources) as merged:
+        _multi_update_all(g, layer, etype_dict, cross_reducer, apply_node_func, merged)
+
+
+def _multi_update_all(g: RafBlock, layer: Layer, etype_dict: Mapping[Any, Any], cross_reducer: Any,
+                      apply_node_func: Any, merged: Callable[[str, Tensor], None]) -> None:
     functions = agreement.functions_of(layer, etype_dict)
     plan, key = agreement.agree(g, layer, functions, cross_reducer)
     found = _run(g, layer, functions, plan)
@@ -58,6 +65,7 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
         for name in outputs:
             columns[name] = _merged(layer, ntype, name, into, found, plan, cross_reducer,
                                     g.device)
+            merged(ntype, columns[name])
         g._node_frames[g.get_ntype_id_from_dst(ntype)].update(columns)
         if apply_node_func is not None:
             g.apply_nodes(apply_node_func, ALL, ntype)  # as DGL does: it names the type alone

@@ -86,21 +86,22 @@ def schedule_of(session: Session) -> Schedule:
 
 
 def handed_out(loader: RafLoader, session: Session, batch: MiniBatch, blocks: list[RafBlock],
-               epoch: int, step: int, number: int) -> None:
-    """A loader hands out blocks: note those of a step to prove."""
+               epoch: int, step: int, number: int) -> bool:
+    """A loader hands out blocks: note those of a step to prove; returns whether this is one."""
     schedule = schedule_of(session)
     if schedule.off:
-        return
+        return False
     watch = _watch_of(session)
     watch.settle()
     if not schedule.due(loader.seed, epoch, step, len(loader)):
-        return
+        return False
     origin = Origin(session, loader.sampler, batch, number, torch.get_rng_state(),
                     epoch == step == 0, loader.planned)
     for block in blocks:
         if block.layer is not None:
             block.layer.origin = origin
     watch.expect(origin)
+    return True
 
 
 def _watch_of(session: Session) -> Watch:
@@ -210,7 +211,7 @@ class Watch:
             hash_key(origin.number, origin.calls) >> 2,
             session.settings.train.learnable == "replica")
         try:
-            with setting.aside(), torch.inference_mode(False), torch.enable_grad():
+            with session.scope.aside(), setting.aside(), torch.inference_mode(False), torch.enable_grad():
                 if setting.world.all_reduce(torch.tensor([int(by_edge)]), "max", "control").item():
                     raise NotProvedError("data of edges is read by the ids of a block's edges")
                 text = Proof(setting, call).verdict()

@@ -16,6 +16,7 @@ import torch
 from dgl.distributed.optim import SparseAdagrad, SparseAdam
 
 from dgl_heta.comm.row_routing import RowRoute
+from dgl_heta.distdgl.partial import whole
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import each_once, marked, sum_rows_with_bits
 from dgl_heta.system.jit import kernel
@@ -106,7 +107,7 @@ def _check_alike(optimizer: Any, embeddings: Sequence[Any]) -> None:
 def _rows(table: Table, index: Any, rows: Any, bits: np.ndarray) -> Rows:
     """What a script has read once, with the gradients."""
     ids = index.numpy().astype(np.int64, copy=False)
-    grad = rows.grad.cpu() if rows.grad is not None else torch.zeros(rows.shape)
+    grad = whole(rows.grad).cpu() if rows.grad is not None else torch.zeros(rows.shape)
     return _once(table, ids, grad.contiguous().numpy(), bits)
 
 

@@ -1,0 +1,352 @@
+"""Whose a row or a number is: the trainer's own, or its group's.
+
+A trainer of plain DGL has a batch for itself: its seeds, and all rows that these reach. Under RAF the
+trainers of a group have one batch together. What a trainer is given of it beside its own seeds' rows
+is what its *machine* reads for the seeds of *all* of them::
+
+                        rows of              by which relations
+    plain DGL           the own seeds        all
+    RAF                 everybody's seeds    this machine's
+
+So rows of input nodes and of states between layers, and how many nodes, edges and ids there are, have
+another scope than in plain DGL: the group's. Only a merge of relations brings both together. It sums
+over the machines, its adjoint over the trainers, and its result has the trainer's own seeds again.
+That is the principle: **a value of the group's scope may come to a loss only by way of a merge.** What
+comes to it past all merges would be weighted by which machine reads a row, and counted for the seeds
+of others; the gradient would be another one, and nothing would say so.
+
+The trainer's own seeds lead the rows of their type at every level and are complete there, so a loss
+may use them in any way (residuals, jumping knowledge, `rows[:n]`).
+
+It is held by what autograd and PyTorch's dispatcher tell, and not by a list of operations:
+
+- **Gradients**, at every backward pass (here). The first nodes of autograd's graph that a loss comes
+  to past all merges are looked for. Are there rows among them that were given to a merge, or came
+  from one below the last layer, or from a DistEmbedding, their gradients are computed with the merges
+  cut. Rows that are no own seed's must have none.
+- **Values** that have no gradient (ids, features, masks, numbers taken from tensors), at steps to
+  prove (:mod:`dgl_heta.distdgl.dependence`). The loss is computed once more from what was handed out,
+  with other values in the rows that are no own seed's. It must be the same to the last bit.
+- **Counts**, which Python makes plain integers, at these steps (:mod:`dgl_heta.distdgl.counts`).
+  A number in the loss that on every trainer follows from the same count, which is another one on
+  each, is that count.
+
+Batch and instance norms may look at all rows: that their statistics are the machine's is documented.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from dgl import NID
+from torch import Tensor
+from torch.autograd.graph import GradientEdge
+
+from dgl_heta.distdgl.counts import Counts
+from dgl_heta.distdgl.dependence import Source, Trace
+from dgl_heta.distdgl.partial import watch
+from dgl_heta.errors import HetaError
+from dgl_heta.proof.gather import CAUSE
+from dgl_heta.raf.chain import is_link, walk, walk_below
+from dgl_heta.sampling.blocks import Block, MiniBatch
+from dgl_heta.system.nested import items_of, of_type
+from dgl_heta.system.patching import plain
+
+if TYPE_CHECKING:
+    from dgl_heta.distdgl.session import Session
+
+_KEY = "dgl-heta rows"
+"""In the metadata of a node of autograd's graph: output → :class:`Rows`."""
+
+
+class Rows(NamedTuple):
+    """Rows of the group's scope.
+
+    Attributes
+    ----------
+    own : how many leading rows are the trainer's own seeds'; or bool (rows,), which ones.
+    what : for an error.
+    """
+
+    own: int | Tensor
+    what: str
+
+    def foreign(self, count: int) -> Tensor:
+        """Which of so many rows are no own seed's, bool (count,)."""
+        return _foreign(self.own, count)
+
+
+class Scope:
+    """Holds the principle for the batches of one trainer."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._checked: set[int] = set()
+        self._passes = 0
+        self._trace: Trace | None = None
+        self._counts = Counts()
+
+    @property
+    def _holds(self) -> bool:
+        """Whether there are other trainers' rows, and this is the run and not a replay of it."""
+        session = self._session
+        return (session.group.size > 1 and session.chains.checking
+                and session.settings.run.record is None)  # else runs are compared as they are
+
+    # --- what is of the group's scope -----------------------------------------------------------
+
+    def begin(self, batch: MiniBatch, given: Sequence[Any], prove: bool) -> None:
+        """A batch is handed out, at a step to prove or not; what a script is given of it are ids by
+        node type, and blocks."""
+        self.end()
+        if not self._holds or not (prove or self._counts.wanted):
+            return
+        schema, shares = self._session.store.schema, batch.blocks[-1].seeds
+        self._trace = trace = Trace()
+        for part in given:
+            for ntype, ids in _ids(part):
+                own = shares[ntype].own if ntype in shares else 0
+                trace.add(ids, Source(
+                    ids.clone(), _foreign(own, len(ids)), f"what is read by ids of '{ntype}'",
+                    schema.node_counts[ntype], ids=True))
+        self._counts.begin(batch, schema.node_types, schema.relations)
+        trace.start()
+
+    def end(self) -> None:
+        """No batch is looked at any longer."""
+        if self._trace is not None:
+            self._trace.stop()
+            self._trace = None
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """For the body nothing is noted: it is no part of what a script computes its loss by."""
+        with nullcontext() if self._trace is None else self._trace.aside():
+            yield
+
+    @contextmanager
+    def merge(self, block: Block, inputs: Any) -> Iterator[Callable[[str, Tensor], None]]:
+        """A merge of a block's relations runs, of rows by node type in `inputs`; yields what is to
+        be told of each result."""
+        if not self._holds:
+            yield lambda ntype, rows: None
+            return
+        for path, rows in items_of(Tensor, inputs):
+            ntype = next((key for key in path if key in block.num_src), None)
+            if ntype is not None and len(rows) == block.num_src[ntype]:
+                _mark(rows, Rows(_own(block, ntype), f"the rows of '{ntype}' that layer "
+                                 f"{block.layer} reads"))
+        trace = self._trace
+
+        def merged(ntype: str, rows: Tensor) -> None:
+            if block.last:
+                return
+            of = Rows(_own(block, ntype), f"the states of '{ntype}' after layer {block.layer}")
+            _mark(rows, of)
+            if trace is not None:
+                trace.add(rows, Source(
+                    rows.detach(), of.foreign(len(rows)), of.what,
+                    self._session.store.schema.node_counts[ntype],
+                    missing=_incomplete(block, ntype, len(rows))))
+
+        with self.aside():
+            yield merged
+
+    def learn(self, rows: Tensor, ntype: str, ids: Tensor) -> None:
+        """Rows of a DistEmbedding were read, as leaves that get a gradient."""
+        if not self._holds:
+            return
+        watch(rows)
+        own = self._session.handed.own(ntype, ids)
+        if own is not None:
+            rows.heta_scope = Rows(  # type: ignore[attr-defined]
+                own, f"rows of the DistEmbedding of '{ntype}'")
+
+    def is_below(self, parameter: Tensor) -> bool:
+        """Whether a parameter is below a merge, so that its gradients are in parts."""
+        return self._holds and getattr(parameter, "heta_below", False)
+
+    def written(self, length: int, values: Any) -> None:
+        """Values are written to a table of so many rows.
+
+        Raises
+        ------
+        HetaError
+            They are incomplete states.
+        """
+        if self._trace is not None and self._holds:
+            with self._trace.aside():
+                self._trace.check_memory(length, self._trace.refs([*of_type(Tensor, values)]))
+
+    def read(self, rows: Tensor, ids: Any, again: Callable[[Tensor], Tensor]) -> Tensor:
+        """Rows of a table were read by ids; `again` reads those of others."""
+        if self._trace is not None and self._holds:
+            self._trace.read(rows, ids, again)
+        return rows
+
+    # --- what may come to a loss ----------------------------------------------------------------
+
+    def check(self, roots: Sequence[Tensor], grads: Sequence[Tensor | None], together: bool
+              ) -> None:
+        """A backward pass begins, on all trainers of the group `together` if it comes to merges.
+
+        Raises
+        ------
+        HetaError
+            Rows or numbers of the group's scope come to it past all merges; at a step to prove on
+            all trainers of the group alike.
+        """
+        if not self._holds:
+            return
+        found, merged, structure = _above(roots)
+        trace, text = self._trace, None
+        self._passes += 1
+        if trace is not None or self._passes < _PASSES:
+            self._watch_below(roots)
+        if found and (trace is not None or structure not in self._checked):
+            text, sure = self._gradients(found, roots, grads)
+            if sure:
+                self._checked.add(structure)
+        if trace is not None:
+            text = text or self._dependence(trace, [*roots, *(g for g in grads if g is not None)])
+            if merged and together:
+                text = self._agreed(trace, text, trace.numbers(roots))
+        if text is not None:
+            raise HetaError(text + _WHY)
+
+    def _watch_below(self, roots: Sequence[Tensor]) -> None:
+        """Gradients of parameters below merges are marked, unless they are averaged at once."""
+        wrapped = {id(p) for p in self._session.chains.parameters}
+        for node in walk_below([node for node in walk(roots) if is_link(node)]):
+            leaf = getattr(node, "variable", None)
+            if leaf is None or self.is_below(leaf) or getattr(leaf, "heta_rows", False):
+                continue
+            leaf.heta_below = True
+            if id(leaf) not in wrapped:
+                watch(leaf)
+
+    def _gradients(self, found: Mapping[tuple[Any, int], Rows], roots: Sequence[Tensor],
+                   grads: Sequence[Tensor | None]) -> tuple[str | None, bool]:
+        """What gets a gradient past all merges and must not; and whether that is sure: rows that
+        get none at all, as their weight is 0 now, may get one in the next step."""
+        edges = [GradientEdge(*edge) for edge in found]
+        try:
+            with self._session.chains.paths_beside():
+                gradients = plain(torch.autograd.grad)(
+                    list(roots), edges, list(grads), retain_graph=True, allow_unused=True)
+        except RuntimeError as error:  # checkpoint(use_reentrant=True), or backward() says it, too
+            self._session.say(f"{_NOT} past all merges: {error}")
+            return None, False
+        sure = True
+        for rows, grad in zip(found.values(), gradients):
+            if grad is None:
+                continue
+            used = ((grad != 0) & ~grad.isnan()).reshape(len(grad), -1).any(1)
+            sure = sure and bool(used.any())
+            wrong = int((used & rows.foreign(len(grad)).to(used.device)).sum())
+            if wrong:
+                return f"the loss depends on {rows.what} ({wrong} of them)", True
+        return None, sure
+
+    def _dependence(self, trace: Trace, tensors: Sequence[Tensor]) -> str | None:
+        try:
+            with trace.aside():
+                what = trace.dependence(tensors)
+        except Exception as error:  # of a script's operations, on other values
+            self._session.say(f"{_NOT} by their values: {type(error).__name__}: {error}")
+            return None
+        return None if what is None else f"the loss depends on {what}"
+
+    def _taken(self, trace: Trace) -> list[float]:
+        try:
+            with trace.aside():
+                return trace.taken()
+        except Exception as error:
+            self._session.say(f"{_NOT} by numbers taken from them: {error}")
+            return []
+
+    def _agreed(self, trace: Trace, text: str | None, numbers: Sequence[float]) -> str | None:
+        """What the first trainer of the group says that says something, or what they find
+        together."""
+        group = self._session.group
+        every = group.all_gather_json([text, list(numbers)], CAUSE)
+        for rank, (told, _) in zip(group.ranks, every):
+            if told is not None:
+                return f"on trainer {rank} {told}"
+        of_each = [of_trainer for _, of_trainer in every]
+        if not all(of_each):
+            return None
+        values = group.all_gather_json([*self._counts.values, *self._taken(trace)], CAUSE)
+        name = self._counts.found(of_each, values)
+        return None if name is None else f"the loss depends on {name}"
+
+
+_PASSES = 3
+"""Backward passes, besides those of steps to prove, in which parameters below merges are found."""
+_NOT = "not proved: whether the loss depends on rows of the group's batch"
+_WHY = (", beyond this trainer's own seeds and past all merges of relations. With RAF that is of what "
+        "this machine reads for the seeds of all trainers, so gradients would not be those of plain "
+        "DGL. Use rows of own seeds, which come first (rows[:n]), numbers of own seeds, or whole "
+        "parameters (weight_decay); see docs/switching.md, 'Whose rows and numbers'")
+
+
+def _ids(part: Any) -> Iterator[tuple[str, Tensor]]:
+    """Ids by node type: of input nodes, or of a block's nodes on both sides."""
+    if isinstance(part, Mapping):
+        yield from part.items()
+        return
+    for types, nodes in ((part.srctypes, part.srcnodes), (part.dsttypes, part.dstnodes)):
+        yield from ((t, nodes[t].data[NID]) for t in types)
+
+
+def _foreign(own: int | Tensor, count: int) -> Tensor:
+    return ~own if isinstance(own, Tensor) else torch.arange(count) >= own
+
+
+def _own(block: Block, ntype: str) -> int:
+    """How many leading rows of a type are the trainer's own seeds'."""
+    return block.seeds[ntype].own if ntype in block.seeds else 0
+
+
+def _incomplete(block: Block, ntype: str, count: int) -> Tensor | None:
+    """Which states are not complete, because no edge reads them here; bool (count,)."""
+    reads = block.reads.get(ntype)
+    if reads is None:
+        return None
+    missing = torch.zeros(count, dtype=torch.bool)
+    missing[_own(block, ntype):block.num_seeds(ntype)] = True
+    missing[reads.rows] = False
+    return missing
+
+
+def _mark(rows: Tensor, scope: Rows) -> None:
+    """Let autograd's graph tell whose rows these are."""
+    if rows.grad_fn is not None:
+        rows.grad_fn.metadata.setdefault(_KEY, {}).setdefault(rows.output_nr, scope)
+
+
+def _above(roots: Sequence[Tensor]) -> tuple[dict[tuple[Any, int], Rows], bool, int]:
+    """Of the part of autograd's graph that lies above all merges: at which outputs of nodes rows are
+    marked, whether there are merges below it, and a hash of its nodes' names."""
+    pending = [(t.grad_fn, t.output_nr) for t in roots if t.grad_fn is not None]
+    seen = set(pending)
+    found: dict[tuple[Any, int], Rows] = {}
+    merged, names = False, []
+    while pending:
+        node, output = edge = pending.pop()
+        names.append(node.name())
+        rows = getattr(getattr(node, "variable", None), "heta_scope", None) or (
+            node.metadata.get(_KEY, {}).get(output))
+        if rows is not None:
+            found[edge] = rows
+        elif is_link(node):
+            merged = True
+        else:
+            new = {below for below in node.next_functions if below[0] is not None} - seen
+            seen |= new
+            pending += new
+    return found, merged, zlib.crc32(" ".join(sorted(names)).encode())

@@ -1,0 +1,220 @@
+"""What a loss may depend on, what a gradient may be used for before it is averaged, and which states
+may be kept: what is exact goes on, the rest is refused at its first step."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dgl_heta.distdgl.counts import Counts
+from dgl_heta.distdgl.dependence import Source, Trace
+from tests.distdgl.programs import averages, scopes
+from tests.support.dist_reference import parts, whole_graph
+from tests.support.programs import SHAPES, Found, dealt, differences, run
+from tests.support.waiting import PATIENCE, PROMPT
+
+PROVE = ["run.prove=auto"]
+SCRIPT = Path(__file__).parents[1] / "support/scope_script.py"
+
+
+def named(module: str, function: str, names: Sequence[object]) -> list[str]:
+    return [f"{module}:{function} {json.dumps(name)}" for name in names]
+
+
+OWN = named(scopes.__name__, "own", [*scopes.OWN])
+GROUPS = named(scopes.__name__, "groups", [*scopes.GROUPS])
+KEPT = named(scopes.__name__, "memory", [
+    *([way, "paper", True] for way in scopes.COMPLETE), ["set", "author", True],
+    ["own", "paper", False]])
+AVERAGED = [*named(averages.__name__, "without_wrapper", [*averages.RIGHT]),
+            *named(averages.__name__, "unsynchronised", ["right"]),
+            *named(averages.__name__, "beside", ["averaged"]), f"{averages.__name__}:head"]
+LATER = {"later", "warmed up"}
+"""What is wrong from the second step on."""
+SURE = {"edges of a relation", "root of a shape", "elements"}
+"""Counts that are looked for in a second batch, to be sure."""
+TEXTS = {"edges": "the number of edges of blocks[0]",
+         "edges of a relation": "the number of edges ('author', 'writes', 'paper') of blocks[1]",
+         "nodes": "the number of nodes of blocks[0]",
+         "total length": "the number of input nodes",
+         "another type": "the states of 'author' after layer 1",
+         "rows of a table": "the rows of 'institution' that layer 1 reads",
+         "negatives by ids": "what is read by ids of 'institution'"}
+
+
+@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
+def test_what_is_exact_goes_on(machines: int, trainers: int, tmp_path: Path) -> None:
+    everything = [*OWN, *AVERAGED, *KEPT]
+    programs = everything if (machines, trainers) == (2, 1) else dealt(
+        everything, machines, trainers)
+    assert differences(programs, machines, trainers, tmp_path, settings=PROVE) == {}
+
+
+@pytest.mark.parametrize(("machines", "trainers"), [
+    (2, 1), pytest.param(2, 2, marks=pytest.mark.thorough),
+    pytest.param(3, 1, marks=pytest.mark.thorough)])
+def test_a_loss_of_rows_or_numbers_of_the_group_is_refused(machines: int, trainers: int,
+                                                           tmp_path: Path) -> None:
+    found = run(GROUPS, machines, trainers, tmp_path, raf=True, settings=PROVE)
+    for name, program in zip(scopes.GROUPS, GROUPS):
+        texts = {str(each.error) for each in found[program]}
+        assert all("HetaError" in text and "the loss depends on" in text for text in texts), name
+        assert any(TEXTS.get(name, "") in text for text in texts), (name, texts)
+        assert len(texts) == 1 or name in LATER, (name, texts)
+        steps = found[program][0].arrays
+        assert ("step" in steps) == (name in LATER | SURE), (name, texts)
+        assert "step (2)" not in steps
+
+
+def test_a_gradient_is_summed_over_the_trainers_before_it_is_used(tmp_path: Path) -> None:
+    programs = [f"{averages.__name__}:{program} {json.dumps(way)}" for program, ways in (
+        ("without_wrapper", averages.WRONG), ("unsynchronised", ["norms", "clipped", "Adam"]),
+        ("beside", ["dense", "sparse"])) for way in ways]
+    found = run(programs, 2, 1, tmp_path, raf=True, settings=PROVE)
+    for program in programs:
+        for each in found[program]:
+            assert str(each.error).startswith("HetaError: the gradient of a parameter"), program
+            assert "before it is averaged" in str(each.error)
+            assert not each.arrays, program
+    for program, name in ((programs[0], "norm"), (f"{averages.__name__}:without_wrapper \"Adam\"",
+                                                  "Adam.step"), (programs[-1], "SparseAdam.step")):
+        assert f"is used by {name} before" in str(found[program][0].error)
+
+
+def test_incomplete_states_are_not_kept(tmp_path: Path) -> None:
+    programs = named(scopes.__name__, "memory", [
+        *([way, "paper", True] for way in scopes.INCOMPLETE), ["set", "paper", False]])
+    found = run(programs, 2, 1, tmp_path / "refused", raf=True, settings=PROVE)
+    for program in programs:
+        for each in found[program]:
+            assert "the states of 'paper' after layer 1 are written to a tensor" in str(each.error)
+            assert "set train.complete_states = true" in str(each.error)
+    assert differences(programs[:2], 2, 1, tmp_path, settings=[
+        *PROVE, "train.complete_states=true"]) == {}
+
+
+@pytest.mark.needs("hosts")
+def test_rows_of_a_dist_embedding_and_states_in_a_dist_tensor(tmp_path: Path) -> None:
+    launched(tmp_path, "launch", "tables", "--set", "train.learnable=exact")
+    texts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    for told in texts:
+        assert told["own"] == ""
+        assert "the loss depends on rows of the DistEmbedding of 'author'" in told["rows"]
+        assert "the loss depends on rows of the DistEmbedding of 'paper'" in told["all"]
+        assert "the loss depends on what is read by ids of 'author'" in told["shuffled"]
+        assert "the states of 'paper' after layer 1 are written to" in told["remembered"]
+        assert "is used by linalg_vector_norm before it is averaged" in told["clipped"]
+    assert texts[0]["rows"] == texts[1]["rows"]
+
+
+def launched(directory: Path, command: str, mode: str, *options: str) -> str:
+    config = parts(whole_graph(), 2, directory / "parts")
+    words = [sys.executable, "-m", "dgl_heta", command, "--hosts", "2", "--part-config", config,
+             "--num-omp-threads", "1", "--stop-after", PATIENCE, *options, "--", sys.executable,
+             SCRIPT, "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--mode", mode,
+             "--out", directory]
+    done = subprocess.run([str(word) for word in words], capture_output=True, text=True,
+                          timeout=2 * PATIENCE + PROMPT, errors="replace", check=False)
+    assert done.returncode == (1 if mode == "kinds" else 0), done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.needs("hosts")
+def test_two_runs_that_are_compared_find_each_kind(tmp_path: Path) -> None:
+    """`dgl-heta prove` compares gradients of a whole step: each model's differ."""
+    found = json.loads(launched(tmp_path, "prove", "kinds", "--json").splitlines()[-1])
+    wrong = {each["name"].partition(".")[0] for each in found["arrays"]
+             if each["kind"] == "gradient" and each["differs"]}
+    assert len(wrong) == len(scopes.SHORT), wrong
+
+
+@pytest.mark.thorough
+@pytest.mark.needs("hosts")
+def test_two_runs_agree_on_losses_of_own_rows(tmp_path: Path) -> None:
+    launched(tmp_path, "prove", "own")
+
+
+# --- without trainers ----------------------------------------------------------------------------
+
+OPERATIONS: dict[str, Callable[[Tensor, Tensor, int], Tensor]] = {
+    "scaled": lambda x, ids, n: x * 1.5 - 0.25,
+    "multiplied": lambda x, ids, n: x @ torch.ones(x.shape[1], 3),
+    "own rows": lambda x, ids, n: x[:n],
+    "shuffled": lambda x, ids, n: x.flip(0)[torch.arange(len(x) - 1, -1, -1)],
+    "centred": lambda x, ids, n: x - x.mean(0),
+    "own alone": lambda x, ids, n: x * (torch.arange(len(x)) < n)[:, None],
+    "others set": lambda x, ids, n: set_rows(x, slice(n, None)),
+    "own set": lambda x, ids, n: set_rows(x, slice(0, n)),
+    "by ids": lambda x, ids, n: x + torch.isin(ids[:len(x)], torch.tensor([3, 11]))[:, None],
+    "dropped out": lambda x, ids, n: torch.nn.functional.dropout(x, 0.5),
+    "doubled": lambda x, ids, n: torch.cat([x, x])[:len(x)],
+    "signs": lambda x, ids, n: torch.where(x > 0.5, x, x.abs()),
+    "a number": lambda x, ids, n: x * (1.25 + x[:n].sigmoid().sum().item()),
+    "a number of all": lambda x, ids, n: x * x.sigmoid().sum().item()}
+
+
+def set_rows(x: Tensor, rows: slice) -> Tensor:
+    x = x.clone()
+    x[rows] = 0.5
+    return x
+
+
+@given(st.lists(st.sampled_from([*OPERATIONS]), max_size=6), st.integers(1, 5))
+@settings(max_examples=200)
+def test_a_trace_tells_what_other_values_would_change(names: list[str], own: int) -> None:
+    """As computing it again from other values does."""
+    def result(x: Tensor, ids: Tensor) -> Tensor:
+        torch.manual_seed(3)
+        for name in names:
+            x = OPERATIONS[name](x, ids, own)
+        return x.square().sum()
+
+    x, ids = torch.rand(6, 3, generator=torch.Generator().manual_seed(1)), torch.arange(6) * 2 + 1
+    foreign = torch.arange(6) >= own
+    rows, of_ids = Source(x, foreign, "rows", 20), Source(ids, foreign, "ids", 20, ids=True)
+    whole = result(x, ids)
+    other = result(rows.other(foreign), of_ids.other(foreign))
+    trace = Trace()
+    given_x, given_ids = x.clone(), ids.clone()
+    trace.add(given_x, rows)
+    trace.add(given_ids, of_ids)
+    trace.start()
+    try:
+        traced = result(given_x, given_ids)
+        with trace.aside():
+            assert (trace.dependence([traced]) is None) == torch.equal(whole, other), names
+    finally:
+        trace.stop()
+    assert torch.equal(traced, whole)
+
+
+def test_counts_are_found_by_what_all_trainers_have() -> None:
+    counts = Counts()
+    counts._names, counts._types = ["nodes", "edges"], 1
+
+    def found(numbers: Sequence[Sequence[float]], of: Sequence[tuple[int, int]]) -> str | None:
+        own = [12.0, 10.0]
+        return counts.found(numbers, [[n, n, *map(float, c)] for n, c in zip(own, of)])
+
+    large = [(130, 700), (90, 410)]
+    for function in (lambda c: c, lambda c: 1 / c, np.sqrt, np.log):
+        assert found([[0.5, function(c[1])] for c in large], large) == "edges"
+    assert found([[12 / 130], [10 / 90]], large) == "nodes"
+    assert found([[12.0], [10.0]], large) is None  # own seeds
+    assert found([[130.0], [130.0]], large) is None  # the same on all
+    assert found([[0.13], [0.09]], large) is None  # maybe by chance: some share of the nodes
+    assert counts.wanted
+    assert found([[0.155], [0.08]], [(155, 650), (80, 390)]) == "nodes"
+    assert found([[3.0], [4.0]], [(3, 700), (4, 410)]) is None
+    assert found([[5.0], [7.0]], [(6, 700), (9, 410)]) is None  # by chance
+    assert not counts.wanted
