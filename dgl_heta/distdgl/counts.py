@@ -1,10 +1,11 @@
 """Numbers in a loss that are counts of the group's batch: of nodes, of edges, of ids.
 
-Python makes plain integers of `len(ids)`, shapes and `num_edges()`, which nothing can follow. But such
-a number is another one on each trainer, and on each it follows in the same way from *its* count. So
-trainers tell each other the numbers that their losses were computed with. One that is the same simple
-function of the same count on all of them, where these counts differ, is that count: at once if
-so many digits agree that chance is out of the question, else if it is so in the next batch, too.
+Python makes plain integers of `len(ids)`, shapes and `num_edges()`, which nothing can follow. But
+such a number is another one on each trainer, and on each it follows in the same way from *its*
+count. So trainers tell each other the numbers that their losses were computed with. One that is the
+same simple function of the same count on all of them, where these counts differ, is that count: at
+once if so many digits agree that chance is out of the question, else if it is so in the next batch,
+too.
 """
 
 from __future__ import annotations

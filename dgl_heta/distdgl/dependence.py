@@ -1,12 +1,12 @@
-"""Whether a loss depends on values that are not the trainer's own: it is computed again, with others.
+"""Whether a loss depends on values that are not the trainer's own: it is computed with others.
 
-At a step to prove a :class:`Trace` notes every operation of PyTorch's on what comes from rows and ids
-that were handed out, as PyTorch's dispatcher is given it. Merges are left out: what they return is
-handed out anew. Before a backward pass the loss is computed twice from the trace: with the values that
-were there, and with other ones in the rows that are no own seed's. If the results are equal to the
-last bit, it does not depend on them.
+At a step to prove a :class:`Trace` notes every operation of PyTorch's on what comes from rows and
+ids that were handed out, as PyTorch's dispatcher is given it. Merges are left out: what they return
+is handed out anew. Before a backward pass the loss is computed twice from the trace: with the
+values that were there, and with other ones in the rows that are no own seed's. If the results are
+equal to the last bit, it does not depend on them.
 
-The same tells which rows a script writes to a memory of states: none of those may be among them that
+The same tells which rows a script writes to a memory of states: those may not be among them that
 are incomplete here, because no edge reads them.
 """
 
@@ -37,7 +37,7 @@ _WEIGHTS = 4096
 """So many weights, all alike, are one number."""
 _COPIED = 1 << 22
 """So many numbers at most are copied of a tensor that is written to."""
-_running: list["Trace"] = []
+_running: list[Trace] = []
 """The trace that looks at operations now, if there is one."""
 
 
@@ -262,10 +262,11 @@ class Trace(TorchDispatchMode):
         what = self._dependence(refs, lambda source: (
             source.missing if length >= source.nodes else None))
         if what is not None:
-            raise HetaError(f"{what} are written to a tensor with a row for each node, and some of "
-                            "them are not complete here: of other trainers' seeds those that no "
-                            "edge of this machine reads; set train.complete_states = true, or write "
-                            "the rows of own seeds, which come first (rows[:n])")
+            raise HetaError(
+                f"{what} are written to a tensor with a row for each node, and some of them are "
+                "not complete here: of other trainers' seeds those that no edge of this machine reads; "
+                "set train.complete_states = true, or write the rows of own seeds, which come "
+                "first (rows[:n])")
 
     def numbers(self, tensors: Sequence[Tensor]) -> list[float]:
         """Numbers that were arguments of the operations that tensors come from, in order."""
@@ -273,8 +274,7 @@ class Trace(TorchDispatchMode):
                 if isinstance(made := self._entries[entry], Made) for number in made.numbers]
 
     def taken(self) -> list[float]:
-        """Numbers that were taken out of tensors, in order; 0 for one that depends on own rows alone.
-        """
+        """Numbers that were taken out of tensors, in order; 0 for those of own rows alone."""
         return [0.0 if self._dependence([ref], lambda source: source.foreign) is None else value
                 for ref, value in self._taken]
 
@@ -338,7 +338,8 @@ class Trace(TorchDispatchMode):
 
 def _noisy(value: Tensor, rows: Tensor) -> Tensor:
     """The same numbers, but other ones in some rows."""
-    noise = torch.rand(value.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    generator = torch.Generator().manual_seed(1)
+    noise = torch.rand(value.shape, dtype=torch.float64, generator=generator)
     noise = noise.to(value) * (1 + value.abs().mean())
     return torch.where(rows.to(value.device).view(-1, *[1] * (value.dim() - 1)), value + noise,
                        value)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dgl_heta.distdgl.partial import summed
+from dgl_heta.distdgl.partial import is_part, summed
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.whereabouts import at
@@ -51,8 +51,18 @@ def _looked_at(original: Any) -> Any:
             raise HetaError(f"{original.__name__} on a tensor inside a model would see this "
                             "machine's part of its gradient alone; use it on what the model "
                             "returns")
+        if session is not None and args and callable(args[0]):
+            args = (_but_in_checks(args[0], session), *args[1:])
         return original(self, *args, **kwargs)
     return look
+
+
+def _but_in_checks(hook: Any, session: Any) -> Any:
+    """A script's hook, which is not called where gradients are computed to look at them."""
+    @functools.wraps(hook)
+    def call(grad: Any) -> Any:
+        return None if session.chains.cut else hook(grad)
+    return call
 
 
 def _subclass(original: Any) -> Any:
@@ -65,10 +75,11 @@ def _subclass(original: Any) -> Any:
 def _summing(original: Any) -> Any:
     def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         session = current()
-        if session is not None:
+        if session is not None and is_part(tensor):
             given = _signature(original).bind(tensor, *args, **kwargs).arguments
-            ranks = dist.get_process_group_ranks(given.get("group") or dist.group.WORLD)
-            summed(tensor, given.get("op", dist.ReduceOp.SUM), {*session.group.ranks} <= {*ranks})
+            group: Any = given.get("group") or dist.group.WORLD
+            summed(tensor, given.get("op", dist.ReduceOp.SUM),
+                   {*session.group.ranks} <= {*dist.get_process_group_ranks(group)})
         return original(tensor, *args, **kwargs)
     return reduce
 
@@ -95,6 +106,7 @@ PATCHES = (
                "refuse gradients that are in parts on several trainers"),
     *patch_all(homes("Tensor", "as_subclass"), _subclass,
                "works while operations are looked at, at steps to prove"),
-    *patch_all(homes("sums of torch"), _summing, "gradients that a script averages itself"),
+    *patch_all(homes("all_reduce"), _summing, "gradients that a script averages itself"),
+    *patch_all(homes("reduce"), _summing, "gradients that a script averages itself"),
     *patch_all(homes("barrier of torch"), _torch_barrier, "say where a trainer waits"),
 )

@@ -198,7 +198,8 @@ class RafLoader:
         self._take_step()
 
     def _end_pass(self) -> None:
-        self._session.scope.end()
+        if not torch.is_grad_enabled():  # else batches may be in the script's hands
+            self._session.scope.end()
         self._session.check_batches()
         self._close()
         self._session.at_batch = None

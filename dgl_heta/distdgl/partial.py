@@ -2,7 +2,7 @@
 
 Under RAF a trainer's gradients are, until they are averaged, those of all trainers' losses by its
 own machine's relations. Their sums are right; what one trainer sees of them is not what plain DGL
-would show it. So gradients that a script could look at before they are averaged are :class:`Partial`.
+would show it. So those that a script could look at before they are averaged are :class:`Partial`.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ def check_grad(outputs: Any, inputs: Any) -> None:
 class Partial(Tensor):
     """A gradient that is not averaged yet: a machine's part of it, for the seeds of all trainers.
 
-    The parts of all trainers sum to what gradients of plain DGL sum to. So a part may be copied, laid
-    out anew, scaled and added up; after `torch.distributed.all_reduce` it is as any tensor. What is
-    not linear in it (a norm, clipping, a step of an optimizer) is refused before that.
+    The parts of all trainers sum to what gradients of plain DGL sum to. So a part may be copied,
+    laid out anew, scaled and added up; after `torch.distributed.all_reduce` it is as any tensor.
+    What is not linear in it (a norm, clipping, a step of an optimizer) is refused before that.
 
     Attributes
     ----------
@@ -108,12 +108,15 @@ class Partial(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        name = getattr(func, "__name__", str(func)).strip("_")
-        parts = [x for x in tree_flatten(args[0] if name in _LIKE else (args, kwargs))[0]
-                 if _is_part(x)]
+        full: str = getattr(func, "__name__", str(func))
+        name = full.strip("_")
         if name in ("get", "set"):
-            name = f"{name} {getattr(getattr(func, '__self__', None), '__name__', '')}"
-        if parts and not _linear(name, args, parts):
+            name += f" {getattr(getattr(func, '__self__', None), '__name__', '')}"
+        parts = [x for x in tree_flatten(args[0] if name in _LIKE else (args, kwargs))[0]
+                 if is_part(x)]
+        writes = name in _WRITING or (full.endswith("_") and not full.endswith("__")) or (
+            full.startswith("__i") and name != "iter")
+        if parts and not (_linear(name, args, parts) and not (writes and _steps(args[0]))):
             raise HetaError(_refusal(parts[0], f"used by {name}"))
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
@@ -125,33 +128,34 @@ class Partial(Tensor):
             return tree_map(lambda x: _part(x, parts) if isinstance(x, Tensor) else x, out)
 
 
+    def __deepcopy__(self, memo: Any) -> Tensor:
+        return self.clone()
+
+
 _ABOUT = frozenset("""size dim numel nelement ndimension stride element_size storage_offset len hash
-    is_contiguous is_floating_point is_complex is_signed get_device data_ptr untyped_storage zeros_like
-    ones_like empty_like new_zeros new_ones new_empty new_full requires_grad""".split())
-"""What tells nothing of the numbers; so do attributes but those that give them."""
+    is_contiguous is_floating_point is_complex is_signed get_device data_ptr untyped_storage
+    zeros_like ones_like empty_like new_zeros new_ones new_empty new_full requires_grad""".split())
+"""What tells nothing of the numbers."""
 _LIKE = ("unflatten_dense_tensors", "view_as", "reshape_as", "expand_as", "type_as")
 """What takes but the form of its second argument."""
 _FILLING = ("copy", "zero", "fill", "set data")
+_WRITING = ("setitem", "set data")
 _SUMS = frozenset("""clone detach contiguous view view_as reshape reshape_as flatten unflatten ravel
     squeeze unsqueeze transpose t permute narrow select split split_with_sizes chunk unbind expand
-    expand_as repeat getitem setitem iter index_select cat concat concatenate stack hstack vstack sum
-    mean neg to type type_as float double half bfloat16 cpu cuda to_dense add radd iadd sub rsub isub
-    foreach_add foreach_sub foreach_copy foreach_zero flatten_dense_tensors unflatten_dense_tensors
-    deepcopy""".split()) | {*_FILLING}
+    expand_as repeat getitem setitem iter index_select cat concat concatenate stack hstack vstack
+    sum mean neg to type type_as float double half bfloat16 cpu cuda to_dense add radd iadd sub rsub
+    isub foreach_add foreach_sub foreach_copy foreach_zero flatten_dense_tensors
+    unflatten_dense_tensors""".split()) | {*_FILLING}
 _SCALED = frozenset("mul rmul imul div truediv itruediv idiv foreach_mul foreach_div".split())
 
 
 def _linear(name: str, args: Sequence[Any], parts: Sequence[Partial]) -> bool:
-    """Whether a function is linear in parts of gradients, and changes no parameter by them."""
-    first = args[0] if args else None
-    changed = [x for x in tree_flatten(first)[0] if isinstance(x, Tensor)]
+    """Whether a function is linear in parts of gradients."""
     if name in _SCALED:
-        linear = isinstance(first, list | tuple) or len(parts) == 1 and (
-            "div" not in name or parts[0] is first)
-    else:
-        linear = name in _SUMS or name in _ABOUT or name.startswith("get ") or name == "set grad"
-    return linear and (name == "set grad" or all(_is_part(x) or not _of_parameter(x)
-                                                 for x in changed))
+        first = args[0] if args else None
+        return isinstance(first, list | tuple) or (len(parts) == 1 and (
+            "div" not in name or parts[0] is first))
+    return name in _SUMS or name in _ABOUT or name.startswith("get ") or name == "set grad"
 
 
 def _part(result: Tensor, parts: Sequence[Partial]) -> Tensor:
@@ -168,28 +172,28 @@ def _part(result: Tensor, parts: Sequence[Partial]) -> Tensor:
     return made
 
 
-def _is_part(item: Any) -> bool:
-    return isinstance(item, Partial) and not item.summed[0]
+def is_part(item: Any) -> bool:
+    """Whether a value is a gradient that is not summed over the trainers yet."""
+    return not item.summed[0] if isinstance(item, Partial) else getattr(item, "heta_part", False)
 
 
 _parameters: list[TensorWeakRef] = []
 """Those that have had a partial gradient."""
 
 
-def _of_parameter(tensor: Tensor) -> bool:
-    """Whether a tensor is one of them, or looks at its memory."""
-    if tensor.layout != torch.strided:
-        return False
-    memory = tensor.untyped_storage().data_ptr()
-    return any(p is not None and p.untyped_storage().data_ptr() == memory
-               for p in (known() for known in _parameters))
+def _steps(written: Any) -> bool:
+    """Whether what is written to is such a parameter, or shows its memory."""
+    memory = {x.untyped_storage().data_ptr() for x in tree_flatten(written)[0]
+              if isinstance(x, Tensor) and not isinstance(x, Partial) and not x.is_sparse}
+    return bool(memory) and any(p is not None and p.untyped_storage().data_ptr() in memory
+                                for p in (known() for known in _parameters))
 
 
 def _refusal(grad: Tensor, how: str) -> str:
-    return (f"the gradient of a parameter (shape {tuple(grad.shape)}) is {how} before it is averaged: "
-            "it is this machine's part, for the seeds of all trainers, where plain DGL has that of "
-            "the own seeds. Let DistributedDataParallel average it (with the parameter in the module "
-            "that is wrapped, outside of no_sync), or sum it over the trainers by "
+    return (f"the gradient of a parameter (shape {tuple(grad.shape)}) is {how} before it is "
+            "averaged: it is this machine's part, for the seeds of all trainers, where plain DGL "
+            "has that of the own seeds. Let DistributedDataParallel average it (with the parameter "
+            "in the module that is wrapped, outside of no_sync), or sum it over the trainers by "
             "torch.distributed.all_reduce before anything but sums and scaling")
 
 
@@ -219,7 +223,7 @@ def _check_step(optimizer: Any, *_: Any) -> None:
     """Before an optimizer's step, which would be refused by the name of some operation in it."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
-            if _is_part(parameter.grad) or getattr(parameter.grad, "heta_part", False):
+            if is_part(parameter.grad):
                 raise HetaError(_refusal(parameter, f"used by {type(optimizer).__name__}.step"))
 
 
@@ -244,15 +248,13 @@ def watch(parameter: Tensor) -> None:
 
 
 def summed(tensor: Any, op: Any, everybody: bool) -> None:
-    """A tensor is summed over trainers, over `everybody` or some.
+    """A part of a gradient is reduced over trainers, over `everybody` or some.
 
     Raises
     ------
     HetaError
-        It is part of a gradient, and another thing is done with it than summing.
+        It is not summed.
     """
-    if not _is_part(tensor) and not getattr(tensor, "heta_part", False):
-        return
     if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         raise HetaError(_refusal(tensor, f"reduced by {op}"))
     if everybody and isinstance(tensor, Partial):

@@ -211,7 +211,8 @@ class Watch:
             hash_key(origin.number, origin.calls) >> 2,
             session.settings.train.learnable == "replica")
         try:
-            with session.scope.aside(), setting.aside(), torch.inference_mode(False), torch.enable_grad():
+            with session.scope.aside(), setting.aside(), (
+                    torch.inference_mode(False)), torch.enable_grad():
                 if setting.world.all_reduce(torch.tensor([int(by_edge)]), "max", "control").item():
                     raise NotProvedError("data of edges is read by the ids of a block's edges")
                 text = Proof(setting, call).verdict()

@@ -1,42 +1,40 @@
 """Whose a row or a number is: the trainer's own, or its group's.
 
-A trainer of plain DGL has a batch for itself: its seeds, and all rows that these reach. Under RAF the
-trainers of a group have one batch together. What a trainer is given of it beside its own seeds' rows
-is what its *machine* reads for the seeds of *all* of them::
+A trainer of plain DGL has a batch for itself: its seeds, and all rows that these reach. Under RAF
+the trainers of a group have one batch together. What one of them is given of it, beside the rows of
+its own seeds, is what its *machine* reads for the seeds of *all*::
 
-                        rows of              by which relations
-    plain DGL           the own seeds        all
-    RAF                 everybody's seeds    this machine's
+                 for               by which relations
+    plain DGL    its own seeds     all
+    RAF          everybody's       its machine's
 
-So rows of input nodes and of states between layers, and how many nodes, edges and ids there are, have
-another scope than in plain DGL: the group's. Only a merge of relations brings both together. It sums
-over the machines, its adjoint over the trainers, and its result has the trainer's own seeds again.
-That is the principle: **a value of the group's scope may come to a loss only by way of a merge.** What
-comes to it past all merges would be weighted by which machine reads a row, and counted for the seeds
-of others; the gradient would be another one, and nothing would say so.
+So rows of input nodes and of states between layers, and how many nodes, edges and ids there are,
+have another scope than in plain DGL: the group's. A merge of relations turns one into the other: it
+sums over the machines, its adjoint over the trainers, and what it gives the trainer's own seeds is
+what plain DGL gives them. That is the principle: **a value of the group's scope may come to a loss
+only by way of a merge.** Past all merges a row would count as often as machines read it, and for
+the seeds of others. The gradient would be another one than plain DGL's, and nothing would say so.
 
-The trainer's own seeds lead the rows of their type at every level and are complete there, so a loss
+The trainer's own seeds lead the rows of their type at every level, and are complete there. A loss
 may use them in any way (residuals, jumping knowledge, `rows[:n]`).
 
-It is held by what autograd and PyTorch's dispatcher tell, and not by a list of operations:
+Three checks hold it. None has a list of operations that a script may use:
 
-- **Gradients**, at every backward pass (here). The first nodes of autograd's graph that a loss comes
-  to past all merges are looked for. Are there rows among them that were given to a merge, or came
-  from one below the last layer, or from a DistEmbedding, their gradients are computed with the merges
-  cut. Rows that are no own seed's must have none.
-- **Values** that have no gradient (ids, features, masks, numbers taken from tensors), at steps to
-  prove (:mod:`dgl_heta.distdgl.dependence`). The loss is computed once more from what was handed out,
-  with other values in the rows that are no own seed's. It must be the same to the last bit.
-- **Counts**, which Python makes plain integers, at these steps (:mod:`dgl_heta.distdgl.counts`).
-  A number in the loss that on every trainer follows from the same count, which is another one on
-  each, is that count.
+- **Gradients**, at every backward pass (here). Rows are marked in autograd's graph where they are
+  given to a merge, come from one below the last layer, or from a DistEmbedding. Where a loss
+  comes to a mark past all merges, gradients are computed with the merges cut. Rows that are no own
+  seed's must have none.
+- **Values** without a gradient (ids, features, masks, numbers taken out of tensors), at steps to
+  prove (:mod:`dgl_heta.distdgl.dependence`). The loss is computed again from what was handed out,
+  with other values in rows that are no own seed's. It must be the same to the last bit.
+- **Counts**, of which Python makes plain integers, at these steps (:mod:`dgl_heta.distdgl.counts`).
+  A number in the loss is one if it follows from the same count on each trainer, and differs.
 
-Batch and instance norms may look at all rows: that their statistics are the machine's is documented.
+Batch and instance norms may look at all rows: it is documented that these are their machine's.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,16 +66,12 @@ class Rows(NamedTuple):
 
     Attributes
     ----------
-    own : how many leading rows are the trainer's own seeds'; or bool (rows,), which ones.
+    own : how many leading rows are the trainer's own seeds'.
     what : for an error.
     """
 
-    own: int | Tensor
+    own: int
     what: str
-
-    def foreign(self, count: int) -> Tensor:
-        """Which of so many rows are no own seed's, bool (count,)."""
-        return _foreign(self.own, count)
 
 
 class Scope:
@@ -88,6 +82,9 @@ class Scope:
         self._checked: set[int] = set()
         self._passes = 0
         self._trace: Trace | None = None
+        self._batches: list[set[tuple[int, str]]] = []
+        """Of the trace, by what their blocks note."""
+        self._used = False
         self._counts = Counts()
 
     @property
@@ -102,25 +99,36 @@ class Scope:
     def begin(self, batch: MiniBatch, given: Sequence[Any], prove: bool) -> None:
         """A batch is handed out, at a step to prove or not; what a script is given of it are ids by
         node type, and blocks."""
-        self.end()
+        if self._used:
+            self.end()
         if not self._holds or not (prove or self._counts.wanted):
             return
         schema, shares = self._session.store.schema, batch.blocks[-1].seeds
-        self._trace = trace = Trace()
-        for part in given:
-            for ntype, ids in _ids(part):
+        if self._trace is None:
+            self._trace = Trace()
+            self._counts.begin(batch, schema.node_types, schema.relations)
+            self._trace.start()
+        self._batches.append(batch.blocks[0].done)
+        with self.aside():
+            for ntype, ids in (pair for part in given for pair in _ids(part)):
                 own = shares[ntype].own if ntype in shares else 0
-                trace.add(ids, Source(
+                self._trace.add(ids, Source(
                     ids.clone(), _foreign(own, len(ids)), f"what is read by ids of '{ntype}'",
                     schema.node_counts[ntype], ids=True))
-        self._counts.begin(batch, schema.node_types, schema.relations)
-        trace.start()
 
     def end(self) -> None:
         """No batch is looked at any longer."""
         if self._trace is not None:
             self._trace.stop()
-            self._trace = None
+        self._trace, self._used = None, False
+        self._batches.clear()
+
+    def _is_traced(self, block: Block) -> bool:
+        """Whether a block's batch is looked at; it ends when another one's turn has come."""
+        traced = any(done is block.done for done in self._batches)
+        if self._used and not traced:
+            self.end()
+        return traced
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -140,18 +148,17 @@ class Scope:
             if ntype is not None and len(rows) == block.num_src[ntype]:
                 _mark(rows, Rows(_own(block, ntype), f"the rows of '{ntype}' that layer "
                                  f"{block.layer} reads"))
-        trace = self._trace
+        trace = self._trace if self._is_traced(block) else None
 
         def merged(ntype: str, rows: Tensor) -> None:
             if block.last:
                 return
-            of = Rows(_own(block, ntype), f"the states of '{ntype}' after layer {block.layer}")
-            _mark(rows, of)
+            own, what = _own(block, ntype), f"the states of '{ntype}' after layer {block.layer}"
+            _mark(rows, Rows(own, what))
             if trace is not None:
-                trace.add(rows, Source(
-                    rows.detach(), of.foreign(len(rows)), of.what,
-                    self._session.store.schema.node_counts[ntype],
-                    missing=_incomplete(block, ntype, len(rows))))
+                trace.add(rows, Source(rows.detach(), _foreign(own, len(rows)), what,
+                                       self._session.store.schema.node_counts[ntype],
+                                       missing=_incomplete(block, ntype, len(rows))))
 
         with self.aside():
             yield merged
@@ -182,11 +189,10 @@ class Scope:
             with self._trace.aside():
                 self._trace.check_memory(length, self._trace.refs([*of_type(Tensor, values)]))
 
-    def read(self, rows: Tensor, ids: Any, again: Callable[[Tensor], Tensor]) -> Tensor:
+    def read(self, rows: Tensor, ids: Any, again: Callable[[Tensor], Tensor]) -> None:
         """Rows of a table were read by ids; `again` reads those of others."""
         if self._trace is not None and self._holds:
             self._trace.read(rows, ids, again)
-        return rows
 
     # --- what may come to a loss ----------------------------------------------------------------
 
@@ -202,18 +208,18 @@ class Scope:
         """
         if not self._holds:
             return
-        found, merged, structure = _above(roots)
-        trace, text = self._trace, None
+        above, trace, text = _Above(roots), self._trace, None
         self._passes += 1
         if trace is not None or self._passes < _PASSES:
             self._watch_below(roots)
-        if found and (trace is not None or structure not in self._checked):
-            text, sure = self._gradients(found, roots, grads)
+        if above.marked and (trace is not None or above.structure not in self._checked):
+            text, sure = self._gradients(above, roots, grads)
             if sure:
-                self._checked.add(structure)
+                self._checked.add(above.structure)
         if trace is not None:
+            self._used = True
             text = text or self._dependence(trace, [*roots, *(g for g in grads if g is not None)])
-            if merged and together:
+            if above.merged and together:
                 text = self._agreed(trace, text, trace.numbers(roots))
         if text is not None:
             raise HetaError(text + _WHY)
@@ -229,25 +235,25 @@ class Scope:
             if id(leaf) not in wrapped:
                 watch(leaf)
 
-    def _gradients(self, found: Mapping[tuple[Any, int], Rows], roots: Sequence[Tensor],
-                   grads: Sequence[Tensor | None]) -> tuple[str | None, bool]:
+    def _gradients(self, above: _Above, roots: Sequence[Tensor], grads: Sequence[Tensor | None]
+                   ) -> tuple[str | None, bool]:
         """What gets a gradient past all merges and must not; and whether that is sure: rows that
         get none at all, as their weight is 0 now, may get one in the next step."""
-        edges = [GradientEdge(*edge) for edge in found]
+        edges = [GradientEdge(*edge) for edge in above.marked]
         try:
-            with self._session.chains.paths_beside():
+            with self._session.chains.paths_beside(), above.row_by_row():
                 gradients = plain(torch.autograd.grad)(
                     list(roots), edges, list(grads), retain_graph=True, allow_unused=True)
         except RuntimeError as error:  # checkpoint(use_reentrant=True), or backward() says it, too
             self._session.say(f"{_NOT} past all merges: {error}")
             return None, False
         sure = True
-        for rows, grad in zip(found.values(), gradients):
+        for rows, grad in zip(above.marked.values(), gradients):
             if grad is None:
                 continue
             used = ((grad != 0) & ~grad.isnan()).reshape(len(grad), -1).any(1)
             sure = sure and bool(used.any())
-            wrong = int((used & rows.foreign(len(grad)).to(used.device)).sum())
+            wrong = int((used & _foreign(rows.own, len(grad)).to(used.device)).sum())
             if wrong:
                 return f"the loss depends on {rows.what} ({wrong} of them)", True
         return None, sure
@@ -270,8 +276,7 @@ class Scope:
             return []
 
     def _agreed(self, trace: Trace, text: str | None, numbers: Sequence[float]) -> str | None:
-        """What the first trainer of the group says that says something, or what they find
-        together."""
+        """What the first trainer of the group says that found something, or what all find."""
         group = self._session.group
         every = group.all_gather_json([text, list(numbers)], CAUSE)
         for rank, (told, _) in zip(group.ranks, every):
@@ -286,12 +291,12 @@ class Scope:
 
 
 _PASSES = 3
-"""Backward passes, besides those of steps to prove, in which parameters below merges are found."""
+"""The first backward passes, in which parameters below merges are looked for."""
 _NOT = "not proved: whether the loss depends on rows of the group's batch"
-_WHY = (", beyond this trainer's own seeds and past all merges of relations. With RAF that is of what "
-        "this machine reads for the seeds of all trainers, so gradients would not be those of plain "
-        "DGL. Use rows of own seeds, which come first (rows[:n]), numbers of own seeds, or whole "
-        "parameters (weight_decay); see docs/switching.md, 'Whose rows and numbers'")
+_WHY = (", beyond this trainer's own seeds and past all merges of relations. With RAF that is of "
+        "what this machine reads for the seeds of all trainers, so gradients would not be those of "
+        "plain DGL. Use rows of own seeds, which come first (rows[:n]), numbers of own seeds, or "
+        "whole parameters (weight_decay); see docs/switching.md, 'Whose rows and numbers'")
 
 
 def _ids(part: Any) -> Iterator[tuple[str, Tensor]]:
@@ -303,8 +308,9 @@ def _ids(part: Any) -> Iterator[tuple[str, Tensor]]:
         yield from ((t, nodes[t].data[NID]) for t in types)
 
 
-def _foreign(own: int | Tensor, count: int) -> Tensor:
-    return ~own if isinstance(own, Tensor) else torch.arange(count) >= own
+def _foreign(own: int, count: int) -> Tensor:
+    """Which of so many rows are no own seed's, bool (count,)."""
+    return torch.arange(count) >= own
 
 
 def _own(block: Block, ntype: str) -> int:
@@ -325,28 +331,50 @@ def _incomplete(block: Block, ntype: str, count: int) -> Tensor | None:
 
 def _mark(rows: Tensor, scope: Rows) -> None:
     """Let autograd's graph tell whose rows these are."""
-    if rows.grad_fn is not None:
-        rows.grad_fn.metadata.setdefault(_KEY, {}).setdefault(rows.output_nr, scope)
+    node: Any = rows.grad_fn
+    if node is not None and scope.own < len(rows):
+        node.metadata.setdefault(_KEY, {}).setdefault(rows.output_nr, scope)
 
 
-def _above(roots: Sequence[Tensor]) -> tuple[dict[tuple[Any, int], Rows], bool, int]:
-    """Of the part of autograd's graph that lies above all merges: at which outputs of nodes rows are
-    marked, whether there are merges below it, and a hash of its nodes' names."""
-    pending = [(t.grad_fn, t.output_nr) for t in roots if t.grad_fn is not None]
-    seen = set(pending)
-    found: dict[tuple[Any, int], Rows] = {}
-    merged, names = False, []
-    while pending:
-        node, output = edge = pending.pop()
-        names.append(node.name())
-        rows = getattr(getattr(node, "variable", None), "heta_scope", None) or (
-            node.metadata.get(_KEY, {}).get(output))
-        if rows is not None:
-            found[edge] = rows
-        elif is_link(node):
-            merged = True
-        else:
-            new = {below for below in node.next_functions if below[0] is not None} - seen
-            seen |= new
-            pending += new
-    return found, merged, zlib.crc32(" ".join(sorted(names)).encode())
+class _Above:
+    """The part of autograd's graph that lies above all merges.
+
+    Attributes
+    ----------
+    marked : outputs of nodes at which rows are marked, which end it, too.
+    merged : whether there are merges below it.
+    structure : a hash of its nodes' names.
+    """
+
+    def __init__(self, roots: Sequence[Tensor]) -> None:
+        pending: list[tuple[Any, int]] = [
+            (t.grad_fn, t.output_nr) for t in roots if t.grad_fn is not None]
+        seen = set(pending)
+        self.marked: dict[tuple[Any, int], Rows] = {}
+        self.merged = False
+        self._nodes: list[Any] = []
+        while pending:
+            node, output = edge = pending.pop()
+            self._nodes.append(node)
+            rows = getattr(getattr(node, "variable", None), "heta_scope", None) or (
+                node.metadata.get(_KEY, {}).get(output))
+            if rows is not None:
+                self.marked[edge] = rows
+            elif is_link(node):
+                self.merged = True
+            else:
+                new = {below for below in node.next_functions if below[0] is not None} - seen
+                seen |= new
+                pending += new
+        self.structure = hash(tuple(sorted(node.name() for node in self._nodes)))
+
+    @contextmanager
+    def row_by_row(self) -> Iterator[None]:
+        """For the body batch norms give the gradient of a row to this row alone."""
+        handles = [node.register_hook(lambda below, above: (above[0], *below[1:]))
+                   for node in {*self._nodes} if "BatchNorm" in node.name()]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()

@@ -200,5 +200,5 @@ def _setitem(original: Any) -> Any:
 PATCHES = (
     *patch_all(homes("DistTensor", "__getitem__"), _getitem, "node data from this machine's store"),
     *patch_all(homes("DistTensor", "__setitem__"), _setitem,
-               "refuse to write node data of the graph"),
+               "refuse to write node data of the graph, and states that are not complete"),
 )

@@ -54,9 +54,9 @@ _EVERYWHERE: Homes = {
     "backward": ("torch.autograd:backward",),
     "grad": ("torch.autograd:grad",),
     "Tensor": ("torch:Tensor",),
-    "sums of torch": tuple(f"torch.distributed{module}:{name}" for name in ("all_reduce", "reduce",
-                                                                            "broadcast")
-                           for module in ("", ".distributed_c10d")),
+    "all_reduce": ("torch.distributed:all_reduce",
+                   "torch.distributed.distributed_c10d:all_reduce"),
+    "reduce": ("torch.distributed:reduce", "torch.distributed.distributed_c10d:reduce"),
     "barrier of torch": ("torch.distributed:barrier",),
     "destroy_process_group": (
         "torch.distributed:destroy_process_group",

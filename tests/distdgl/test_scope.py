@@ -1,5 +1,6 @@
-"""What a loss may depend on, what a gradient may be used for before it is averaged, and which states
-may be kept: what is exact goes on, the rest is refused at its first step."""
+"""What a loss may depend on, what gradients may be used for before they are averaged, and which
+states may be kept: what is exact goes on, the rest is refused at its first step.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ from dgl_heta.distdgl.counts import Counts
 from dgl_heta.distdgl.dependence import Source, Trace
 from tests.distdgl.programs import averages, scopes
 from tests.support.dist_reference import parts, whole_graph
-from tests.support.programs import SHAPES, Found, dealt, differences, run
+from tests.support.programs import SHAPES, dealt, differences, run
 from tests.support.waiting import PATIENCE, PROMPT
 
 PROVE = ["run.prove=auto"]
@@ -36,6 +37,7 @@ GROUPS = named(scopes.__name__, "groups", [*scopes.GROUPS])
 KEPT = named(scopes.__name__, "memory", [
     *([way, "paper", True] for way in scopes.COMPLETE), ["set", "author", True],
     ["own", "paper", False]])
+AHEAD = ["negatives by ids", "masked share", "edges"]
 AVERAGED = [*named(averages.__name__, "without_wrapper", [*averages.RIGHT]),
             *named(averages.__name__, "unsynchronised", ["right"]),
             *named(averages.__name__, "beside", ["averaged"]), f"{averages.__name__}:head"]
@@ -54,7 +56,8 @@ TEXTS = {"edges": "the number of edges of blocks[0]",
 
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
 def test_what_is_exact_goes_on(machines: int, trainers: int, tmp_path: Path) -> None:
-    everything = [*OWN, *AVERAGED, *KEPT]
+    everything = [*OWN, *AVERAGED, *KEPT, f"{scopes.__name__}:hooked",
+                  *named(scopes.__name__, "ahead", ["jumping"])]
     programs = everything if (machines, trainers) == (2, 1) else dealt(
         everything, machines, trainers)
     assert differences(programs, machines, trainers, tmp_path, settings=PROVE) == {}
@@ -74,6 +77,17 @@ def test_a_loss_of_rows_or_numbers_of_the_group_is_refused(machines: int, traine
         steps = found[program][0].arrays
         assert ("step" in steps) == (name in LATER | SURE), (name, texts)
         assert "step (2)" not in steps
+
+
+def test_batches_that_are_drawn_ahead_are_looked_at_too(tmp_path: Path) -> None:
+    programs = named(scopes.__name__, "ahead", AHEAD)
+    normed = f"{scopes.__name__}:normed"
+    found = run([*programs, normed], 2, 1, tmp_path, raf=True, settings=PROVE)
+    for program in programs:
+        for each in found[program]:
+            assert "the loss depends on" in str(each.error), program
+            assert not each.arrays
+    assert [each.error for each in found[normed]] == [None, None]
 
 
 def test_a_gradient_is_summed_over_the_trainers_before_it_is_used(tmp_path: Path) -> None:

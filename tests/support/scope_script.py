@@ -174,9 +174,11 @@ def main() -> None:
     script = Script(options)
     if options.mode == "tables":
         script.of_tables()
+    elif options.mode == "kinds":
+        script.losses({name: GROUPS[name] for name in SHORT}, False)
     else:
-        script.losses({name: GROUPS[name] for name in SHORT} if options.mode == "kinds" else {name: OWN[name] for name in (
-            "seeds", "jumping", "masked", "contrast", "own numbers")}, options.mode == "own")
+        script.losses({name: OWN[name] for name in (
+            "seeds", "jumping", "masked", "contrast", "own numbers")}, True)
 
 
 if __name__ == "__main__":

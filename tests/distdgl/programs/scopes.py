@@ -18,7 +18,7 @@ from dgl.nn.pytorch import HeteroGraphConv, SAGEConv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout, normalize
 
-from tests.distdgl.programs.usual import HIDDEN, Inputs, Net
+from tests.distdgl.programs.usual import HIDDEN, Net
 from tests.support.programs_worker import Facts, Trainer
 
 CLASSES = 4
@@ -230,19 +230,20 @@ OWN: dict[str, Loss] = {
 }
 
 
-def run(t: Trainer, names: list[str], table: Mapping[str, Loss], steps: int = 2) -> None:
+def run(t: Trainer, make: Loss, ahead: bool = False, training_norm: bool = False) -> None:
     net = t.parallel(Open(t.facts))
     inner: Open = net.module
     judge, head = t.parallel(nn.Linear(HIDDEN, 1)), t.parallel(nn.Linear(HIDDEN, CLASSES))
-    norm = nn.BatchNorm1d(HIDDEN).double().eval()
-    for number, (ids, seeds, blocks) in zip(range(steps), t.loader(batch_size=12)):
-        features = {k: x.clone() for k, x in t.features(ids).items()} if number else (
-            t.features(ids))
+    norm = nn.BatchNorm1d(HIDDEN).double().train(training_norm)
+    batches = zip(range(2), t.loader(batch_size=12))
+    for number, (ids, seeds, blocks) in [*batches] if ahead else batches:
+        features = t.features(ids)
+        if number:  # whose rows do not wait
+            features = {k: x.clone() for k, x in features.items()}
         out, levels = net(blocks, ids, features)
         loss = cross_entropy(out, t.labels(seeds))
-        step = Step(number, inner, judge, head, norm, blocks, ids, seeds["paper"], features, out, levels, loss)
-        for name in names:
-            loss = table[name](step, loss)
+        loss = make(Step(number, inner, judge, head, norm, blocks, ids, seeds["paper"], features,
+                         out, levels, loss), loss)
         net.zero_grad()
         loss.backward()
         t.record("out", out, seeds["paper"])
@@ -258,11 +259,32 @@ def gradients(t: Trainer, net: nn.Module) -> None:
 
 
 def own(t: Trainer, name: str) -> None:
-    run(t, [name], OWN)
+    run(t, OWN[name])
 
 
 def groups(t: Trainer, name: str) -> None:
-    run(t, [name], GROUPS)
+    run(t, GROUPS[name])
+
+
+def ahead(t: Trainer, name: str) -> None:
+    """Batches are drawn before the first of them is used."""
+    run(t, {**OWN, **GROUPS}[name], ahead=True)
+
+
+def normed(t: Trainer) -> None:
+    """Jumping knowledge past a batch norm, whose statistics are of the rows of a machine."""
+    run(t, jumping, training_norm=True)
+
+
+def hooked(t: Trainer) -> None:
+    """A hook on what the model returns is called once in each backward pass."""
+    calls: list[Tensor] = []
+
+    def hooked(s: Step, loss: Tensor) -> Tensor:
+        s.out.register_hook(calls.append)
+        return jumping(s, loss)
+    run(t, hooked)
+    assert len(calls) == 2
 
 
 # --- memories of states --------------------------------------------------------------------------
