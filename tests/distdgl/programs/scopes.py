@@ -262,6 +262,15 @@ def own(t: Trainer, name: str) -> None:
     run(t, OWN[name])
 
 
+def all_own(t: Trainer) -> None:
+    """All of them, one after the other."""
+    def make(s: Step, loss: Tensor) -> Tensor:
+        for each in OWN.values():
+            loss = each(s, loss)
+        return loss
+    run(t, make)
+
+
 def groups(t: Trainer, name: str) -> None:
     run(t, GROUPS[name])
 
