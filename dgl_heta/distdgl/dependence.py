@@ -265,8 +265,8 @@ class Trace(TorchDispatchMode):
             raise HetaError(
                 f"{what} are written to a tensor with a row for each node, and some of them are "
                 "not complete here: of other trainers' seeds those that no edge of this machine "
-                "reads; set train.complete_states = true, or write the rows of own seeds, which come "
-                "first (rows[:n])")
+                "reads; set train.complete_states = true, or write the rows of own seeds, which "
+                "come first (rows[:n])")
 
     def numbers(self, tensors: Sequence[Tensor]) -> list[float]:
         """Numbers that were arguments of the operations that tensors come from, in order."""
