@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -41,6 +41,8 @@ class Chains(Watch):
     passed : the chains that the last backward pass ran through.
     parameters : whose gradients are to be None where no trainer's loss depends on them.
     checking : whether to refuse what would see parts of a gradient.
+    before : is told of the roots of a backward pass, their gradients, and whether all trainers of
+        the group are in it (None: those whose roots come to an exchange), before it begins.
     wrapped_only : whether to refuse parameters below the first layer that are none of these.
     """
 
@@ -58,6 +60,7 @@ class Chains(Watch):
         self.passed: set[int] = set()
         self.parameters: list[nn.Parameter] = []
         self.checking, self.wrapped_only = True, False
+        self.before: Callable[[list[Tensor], list[Any], bool | None], None] = lambda *told: None
         self._unused: set[Place] = set()
         self._roots: list[Tensor] = []
         self._empty: list[nn.Parameter] = []
@@ -125,6 +128,7 @@ class Chains(Watch):
         self._running = True
         self._retain = create_graph if retain_graph is None else retain_graph
         try:
+            self.before(roots, grads, True if len(self._open) > 1 else None)
             if len(self._open) > 1:
                 added = self._missing(roots)
                 roots, grads = [*roots, *added], [*grads, *map(torch.zeros_like, added)]
@@ -147,18 +151,21 @@ class Chains(Watch):
             Something else lies below an exchange: its gradient is in parts on several trainers. Or
             a second derivative through exchanges is wanted.
         """
-        roots, wanted = list(of_type(Tensor, outputs)), list(of_type(Tensor, inputs))
-        if not self.checking or self.group.size == 1 or self._running or not below_merges(
-                roots, wanted):
+        if not self.checking or self.group.size == 1 or self._running:
             return original(outputs, inputs, *args, **kwargs)
+        roots, wanted = list(of_type(Tensor, outputs)), list(of_type(Tensor, inputs))
         given = _GRAD.bind(outputs, inputs, *args, **kwargs).arguments
+        grads = given.get("grad_outputs")
+        grads = [None] * len(roots) if grads is None else (
+            [grads] if isinstance(grads, Tensor) else list(grads))
+        below = below_merges(roots, wanted)
+        self.before(roots, grads, below)
+        if not below:
+            return original(outputs, inputs, *args, **kwargs)
         if given.get("create_graph") or given.get("is_grads_batched"):
             raise HetaError("torch.autograd.grad of parameters below a merge of relations cannot "
                             "be taken with create_graph or is_grads_batched on a meta-partitioned "
                             "graph")
-        grads = given.get("grad_outputs")
-        grads = [None] * len(roots) if grads is None else (
-            [grads] if isinstance(grads, Tensor) else list(grads))
         self._running, self._retain = True, bool(given.get("retain_graph"))
         try:
             with self._backward.unheard():
@@ -222,6 +229,15 @@ class Chains(Watch):
                 "depend on, and has let go; let the losses of all trainers depend on the same "
                 "forward passes")
         return chain.tokens[link]
+
+    @contextmanager
+    def paths_beside(self) -> Iterator[None]:
+        """For the body no gradient goes through exchanges."""
+        self.cut = True
+        try:
+            yield
+        finally:
+            self.cut = False
 
     def _missing(self, roots: Sequence[Tensor]) -> list[Tensor]:
         """Tokens of the exchanges that other trainers' losses come to, and this one's does not."""

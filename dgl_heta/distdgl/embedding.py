@@ -124,8 +124,12 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
     if torch.is_grad_enabled():
         rows.requires_grad_()
         rows.heta_rows = True  # type: ignore[attr-defined]
-        embedding._trace.append((bare(index).to("cpu"), rows,
-                                 table.session.handed.bits(table.ntype, index)))
+        with table.session.scope.aside():
+            readers = table.session.handed.readers(table.ntype, index)
+        if readers is not None:
+            table.session.scope.learn(rows, table.ntype, readers.others)
+        embedding._trace.append((bare(index).to("cpu"), rows, readers and readers.bits))
+    table.session.scope.read(rows, bare(index), lambda ids: table.read(ids).to(device))
     return rows
 
 

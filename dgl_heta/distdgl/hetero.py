@@ -48,8 +48,17 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     """`HeteroGraphConv.forward` on a RAF block, or that of a class that is called as `way` says.
     """
     layer = layer_of(g)
+    layer.session.chains.merging(layer.block, inputs)
+    with layer.session.scope.merge(layer.block, inputs) as merged:
+        out = _forward(conv, g, layer, inputs, mod_args, mod_kwargs, way)
+        for ntype, rows in out.items():
+            merged(ntype, rows)
+    return out
+
+
+def _forward(conv: Any, g: RafBlock, layer: Layer, inputs: Any, mod_args: Any, mod_kwargs: Any,
+             way: Called) -> dict[str, Tensor]:
     block, session = layer.block, layer.session
-    session.chains.merging(block, inputs)
     pair = isinstance(inputs, tuple)
     sources: Mapping[str, Any] = inputs[0] if pair else inputs
     destinations: Mapping[str, Any] = inputs[1] if pair else {

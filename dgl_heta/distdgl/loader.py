@@ -208,6 +208,8 @@ class RafLoader:
         self._take_step()
 
     def _end_pass(self) -> None:
+        if not torch.is_grad_enabled():  # else batches may be in the script's hands
+            self._session.scope.end()
         self._session.check_batches()
         self._close()
         self._session.at_batch = None
@@ -232,8 +234,9 @@ class RafLoader:
         if (recording := recorder()) is not None:
             recording.begin_batch(*sample[:2])
         step = self._step - 1
-        proof.handed_out(self, session, batch, sample[2], self._epoch, step,
-                         self._draws(self._epoch, step) if number is None else number)
+        due = proof.handed_out(self, session, batch, sample[2], self._epoch, step,
+                               self._draws(self._epoch, step) if number is None else number)
+        session.scope.begin(batch, (sample[0], *sample[2]), due)
         return sample
 
     def _seeds_with_raf(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

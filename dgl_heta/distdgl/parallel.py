@@ -25,7 +25,7 @@ from dgl_heta.distdgl.blocks import RafBlock
 from dgl_heta.distdgl.ddp_options import on_device, take_options, unsynchronized
 from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.hetero_convs import hetero_convs
-from dgl_heta.distdgl.partial import check_hooks
+from dgl_heta.distdgl.partial import check_hooks, mark, unmark
 from dgl_heta.distdgl.selection import names, selected
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.sparse_steps import sparse_steps, step_apart
@@ -113,8 +113,10 @@ class RafParallel(Parallel):
                 session.chains.parameters.append(parameter)
         session.parallels.append(self)
 
-    def _fire(self, _: Tensor) -> None:
+    def _fire(self, parameter: Tensor) -> None:
         self._fired = True
+        if not self._ran and self.session.scope.is_below(parameter):
+            mark(parameter)
 
     _fire.dgl_heta = True  # type: ignore[attr-defined]
 
@@ -137,6 +139,8 @@ class RafParallel(Parallel):
         """
         self._reached, self._fired = self._fired, False
         passed = self.session.chains.passed
+        if self._ran:
+            unmark(self.module.parameters())
         if passed & self._averaged and self.session.world.size > 1:
             raise HetaError(
                 "a second backward pass through one forward pass of a DistributedDataParallel "

@@ -87,21 +87,22 @@ def schedule_of(session: Session) -> Schedule:
 
 
 def handed_out(loader: RafLoader, session: Session, batch: MiniBatch, blocks: list[RafBlock],
-               epoch: int, step: int, number: int) -> None:
-    """A loader hands out blocks: note those of a step to prove."""
+               epoch: int, step: int, number: int) -> bool:
+    """A loader hands out blocks: note those of a step to prove; returns whether this is one."""
     schedule = schedule_of(session)
     if schedule.off:
-        return
+        return False
     watch = _watch_of(session)
     watch.settle()
     if not schedule.due(loader.seed, epoch, step, len(loader)):
-        return
+        return False
     origin = Origin(session, loader.sampler, batch, number, torch.get_rng_state(),
                     epoch == step == 0, loader.planned)
     for block in blocks:
         if block.layer is not None:
             block.layer.origin = origin
     watch.expect(origin)
+    return True
 
 
 def _watch_of(session: Session) -> Watch:
@@ -212,7 +213,8 @@ class Watch:
             session.settings.train.learnable == "replica",
             "data of edges is read by the ids of a block's edges" if by_edge else None)
         try:
-            with setting.aside(), torch.inference_mode(False), torch.enable_grad():
+            with session.scope.aside(), setting.aside(), (
+                    torch.inference_mode(False)), torch.enable_grad():
                 text = Proof(setting, call).verdict()
         except NotProvedError as reason:
             self._tell(str(reason))

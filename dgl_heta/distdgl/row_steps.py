@@ -18,6 +18,7 @@ import torch
 from dgl.distributed.optim import SparseAdagrad, SparseAdam
 
 from dgl_heta.comm.row_routing import RowRoute
+from dgl_heta.distdgl.partial import whole
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import each_once, marked, sum_rows, sum_rows_with_bits
 from dgl_heta.system.jit import kernel
@@ -143,7 +144,7 @@ def _check_alike(optimizer: Any, embeddings: Sequence[Any]) -> None:
 
 def _read(index: Any, rows: Any, bits: np.ndarray | None) -> Read:
     """What a script has read at once."""
-    grad = rows.grad.cpu() if rows.grad is not None else torch.zeros(rows.shape)
+    grad = whole(rows.grad).cpu() if rows.grad is not None else torch.zeros(rows.shape)
     return index.numpy().astype(np.int64, copy=False), grad.contiguous().numpy(), bits
 
 
@@ -173,6 +174,8 @@ def _rows(table: Table, reads: Sequence[Read], form: Form) -> Rows:
             found.append(Rows(ids * form.reads, np.arange(len(ids)), grads,
                               np.zeros(len(ids), np.int64)))
         else:
+            if not each_once(ids, table.slots):  # seeds of several trainers
+                ids, grads, bits = sum_rows_with_bits(ids, grads, bits, table.slots)
             found.append(Rows(ids if form.reads == 1 else ids * form.reads + place,
                               np.arange(len(ids)),
                               _column(grads, 0) if form.counted else grads, bits))

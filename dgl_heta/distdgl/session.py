@@ -24,6 +24,7 @@ from dgl_heta.distdgl.drawing import DrawingGroups
 from dgl_heta.distdgl.edge_ends import EdgeEnds
 from dgl_heta.distdgl.handed import Handed
 from dgl_heta.distdgl.reference import Reference
+from dgl_heta.distdgl.scope import Scope
 from dgl_heta.distdgl.selection import without_effect
 from dgl_heta.distdgl.whereabouts import meet, skip_alike
 from dgl_heta.errors import HetaError, InputError, listing, several
@@ -138,6 +139,8 @@ class Session:
         self.backward = BackwardEnd()
         self.chains = Chains(self.group, self.backward)
         self.exchange = GroupExchange(self.group, self.chains.of)
+        self.scope = Scope(self)
+        self.chains.before = self.scope.check
         self.watch: Any = None
         self.reading: Any = None
         """What looks at calls at steps to prove, and what is given rows of tables meanwhile (see

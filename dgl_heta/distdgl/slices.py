@@ -43,7 +43,7 @@ Columns = dict[tuple[str, str], Tensor]
 
 
 class Call:
-    """One call on a slice, which all trainers of the group make.
+    """One call on a slice, which all trainers of the group make; entered while it runs.
 
     Parameters
     ----------
@@ -65,9 +65,19 @@ class Call:
         layer = self.layer
         check_forward(layer)
         layer.session.chains.merging(layer.block, [*read.values()])
+        self._scope = layer.session.scope.merge(layer.block, [
+            {ntype: [x for key, x in read.items() if key[0] == side]}
+            for side, ntype in (("u", self.relation.src), ("v", self.relation.dst))])
         if layer.exchanges(self.relation.dst):
             self._agree([operation, functions, layer.block.layer, list(self.relation), [
                 [str(key), list(x.shape[1:]), DTYPES.index(x.dtype)] for key, x in read.items()]])
+
+    def __enter__(self) -> Call:
+        self._merged = self._scope.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._scope.__exit__(*error)  # type: ignore[arg-type]
 
     def _agree(self, call: list[Any]) -> None:
         group = self.layer.session.group
@@ -121,6 +131,7 @@ class Call:
         out = merge_agreed(self.layer, ntype, [(edges, rows)], "sum", rows.new_empty(0),
                            {self.relation: True}, rows.shape[1:], complete)
         assert out is not None
+        self._merged(ntype, out)
         return out
 
 
@@ -134,17 +145,17 @@ def update_all(g: RafBlock, message: Any, reduce: Any, apply: Any = None) -> Non
     """`DGLGraph.update_all` on a slice."""
     functions = Functions(message, reduce)
     columns = _read(g, functions)
-    call = Call(g, "update_all", columns, functions.describe())
-    edges, graph = call.graph(columns)
-    if len(edges.indices) or not functions.own:
-        found = dict(core.message_passing(graph, message, reduce, None))
-    else:
-        found = _of_no_edges(graph, functions)
-    if builtin(reduce) and reduce.name in EXTREMES:  # as DGL does
-        found = {name: x.masked_fill(torch.isinf(x), 0) for name, x in found.items()}
-    if functions.own and call.layer.exchanges(call.relation.dst):
-        found = _told(call, edges, found)
-    found = {name: call.merged(edges, found[name]) for name in sorted(found)}
+    with Call(g, "update_all", columns, functions.describe()) as call:
+        edges, graph = call.graph(columns)
+        if len(edges.indices) or not functions.own:
+            found = dict(core.message_passing(graph, message, reduce, None))
+        else:
+            found = _of_no_edges(graph, functions)
+        if builtin(reduce) and reduce.name in EXTREMES:  # as DGL does
+            found = {name: x.masked_fill(torch.isinf(x), 0) for name, x in found.items()}
+        if functions.own and call.layer.exchanges(call.relation.dst):
+            found = _told(call, edges, found)
+        found = {name: call.merged(edges, found[name]) for name in sorted(found)}
     if apply is not None:
         found = dict(core.invoke_node_udf(
             g, ALL, g.dsttypes[0], apply, ndata={**dict(g.dstdata.items()), **found},
@@ -206,16 +217,15 @@ def apply_edges(g: RafBlock, function: Any, edges: Any = ALL) -> None:
         refuse("apply_edges to some edges", EDGES)
     functions = Functions(function, None)
     columns = _read(g, functions)
-    call = Call(g, "apply_edges", columns, functions.describe())
-    _, graph = call.graph(columns)
-    g._edge_frames.of(call.relation).update(_values(graph, function))
+    with Call(g, "apply_edges", columns, functions.describe()) as call:
+        _, graph = call.graph(columns)
+        g._edge_frames.of(call.relation).update(_values(graph, function))
 
 
 def in_degrees(g: RafBlock, nodes: Any = ALL) -> Tensor:
     """`DGLGraph.in_degrees` of a slice: of this trainer's destinations, int64."""
-    call = Call(g, "in_degrees", {})
-    edges, _ = call.graph()
-    with torch.no_grad():
+    with Call(g, "in_degrees", {}) as call, torch.no_grad():
+        edges, _ = call.graph()
         found = call.merged(edges, edges.indptr.diff()[:, None], complete=True)[:, 0].to(g.device)
     return found if is_all(nodes) else found[nodes]
 
@@ -225,10 +235,11 @@ def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Tensor:
         if not is_slice(g):
             return original(g, op, reduce_op, lhs_data, rhs_data)
-        call = Call(g, f"dgl.ops ({op}, {reduce_op})", {"u": lhs_data} if op != "copy_rhs" else {})
-        weights = None if op == "copy_lhs" else of_edges(rhs_data, call.ids)
-        edges, graph = call.graph()
-        return call.merged(edges, original(graph, op, reduce_op, lhs_data, weights))
+        name = f"dgl.ops ({op}, {reduce_op})"
+        with Call(g, name, {"u": lhs_data} if op != "copy_rhs" else {}) as call:
+            weights = None if op == "copy_lhs" else of_edges(rhs_data, call.ids)
+            edges, graph = call.graph()
+            return call.merged(edges, original(graph, op, reduce_op, lhs_data, weights))
     return gspmm
 
 
@@ -239,12 +250,12 @@ def sddmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
         if not is_slice(g):
             return original(g, op, lhs_data, rhs_data, lhs_target, rhs_target)
         given = [(lhs_target, lhs_data), (rhs_target, rhs_data)]
-        call = Call(g, f"dgl.ops ({op})", {target: x for target, x in given
-                                           if target != "e" and x is not None})
-        edges, graph = call.graph()
-        lhs, rhs = (x if x is None or target == "u" else of_edges(x, call.ids) if target == "e"
-                    else edges.of(call.whole(x)) for target, x in given)
-        return edge_rows(original(graph, op, lhs, rhs, lhs_target, rhs_target), call.ids)
+        with Call(g, f"dgl.ops ({op})", {target: x for target, x in given
+                                         if target != "e" and x is not None}) as call:
+            edges, graph = call.graph()
+            lhs, rhs = (x if x is None or target == "u" else of_edges(x, call.ids)
+                        if target == "e" else edges.of(call.whole(x)) for target, x in given)
+            return edge_rows(original(graph, op, lhs, rhs, lhs_target, rhs_target), call.ids)
     return gsddmm
 
 

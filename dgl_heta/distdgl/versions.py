@@ -57,6 +57,9 @@ _EVERYWHERE: Homes = {
     "backward": ("torch.autograd:backward",),
     "grad": ("torch.autograd:grad",),
     "Tensor": ("torch:Tensor",),
+    "all_reduce": ("torch.distributed:all_reduce",
+                   "torch.distributed.distributed_c10d:all_reduce"),
+    "reduce": ("torch.distributed:reduce", "torch.distributed.distributed_c10d:reduce"),
     "barrier of torch": ("torch.distributed:barrier",),
     "destroy_process_group": (
         "torch.distributed:destroy_process_group",

@@ -116,7 +116,8 @@ def skip_alike(skipped: Iterable[tuple[int, str]], ranks: Sequence[int], timeout
     PeerLostError
         One has skipped none within `timeout_s`.
     """
-    store, own, key = _store(), dist.get_rank(), f"dgl-heta skipped {next(_skips)} by"
+    store, own, number = _store(), dist.get_rank(), next(_skips)
+    key = f"dgl-heta skipped {number} by"
     mine = ", ".join(f"'{ntype}' at layer {layer}" for layer, ntype in sorted(skipped))
     store.set(f"{key} {own}", mine)
     end = time.monotonic() + timeout_s
@@ -131,6 +132,7 @@ def skip_alike(skipped: Iterable[tuple[int, str]], ranks: Sequence[int], timeout
                 "at once, by random numbers that are the same on all (a torch.Generator that all "
                 "seed alike and nothing else draws from); every other layer is merged by "
                 "dgl.nn.HeteroGraphConv or block.multi_update_all")
+    store.delete_key(f"dgl-heta skipped {number - 1} by {own}")  # all have read it
 
 
 def _look_after_batches(store: Any, size: int, left: Batch | None, seen: dict[int, str]) -> None:

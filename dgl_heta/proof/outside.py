@@ -73,7 +73,7 @@ class Outside:
                 if _is_script(str(kind.__module__)):
                     for name in [*vars(kind)]:
                         self._name(kind, name, depth)
-        elif isinstance(value, np.ndarray | Tensor):
+        elif isinstance(value, np.ndarray) or type(value) is Tensor:
             if np.prod(value.shape) <= _LARGE:
                 self._values.append(value)
         elif type(value) in _CONTAINERS:

@@ -52,8 +52,9 @@ def tables_of(comm: ThreadComm) -> list[Any]:
 
 
 def reads_of(example: int, rank: int, table: int) -> list[row_steps.Read]:
-    """What a trainer reads of a table in a step: of batches each row once, with the trainers whose
-    batches have it, and for itself in any number. That nobody else does in the first example."""
+    """What a trainer reads of a table in a step: of batches, with the trainers whose batches have a
+    row, each once, in one batch for each of several trainers; and for itself in any number. That
+    nobody else does in the first example."""
     generator = np.random.default_rng([example, rank, table])
     count, width, shared = TABLES[table]
     found = []
@@ -63,7 +64,7 @@ def reads_of(example: int, rank: int, table: int) -> list[row_steps.Read]:
         ids = (generator.integers(0, count, generator.integers(0, 9)) if alone else
                generator.choice(count // 2 if least else count,
                                 0 if least and rank else generator.integers(
-                                    0, 1 + count // (1 + least)), replace=False))
+                                    0, 1 + count // (1 + least)), replace=place == 1))
         grads = generator.integers(-9, 9, (len(ids), width)).astype(np.float32)
         found.append((ids, grads, None if alone else generator.integers(1, 16, len(ids))))
     return found
@@ -87,7 +88,7 @@ def test_each_row_is_updated_once_by_all_that_trainers_have_read() -> None:
                     if bits is None:
                         np.add.at(counts, ids, 1)
                     else:
-                        united[ids] |= bits
+                        np.bitwise_or.at(united, ids, bits)
                 counts += [bits.bit_count() for bits in united.tolist()]
             updated = []
             for rank in range(4):

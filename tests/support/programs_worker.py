@@ -114,6 +114,9 @@ class Trainer:
         for t in self.facts.widths:
             waiting = lazy_rows(self.session.store.array(t, "feat"), ids[t].numpy())
             assert waiting is not None
+            array = self.session.store.array(t, "feat")
+            self.session.scope.read(waiting, ids[t], lambda i, of=array: torch.from_numpy(
+                of[i.numpy()]))  # as DistTensor's patched reads do
             rows[t] = waiting.double()
         return rows
 
