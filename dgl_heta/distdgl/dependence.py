@@ -39,6 +39,8 @@ _COPIED = 1 << 22
 """So many numbers at most are copied of a tensor that is written to."""
 _running: list[Trace] = []
 """The trace that looks at operations now, if there is one."""
+_stopped: list[Trace] = []
+"""Those that look no longer, and are still among PyTorch's modes."""
 
 
 @dataclass(eq=False)
@@ -112,7 +114,7 @@ class Trace(TorchDispatchMode):
         self._floats: dict[float, Ref] = {}
         """Numbers that were taken out of tensors; those with many digits, by their value."""
         self._nearby: dict[int, tuple[Tensor, Tensor]] = {}
-        self._on = False
+        self._on, self._inside = False, False
         self._refs: Any = WeakTensorKeyDictionary()
         self._views: Any = WeakTensorKeyDictionary()
         """Of tensors :class:`Ref` and :class:`View`. As attributes scripts would save them."""
@@ -122,18 +124,18 @@ class Trace(TorchDispatchMode):
         so any longer."""
         for other in _running:
             other.stop()
+        tidy()
         _running[:] = [self]
         above = _popped()
         for mode in (self, *above):
             _push_mode(mode)
-        self._on = True
+        self._on, self._inside = True, torch.is_inference_mode_enabled()
 
     def stop(self) -> None:
         """Look no longer, and forget everything."""
         if self._on:
-            for mode in _popped():
-                if mode is not self:
-                    _push_mode(mode)
+            _stopped.append(self)
+            tidy()
         self._on = False
         self._entries.clear()
         self._taken.clear()
@@ -154,7 +156,14 @@ class Trace(TorchDispatchMode):
         finally:
             if taken:
                 _push_mode(self)
+                self._inside = self._inside and torch.is_inference_mode_enabled()
             self._on = on
+
+    @property
+    def can_go(self) -> bool:
+        """Whether it may be taken away: inference_mode, when it ends, brings modes back that it
+        began with, and PyTorch fails if there are none then."""
+        return self._inside or not torch.is_inference_mode_enabled()
 
     # --- noting ---------------------------------------------------------------------------------
 
@@ -383,6 +392,15 @@ def _noisy(value: Tensor, rows: Tensor) -> Tensor:
     noise = noise.to(value) * (1 + value.abs().mean())
     return torch.where(rows.to(value.device).view(-1, *[1] * (value.dim() - 1)), value + noise,
                        value)
+
+
+def tidy() -> None:
+    """Take away traces that look no longer, if they may be."""
+    if gone := [trace for trace in _stopped if trace.can_go]:
+        for mode in _popped():
+            if mode not in gone:
+                _push_mode(mode)
+        _stopped[:] = [trace for trace in _stopped if trace not in gone]
 
 
 def _popped() -> list[Any]:

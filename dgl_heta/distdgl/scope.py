@@ -46,7 +46,7 @@ from torch.autograd.graph import GradientEdge
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from dgl_heta.distdgl.counts import Counts
-from dgl_heta.distdgl.dependence import Source, Trace
+from dgl_heta.distdgl.dependence import Source, Trace, tidy
 from dgl_heta.distdgl.handed import bare
 from dgl_heta.distdgl.partial import watch
 from dgl_heta.errors import HetaError
@@ -103,6 +103,7 @@ class Scope:
     def begin(self, batch: MiniBatch, given: Sequence[Any], prove: bool) -> None:
         """A batch is handed out, at a step to prove or not; what a script is given of it are ids by
         node type, and blocks."""
+        tidy()
         if self._used:
             self.end()
         if not self._holds or not (prove or self._counts.wanted):
@@ -137,6 +138,8 @@ class Scope:
     @contextmanager
     def aside(self) -> Iterator[None]:
         """For the body nothing is noted: it is no part of what a script computes its loss by."""
+        if self._holds:  # and not inside a replay, which ends an inference_mode for a while
+            tidy()
         with nullcontext() if self._trace is None else self._trace.aside():
             yield
 

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dgl_heta.distdgl import dependence
 from dgl_heta.distdgl.counts import Counts
 from dgl_heta.distdgl.dependence import Source, Trace
 from tests.distdgl.programs import averages, scopes
@@ -263,6 +264,28 @@ def test_what_a_trace_notes_is_not_saved_with_tensors() -> None:
     loaded = torch.load(file, weights_only=True)
     assert torch.equal(loaded[0]["weight"], model.weight)
     assert not vars(copied)
+
+
+@pytest.mark.parametrize("begins", [True, False])
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_trace_begins_and_ends_in_inference_mode_and_outside(begins: bool, ends: bool) -> None:
+    """PyTorch restores what an inference_mode began with."""
+    traces, linear, rows = [Trace() for _ in range(3)], torch.nn.Linear(3, 2), torch.rand(4, 3)
+    for trace in traces:
+        if not begins:
+            trace.start()
+        with torch.inference_mode():
+            if begins:
+                trace.start()
+            linear(rows).relu()
+            if ends:
+                trace.stop()
+                linear(rows).relu()
+        linear(rows).detach().nonzero()
+        trace.stop()
+    dependence.tidy()
+    assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
+    assert linear(rows).shape == (4, 2)
 
 
 def test_counts_are_found_by_what_all_trainers_have() -> None:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from tests.distdgl.programs.proofs import watched
+from tests.distdgl.programs.scopes import OnSlices
 from tests.distdgl.programs.usual import HIDDEN, Inputs
 from tests.support.programs_worker import Facts, Trainer
 
@@ -59,8 +60,11 @@ class Layer(nn.Module):
         super().__init__()
         self.how = how
         kind, merge = how["kind"], how["merge"]
-        if kind.startswith("update"):
-            self.merge: nn.Module = Updated(facts, a, b, kind.split()[1], merge)
+        if kind.startswith("slices"):
+            self.merge: nn.Module = OnSlices({e: CONVS[kind.split()[1]](a, b)
+                                              for _, e, _ in facts.etypes})
+        elif kind.startswith("update"):
+            self.merge = Updated(facts, a, b, kind.split()[1], merge)
         else:
             self.merge = HeteroGraphConv({e: CONVS[kind](a, b) for _, e, _ in facts.etypes},
                                          MERGES.get(merge, merge))
@@ -97,9 +101,10 @@ class Net(nn.Module):
 def drawn(number: int) -> dict[str, Any]:
     """How a program is: by its number, so that a few numbers have every kind."""
     dice = random.Random(number)
-    kinds = [*CONVS, "update sum", "update mean"]
+    kinds = [*CONVS, "update sum", "update mean", "slices sage", "slices gatv2"]
     kind = kinds[number % len(kinds)]
-    merges = ["sum", "mean", "max", "stack", "min"] + ([] if "update" in kind else [*MERGES])
+    merges = ["sum"] if "slices" in kind else ["sum", "mean", "max", "stack", "min"] + (
+        [] if "update" in kind else [*MERGES])
     layers = dice.choice([1, 2, 2])
     return {"kind": kind, "merge": merges[number % len(merges)],
             "fanouts": [dice.choice(["all", "all", "some", 0]) for _ in range(layers)],
