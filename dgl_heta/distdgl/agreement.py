@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from dgl import NID, core
 from dgl.base import DGLError
-from dgl.function import BinaryMessageFunction, CopyMessageFunction, TargetCode
+from dgl.function import BinaryMessageFunction, TargetCode
 from torch import Tensor
 
 from dgl_heta.distdgl.layers import Layer
@@ -38,7 +38,7 @@ class Functions(NamedTuple):
     """What a script gives for a relation."""
 
     message: Any
-    reduce: Any
+    reduce: Any  # None of a function of edges alone
     apply: Any = None
 
     @property
@@ -47,15 +47,23 @@ class Functions(NamedTuple):
         return self.apply is not None or not builtin(self.reduce) or not builtin(self.message)
 
     @property
+    def fields(self) -> set[tuple[str, str]] | None:
+        """The fields of sources ("u") and destinations ("v") that they may read; None for any."""
+        if self.apply is not None or not builtin(self.message) or not (
+                self.reduce is None or builtin(self.reduce)):
+            return None
+        message = self.message
+        ends = ([(message.lhs, message.lhs_field), (message.rhs, message.rhs_field)]
+                if isinstance(message, BinaryMessageFunction) else
+                [(message.target, message.in_field)])
+        sides = {TargetCode.SRC: "u", TargetCode.DST: "v"}
+        return {(sides[target], name) for target, name in ends if target in sides}
+
+    @property
     def reads(self) -> list[str] | None:
         """The fields of the destinations that they may read; None for any."""
-        if self.apply is not None or not builtin(self.reduce):
-            return None
-        if isinstance(self.message, BinaryMessageFunction):
-            ends = ((self.message.lhs, self.message.lhs_field),
-                    (self.message.rhs, self.message.rhs_field))
-            return [field for target, field in ends if target == TargetCode.DST]
-        return [] if isinstance(self.message, CopyMessageFunction) else None
+        fields = self.fields
+        return None if fields is None else sorted(name for side, name in fields if side == "v")
 
     def describe(self) -> str:
         return "/".join(repr(vars(f) | {"name": f.name}) if builtin(f) else "own" if f else ""

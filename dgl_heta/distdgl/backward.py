@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -38,6 +39,15 @@ class BackwardEnd:
             self._pending = True
             engine: Any = torch.autograd.Variable._execution_engine
             engine.queue_callback(self._end)
+
+    @contextmanager
+    def unheard(self) -> Iterator[None]:
+        """Backward passes for the body end without actions."""
+        before, self._pending = self._pending, True
+        try:
+            yield
+        finally:
+            self._pending = before
 
     def _end(self) -> None:
         self._pending = False

@@ -9,6 +9,7 @@ costs the same with few relations or hundreds.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ from dgl.heterograph_index import (
 )
 from torch import Tensor
 
+from dgl_heta.distdgl.edge_count import EdgeCount
+from dgl_heta.distdgl.edge_rows import EdgeIds, edge_rows, of_edges
 from dgl_heta.distdgl.layers import Layer, csc_with_ids
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.graph.schema import Relation
@@ -70,7 +73,7 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
     __class__ = HeteroGraphIndex  # type: ignore[assignment]  # DGL asks whether it is one
 
     def __init__(self, layer: Layer, kinds: Kinds) -> None:
-        self._layer, self._kinds = layer, kinds
+        self.layer, self._kinds = layer, kinds
         block = layer.block
         self._nodes = [*(block.num_src.get(t, 0) for t in kinds.sources),
                        *(block.wanted(t) if t in block.num_dst else 0
@@ -98,14 +101,20 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
 
     number_of_nodes = num_nodes
 
-    def count_edges(self, place: int) -> int:
+    @property
+    def relation(self) -> Relation:
+        """The only one, of a slice."""
+        (relation,) = self._kinds.relations
+        return relation
+
+    def count_edges(self, place: int) -> EdgeCount:
         """In-edges by a relation that this machine has, of all trainers' seeds.
 
         Not under DGL's name: its operators do nothing where there are no edges.
         """
         relation = self._kinds.relations[place]
-        self._layer.asked.add(relation)
-        return self._layer.count(relation)
+        count: EdgeCount = EdgeIds(relation, self.layer).counted(self.layer.count(relation))
+        return count
 
     def has_nodes(self, place: int, ids: Tensor) -> Tensor:
         return ((ids >= 0) & (ids < self._nodes[place])).long()
@@ -116,6 +125,14 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
         relation = self._kinds.relations[place]
         of_one = kinds((relation.src,), (relation.dst,), (relation,))
         return self._with(self.dtype, self.ctx, of_one)
+
+    def of_edges(self, rows: Any, compute: Callable[[Any, Tensor], Tensor]) -> Tensor:
+        """What a function of the edges' index gives for rows of the edges of a slice: rows of edges
+        again, each of those of its destination, which are all here."""
+        ids = EdgeIds(self.relation, self.layer)
+        bare = of_edges(rows, ids)
+        _, graph = self.layer.edges_of(self.relation, bare.device)
+        return edge_rows(compute(graph._graph, bare) if len(bare) else bare, ids)
 
     def copy_to(self, ctx: Any) -> BlockIndex:
         return self._with(self.dtype, ctx)
@@ -135,7 +152,7 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
         return False
 
     def _with(self, dtype: str, ctx: Any, kinds: Kinds | None = None) -> BlockIndex:
-        new = BlockIndex(self._layer, kinds or self._kinds)
+        new = BlockIndex(self.layer, kinds or self._kinds)
         new.dtype, new.ctx = dtype, ctx
         return new
 
@@ -163,7 +180,7 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
         rows = self._nodes[len(kinds.sources) + kinds.destinations.index(relation.dst)]
         degrees = torch.zeros(rows, dtype=torch.int64)
         indices = [torch.empty(0, dtype=torch.int64)]
-        for edges in self._layer.block.into(relation.dst):
+        for edges in self.layer.block.into(relation.dst):
             if edges.relation == relation:
                 counts = edges.indptr.diff()[:max(rows - edges.start, 0)]
                 degrees[edges.start:edges.start + len(counts)] = counts

@@ -15,17 +15,18 @@ from typing import Any
 
 import dgl
 import torch
+from dgl.base import ALL
 from dgl.frame import Frame
 from dgl.heterograph import DGLBlock
 from torch import Tensor
 
-from dgl_heta.distdgl import hetero, multi_update
+from dgl_heta.distdgl import hetero, multi_update, slices
 from dgl_heta.distdgl.block_index import BlockIndex, itself, kinds
-from dgl_heta.distdgl.edge_view import Columns, EdgeFrames, EdgeView
+from dgl_heta.distdgl.edge_view import Columns, EdgeFrames, EdgeView, SliceData
 from dgl_heta.distdgl.hetero_convs import Called
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.distdgl.reference import PlainBlock
-from dgl_heta.distdgl.refusals import EDGES, REFUSED, refuse
+from dgl_heta.distdgl.refusals import EDGES, REFUSED, SLICE, SLICED, refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.sampling.blocks import MiniBatch
@@ -43,9 +44,9 @@ class RafBlock(DGLBlock):
 
     layer: Layer | None = None
 
-    def __init__(self, index: BlockIndex, ntypes: Any, etypes: list[str], node_frames: Any
-                 ) -> None:
-        frames = EdgeFrames([Columns()]) if index.partial else None
+    def __init__(self, index: BlockIndex, ntypes: Any, etypes: list[str], node_frames: Any,
+                 edge_frames: Any = None) -> None:
+        frames = edge_frames or ([Columns()] if index.partial else None)
         self._init(index, ntypes, etypes, node_frames, frames)
 
     @property
@@ -75,6 +76,39 @@ class RafBlock(DGLBlock):
         """What a registered class in the place of HeteroGraphConv gives for the block."""
         return hetero.forward(conv, self, inputs, mod_args, mod_kwargs, called)
 
+    def update_all(self, message_func: Any, reduce_func: Any, apply_node_func: Any = None,
+                   etype: Any = None) -> None:
+        if self.partial:
+            slices.update_all(self._slice("update_all", etype), message_func, reduce_func,
+                              apply_node_func)
+        else:
+            super().update_all(message_func, reduce_func, apply_node_func, etype)
+
+    def apply_edges(self, func: Any, edges: Any = ALL, etype: Any = None) -> None:
+        if self.partial:
+            slices.apply_edges(self._slice("apply_edges", etype), func, edges)
+        else:
+            super().apply_edges(func, edges, etype)
+
+    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+        if self.partial:
+            return slices.in_degrees(self._slice("in_degrees", etype), v)
+        return super().in_degrees(v, etype)
+
+    @property
+    def edata(self) -> Any:
+        if self.partial:
+            return SliceData(self._slice("edata"), self.etypes[0], None, self._graph.layer)
+        return super().edata
+
+    def _slice(self, name: str, etype: Any = None) -> RafBlock:
+        """The slice that an operation of that name is for."""
+        if etype is not None:
+            return self[etype]  # type: ignore[no-any-return]
+        if len(self.etypes) > 1:
+            refuse(name, SLICE)
+        return self
+
     def multi_update_all(self, etype_dict: Any, cross_reducer: Any,
                          apply_node_func: Any = None) -> None:
         if self.partial:
@@ -87,7 +121,9 @@ class RafBlock(DGLBlock):
 
     def __getitem__(self, key: Any) -> Any:
         if not self.partial:
-            return self._plain()[key]
+            whole = self._plain(PlainBlock)
+            whole.layer = self._graph.layer  # type: ignore[attr-defined]
+            return whole[key]
         every = slice(None)
         found = self._find_etypes(key if isinstance(key, tuple) else (every, key, every))
         if not found:
@@ -97,17 +133,17 @@ class RafBlock(DGLBlock):
         src, etype, dst = self._canonical_etypes[found[0]]
         ends = self.get_ntype_id_from_src(src), self.get_ntype_id_from_dst(dst)
         return RafBlock(self._graph.get_relation_graph(found[0]), ([src], [dst]), [etype],
-                        [self._node_frames[i] for i in ends])
+                        [self._node_frames[i] for i in ends], self._edge_frames)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.partial:
             refuse("copying or pickling", "keep blocks in the process that samples them")
         return itself, (self._plain(),)
 
-    def _plain(self) -> DGLBlock:
+    def _plain(self, kind: type[DGLBlock] = DGLBlock) -> DGLBlock:
         """DGL's own block, with the same data, in a group of one worker."""
-        return DGLBlock(self._graph.real(), (self.srctypes, self.dsttypes), self.etypes,
-                        self._node_frames, self._edge_frames)
+        return kind(self._graph.real(), (self.srctypes, self.dsttypes), self.etypes,
+                    self._node_frames, self._edge_frames)
 
 
 def _refusing(name: str, instead: str) -> Any:
@@ -129,11 +165,12 @@ def _refusing(name: str, instead: str) -> Any:
 
 
 def _edges(self: RafBlock) -> EdgeView:
-    return EdgeView(self, None if self.partial else DGLBlock.edges.fget(self))
+    return EdgeView(self, None if self.partial else DGLBlock.edges.fget(self), self._graph.layer)
 
 
 for _name, _instead in REFUSED.items():
-    setattr(RafBlock, _name, _refusing(_name, _instead))
+    if _name not in SLICED:
+        setattr(RafBlock, _name, _refusing(_name, _instead))
 setattr(RafBlock, "edges", property(_edges, doc=DGLBlock.edges.__doc__))  # noqa: B010
 
 

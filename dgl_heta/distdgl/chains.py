@@ -9,8 +9,9 @@ trainer's loss does not come to; those of the missing ones are added.
 
 from __future__ import annotations
 
+import inspect
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.backward import BackwardEnd
-from dgl_heta.distdgl.partial import check_grad, check_inputs
+from dgl_heta.distdgl.partial import below_merges, check_inputs
 from dgl_heta.errors import HetaError
 from dgl_heta.raf.chain import Chain, Place, Watch, links_of, reached_by_rows, walk
 from dgl_heta.sampling.blocks import Block
+from dgl_heta.system.nested import of_type
 
 
 class Chains(Watch):
@@ -39,6 +41,8 @@ class Chains(Watch):
     passed : the chains that the last backward pass ran through.
     parameters : whose gradients are to be None where no trainer's loss depends on them.
     checking : whether to refuse what would see parts of a gradient.
+    before : is told of the roots of a backward pass, their gradients, and whether all trainers of
+        the group are in it (None: those whose roots come to an exchange), before it begins.
     wrapped_only : whether to refuse parameters below the first layer that are none of these.
     """
 
@@ -56,6 +60,7 @@ class Chains(Watch):
         self.passed: set[int] = set()
         self.parameters: list[nn.Parameter] = []
         self.checking, self.wrapped_only = True, False
+        self.before: Callable[[list[Tensor], list[Any], bool | None], None] = lambda *told: None
         self._unused: set[Place] = set()
         self._roots: list[Tensor] = []
         self._empty: list[nn.Parameter] = []
@@ -123,6 +128,7 @@ class Chains(Watch):
         self._running = True
         self._retain = create_graph if retain_graph is None else retain_graph
         try:
+            self.before(roots, grads, True if len(self._open) > 1 else None)
             if len(self._open) > 1:
                 added = self._missing(roots)
                 roots, grads = [*roots, *added], [*grads, *map(torch.zeros_like, added)]
@@ -137,16 +143,101 @@ class Chains(Watch):
             self._roots, self._empty = [], []
 
     def grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """`torch.autograd.grad`, of what lies above all exchanges.
+        """`torch.autograd.grad`: of what lies above all exchanges, and of parameters.
 
         Raises
         ------
         HetaError
-            It lies below one: its gradient is in parts on several trainers.
+            Something else lies below an exchange: its gradient is in parts on several trainers. Or
+            a second derivative through exchanges is wanted.
         """
-        if self.checking and self.group.size > 1 and not self._running:
-            check_grad(outputs, inputs)
-        return original(outputs, inputs, *args, **kwargs)
+        if not self.checking or self.group.size == 1 or self._running:
+            return original(outputs, inputs, *args, **kwargs)
+        roots, wanted = list(of_type(Tensor, outputs)), list(of_type(Tensor, inputs))
+        given = _GRAD.bind(outputs, inputs, *args, **kwargs).arguments
+        grads = given.get("grad_outputs")
+        grads = [None] * len(roots) if grads is None else (
+            [grads] if isinstance(grads, Tensor) else list(grads))
+        below = below_merges(roots, wanted)
+        self.before(roots, grads, below)
+        if not below:
+            return original(outputs, inputs, *args, **kwargs)
+        if given.get("create_graph") or given.get("is_grads_batched"):
+            raise HetaError("torch.autograd.grad of parameters below a merge of relations cannot "
+                            "be taken with create_graph or is_grads_batched on a meta-partitioned "
+                            "graph")
+        self._running, self._retain = True, bool(given.get("retain_graph"))
+        try:
+            with self._backward.unheard():
+                found = self._own_gradients(original, roots, grads, wanted)
+        finally:
+            self._finished()
+            self._running = self._retain = False
+            self._roots = []
+        zeros = given.get("materialize_grads", False)
+        if not zeros and not given.get("allow_unused") and any(grad is None for grad in found):
+            raise RuntimeError(
+                "One of the differentiated Tensors appears to not have been used in the graph. Set "
+                "allow_unused=True if this is the desired behavior.")
+        return tuple(torch.zeros_like(x) if grad is None and zeros else grad
+                     for grad, x in zip(found, wanted))
+
+    def _own_gradients(self, original: Any, roots: list[Tensor], grads: list[Any],
+                       wanted: list[Tensor]) -> list[Tensor | None]:
+        """Gradients of parameters of this trainer's own loss; all trainers of the group call it.
+
+        A backward pass gives a machine gradients by its relations of all trainers' losses. So there
+        is a pass for each trainer, in which its loss alone has a gradient; what machines have of
+        its gradients is summed.
+        """
+        group, chains = self.group, [chain for chain, _ in self._open.values()]
+        own = links_of(roots)
+        mine = [own.get(number, -1) + 1 for number in self._open]
+        every = group.all_reduce(torch.tensor(mine), "max", "control").tolist()
+        ends = [self._token(chain, link) for chain, link in zip(chains, every) if link]
+        more = [self._token(chain, link) for chain, link, before in zip(chains, every, mine)
+                if before < link]
+        firsts = [chain.tokens[0] for chain in chains if chain.tokens]
+        retain, pieces = self._retain, []
+        for rank in range(group.size):
+            self._retain = retain or rank + 1 < group.size
+            outputs, given = ([*roots, *more], [*grads, *map(torch.zeros_like, more)]) if (
+                rank == group.rank) else (ends, [*map(torch.zeros_like, ends)])
+            self._roots = outputs
+            found = original(outputs, [*wanted, *firsts], given, retain_graph=self._retain,
+                             allow_unused=True)[:len(wanted)]
+            if self._unused:
+                used = self._used()
+                found = [grad if id(x) in used else None for x, grad in zip(wanted, found)]
+                self._unused.clear()
+            pieces.append(torch.cat([
+                *(torch.zeros_like(x).flatten() if grad is None else grad.to_dense().flatten()
+                  for x, grad in zip(wanted, found)),
+                torch.tensor([float(grad is not None) for grad in found], dtype=wanted[0].dtype)]))
+        total = group.reduce_scatter_rows(torch.stack(pieces), [1] * group.size, "gradients")[0]
+        there = total[-len(wanted):].tolist()
+        values = total[:-len(wanted)].split([x.numel() for x in wanted])
+        return [value.view_as(x).to(x.dtype) if count else None
+                for value, x, count in zip(values, wanted, there)]
+
+    @staticmethod
+    def _token(chain: Chain, link: int) -> Tensor:
+        """What a backward pass begins at that comes to the first so many links of a chain."""
+        if len(chain.tokens) <= link:
+            raise HetaError(
+                "another trainer's loss depends on a forward pass that this trainer's does not "
+                "depend on, and has let go; let the losses of all trainers depend on the same "
+                "forward passes")
+        return chain.tokens[link]
+
+    @contextmanager
+    def paths_beside(self) -> Iterator[None]:
+        """For the body no gradient goes through exchanges."""
+        self.cut = True
+        try:
+            yield
+        finally:
+            self.cut = False
 
     def _missing(self, roots: Sequence[Tensor]) -> list[Tensor]:
         """Tokens of the exchanges that other trainers' losses come to, and this one's does not."""
@@ -158,12 +249,7 @@ class Chains(Watch):
         for (number, (chain, _)), (before, _), (reached, alive) in zip(
                 list(self._open.items()), mine, every):
             if before < reached:
-                if len(chain.tokens) <= reached:
-                    raise HetaError(
-                        "another trainer's loss depends on a forward pass that this trainer's does "
-                        "not depend on, and has let go; let the losses of all trainers depend on "
-                        "the same forward passes")
-                added.append(chain.tokens[reached])
+                added.append(self._token(chain, reached))
             elif not alive:
                 self._close(number)
         return added
@@ -185,21 +271,29 @@ class Chains(Watch):
         sake, and some of them give zeros for a gradient that is missing.
         """
         if self._unused and self._empty:
-            used = {id(node.variable) for node in walk(self._roots, self._unused)
-                    if hasattr(node, "variable")}
+            used = self._used()
             for parameter in self._empty:
                 if id(parameter) not in used:
                     parameter.grad = None
         self._unused.clear()
 
+    def _used(self) -> set[int]:
+        """The leaves that the backward pass came to past links that are used."""
+        return {id(node.variable) for node in walk(self._roots, self._unused)
+                if hasattr(node, "variable")}
+
     def _passed(self) -> None:
-        """At the end of a backward pass: what it went through cannot be gone through again."""
+        """At the end of a backward pass."""
         self._forget_zeros()
+        self.passed = self._finished()
+
+    def _finished(self) -> set[int]:
+        """What a backward pass went through cannot be gone through again. Returns the chains."""
         if not self._retain:
             for number in self._ran & set(self._open):
                 self._close(number)
-        self.passed, self._ran = self._ran, set()
-        self._chain = None
+        ran, self._ran, self._chain = self._ran, set(), None
+        return ran
 
     def _close(self, number: int) -> None:
         chain, _ = self._open.pop(number)
@@ -208,5 +302,6 @@ class Chains(Watch):
             self._chain = None
 
 
+_GRAD = inspect.signature(torch.autograd.grad)
 _NONE = Chain()
 """For exchanges without gradients."""

@@ -22,8 +22,9 @@ from dgl_heta.sampling.blocks import RelationBlock
 
 
 def call_module(module: Any, edges: RelationBlock, graph: RelationGraph, rows: Any,
-                args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """What a relation's module gives for the rows of both ends, (edges.num_rows, …).
+                args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
+    """What a relation's module gives for the rows of both ends, (edges.num_rows, …); None if it
+    fails where there are no rows.
 
     Raises
     ------
@@ -33,13 +34,17 @@ def call_module(module: Any, edges: RelationBlock, graph: RelationGraph, rows: A
     relation = tuple(edges.relation)
     try:
         value = module(graph, rows, *args, **kwargs)
-    except KeyError as error:
-        if error.args != (dgl.EID,):
+    except Exception as error:
+        if isinstance(error, KeyError) and error.args == (dgl.EID,):
+            raise HetaError(
+                f"the module of {relation} reads edge ids (dgl.EID) of its graph, which on a "
+                "meta-partitioned graph has none; read data of edges by the block's, "
+                "block.edges[relation].data[dgl.EID], and give the module the rows (mod_kwargs)"
+                ) from error
+        if edges.num_rows or isinstance(error, HetaError):
             raise
-        raise HetaError(f"the module of {relation} reads edge ids (dgl.EID) of its graph, which on "
-                        "a meta-partitioned graph has none; read data of edges by the block's, "
-                        "block.edges[relation].data[dgl.EID], and give the module the rows "
-                        "(mod_kwargs)") from error
+        fails_without_rows(module, edges.relation.dst, error)
+        return None
     if not isinstance(value, Tensor):
         raise HetaError(f"the module of {relation} returned {type(value).__name__}; on a "
                         "meta-partitioned graph it must return one tensor, with a row for each "
@@ -51,7 +56,19 @@ def call_module(module: Any, edges: RelationBlock, graph: RelationGraph, rows: A
     return value
 
 
-_told: set[type] = set()
+_told: set[Any] = set()
+
+
+def fails_without_rows(function: Any, ntype: str, error: Exception) -> None:
+    """Log, once for each, that what a script merges relations with fails where a batch reaches no
+    node of a type: it is left out there, as by DistDGL. In one process it would fail."""
+    if function not in _told:
+        _told.add(function)
+        logging.getLogger("dgl_heta").warning(
+            "%s fails for a batch that reaches no node of '%s' (%s: %s); it is left out there, and "
+            "parameters that nothing else uses have no gradient (None) in place of zeros",
+            getattr(function, '__name__', type(function).__name__), ntype,
+            type(error).__name__, error)
 
 
 def runs_alone(relation: Relation, module: Any) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.drawn_rows import delivery
 from dgl_heta.distdgl.reach import Reached, reached_by
+from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.sampler import NeighborSampler
@@ -62,6 +63,7 @@ class Drawing:
             for piece in pieces], self.first + step, self.group)
 
 
+@torch.inference_mode(False)  # or a step of inference could not be proved, by gradients too
 def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str, np.ndarray]],
          number: int, group: Comm, excluded: Mapping[Relation, np.ndarray] | None = None) -> Drawn:
     """A batch of seeds (per trainer of the group target type → ids); draws follow from `number`.
@@ -81,17 +83,37 @@ def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str
 
 
 def draw_told(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor], number: int,
-              excluded: Mapping[Relation, np.ndarray] | None = None) -> Drawn:
+              excluded: Mapping[Relation, np.ndarray] | None = None,
+              targets: Sequence[str] | None = None) -> Drawn:
     """A batch of seeds that a trainer knows of its own alone (target type → ids): the trainers of
-    the group, who all call it, tell each other. `excluded` is the same on all of them."""
-    group, targets = session.group, session.plan.targets
+    the group, who all call it, tell each other. `excluded` is the same on all of them, and so are
+    `targets`, by default the plan's."""
+    group, targets = session.group, targets or session.plan.targets
     mine = [own.get(t, _NONE).to(torch.int64) for t in targets]
     counts = group.all_gather_rows(torch.tensor([[len(ids) for ids in mine]]), [1] * group.size,
                                    "seeds")
     every = group.all_gather_rows(torch.cat(mine), counts.sum(1).tolist(), "seeds")
     pieces = iter(every.split(counts.flatten().tolist()))
-    return draw(session, sampler, [{t: next(pieces).numpy() for t in targets}
-                                   for _ in range(group.size)], number, group, excluded)
+    seeds = [{t: next(pieces).numpy() for t in targets} for _ in range(group.size)]
+    for rank, of_trainer in zip(group.ranks, seeds):
+        for ntype, ids in of_trainer.items():
+            check_once(ids, ntype, f"a batch of trainer {rank}")
+    return draw(session, sampler, seeds, number, group, excluded)
+
+
+def check_once(ids: np.ndarray, ntype: str, what: str) -> None:
+    """
+    Raises
+    ------
+    InputError
+        A node is twice among a trainer's seeds; `what` names the batch.
+    """
+    unique, counts = np.unique(ids, return_counts=True)
+    if len(unique) < len(ids):
+        raise InputError(
+            f"{what} has node {unique[counts > 1][0]} of type '{ntype}' twice: DistDGL's block "
+            "would give the edges of both to one of its rows, and none to the other; give the data "
+            "loader each node once (torch.unique), and weigh the loss instead")
 
 
 _NONE = torch.empty(0, dtype=torch.int64)

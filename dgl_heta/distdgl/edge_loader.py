@@ -9,29 +9,20 @@ for seeds of a node loader.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import dgl
-import torch
 from dgl.dataloading import negative_sampler
-from torch import Tensor
 
-from dgl_heta.distdgl.drawing import Drawn, draw_told
+from dgl_heta.distdgl.collated_loader import CollatedLoader, Sampler, collators
 from dgl_heta.distdgl.excluding import excluded_by_all, ignores_exclude, stored_again
-from dgl_heta.distdgl.loader import (
-    RafLoader,
-    forget_loader,
-    open_options,
-    start_pass,
-    take_batch,
-)
-from dgl_heta.distdgl.loader_scope import fanouts_of
+from dgl_heta.distdgl.loader_scope import BY_ITSELF, fanouts_of, way_of
 from dgl_heta.distdgl.merging import canonical
+from dgl_heta.distdgl.node_loader import forget_loader, open_options, start_pass, take_batch
 from dgl_heta.distdgl.own_part import refuse_edges
 from dgl_heta.distdgl.recording import recorder
-from dgl_heta.distdgl.seed_loader import PairLoader, edges_at
+from dgl_heta.distdgl.seed_loader import PairLoader
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import InputError, listing
@@ -43,31 +34,29 @@ _COLLATING = ("g_sampling", "exclude", "reverse_eids", "reverse_etypes", "negati
 """Arguments that DGL's collator of edges takes."""
 
 
-class EdgeLoader(RafLoader):
+class EdgeLoader(CollatedLoader):
     """Batches of edges of one data loader.
 
     Parameters
     ----------
     relations : of the edges.
-    collator : DGL's collator of this trainer's edges, whose sampler is :class:`_Seeds`.
-    graph_sampler : as for :class:`RafLoader`.
+    collator : DGL's collator of this trainer's edges.
+    graph_sampler : as for :class:`CollatedLoader`.
 
     Raises
     ------
     InputError
-        An end of the edges is of no target type, or as :class:`RafLoader`.
+        An end of the edges is of no target type, or as :class:`CollatedLoader`.
     """
 
     def __init__(self, session: Session, relations: Iterable[Relation], collator: Any,
-                 graph_sampler: Any, batch_size: int = 1, shuffle: bool = False,
-                 drop_last: bool = False, num_workers: int = 0, **ignored: Any) -> None:
+                 graph_sampler: Any, **options: Any) -> None:
         missing = {t for r in relations for t in (r.src, r.dst)} - {*session.plan.targets}
         if missing:
             raise InputError(_no_target(sorted(missing), session))
-        self._collator, self._excludes = collator, _excludes(collator.exclude)
-        self._order = torch.arange(self.seeds)
-        self._prepare("DistEdgeDataLoader", session, self.seeds, graph_sampler, batch_size,
-                      shuffle, drop_last, num_workers, ignored, kind=1 + self._excludes)
+        self._excludes = _excludes(collator.exclude)
+        super().__init__("DistEdgeDataLoader", session, collator, graph_sampler,
+                         kind=1 + self._excludes, **options)
         if self._excludes and session.group.size > 1:
             log.warning("exclude=%r of DistEdgeDataLoader leaves out of a step's blocks what any "
                         "of the %d trainers that step together excludes: they have one batch",
@@ -75,66 +64,20 @@ class EdgeLoader(RafLoader):
         if self._excludes and session.world.rank == 0:
             for line in stored_again(collator, relations, session.ends, self._store):
                 log.warning("%s", line)
-        if self._source.ahead:
-            log.warning("batches of edges are made when they are asked for, not ahead of time: "
-                        "DGL draws negatives by the script's own random numbers")
 
-    @property
-    def seeds(self) -> int:
-        """The number of this trainer's edges."""
-        return len(self._collator.dataset)
+    def _check(self, ntypes: list[str]) -> None:
+        others = sorted({*ntypes} - {*self._session.plan.targets})
+        if others:
+            raise InputError(_no_target(others, self._session))
 
-    def start(self) -> None:
-        """Begin an epoch: shuffle as DGL's own loader does."""
-        self._begin_pass()
-        if self._shuffle:
-            self._order = self._order[torch.randperm(len(self._order))]
-
-    def next(self) -> Any:
-        """(input nodes, pair graph, blocks), or with negatives (…, pair graph, graph of negatives,
-        blocks); StopIteration at the end of the epoch."""
-        self._begin_step()
-        sizes = self.sizes[self._session.world.rank]
-        begin = sum(sizes[:self._step - 1])
-        chosen = self._order[begin:begin + sizes[self._step - 1]]
-        _, *graphs, (seeds, left_out) = self._collator.collate(edges_at(self._collator, chosen))
-        batch, reached = self._drawn(seeds, left_out)
-        inputs, _, blocks = self._hand_out(batch, reached)
-        return inputs, *graphs, blocks
-
-    def _drawn(self, seeds: Mapping[str, Tensor], left_out: Any) -> Drawn:
-        """The batch of the group, whose trainers all call it, from this trainer's seeds and the
-        edges that it leaves out."""
-        session = self._session
-        for ntype, ids in seeds.items():
-            if len(ids) and ntype not in session.plan.targets:
-                raise InputError(_no_target([ntype], session))
-        excluded = excluded_by_all(session, left_out, self._store) if self._excludes else None
-        return draw_told(session, self.sampler, seeds, self._draws(self._epoch, self._step - 1),
-                         excluded)
-
-    def _numbers_of_seeds(self, own: int) -> list[int]:
-        world = self._session.world
-        numbers: list[int] = world.all_gather_rows(torch.tensor([own]), [1] * world.size,
-                                                   "control").tolist()
-        return numbers
-
-
-class _Seeds:
-    """What stands for the script's sampler in DGL's collator: gives the seeds and the edges to
-    leave out, samples nothing."""
-
-    prob = None  # which DGL 2.4's collator asks for
-
-    def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
-        if not isinstance(seed_nodes, Mapping):
-            seed_nodes = {g.ntypes[0]: seed_nodes}
-        return None, None, (seed_nodes, exclude_eids)
+    def _excluded(self, left_out: Any) -> Any:
+        return excluded_by_all(self._session, left_out, self._store) if self._excludes else None
 
 
 def open_edge_loader(session: Session, graph: Any, eids: Any, graph_sampler: Any, device: Any,
-                     options: dict[str, Any]) -> tuple[EdgeLoader | PairLoader, Any]:
-    """The loader of a DistEdgeDataLoader on a meta-partitioned graph, and DGL's collator.
+                     options: dict[str, Any]) -> tuple[EdgeLoader | PairLoader | None, Any]:
+    """The loader of a DistEdgeDataLoader on a meta-partitioned graph, and DGL's collator; None
+    where the script samples by itself, so that DGL's own does.
 
     Parameters
     ----------
@@ -142,11 +85,14 @@ def open_edge_loader(session: Session, graph: Any, eids: Any, graph_sampler: Any
     eids : relation → ids of this trainer's edges (or ids, where there is one relation).
     options : of the data loader and of DGL's collator: `negative_sampler` and others.
     """
+    if way_of(graph_sampler) == "own":
+        session.say(BY_ITSELF)
+        return None, None
     options = open_options("DistEdgeDataLoader", device, options)
     collating = {name: options.pop(name) for name in _COLLATING if name in options}
     relations = _relations(session, eids)
     _check_collating(graph, collating)
-    collator = _collator()(graph, eids, _Seeds(), **collating)
+    collator = collators().EdgeCollator(graph, eids, Sampler(graph_sampler), **collating)
     if not fanouts_of(graph_sampler, session):
         return PairLoader(collator, **{name: options[name] for name in (
             "batch_size", "shuffle", "drop_last") if name in options}), collator
@@ -192,12 +138,6 @@ def _excludes(exclude: Any) -> bool:
     return True
 
 
-def _collator() -> Any:
-    """DGL's collator of edges, which is where its loader is."""
-    place = next(iter(homes("DistEdgeDataLoader"))).partition(":")[0]
-    return sys.modules[place].EdgeCollator
-
-
 def _init(original: Any) -> Any:
     def __init__(self: Any, g: Any, eids: Any, graph_sampler: Any, device: Any = None,
                  **kwargs: Any) -> None:
@@ -206,8 +146,11 @@ def _init(original: Any) -> Any:
             refuse_edges()
             original(self, g, eids, graph_sampler, device, **kwargs)
             return
-        self.heta, self.collator = open_edge_loader(session, g, eids, graph_sampler, device, kwargs)
-        self.device = "cpu"
+        self.heta, collator = open_edge_loader(session, g, eids, graph_sampler, device, kwargs)
+        if self.heta is None:
+            original(self, g, eids, graph_sampler, device, **kwargs)
+            return
+        self.collator, self.device = collator, "cpu"
         self.batch_size = kwargs.get("batch_size", 1)
         self.shuffle, self.drop_last = kwargs.get("shuffle", False), kwargs.get("drop_last", False)
         # As DistNodeDataLoader has it.

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from dgl_heta.distdgl.edge_count import EdgeCount
 from dgl_heta.distdgl.masked import ids_of_drawn
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.row_kernels import check_ids
@@ -67,16 +68,21 @@ class EdgeIds:
         self.relation, self._layer = Relation(*relation), layer
 
     def __len__(self) -> int:
-        self.asked()
-        return self._layer.count(self.relation)
+        return self.counted(self._layer.count(self.relation))  # type: ignore[no-any-return]
 
     @property
     def shape(self) -> torch.Size:
-        return torch.Size([len(self)])
+        return self.counted(torch.Size([len(self)]))  # type: ignore[no-any-return]
 
-    def asked(self) -> None:
-        """Note that a script has asked for the number of edges."""
+    def counted(self, number: Any) -> Any:
+        """A number of edges, or a shape, in a script's hands."""
         self._layer.asked.add(self.relation)
+
+        def everywhere() -> int:
+            return self._layer.edges_of_all(self.relation)
+        if isinstance(number, torch.Size):
+            return torch.Size([EdgeCount(number[0], everywhere), *number[1:]])
+        return EdgeCount(number, everywhere)
 
     def like(self, other: EdgeIds) -> bool:
         """Whether they are of the same edges."""
@@ -122,20 +128,27 @@ class EdgeIds:
 
 
 _BY_ROW = frozenset((
-    "abs", "absolute", "neg", "negative", "exp", "expm1", "log", "log1p", "log2", "sqrt", "rsqrt",
-    "square", "reciprocal", "sigmoid", "tanh", "relu", "leaky_relu", "elu", "gelu", "silu",
-    "softplus", "logsigmoid", "sin", "cos", "sign", "clamp", "clip", "pow", "add", "sub",
-    "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "eq", "ne", "lt", "le",
-    "gt", "ge", "logical_not", "nan_to_num", "__add__", "__radd__", "__sub__", "__rsub__",
-    "__mul__", "__rmul__", "__truediv__", "__rtruediv__", "__rdiv__", "__div__", "__neg__",
-    "__abs__", "__pow__", "__rpow__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__",
-    "__invert__", "float", "double", "half", "bfloat16", "long", "int", "bool", "to", "type",
-    "type_as", "dropout", "cpu", "detach", "clone", "contiguous", "unsqueeze", "view", "reshape",
-    "flatten"))
-"""Functions whose result has a row for each row, made of that row alone."""
+    "abs", "absolute", "neg", "negative", "exp", "expm1", "log", "log1p", "log2", "log10", "sqrt",
+    "rsqrt", "square", "reciprocal", "sigmoid", "tanh", "relu", "leaky_relu", "elu", "gelu", "silu",
+    "selu", "mish", "prelu", "softplus", "logsigmoid", "sin", "cos", "sign", "clamp", "clip", "pow",
+    "add", "sub", "subtract", "rsub", "mul", "multiply", "div", "divide", "true_divide", "eq", "ne",
+    "lt", "le", "gt", "ge", "logical_not", "isnan", "isinf", "nan_to_num", "where", "maximum",
+    "minimum", "masked_fill", "__add__", "__radd__", "__sub__", "__rsub__", "__mul__", "__rmul__",
+    "__truediv__", "__rtruediv__", "__rdiv__", "__div__", "__neg__", "__abs__", "__pow__",
+    "__rpow__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__invert__", "float",
+    "double", "half", "bfloat16", "long", "int", "bool", "to", "type", "type_as", "dropout", "cpu",
+    "detach", "clone", "contiguous", "zeros_like", "ones_like", "full_like"))
+"""Functions of each number, and of the numbers beside it."""
+_RESHAPED = frozenset(("unsqueeze", "view", "reshape", "flatten", "expand", "expand_as"))
+"""Functions that keep the numbers of each row, if there are as many rows as before."""
+_ALONG = {**dict.fromkeys((
+    "sum", "mean", "prod", "std", "var", "amax", "amin", "max", "min", "argmax", "argmin",
+    "logsumexp", "softmax", "log_softmax", "cumsum", "squeeze", "select", "narrow", "unbind"), 1),
+    **dict.fromkeys(("norm", "normalize", "split", "chunk"), 2)}
+"""Functions along one dimension, which must not be that of the rows, and which argument it is."""
 _PRODUCTS = frozenset(("linear", "matmul", "__matmul__", "mm"))
 """Products of rows and a matrix that is no data of edges."""
-_JOINS = frozenset(("cat", "concat", "concatenate"))
+_JOINS = frozenset(("cat", "concat", "concatenate", "stack"))
 """Functions that put columns of several rows side by side, along another dimension than rows."""
 _NUMBER = frozenset(("size", "__len__", "numel", "shape"))
 """What says how many rows there are."""
@@ -169,23 +182,24 @@ class EdgeRows(Tensor):
             name = getattr(getattr(func, "__self__", None), "__name__", "")
         found: list[EdgeRows] = []
         bare_args, bare_kwargs = unguarded((args, kwargs), found)
-        first = bare(found[0])
+        rows = found[0]
         if name in _ABOUT:
-            if name in _NUMBER:
-                found[0].ids.asked()
-            return func(*bare_args, **bare_kwargs)
-        by_row = name in _BY_ROW and _alike([*args, *kwargs.values()], found[0])
-        product = (name in _PRODUCTS and len(found) == 1 and args and args[0] is found[0]
-                   and first.dim() > 1 and all(x.dim() < 3 for x in bare_args[1:]
-                                               if isinstance(x, Tensor)))
-        joined = name in _JOINS and _alike(args[0], found[0]) and _across(
-            first.dim(), *args[1:], **kwargs)
-        if not by_row and not product and not joined:
-            _refuse(name, found[0])
+            about = func(*bare_args, **bare_kwargs)
+            width = name == "size" and isinstance(about, int) and _beside(
+                [*args[1:], *kwargs.values()], bare(rows).dim())
+            return rows.ids.counted(about) if name in _NUMBER and not width else about
+        if not _row_by_row(name, args, kwargs, rows, len(found)):
+            _refuse(name, rows)
         value = func(*bare_args, **bare_kwargs)
-        if not isinstance(value, Tensor) or value.shape[:1] != first.shape[:1]:
-            _refuse(name, found[0])
-        return edge_rows(value, found[0].ids)
+        same, dims = bare(rows).shape[:1], bare(rows).dim()
+
+        def guarded(item: Any) -> Any:
+            if not isinstance(item, Tensor):
+                return item
+            if item.shape[:1] != same or (name.startswith("expand") and item.dim() != dims):
+                _refuse(name, rows)
+            return edge_rows(item, rows.ids)
+        return tree_map(guarded, tuple(value) if isinstance(value, tuple) else value)
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"<rows of edges of {tuple(self.ids.relation)}>"
@@ -196,6 +210,23 @@ def edge_rows(rows: Tensor, ids: EdgeIds) -> EdgeRows:
     made: EdgeRows = rows.as_subclass(EdgeRows)
     made.ids = ids
     return made
+
+
+def of_edges(rows: Any, ids: EdgeIds, what: str = "what is computed with") -> Tensor:
+    """Rows of these edges as an ordinary tensor.
+
+    Raises
+    ------
+    HetaError
+        They are of others, or no rows of edges; `what` says what they are for.
+    """
+    if not isinstance(rows, EdgeRows) or not rows.ids.like(ids):
+        raise HetaError(f"{what} the edges of {tuple(ids.relation)} must be rows of these edges: "
+                        "on a meta-partitioned graph what their slice has given (apply_edges, "
+                        "edge_softmax), what was read by their ids, g.edges[relation].data['…']"
+                        "[block.edges[relation].data[dgl.EID]], and what was computed of it row "
+                        "by row")
+    return bare(rows)
 
 
 def bare(rows: EdgeRows) -> Tensor:
@@ -215,9 +246,44 @@ def unguarded(value: Any, found: list[EdgeRows] | None = None) -> Any:
     return tree_map(one, value)
 
 
-def _across(dims: int, dim: int = 0, **others: Any) -> bool:
-    """Whether tensors of so many dimensions are joined along another than the first."""
-    return not others and dim % dims != 0
+def _row_by_row(name: str, args: Any, kwargs: Any, rows: EdgeRows, number: int) -> bool:
+    """Whether each row of a function's result is made of that row alone, if it has as many."""
+    dims, first = bare(rows).dim(), bool(args) and args[0] is rows
+    if name in _BY_ROW:
+        return _alike([*args, *kwargs.values()], rows)
+    if name in _RESHAPED:
+        return first and (number == 1 or args[-1].ids.like(rows.ids))
+    if name in _ALONG:
+        place = _ALONG[name]
+        dim = kwargs.get("dim", args[place] if len(args) > place else None)
+        return first and number == 1 and _beside(dim, dims)
+    if name in _JOINS:
+        dim = kwargs.get("dim", args[1] if len(args) > 1 else 0)
+        return _alike(args[0], rows) and _beside(dim, dims + (name == "stack"))
+    if name in ("transpose", "swapaxes"):
+        return first and _beside([*args[1:], *kwargs.values()], dims)
+    if name == "permute":
+        order = args[1] if len(args) == 2 else args[1:]
+        return first and order[0] % dims == 0
+    if name == "repeat":
+        sizes = args[1] if len(args) == 2 and not isinstance(args[1], int) else args[1:]
+        return first and len(sizes) == dims and sizes[0] == 1
+    if name == "__getitem__":
+        return first and number == 1 and isinstance(args[1], tuple) and (
+            args[1][0] is Ellipsis or (isinstance(args[1][0], slice)
+                                       and args[1][0] == slice(None)))
+    if name == "embedding":
+        return first and number == 1
+    if name == "layer_norm":
+        return first and number == 1 and len(args[1]) < dims
+    return (name in _PRODUCTS and number == 1 and first and dims > 1
+            and all(x.dim() < 3 for x in args[1:] if isinstance(x, Tensor)))
+
+
+def _beside(dim: Any, dims: int) -> bool:
+    """Whether dimensions are given, all others than that of the rows."""
+    every = [dim] if isinstance(dim, int) else dim if isinstance(dim, list | tuple) else []
+    return bool(every) and all(isinstance(d, int) and d % dims != 0 for d in every)
 
 
 def _alike(values: Any, rows: EdgeRows) -> bool:

@@ -7,15 +7,18 @@ there are some. Ids are found when they are read by.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dgl
 from torch import Tensor
 
-from dgl_heta.distdgl.edge_rows import EdgeIds, EdgeRows, edge_rows, ids_of, unguarded
+from dgl_heta.distdgl.edge_rows import EdgeIds, edge_rows, ids_of, of_edges
 from dgl_heta.distdgl.refusals import EDGES, refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
+
+if TYPE_CHECKING:
+    from dgl_heta.distdgl.layers import Layer
 
 
 class EdgeView:
@@ -25,10 +28,11 @@ class EdgeView:
     ----------
     plain : DGL's own view of the edges; None where there is none, because other machines hold
         other relations.
+    layer : what is behind the block.
     """
 
-    def __init__(self, block: Any, plain: Any) -> None:
-        self._block, self._plain = block, plain
+    def __init__(self, block: Any, plain: Any, layer: Layer) -> None:
+        self._block, self._plain, self._layer = block, plain, layer
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return refuse("edges", EDGES) if self._plain is None else self._plain(*args, **kwargs)
@@ -37,7 +41,8 @@ class EdgeView:
         space = None if self._plain is None else self._plain[key]
         if not isinstance(key, str) and not (isinstance(key, tuple) and len(key) == 3):
             return refuse("edges", EDGES) if space is None else space
-        return EdgeSpace(EdgeData(self._block, key, None if space is None else space.data))
+        return EdgeSpace(EdgeData(self._block, key, None if space is None else space.data,
+                                  self._layer))
 
 
 class EdgeSpace:
@@ -54,16 +59,15 @@ class EdgeData(MutableMapping[str, Any]):
     put there :class:`EdgeRows`.
     """
 
-    def __init__(self, block: Any, etype: Any, plain: Any) -> None:
-        self._block, self._plain = block, plain
+    def __init__(self, block: Any, etype: Any, plain: Any, layer: Layer) -> None:
+        self._block, self._plain, self._layer = block, plain, layer
         self._relation: Any = block.to_canonical_etype(etype)
 
     def __getitem__(self, name: str) -> Any:
-        layer = self._block.layer
         if self._plain is not None:
-            if name != dgl.EID or name in self._plain or layer is None:
+            if name != dgl.EID or name in self._plain:
                 return self._plain[name]
-            return ids_of(layer, Relation(*self._relation)).to(self._block.device)
+            return ids_of(self._layer, Relation(*self._relation)).to(self._block.device)
         if name == dgl.EID:
             return self._ids()
         if name not in self._data:
@@ -82,17 +86,12 @@ class EdgeData(MutableMapping[str, Any]):
         if self._plain is not None:
             self._plain[name] = value
             return
-        if not isinstance(value, EdgeRows) or name == dgl.EID or not value.ids.like(self._ids()):
-            raise HetaError(f"'{name}' cannot be put on the edges of {self._relation}: on a "
-                            "meta-partitioned graph only rows that were read by the ids of these "
-                            "edges can, g.edges[relation].data['…'][block.edges[relation]"
-                            ".data[dgl.EID]], and what was computed of them row by row")
-        self._data[name] = unguarded(value)
+        if name == dgl.EID:
+            raise HetaError(f"the ids of edges of {self._relation} cannot be written")
+        self._data[name] = of_edges(value, self._ids(), f"'{name}' on")
 
     def _ids(self) -> EdgeIds:
-        if self._block.layer is None:
-            refuse("edge data of a slice", EDGES)
-        return EdgeIds(self._relation, self._block.layer)
+        return EdgeIds(self._relation, self._layer)
 
     def __delitem__(self, name: str) -> None:
         del (self._data if self._plain is None else self._plain)[name]
@@ -109,6 +108,13 @@ class EdgeData(MutableMapping[str, Any]):
     @property
     def _data(self) -> Any:
         return self._block._edge_frames.of(self._relation)
+
+
+class SliceData(EdgeData):
+    """`edata` of a slice. DGL asks it for ids before each message function, which none needs."""
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return default if name == dgl.EID else super().get(name, default)
 
 
 class Columns:

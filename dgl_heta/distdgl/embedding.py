@@ -1,9 +1,10 @@
 """DistEmbedding and DGL's sparse optimizers on a meta-partitioned graph.
 
-The arithmetic is DGL's: a row's gradient is the mean over the trainers whose batches have it,
-Adam counts steps per row. Rows live where DGL keeps them, in the key-value store's shared memory
-on the machine that owns them. A type that one trainer uses never leaves it. For one that several
-use, `train.learnable` says how:
+The arithmetic is DGL's: a row's gradient is the mean over the times that trainers have read it, in
+batches or for themselves (:mod:`dgl_heta.distdgl.handed`), and Adam counts steps per row. Rows live
+where DGL keeps them, in the key-value store's shared memory on the machine that owns them. A type
+whose rows only one trainer's batches have never leaves it, but for what others read for themselves.
+For one that several use, `train.learnable` says how:
 
 - `exact`: rows are pulled from their owners, gradients go to them: the same as DistDGL. Gradients
   of a machine's trainers are summed before they leave it. Rows are pulled by each trainer for
@@ -23,6 +24,7 @@ import torch
 from dgl.distributed.dist_tensor import DistTensor
 from torch import Tensor
 
+from dgl_heta.distdgl.handed import bare
 from dgl_heta.distdgl.row_steps import step
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.sparse_steps import made, sparse_steps
@@ -53,10 +55,10 @@ class Table:
             raise HetaError(f"DistEmbedding on a meta-partitioned graph takes at most 62 trainers; "
                             f"there are {session.world.size}")
         users = session.users(ntype)
-        self.alone = len(users) == 1
-        self.used = session.world.rank in users
-        self.replica = session.settings.train.learnable == "replica" and not self.alone
-        self.exact = not self.replica and not self.alone
+        self.own = users == [session.world.rank]
+        """Whether no other trainer's batches have rows of it."""
+        self.shared = len(users) > 1
+        self.replica = session.settings.train.learnable == "replica" and self.shared
         book = self._tensor.part_policy.partition_book
         bounds = [0]
         for part in range(book.num_partitions()):
@@ -71,7 +73,7 @@ class Table:
 
     def read(self, index: Tensor) -> Tensor:
         """Rows by node id, (ids, width) float32."""
-        ids = index.to("cpu", torch.int64).numpy()
+        ids = bare(index).to("cpu", torch.int64).numpy()
         check_ids(ids, self.count)
         inside = (ids >= self.low) & (ids < self.high)
         if inside.all():
@@ -89,16 +91,8 @@ class Table:
 
     def owners_rows(self, index: Tensor) -> Tensor:
         """Rows by node id as their owners have them, (ids, width) float32."""
-        return self._pull(self._tensor, index.to("cpu", torch.int64)) if self.replica else (
+        return self._pull(self._tensor, bare(index).to("cpu", torch.int64)) if self.replica else (
             self.read(index))
-
-    def bits(self, index: Tensor) -> np.ndarray:
-        """For each id the trainers that read it in DistDGL for what this one does."""
-        if self.alone and not self.used and len(index):
-            raise HetaError(f"rows of the DistEmbedding of '{self.ntype}' are trained where its "
-                            "relations are, but another trainer reads them with gradients; read "
-                            "them by the input nodes that the data loader hands out")
-        return self.session.handed.bits(self.ntype, index, self.session.world.rank)
 
     def copies(self, name: str, like: np.ndarray) -> np.ndarray:
         """This trainer's copies of rows that others own; only touched ones cost memory."""
@@ -124,13 +118,18 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
     table: Table = embedding.heta
     reading = table.session.reading
     if reading is not None:  # a copy of a module, for a proof
-        given: Tensor = reading(embedding.name, index, table.owners_rows(index).to(device))
+        given: Tensor = reading(embedding.name, bare(index), table.owners_rows(index).to(device))
         return given
     rows = table.read(index).to(device, non_blocking=True)
     if torch.is_grad_enabled():
         rows.requires_grad_()
         rows.heta_rows = True  # type: ignore[attr-defined]
-        embedding._trace.append((index.to("cpu"), rows, table.bits(index)))
+        with table.session.scope.aside():
+            readers = table.session.handed.readers(table.ntype, index)
+        if readers is not None:
+            table.session.scope.learn(rows, table.ntype, readers.others)
+        embedding._trace.append((bare(index).to("cpu"), rows, readers and readers.bits))
+    table.session.scope.read(rows, bare(index), lambda ids: table.read(ids).to(device))
     return rows
 
 

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
+from dgl_heta.distdgl.dependence import carried
+from dgl_heta.distdgl.partial import is_part, summed
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.whereabouts import at
@@ -22,7 +28,8 @@ def _backward(original: Any) -> Any:
         else:
             given = kwargs.get("inputs")
             check_views(() if given is None else [given] if isinstance(given, Tensor) else given)
-            session.chains.backward(original, *args, **kwargs)
+            with session.scope.aside():
+                session.chains.backward(original, *args, **kwargs)
     return backward
 
 
@@ -32,7 +39,8 @@ def _grad(original: Any) -> Any:
         if session is None:
             return original(outputs, inputs, *args, **kwargs)
         check_views([inputs] if isinstance(inputs, Tensor) else inputs)
-        return session.chains.grad(original, outputs, inputs, *args, **kwargs)
+        with session.scope.aside():
+            return session.chains.grad(original, outputs, inputs, *args, **kwargs)
     return grad
 
 
@@ -44,8 +52,40 @@ def _looked_at(original: Any) -> Any:
             raise HetaError(f"{original.__name__} on a tensor inside a model would see this "
                             "machine's part of its gradient alone; use it on what the model "
                             "returns")
+        if session is not None and args and callable(args[0]):
+            args = (_but_in_checks(args[0], session), *args[1:])
         return original(self, *args, **kwargs)
     return look
+
+
+def _but_in_checks(hook: Any, session: Any) -> Any:
+    """A script's hook, which is not called where gradients are computed to look at them."""
+    @functools.wraps(hook)
+    def call(grad: Any) -> Any:
+        return None if session.chains.cut else hook(grad)
+    return call
+
+
+def _subclass(original: Any) -> Any:
+    def as_subclass(self: Any, cls: Any) -> Any:
+        with _disable_current_modes():  # or PyTorch makes two objects of one tensor, and fails
+            return carried(self, original(self, cls))
+    return as_subclass
+
+
+def _summing(original: Any) -> Any:
+    def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        if session is not None and is_part(tensor):
+            given = _signature(original).bind(tensor, *args, **kwargs).arguments
+            group: Any = given.get("group") or dist.group.WORLD
+            summed(tensor, given.get("op", dist.ReduceOp.SUM),
+                   {*session.group.ranks} <= {*dist.get_process_group_ranks(group)})
+        return original(tensor, *args, **kwargs)
+    return reduce
+
+
+_signature = functools.cache(inspect.signature)
 
 
 def _torch_barrier(original: Any) -> Any:
@@ -60,10 +100,15 @@ def _torch_barrier(original: Any) -> Any:
 PATCHES = (
     *patch_all(homes("backward"), _backward,
                "one order of exchanges where a loss depends on several forward passes"),
-    *patch_all(homes("grad"), _grad, "refuse gradients that are in parts on several trainers"),
+    *patch_all(homes("grad"), _grad,
+               "gradients of the own loss; refuse those that are in parts on several trainers"),
     *patch_all(homes("Tensor", "register_hook"), _looked_at,
                "refuse gradients that are in parts on several trainers"),
     *patch_all(homes("Tensor", "retain_grad"), _looked_at,
                "refuse gradients that are in parts on several trainers"),
+    *patch_all(homes("Tensor", "as_subclass"), _subclass,
+               "works while operations are looked at, at steps to prove"),
+    *patch_all(homes("all_reduce"), _summing, "gradients that a script averages itself"),
+    *patch_all(homes("reduce"), _summing, "gradients that a script averages itself"),
     *patch_all(homes("barrier of torch"), _torch_barrier, "say where a trainer waits"),
 )

@@ -94,7 +94,8 @@ def _access(original: Any) -> Any:
     def access(g: Any, ids: Any, request: Any, local: Any, **more: Any) -> Any:
         session = getattr(g, "heta", None)
         if session is not None:
-            return answer(_queries(g, session), original.__name__, ids, request, **more)
+            return answer(_queries(g, session), original.__name__, ids, request,
+                          say=session.say, **more)
         part = own_part()
         if part is not None and original.__name__ == "_distributed_access":
             found = part.access(g, ids, request, local, **more)

@@ -48,8 +48,17 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     """`HeteroGraphConv.forward` on a RAF block, or that of a class that is called as `way` says.
     """
     layer = layer_of(g)
+    layer.session.chains.merging(layer.block, inputs)
+    with layer.session.scope.merge(layer.block, inputs) as merged:
+        out = _forward(conv, g, layer, inputs, mod_args, mod_kwargs, way)
+        for ntype, rows in out.items():
+            merged(ntype, rows)
+    return out
+
+
+def _forward(conv: Any, g: RafBlock, layer: Layer, inputs: Any, mod_args: Any, mod_kwargs: Any,
+             way: Called) -> dict[str, Tensor]:
     block, session = layer.block, layer.session
-    session.chains.merging(block, inputs)
     pair = isinstance(inputs, tuple)
     sources: Mapping[str, Any] = inputs[0] if pair else inputs
     destinations: Mapping[str, Any] = inputs[1] if pair else {
@@ -117,20 +126,23 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
             runs_alone(relation, module)
             edges, graph = layer.relation(relation, g)
             ends = mapped(edges.of, rows[relation.dst]) if relation.dst in read else source
-            value = call_module(module, edges, graph, (source, ends, *of_edges.get(relation, ())),
+            found = call_module(module, edges, graph, (source, ends, *of_edges.get(relation, ())),
                                 args, kwargs)
+            if found is None:
+                continue
+            value = found
         parts[relation.dst].append((edges, value))
     if state:
         share_state(state, before, layer, called)
+    reached = {r for r in modules if r.src in sources and r.dst in destinations}
     for ntype, values in parts.items():
         if values or ntype in block.seeds or ntype in block.guests:
             out = merge_relations(layer, ntype, values, aggregate, (conv, ntype), like,
-                                  in_order(into[ntype]))
+                                  {r: r in reached for r in in_order(into[ntype])})
             if out is not None:
                 merged[ntype] = out
-    reached = {r.dst for r in modules if r.src in sources and r.dst in destinations}
-    return without_absent(layer, complete_types(layer, merged, reached, (conv,), like),
-                          destinations)
+    return without_absent(layer, complete_types(layer, merged, {r.dst for r in reached}, (conv,),
+                                                like), destinations)
 
 
 def _rows_of_edges(conv: Any, inputs: Any) -> dict[Relation, tuple[Tensor]]:

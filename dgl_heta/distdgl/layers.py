@@ -45,6 +45,7 @@ class Layer:
         self.presence: Any = None  # a Presence, once it is asked for
         self._graphs: dict[int, RelationGraph] = {}
         self._joined: dict[Relation, tuple[RelationBlock, RelationGraph]] = {}
+        self._counts: dict[Relation, int] | None = None
         self.planned = True
         """Whether the group's relations of the layer are those that the plan gives each machine."""
         self.origin: Any = None
@@ -57,28 +58,52 @@ class Layer:
         graph = self._graphs[place]
         return graph if graph.device == device else graph.to(device)
 
-    def relation(self, relation: Relation, g: RafBlock) -> tuple[RelationBlock, RelationGraph]:
-        """All edges of a relation, and their graph with the data that `g` has of its ends.
+    def relation(self, relation: Relation, g: RafBlock, destinations: Frame | None = None
+                 ) -> tuple[RelationBlock, RelationGraph]:
+        """All edges of a relation, and their graph with the data that `g` has of its ends, or with
+        other data of the `destinations`.
 
         Data that a script has put where other trainers' rows would be needed too is refused when
         it is read.
         """
-        if relation not in self._joined:
-            edges = _joined([e for e in self.block.into(relation.dst) if e.relation == relation])
-            self._joined[relation] = edges, self._made(edges)
-        edges, made = self._joined[relation]
-        graph = made if made.device == g.device else made.to(g.device)
+        edges, graph = self.edges_of(relation, g.device)
         sources = g._node_frames[g.get_ntype_id_from_src(relation.src)]
-        graph._node_frames = [sources, self._destinations(edges, g)]
+        graph._node_frames = [sources, self._destinations(edges, g) if destinations is None else
+                              destinations]
         graph._edge_frames = [Frame(dict(g._edge_frames.of(relation)), graph.num_edges())
                               if g.partial else
                               g._edge_frames[g.get_etype_id(tuple(relation))]]
         return edges, graph
 
+    def edges_of(self, relation: Relation, device: torch.device
+                 ) -> tuple[RelationBlock, RelationGraph]:
+        """All edges of a relation that this machine has, and their graph."""
+        if relation not in self._joined:
+            edges = _joined([e for e in self.block.into(relation.dst) if e.relation == relation]
+                            or [RelationBlock(relation, 0, *_NO_EDGES)])
+            self._joined[relation] = edges, self._made(edges)
+        edges, graph = self._joined[relation]
+        return edges, graph if graph.device == device else graph.to(device)
+
     def count(self, relation: Relation) -> int:
         """How many edges of a relation this machine has."""
         return sum(len(edges.indices) for edges in self.block.into(relation.dst)
                    if edges.relation == relation)
+
+    def exchanges(self, ntype: str) -> bool:
+        """Whether trainers exchange rows of these destinations; the same on all of them."""
+        return self.session.group.size > 1 and (
+            self.block.num_seeds(ntype) > 0 or ntype in self.block.guests)
+
+    def edges_of_all(self, relation: Relation) -> int:
+        """How many edges of a relation the machines of the group have. All trainers ask alike: the
+        first time they tell each other."""
+        if self._counts is None:
+            relations = self.session.store.schema.relations
+            own = torch.tensor([self.count(r) for r in relations])
+            every = self.session.group.all_reduce(own, "sum", "control").tolist()
+            self._counts = dict(zip(relations, every))
+        return self._counts[relation]
 
     def data_of(self, place: int, g: RafBlock) -> dict[str, Tensor]:
         """Data that a script has put on the edges at a place in `block.edges`."""
@@ -93,14 +118,14 @@ class Layer:
 
     def _made(self, edges: RelationBlock) -> RelationGraph:
         relation = edges.relation
+        sources = self.block.num_src.get(relation.src, 0)
         made = dgl.create_block(
             {tuple(relation): ("csc", csc_with_ids(edges.indptr, edges.indices))},
-            {relation.src: self.block.num_src[relation.src]}, {relation.dst: edges.num_rows})
+            {relation.src: sources}, {relation.dst: edges.num_rows})
         whole = (self.session.group.size == 1
                  and edges.num_rows == self.block.num_dst[relation.dst])
         made._graph.heta_edges = message_passing.Edges(
-            edges.indptr, edges.indices, self.block.num_src[relation.src], whole,
-            self._reads(relation.src))
+            edges.indptr, edges.indices, sources, whole, self._reads(relation.src))
         return RelationGraph(made._graph, (made.srctypes, made.dsttypes), made.etypes)
 
     def _reads(self, ntype: str) -> Reads:
@@ -132,9 +157,9 @@ class Layer:
 
     def destination_ids(self, ntype: str) -> Tensor:
         """Node ids of all destination rows of a type, those of other trainers included."""
-        ids, guests = self.ids[ntype], self.block.guests.get(ntype)
+        ids, guests = self.ids.get(ntype, _NO_EDGES[1]), self.block.guests.get(ntype)
         if guests is None:
-            return ids[:self.block.num_dst[ntype]]
+            return ids[:self.block.num_dst.get(ntype, 0)]
         return torch.cat([ids[:self.block.num_own(ntype)], torch.from_numpy(guests.ids)])
 
     def _same_rows(self, edges: RelationBlock) -> bool:
@@ -212,6 +237,9 @@ def _joined(pieces: list[RelationBlock]) -> RelationBlock:
     rows = None if follow else torch.cat([torch.arange(p.start, p.stop) for p in pieces])
     return RelationBlock(first.relation, first.start if follow else 0, indptr, indices,
                          first.place, rows)
+
+
+_NO_EDGES = torch.zeros(1, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
 
 
 def csc_with_ids(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""DistNodeDataLoader on a meta-partitioned graph.
+"""Batches of a data loader on a meta-partitioned graph.
 
 All trainers of a group step together: the seeds of a step are those of every trainer, and each
 trainer samples its machine's relations for all of them, from its disk. What comes out is as
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -21,24 +20,19 @@ from torch import Tensor
 
 from dgl_heta.distdgl import proof
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
-from dgl_heta.distdgl.drawing import Drawing
-from dgl_heta.distdgl.epochs import current_epochs
+from dgl_heta.distdgl.drawing import Drawing, check_once
 from dgl_heta.distdgl.group_seeds import tell
 from dgl_heta.distdgl.loader_scope import check_types, fanouts_of, loader_scope
 from dgl_heta.distdgl.masked import masked_store
-from dgl_heta.distdgl.own_part import open_nodes
 from dgl_heta.distdgl.reach import Reached
 from dgl_heta.distdgl.recording import recorder
 from dgl_heta.distdgl.reference import PlainBlock
-from dgl_heta.distdgl.seed_loader import SeedLoader
 from dgl_heta.distdgl.session import Session
-from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.whereabouts import took
 from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.sampling.blocks import MiniBatch, forget_reads
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.stages import Making
-from dgl_heta.system.patching import patch_all
 
 log = logging.getLogger("dgl_heta")
 Sample = tuple[dict[str, Tensor], dict[str, Tensor], list[RafBlock | PlainBlock]]
@@ -53,8 +47,7 @@ class RafLoader:
     ----------
     session : of this trainer.
     nids : target node type → ids of this trainer's nodes.
-    graph_sampler : DGL's NeighborSampler (MultiLayerNeighborSampler) or
-        MultiLayerFullNeighborSampler.
+    graph_sampler : DGL's NeighborSampler (MultiLayerNeighborSampler) or a class derived from it.
 
     Raises
     ------
@@ -82,6 +75,8 @@ class RafLoader:
         bounds = np.cumsum([0] + [counts[r] for r in ranks])
         self._seeds = [gathered[a:b] for a, b in itertools.pairwise(bounds)]
         self._ranks = ranks
+        self._repeated = any(len(np.unique((seeds[:, 0] << 48) + seeds[:, 1])) < len(seeds)
+                             for seeds in self._seeds)
 
     def _prepare(self, what: str, session: Session, seeds: int, graph_sampler: Any,
                  batch_size: int, shuffle: bool, drop_last: bool, num_workers: int,
@@ -159,7 +154,8 @@ class RafLoader:
                 order = torch.randperm(len(seeds), generator=generator).numpy()
                 self._seeds[place] = seeds[order]
             torch.randperm(len(self._seeds[session.group.rank]))  # as DGL's own loader draws
-
+        if self._repeated:
+            self._check_batches()
         in_order = bool(session.plan.delegates) or (bool(session.embeddings) and any(
             len(members) > 1 for members in session.plan.groups))
         group = (self._open.enter_context(session.drawing.one(session)) if in_order
@@ -169,6 +165,20 @@ class RafLoader:
                           self._draws(self._epoch, 0))
         self._batches = self._making.start(self._source, len(self), in_order,
                                            {"sample": drawing.draw})
+
+    def _check_batches(self) -> None:
+        """
+        Raises
+        ------
+        InputError
+            A node is twice in one of a trainer's batches of this pass.
+        """
+        for rank, seeds in zip(self._ranks, self._seeds):
+            sizes = self.sizes[rank]
+            for step, batch in enumerate(np.split(seeds, np.cumsum(sizes))[:len(sizes)]):
+                for kind, ntype in enumerate(self._of.targets):
+                    check_once(batch[batch[:, 0] == kind, 1], ntype,
+                               f"batch {step + 1} of trainer {rank}")
 
     def _begin_pass(self) -> None:
         self._close()
@@ -198,6 +208,8 @@ class RafLoader:
         self._take_step()
 
     def _end_pass(self) -> None:
+        if not torch.is_grad_enabled():  # else batches may be in the script's hands
+            self._session.scope.end()
         self._session.check_batches()
         self._close()
         self._session.at_batch = None
@@ -209,7 +221,8 @@ class RafLoader:
             took(session.at_batch)
         self._step += 1
 
-    def _hand_out(self, batch: MiniBatch, reached: Reached) -> Sample:
+    def _hand_out(self, batch: MiniBatch, reached: Reached, number: int | None = None) -> Sample:
+        """What a script is given of a batch, whose draws follow from `number` (or the step)."""
         session = self._session
         if session.all_complete:  # since it was drawn, maybe
             forget_reads(batch.blocks)
@@ -221,8 +234,9 @@ class RafLoader:
         if (recording := recorder()) is not None:
             recording.begin_batch(*sample[:2])
         step = self._step - 1
-        proof.handed_out(self, session, batch, sample[2], self._epoch, step,
-                         self._draws(self._epoch, step))
+        due = proof.handed_out(self, session, batch, sample[2], self._epoch, step,
+                               self._draws(self._epoch, step) if number is None else number)
+        session.scope.begin(batch, (sample[0], *sample[2]), due)
         return sample
 
     def _seeds_with_raf(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -278,95 +292,11 @@ def _step_sizes(counts: Sequence[int], batch_size: int, drop_last: bool) -> list
                 f"trainer {rank} has {several(count, 'seed')}, but {steps} steps are needed for "
                 f"the {max(counts)} seeds of another trainer in batches of {batch_size}; every "
                 "trainer needs a seed in each step: split the nodes evenly (node_split with "
-                "force_even=True) or use larger batches")
+                "force_even=True)" + (" or use larger batches" if count else
+                                      ", of as many nodes as there are trainers at least"))
         left, mine = count, []
         for step in range(steps):
             mine.append(min(batch_size, left - (steps - step - 1)))
             left -= mine[-1]
         sizes.append(mine)
     return sizes
-
-
-def open_options(what: str, device: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A data loader's options, with the sampling workers that the environment asks for."""
-    if device not in (None, "cpu"):
-        raise InputError(f"{what} with device={device!r} cannot be used with a DistGraph; leave it "
-                         "out and move blocks with block.to(device)")
-    workers = max(int(options.get("num_workers", 0)), int(os.environ.get("DGL_NUM_SAMPLER", "0")))
-    return {**options, "num_workers": workers}
-
-
-def open_loader(session: Session, nids: Any, sampler: Any, device: Any, options: dict[str, Any]
-                ) -> RafLoader | SeedLoader:
-    """The loader of a DistNodeDataLoader on a meta-partitioned graph."""
-    options = open_options("DistNodeDataLoader", device, options)
-    if not isinstance(nids, Mapping):
-        nids = {session.plan.targets[0]: nids}
-    nids = {t: torch.as_tensor(ids, dtype=torch.int64) for t, ids in nids.items()}
-    if not fanouts_of(sampler, session):
-        return SeedLoader(nids, **{name: options[name] for name in (
-            "batch_size", "shuffle", "drop_last") if name in options})
-    return RafLoader(session, nids, sampler, **options)
-
-
-def _init(original: Any) -> Any:
-    def __init__(self: Any, g: Any, nids: Any, graph_sampler: Any, device: Any = None,
-                 **kwargs: Any) -> None:
-        session = getattr(g, "heta", None)
-        if session is None:
-            original(self, g, nids, graph_sampler, device, **kwargs)
-            open_nodes(self)
-            return
-        self.heta = open_loader(session, nids, graph_sampler, device, kwargs)
-        self.device, self.num_workers = "cpu", 0
-        self.batch_size = kwargs.get("batch_size", 1)
-        self.shuffle, self.drop_last = kwargs.get("shuffle", False), kwargs.get("drop_last", False)
-        # DGL's name for the number of batches; while `dgl-heta prove` records there is one.
-        self.expected_idxs = len(self.heta) if recorder() is None else 1
-    return __init__
-
-
-def start_pass(original: Any) -> Any:
-    def __iter__(self: Any) -> Any:
-        loader = getattr(self, "heta", None)
-        current_epochs().started(self, _seeds_of(self))
-        if loader is None:
-            return original(self)
-        loader.start()
-        return self
-    return __iter__
-
-
-def take_batch(original: Any) -> Any:
-    def __next__(self: Any) -> Any:
-        loader = getattr(self, "heta", None)
-        try:
-            return original(self) if loader is None else loader.next()
-        except StopIteration:
-            current_epochs().ended(self, _seeds_of(self))
-            raise
-    return __next__
-
-
-def _seeds_of(loader: Any) -> int:
-    """The nodes or edges of this trainer that a data loader goes through."""
-    ours = getattr(loader, "heta", None)
-    return len(loader.dataset) if ours is None else ours.seeds
-
-
-def forget_loader(original: Any) -> Any:
-    def __del__(self: Any) -> None:
-        if getattr(self, "heta", None) is None:
-            original(self)
-    return __del__
-
-
-PATCHES = (
-    *patch_all(homes("DistNodeDataLoader", "__init__"), _init,
-               "sample by plan, or inside a part"),
-    *patch_all(homes("DistNodeDataLoader", "__iter__"), start_pass,
-               "sample by plan; module wrappers are told when an epoch ends"),
-    *patch_all(homes("DistNodeDataLoader", "__next__"), take_batch,
-               "sample by plan; module wrappers are told when an epoch ends"),
-    *patch_all(homes("DistNodeDataLoader", "__del__"), forget_loader, "sample by plan"),
-)

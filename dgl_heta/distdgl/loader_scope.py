@@ -20,8 +20,12 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.assignment import Share
 from dgl_heta.sampling.scope import SamplingScope
 
-_OPTIONS = {"MultiLayerNeighborSamplerForReconstruct": "construct_feat_ntype of GraphStorm"}
-"""What makes a program use a sampler that is refused."""
+BY_ITSELF = (
+    "the script samples by itself, so what it trains on these blocks runs as plain DistDGL does, "
+    "without RAF: each trainer reads all neighbours of its own seeds; for RAF let "
+    "DistNodeDataLoader sample, by dgl.dataloading.NeighborSampler or a class derived from it "
+    "whose sample_blocks calls super().sample_blocks")
+"""What is said of a script with a sampler of its own."""
 
 
 @dataclass(frozen=True)
@@ -80,15 +84,30 @@ def _places(session: Session) -> dict[Relation, int]:
     return found
 
 
+def way_of(sampler: Any) -> str:
+    """How a sampler samples: "known" (DGL's NeighborSampler as it is), "derived" (a class of the
+    script's that may call it) or "own".
+
+    Raises
+    ------
+    InputError
+        It is another one of DGL's, which no DistGraph can be sampled by.
+    """
+    known = dgl.dataloading.NeighborSampler
+    if not isinstance(sampler, known) or not hasattr(sampler, "fanouts"):
+        if type(sampler).__module__.startswith("dgl."):
+            raise InputError(f"sampler {type(sampler).__name__} cannot be used on a "
+                             "meta-partitioned graph, nor on a DistGraph of plain DGL; use "
+                             "dgl.dataloading.NeighborSampler (MultiLayerNeighborSampler) or "
+                             "MultiLayerFullNeighborSampler")
+        return "own"
+    same = type(sampler).sample_blocks is known.sample_blocks
+    return "known" if same and "sample_blocks" not in vars(sampler) else "derived"
+
+
 def fanouts_of(sampler: Any, session: Session) -> list[Any]:
-    """Fanouts of a sampler, input layer first, or an InputError that it cannot be used."""
+    """Fanouts of a NeighborSampler, input layer first, or an InputError that it cannot be used."""
     name = type(sampler).__name__
-    known = (dgl.dataloading.NeighborSampler, dgl.dataloading.MultiLayerFullNeighborSampler)
-    if type(sampler) not in known:
-        why = f" ({_OPTIONS[name]})" if name in _OPTIONS else ""
-        raise InputError(f"sampler {name}{why} cannot be used on a meta-partitioned graph; use "
-                         "dgl.dataloading.NeighborSampler (MultiLayerNeighborSampler) or "
-                         "MultiLayerFullNeighborSampler")
     if getattr(sampler, "replace", False):
         raise InputError(f"{name} with replace={sampler.replace!r} cannot be used on a "
                          "meta-partitioned graph; leave it out")
@@ -100,12 +119,12 @@ def fanouts_of(sampler: Any, session: Session) -> list[Any]:
             session.say(f"{name} with {attribute}={given!r} has no effect, as in plain DistDGL: a "
                         "DistGraph samples in-edges, and its loaders read no features")
     fanouts: list[Any] = []
+    relations = session.store.schema.relations
     for fanout in sampler.fanouts:
         if isinstance(fanout, Mapping):
-            fanouts.append({canonical(e, session.store.schema.relations): int(f)
-                            for e, f in fanout.items()})
+            fanouts.append({canonical(e, relations): int(f) for e, f in fanout.items()})
         else:
-            fanouts.append(int(fanout))
+            fanouts.append(int(fanout) or dict.fromkeys(relations, 0))
     if len(fanouts) > session.plan.hops:
         raise InputError(
             f"{name} samples {several(len(fanouts), 'layer')}, but the graph was partitioned for "

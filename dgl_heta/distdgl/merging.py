@@ -7,7 +7,7 @@ here it becomes complete (Heta §4).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from dgl.nn.pytorch import hetero
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_map
 
+from dgl_heta.distdgl.children import fails_without_rows
 from dgl_heta.distdgl.layers import Layer
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
@@ -38,18 +39,30 @@ def layer_of(g: RafBlock) -> Layer:
     Raises
     ------
     HetaError
-        It is a slice of a block; or it is aggregated inside a backward pass, in which trainers come
-        to their exchanges in an order of their own.
+        It is a slice of a block, or as :func:`check_forward`.
     """
-    if torch._C._current_graph_task_id() != -1 and g.layer is not None and (
-            g.layer.session.group.size > 1):
+    if g.layer is None:
+        raise HetaError("HeteroGraphConv and multi_update_all take no slice of a block of a "
+                        "meta-partitioned graph: pass the whole block to them, or call a "
+                        "relation's own convolution on its slice")
+    check_forward(g.layer)
+    return g.layer
+
+
+def check_forward(layer: Layer) -> None:
+    """
+    Raises
+    ------
+    HetaError
+        A block is aggregated inside a backward pass, in which trainers come to their exchanges in
+        an order of their own. Or trainers have skipped merges of the layers below differently.
+    """
+    if torch._C._current_graph_task_id() != -1 and layer.session.group.size > 1:
         raise HetaError("a block of a meta-partitioned graph cannot be aggregated again inside a "
                         "backward pass: use torch.utils.checkpoint for what is inside a relation's "
                         "module, or between layers, but not for a HeteroGraphConv")
-    if g.layer is None:
-        raise HetaError("a slice of a block of a meta-partitioned graph cannot be aggregated: "
-                        "pass the whole block to HeteroGraphConv or multi_update_all")
-    return g.layer
+    layer.session.check({pair for below in layer.blocks if below.layer < layer.block.layer
+                         for pair in layer.session.expected(below)}, layer.block.done)
 
 
 def destination_rows(layer: Layer, ntype: str, rows: Any, gather: bool) -> Any:
@@ -86,10 +99,11 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 def merge_relations(layer: Layer, ntype: str, parts: list[Part],
                     aggregate: str | Callable[..., Tensor], owner: tuple[Any, ...], like: Tensor,
-                    relations: Sequence[Relation]) -> Tensor | None:
+                    relations: Mapping[Relation, bool]) -> Tensor | None:
     """Merge the relations of one destination type over the group; None if there are none.
 
-    `relations` are all that may be merged, in the order for 'stack' and callables.
+    `relations` are all that may be merged, in the order for 'stack' and callables, and whether
+    plain DGL merges them here.
     """
     agreed = _agreed(layer, ntype, parts, owner)
     if agreed is None:
@@ -101,10 +115,14 @@ def merge_relations(layer: Layer, ntype: str, parts: list[Part],
 
 def merge_agreed(layer: Layer, ntype: str, parts: list[Part],
                  aggregate: str | Callable[..., Tensor], like: Tensor,
-                 relations: Sequence[Relation], shape: torch.Size) -> Tensor | None:
-    """The same where all trainers know the shape of a row, and the dtype, that of `like`."""
+                 relations: Mapping[Relation, bool], shape: torch.Size, complete: bool = False
+                 ) -> Tensor | None:
+    """The same where all trainers know the shape of a row, and the dtype, that of `like`.
+
+    `complete`: rows that no edge reads on this machine, too.
+    """
     block = layer.block
-    if callable(aggregate) and aggregate is not hetero._stack_agg_func:
+    if complete or (callable(aggregate) and aggregate is not hetero._stack_agg_func):
         block = replace(block, reads={})  # it may look at all rows together
     dtype = like.dtype
     width, precise = shape.numel(), wide(dtype)
@@ -116,7 +134,7 @@ def merge_agreed(layer: Layer, ntype: str, parts: list[Part],
 
 def _merged(layer: Layer, block: Block, ntype: str, flat: list[Part],
             aggregate: str | Callable[..., Tensor], like: Tensor, shape: torch.Size,
-            relations: Sequence[Relation]) -> Tensor | None:
+            relations: Mapping[Relation, bool]) -> Tensor | None:
     """Merge rows of one shape and dtype; see :func:`merge_relations`."""
     session, width = layer.session, shape.numel()
 
@@ -140,7 +158,7 @@ def _merged(layer: Layer, block: Block, ntype: str, flat: list[Part],
 _Reduce = Callable[[str, Sequence[Part], int], Tensor]
 
 
-def _columns(parts: list[Part], reduce: _Reduce, columns: int, relations: Sequence[Relation]
+def _columns(parts: list[Part], reduce: _Reduce, columns: int, relations: Collection[Relation]
              ) -> Tensor:
     """The outputs of every relation side by side, (rows, relations, columns): each has columns of
     its own, with one more, the last, that says whether it was there."""
@@ -167,7 +185,7 @@ def _extreme(columns: Tensor, op: str) -> Tensor:
 
 
 def _each(ntype: str, parts: list[Part], aggregate: str | Callable[..., Tensor], reduce: _Reduce,
-          shape: torch.Size, relations: Sequence[Relation]) -> Tensor | None:
+          shape: torch.Size, relations: Mapping[Relation, bool]) -> Tensor | None:
     """Bring the outputs of every relation together in order, then aggregate them."""
     if aggregate == "stack":
         aggregate = hetero._stack_agg_func
@@ -177,6 +195,8 @@ def _each(ntype: str, parts: list[Part], aggregate: str | Callable[..., Tensor],
     out = _columns(parts, reduce, shape.numel() + 1, relations)
     # Rows of like relations together: the seeds are, and so are the others.
     flags = out[:, :, -1].detach() > 0
+    if not len(out):  # no row says it
+        flags = torch.tensor([[*relations.values()]], device=out.device)
     patterns, of_row = flags[:1], torch.zeros(len(out), dtype=torch.int64, device=out.device)
     if not torch.equal(flags, patterns.expand_as(flags)):
         patterns, of_row = torch.unique(flags, dim=0, return_inverse=True)
@@ -185,9 +205,16 @@ def _each(ntype: str, parts: list[Part], aggregate: str | Callable[..., Tensor],
         chosen = out if len(patterns) == 1 else out[of_row == number]
         columns_of = [chosen[:, i, :-1].reshape(-1, *shape) for i, is_there in enumerate(there)
                       if is_there]
-        if columns_of:
+        if not columns_of:
+            continue
+        try:
             results.append(aggregate(columns_of, ntype))
-            rows.append(torch.nonzero(of_row == number).flatten())
+        except Exception as error:
+            if len(out):
+                raise
+            fails_without_rows(aggregate, ntype, error)
+            return None
+        rows.append(torch.nonzero(of_row == number).flatten())
     if len(results) < 2:
         return results[0] if results else None
     return torch.cat(results)[torch.argsort(torch.cat(rows))]

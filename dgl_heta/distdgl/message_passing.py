@@ -15,7 +15,7 @@ import torch
 from dgl.base import is_all
 from torch import Tensor
 
-from dgl_heta.distdgl.refusals import refuse_partial
+from dgl_heta.distdgl.refusals import EDGES, refuse, refuse_partial
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.nn.aggregate import segment_reduce
@@ -63,6 +63,10 @@ def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
                 rows = weighted_sums(edges.in_edges, shaped(lhs, len(lhs), heads, lhs.shape[-1]),
                                      rhs.reshape(-1, heads), edges.reads)
                 return rows.view(-1, *lhs.shape[1:])
+        if edges is not None and reduce_op in ("max", "min") and not edges.sources and (
+                len(edges.indptr) > 1):
+            # DGL's own backward pass would look for a source row.
+            lhs, rhs = (x.detach() if isinstance(x, Tensor) else x for x in (lhs, rhs))
         return original(gidx, op, reduce_op, lhs, rhs)
     return gspmm
 
@@ -95,18 +99,27 @@ def softmax(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Replaces DGL's `edge_softmax`: over the in-edges of a destination."""
     def edge_softmax(gidx: Any, logits: Any, eids: Any = "__ALL__", norm_by: str = "dst"
                      ) -> Tensor:
-        refuse_partial(gidx, "edge_softmax")
+        if getattr(gidx, "partial", False):
+            if gidx.number_of_etypes() > 1 or not is_all(eids):
+                refuse("edge_softmax of several relations, or of some edges", EDGES)
+            if norm_by == "src":
+                raise HetaError(_BY_SOURCE)
+            return gidx.of_edges(logits, lambda index, rows: edge_softmax(
+                index, rows, norm_by=norm_by))
         edges = getattr(gidx, "heta_edges", None)
         if edges is not None and norm_by == "src" and not edges.whole:
-            raise HetaError("edge_softmax with norm_by='src' cannot be used on a meta-partitioned "
-                            "graph: a relation's module runs for the seeds of all trainers, so it "
-                            "would depend on theirs; use norm_by='dst'")
+            raise HetaError(_BY_SOURCE)
         if edges is not None and norm_by == "dst" and is_all(eids) and _ours(logits) and (
                 len(logits) == len(edges.indices)):
             (values,) = kernel_in_use().edge_softmax([edges.in_edges], [logits.flatten(1)])
             return values.view(logits.shape)
         return original(gidx, logits, eids=eids, norm_by=norm_by)
     return edge_softmax
+
+
+_BY_SOURCE = ("edge_softmax with norm_by='src' cannot be used on a meta-partitioned graph: edges "
+              "are those of the seeds of all trainers, so it would depend on theirs; use "
+              "norm_by='dst'")
 
 
 def _ours(*tensors: Any) -> bool:

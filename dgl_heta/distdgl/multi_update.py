@@ -8,7 +8,7 @@ cross reducer goes over the group, by what the trainers have agreed on
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,17 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
         all of them.
     """
     layer = layer_of(g)
-    layer.session.chains.merging(layer.block, [dict(g.srcnodes[t].data) for t in g.srctypes])
+    sources = {t: dict(g.srcnodes[t].data) for t in g.srctypes}
+    layer.session.chains.merging(layer.block, sources)
+    with layer.session.scope.merge(layer.block, sources) as merged:
+        updated = _updated(g, layer, etype_dict, cross_reducer, merged)
+    for ntype in updated if apply_node_func is not None else ():
+        g.apply_nodes(apply_node_func, ALL, ntype)  # as DGL does: it names the type alone
+
+
+def _updated(g: RafBlock, layer: Layer, etype_dict: Mapping[Any, Any], cross_reducer: Any,
+             merged: Callable[[str, Tensor], None]) -> list[str]:
+    """Put what is merged on the block; returns the node types that have got it."""
     functions = agreement.functions_of(layer, etype_dict)
     plan, key = agreement.agree(g, layer, functions, cross_reducer)
     found = _run(g, layer, functions, plan)
@@ -52,15 +62,16 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
                 relation in plan.fields for relation in plan.order):
             layer.session.shapes[key] = plan
     _fill(layer, functions, plan.fields, found)
-    for ntype, outputs in agreement.fields_in_order(layer, plan).items():
+    fields = agreement.fields_in_order(layer, plan)
+    for ntype, outputs in fields.items():
         into = [r for r in plan.order if r.dst == ntype]
         columns = {}
         for name in outputs:
             columns[name] = _merged(layer, ntype, name, into, found, plan, cross_reducer,
                                     g.device)
+            merged(ntype, columns[name])
         g._node_frames[g.get_ntype_id_from_dst(ntype)].update(columns)
-        if apply_node_func is not None:
-            g.apply_nodes(apply_node_func, ALL, ntype)  # as DGL does: it names the type alone
+    return list(fields)
 
 
 def _run(g: RafBlock, layer: Layer, functions: Mapping[Relation, Functions], plan: Plan) -> Found:
@@ -89,7 +100,8 @@ def _run(g: RafBlock, layer: Layer, functions: Mapping[Relation, Functions], pla
             if own.apply is not None or not own.own or _called(edges, plan):
                 columns = _columns(g, graph, edges, own, data, there)
         except Exception as error:
-            if len(edges.indices) or own.apply is not None or isinstance(error, HetaError):
+            if len(edges.indices) or (own.apply is not None and edges.num_rows) or isinstance(
+                    error, HetaError):
                 found.error, found.cause = _text(edges.relation, error), error
         found.parts.append((edges, columns))
     if plan.fields is None:
@@ -216,9 +228,11 @@ def _merged(layer: Layer, ntype: str, name: str, into: Sequence[Relation], found
     if plan.reducer == "stack":
         order = sorted(given)  # as DGL's blocks have relations
     if not layer.block.num_dst.get(ntype) and ntype not in layer.block.guests:
-        rows = like.new_empty(0, *shape)
-        return (torch.stack([rows] * len(order), 1) if reducer == "stack" else
-                rows if isinstance(reducer, str) else reducer([rows] * len(order), ntype))
+        here = {edges.relation: columns[name] for edges, columns in found.parts if name in columns}
+        values = [here[r].to(dtype) if r in here else like.new_empty(0, *shape) for r in order]
+        return (torch.stack(values, 1) if reducer == "stack" else
+                torch.stack(values).sum(0) if isinstance(reducer, str) else
+                reducer(values, ntype))
     parts: list[Part] = []
     for number, (edges, columns) in enumerate(found.parts):
         if edges.relation.dst != ntype or name not in columns:
@@ -231,7 +245,7 @@ def _merged(layer: Layer, ntype: str, name: str, into: Sequence[Relation], found
             edges = replace(edges, start=0, rows=kept + edges.start,
                             indptr=torch.zeros(len(kept) + 1, dtype=torch.int64))
         parts.append((edges, value))
-    out = merge_agreed(layer, ntype, parts, reducer, like, order, shape)
+    out = merge_agreed(layer, ntype, parts, reducer, like, dict.fromkeys(order, True), shape)
     if out is None:
         return like.new_zeros(layer.block.wanted(ntype), *shape)
     if plan.zeroed:

@@ -25,7 +25,7 @@ from dgl_heta.distdgl.blocks import RafBlock
 from dgl_heta.distdgl.ddp_options import on_device, take_options, unsynchronized
 from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.hetero_convs import hetero_convs
-from dgl_heta.distdgl.partial import check_hooks
+from dgl_heta.distdgl.partial import check_hooks, mark, unmark
 from dgl_heta.distdgl.selection import names, selected
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.sparse_steps import sparse_steps, step_apart
@@ -113,8 +113,10 @@ class RafParallel(Parallel):
                 session.chains.parameters.append(parameter)
         session.parallels.append(self)
 
-    def _fire(self, _: Tensor) -> None:
+    def _fire(self, parameter: Tensor) -> None:
         self._fired = True
+        if not self._ran and self.session.scope.is_below(parameter):
+            mark(parameter)
 
     _fire.dgl_heta = True  # type: ignore[attr-defined]
 
@@ -137,6 +139,8 @@ class RafParallel(Parallel):
         """
         self._reached, self._fired = self._fired, False
         passed = self.session.chains.passed
+        if self._ran:
+            unmark(self.module.parameters())
         if passed & self._averaged and self.session.world.size > 1:
             raise HetaError(
                 "a second backward pass through one forward pass of a DistributedDataParallel "
@@ -151,23 +155,24 @@ class RafParallel(Parallel):
     def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
                 ) -> Any:
         """Run the module, and check that it reduced what its blocks need."""
-        if torch.is_grad_enabled() and self.session.world.size > 1:
-            check_hooks(self.module)
         blocks = [b.layer.block for b in of_type(RafBlock, (inputs, kwargs)) if b.layer is not None]
         before = [(block.done, set(block.done)) for block in blocks]
+        layers = {block.layer for block in blocks}
         for done, _ in before:
-            done.clear()
+            done -= {pair for pair in done if pair[0] in layers}
         with self.session.chains.call() as chains:
             output = super().forward(inputs, kwargs, synchronize)
+        if chains and self.session.world.size > 1:
+            check_hooks(self.module)
         if synchronize:
             self._chains |= chains
         # A module that only looks at blocks (an input layer) is no model over them; one that
         # should have reduced and did not is found when the next batch is asked for.
-        if blocks and (self._merges or any(done for done, _ in before)):
-            self.session.check({pair for b in blocks for pair in self.session.expected(b)},
-                               set().union(*(done for done, _ in before)))
+        merged = {pair for done, _ in before for pair in done if pair[0] in layers}
+        if blocks and (self._merges or merged):
+            self.session.check({pair for b in blocks for pair in self.session.expected(b)}, merged)
         for done, earlier in before:
-            done |= earlier
+            done |= earlier | merged
         return output
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dgl_heta.comm import dgl_connections, meeting
 from dgl_heta.distdgl import (
     blocks,
+    collated_loader,
     edge_loader,
     embedding,
     ending,
@@ -19,11 +20,12 @@ from dgl_heta.distdgl import (
     graphbolt_loader,
     graphbolt_parts,
     graphs,
-    loader,
     message_passing,
+    node_loader,
     own_part,
     parallel,
     partitions,
+    slices,
     tensors,
 )
 from dgl_heta.system.patching import Patch
@@ -33,10 +35,12 @@ PATCHES: tuple[Patch, ...] = (
     *graphbolt_parts.PATCHES,
     *graphs.PATCHES,
     *tensors.PATCHES,
-    *loader.PATCHES,
+    *node_loader.PATCHES,
     *edge_loader.PATCHES,
+    *collated_loader.PATCHES,
     *blocks.PATCHES,
     *message_passing.PATCHES,
+    *slices.PATCHES,
     *embedding.PATCHES,
     *feature_stores.PATCHES,
     *graphbolt_loader.PATCHES,

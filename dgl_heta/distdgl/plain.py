@@ -7,7 +7,7 @@ would never run then; such a module is called, as in plain DGL.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from dgl.nn.pytorch import GATConv, GraphConv, SAGEConv
@@ -37,21 +37,20 @@ def is_plain_module(module: Any, kind: type[nn.Module]) -> bool:
     ----------
     kind : GraphConv, GATConv, SAGEConv or Linear.
     """
-    return (type(module) is kind and _as_defined(kind) and not any(_global_hooks())
+    return (type(module) is kind and _as_defined(kind) and not any(
+                _hooks_in(getattr(modules, f"_global{name}")) for name in _HOOKS)
             and all(_unhooked(part) for part in module.modules()))
 
 
 def _unhooked(module: nn.Module) -> bool:
     own = module.__dict__
-    return (not any(own.get(hooks) for hooks in _HOOKS) and "forward" not in own
+    return (not any(_hooks_in(own.get(name) or {}) for name in _HOOKS) and "forward" not in own
             and own.get("_compiled_call_impl") is None)
 
 
-def _global_hooks() -> Iterator[bool]:
-    """True for each hook that a script has registered for all modules."""
-    for name in _HOOKS:
-        for hook in getattr(modules, f"_global{name}").values():
-            yield not getattr(hook, "heta_own", False)
+def _hooks_in(registered: Mapping[int, Any]) -> bool:
+    """Whether a script has registered a hook."""
+    return any(not getattr(hook, "heta_own", False) for hook in registered.values())
 
 
 def _as_defined(kind: type[nn.Module]) -> bool:

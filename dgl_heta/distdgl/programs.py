@@ -13,12 +13,13 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from dgl_heta.distdgl import graphstorm, graphstorm_layers
+from dgl_heta.distdgl import graphstorm
+from dgl_heta.distdgl.hetero_convs import register_hetero_conv
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "graphstorm.config.argument": graphstorm.adapt,
-    "graphstorm.model.gnn_encoder_base": graphstorm_layers.register_convolutions,
-    "graphstorm.model.hgt_encoder": graphstorm_layers.register_attention,
+    "graphstorm.model.gnn_encoder_base": lambda module: register_hetero_conv(
+        module.HeteroGraphConv, keys="canonical"),
 }
 """Module → what is done after its import, once in a process. It changes nothing for graphs that are
 not meta-partitioned."""

@@ -12,7 +12,7 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import dgl
@@ -27,6 +27,7 @@ from dgl_heta.distdgl.backward import BackwardEnd
 from dgl_heta.distdgl.blocks import RafBlock, make_blocks
 from dgl_heta.distdgl.chains import Chains
 from dgl_heta.distdgl.group_seeds import note_seeds
+from dgl_heta.distdgl.handed import bare
 from dgl_heta.distdgl.layers import csc_with_ids
 from dgl_heta.distdgl.plain import own_hook
 from dgl_heta.distdgl.session import Session
@@ -40,7 +41,7 @@ from dgl_heta.proof.schedule import Schedule
 from dgl_heta.raf import chain as links
 from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
-from dgl_heta.sampling.blocks import MiniBatch, mark_reads
+from dgl_heta.sampling.blocks import Block, MiniBatch, mark_reads
 from dgl_heta.sampling.kernels import hash_key
 from dgl_heta.sampling.seeds import join_seeds
 from dgl_heta.system.nested import of_type
@@ -86,21 +87,22 @@ def schedule_of(session: Session) -> Schedule:
 
 
 def handed_out(loader: RafLoader, session: Session, batch: MiniBatch, blocks: list[RafBlock],
-               epoch: int, step: int, number: int) -> None:
-    """A loader hands out blocks: note those of a step to prove."""
+               epoch: int, step: int, number: int) -> bool:
+    """A loader hands out blocks: note those of a step to prove; returns whether this is one."""
     schedule = schedule_of(session)
     if schedule.off:
-        return
+        return False
     watch = _watch_of(session)
     watch.settle()
     if not schedule.due(loader.seed, epoch, step, len(loader)):
-        return
+        return False
     origin = Origin(session, loader.sampler, batch, number, torch.get_rng_state(),
                     epoch == step == 0, loader.planned)
     for block in blocks:
         if block.layer is not None:
             block.layer.origin = origin
     watch.expect(origin)
+    return True
 
 
 def _watch_of(session: Session) -> Watch:
@@ -208,11 +210,11 @@ class Watch:
             max(frames) == len(ids) - 1,
             torch.is_grad_enabled(), not torch.equal(origin.random_state, torch.get_rng_state()),
             hash_key(origin.number, origin.calls) >> 2,
-            session.settings.train.learnable == "replica")
+            session.settings.train.learnable == "replica",
+            "data of edges is read by the ids of a block's edges" if by_edge else None)
         try:
-            with setting.aside(), torch.inference_mode(False), torch.enable_grad():
-                if setting.world.all_reduce(torch.tensor([int(by_edge)]), "max", "control").item():
-                    raise NotProvedError("data of edges is read by the ids of a block's edges")
+            with session.scope.aside(), setting.aside(), (
+                    torch.inference_mode(False)), torch.enable_grad():
                 text = Proof(setting, call).verdict()
         except NotProvedError as reason:
             self._tell(str(reason))
@@ -250,6 +252,7 @@ class DglSetting:
         schema = session.store.schema
         self.relations, self.types = schema.relations, schema.node_types
         self.nones, self._links = True, _Alike(session.chains.flags)
+        self._replayed: list[Block] = []
 
     def _apart(self, comm: Comm) -> Comm:
         return Comm(self._traffic, comm.ranks, comm.group)
@@ -308,8 +311,14 @@ class DglSetting:
         return isinstance(value, RafBlock | DistEmbedding | DistGraph | DistTensor)
 
     def ours(self, batch: MiniBatch) -> Instead:
+        done: set[tuple[int, str]] = set()
+        batch = replace(batch, blocks=[replace(block, done=done) for block in batch.blocks])
         blocks = make_blocks(self._session, batch, planned=self._origin.planned)
-        return lambda given: _instead(blocks, given)
+
+        def instead(given: Any) -> Callable[[Any], Any]:
+            self._replayed = [batch.blocks[layer - 1] for layer in given["frames"]]
+            return _instead(blocks, given)
+        return instead
 
     def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
         def instead(given: Any) -> Callable[[Any], Any]:
@@ -339,7 +348,10 @@ class DglSetting:
             self._session.reading = before
 
     def chain(self) -> list[Tensor]:
-        return self._session.exchange.chain.tokens
+        session = self._session
+        if done := self._replayed[0].done:
+            session.check({pair for b in self._replayed for pair in session.expected(b)}, done)
+        return session.exchange.chain.tokens
 
     def unused(self) -> set[links.Place]:
         return self._links.places
@@ -372,12 +384,12 @@ def _frames(block: RafBlock) -> dict[str, dict[str, dict[str, Tensor]]]:
 
 
 def _containers(value: Any) -> Any:
-    """The same with containers of its own, so that what is taken out or put in later is not seen.
-    """
+    """The same with containers of its own, so that what is taken out or put in later is not seen;
+    ids of batches as ordinary tensors."""
     if isinstance(value, Mapping):
         return {key: _containers(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*map(_containers, value))
     if isinstance(value, list | tuple):
         return type(value)(map(_containers, value))
-    return value
+    return bare(value)

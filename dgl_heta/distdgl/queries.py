@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.distdgl.edge_ends import EdgeEnds
+from dgl_heta.distdgl.loader_scope import BY_ITSELF
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.store import Store
@@ -226,7 +227,7 @@ def _drawn(edges: Tensor, nodes: int, fanout: int, replace: bool, weights: Tenso
 
 
 def answer(queries: Queries, access: str, ids: Any, request: Callable[..., Any],
-           exclude_edges: Any = None) -> Any:
+           exclude_edges: Any = None, say: Callable[[str], None] = lambda text: None) -> Any:
     """What one of DGL's functions that ask servers returns.
 
     Parameters
@@ -234,10 +235,14 @@ def answer(queries: Queries, access: str, ids: Any, request: Callable[..., Any],
     access : the function's name.
     request : makes the request to a server, which says what is asked for.
     exclude_edges : ids of edges that are left out of what was drawn (DGL 2.4).
+    say : logs a line; that a script samples by itself.
     """
     if access == "_distributed_edge_access":
         return queries.find_edges(ids)
     if access == "_distributed_get_node_property":
         kind = type(request(ids, 0)).__name__
         return queries.in_degrees(ids) if kind == "InDegreeRequest" else queries.out_degrees(ids)
-    return queries.neighbours(request(ids), exclude_edges)
+    made = request(ids)
+    if type(made).__name__.startswith("SamplingRequest"):
+        say(BY_ITSELF)
+    return queries.neighbours(made, exclude_edges)

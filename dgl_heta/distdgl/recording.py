@@ -38,6 +38,7 @@ from dgl_heta.distdgl.comparable import (
     without_randomness,
 )
 from dgl_heta.distdgl.edge_rows import EdgeRows
+from dgl_heta.distdgl.handed import bare
 from dgl_heta.distdgl.hetero_convs import hetero_convs
 from dgl_heta.distdgl.plain import own_hook
 from dgl_heta.distdgl.session import Session
@@ -141,11 +142,11 @@ class Recorder:
     def begin_batch(self, inputs: Mapping[str, Tensor], seeds: Mapping[str, Tensor]) -> None:
         """A batch is handed out."""
         self._batches += 1
-        self._batch_sides = [Side(t, ids.numpy()) for part in (seeds, inputs)
+        self._batch_sides = [Side(t, bare(ids).numpy()) for part in (seeds, inputs)
                              for t, ids in part.items() if len(ids)]
         if self._batches <= 2:
             for t, ids in seeds.items():
-                self.record.add(Key("seeds", f"batch {self._batches}", t), ids.numpy())
+                self.record.add(Key("seeds", f"batch {self._batches}", t), bare(ids).numpy())
 
     # --- modules ---------------------------------------------------------------------------
 

@@ -10,16 +10,22 @@ from typing import Any
 
 from dgl_heta.errors import HetaError
 
-MERGE = "merge relations by dgl.nn.HeteroGraphConv or block.multi_update_all"
-EDGES = ("compute with edges in a relation's own module inside dgl.nn.HeteroGraphConv, or in the "
-          "functions of block.multi_update_all")
-DEGREES = "a relation's own module inside dgl.nn.HeteroGraphConv sees whole in-degrees"
+MERGE = ("merge relations by dgl.nn.HeteroGraphConv or block.multi_update_all, or call it on the "
+         "slice of each relation, block[relation]")
+EDGES = ("compute with edges by update_all, apply_edges and edge_softmax on the slice of a "
+         "relation, block[relation], or in a relation's own module inside dgl.nn.HeteroGraphConv, "
+         "which sees whole in-edges")
+SLICE = "call it on the slice of each relation, block[relation], or name the relation (etype=)"
+SLICED = ("apply_edges", "edata", "in_degrees", "update_all")
+"""Public names of DGLBlock that are refused on blocks of several relations alone."""
+OUT_DEGREES = ("they depend on the other trainers' seeds; use in-degrees (GraphConv: norm='right' "
+               "or 'none')")
 REFUSED = {
-    **dict.fromkeys(("update_all", "send_and_recv", "pull", "push", "prop_nodes", "prop_edges"),
-                    MERGE),
+    **dict.fromkeys(SLICED, SLICE),
+    **dict.fromkeys(("send_and_recv", "pull", "push", "prop_nodes", "prop_edges"), MERGE),
     **dict.fromkeys((
-        "adj", "adj_external", "adj_tensors", "adjacency_matrix", "all_edges", "apply_edges",
-        "batch_num_edges", "edata", "edge_attr_schemes", "edge_ids", "edge_subgraph",
+        "adj", "adj_external", "adj_tensors", "adjacency_matrix", "all_edges",
+        "batch_num_edges", "edge_attr_schemes", "edge_ids", "edge_subgraph",
         "edge_type_subgraph", "edges", "filter_edges", "find_edges", "get_edge_storage",
         "global_uniform_negative_sampling", "has_edges_between", "in_edges", "in_subgraph", "inc",
         "incidence_matrix", "is_multigraph", "khop_in_subgraph", "khop_out_subgraph",
@@ -29,7 +35,7 @@ REFUSED = {
         "shared_memory", "subgraph", "successors", "to_cugraph", "to_networkx", "to_simple",
         "add_edges", "add_nodes", "add_self_loop", "remove_edges", "remove_nodes",
         "remove_self_loop", "pin_memory_", "record_stream", "set_batch_num_edges"), EDGES),
-    **dict.fromkeys(("in_degrees", "out_degrees"), DEGREES),
+    "out_degrees": OUT_DEGREES,
 }
 """Public names of DGLBlock that would see this machine's relations alone, and what to use instead.
 They are refused where a group has several workers."""

@@ -1,8 +1,10 @@
 """Steps of DistEmbedding's optimizers: gradients of rows go to who has the rows, and are applied.
 
-A row's gradient is the mean over the trainers whose batches have it, and Adam counts steps per row:
-as DGL's SparseAdam and SparseAdagrad. For all embeddings of a step there is one exchange, of those
-rows alone that another trainer updates (`train.learnable = exact`).
+A row's gradient is the mean over the times that trainers have read it since the last step, and Adam
+counts steps per row: as DGL's SparseAdam and SparseAdagrad. A row of a batch is read once by each
+trainer whose own batch has it in DistDGL, whoever reads it here; others as often as trainers read
+them for themselves. For all embeddings of a step there is one exchange, of those rows alone that
+another trainer updates (`train.learnable = exact`).
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ import torch
 from dgl.distributed.optim import SparseAdagrad, SparseAdam
 
 from dgl_heta.comm.row_routing import RowRoute
+from dgl_heta.distdgl.partial import whole
 from dgl_heta.errors import HetaError
-from dgl_heta.features.row_kernels import each_once, marked, sum_rows_with_bits
+from dgl_heta.features.row_kernels import each_once, marked, sum_rows, sum_rows_with_bits
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
 
@@ -30,24 +33,44 @@ class Rows(NamedTuple):
 
     Attributes
     ----------
-    ids : int64 (n,), each row once.
+    keys : int64 (n,), each once: a row's id times the number of reads, plus which of them it is.
     at : int64 (n,), which row of `grads` is each one's gradient.
-    grads : float32 (m, width).
+    grads : float32 (m, width); with a column more, where anybody reads rows for himself: how often.
     bits : int64 (n,), the trainers whose batches have the row.
     """
 
-    ids: np.ndarray
+    keys: np.ndarray
     at: np.ndarray
     grads: np.ndarray
     bits: np.ndarray
 
     def some(self, chosen: np.ndarray) -> Rows:
         """Those at a mask."""
-        return Rows(self.ids[chosen], self.at[chosen], self.grads, self.bits[chosen])
+        return Rows(self.keys[chosen], self.at[chosen], self.grads, self.bits[chosen])
 
     def values(self) -> np.ndarray:
-        """The gradients in the order of `ids`, (n, width)."""
+        """The gradients in the order of `keys`, (n, width)."""
         return self.grads[self.at]
+
+
+Read = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
+"""Ids of rows that were read at once, their gradients, and the trainers whose batches have them
+(bits); None where this trainer has read them for itself."""
+
+
+class Form(NamedTuple):
+    """What all trainers know of a table's rows in a step.
+
+    Attributes
+    ----------
+    reads : so many times rows of batches were read, the last of them on any trainer.
+    counted : whether any trainer has read rows for itself.
+    away : whether any has rows that another one updates.
+    """
+
+    reads: int
+    counted: bool
+    away: bool
 
 
 def step(optimizer: Any, embeddings: list[Any]) -> None:
@@ -61,22 +84,38 @@ def step(optimizer: Any, embeddings: list[Any]) -> None:
                         "meta-partitioned graph; use dgl.distributed.optim.SparseAdam or "
                         "SparseAdagrad")
     tables: list[Table] = [e.heta for e in embeddings]
-    traces = [[_rows(table, *one) for one in e._trace] for e, table in zip(embeddings, tables)]
-    shared = [i for i, table in enumerate(tables) if table.exact]
-    if shared:
-        _check_alike(optimizer, [embeddings[i] for i in shared])
-    batches: list[list[list[Rows]]] = [[[rows] for rows in own] for own in traces]
-    for i, routed in zip(shared, _route([tables[i] for i in shared], [traces[i] for i in shared])):
-        batches[i] = routed
-    for embedding, table, pieces in zip(embeddings, tables, batches):
+    exact = [e for e, table in zip(embeddings, tables) if not table.replica]
+    if exact:
+        _check_alike(optimizer, exact)
+    collected = collect(tables, [[_read(*one) for one in e._trace] for e in embeddings])
+    for embedding, pieces in zip(embeddings, collected):
         if optimizer._clean_grad:
             embedding.reset_trace()
-        for ids, at, grads, counts in _joined(table, pieces):
+        for ids, at, grads, counts in pieces:
             if len(ids):
                 _update(optimizer, embedding, apply, ids, at, grads, counts)
     optimizer._clean_grad = False
-    if shared:
+    if exact:
         tables[0].session.world.barrier()  # owners are done before anyone pulls
+
+
+Counted = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
+"""Ids, places of gradients, gradients, and how often trainers have read each row (float32)."""
+
+
+def collect(tables: Sequence[Table], reads: Sequence[Sequence[Read]]) -> list[list[Counted]]:
+    """Per table the rows that this trainer is to update, in pieces without a row in common, of what
+    all trainers have read; all of them call it alike."""
+    exact = [i for i, table in enumerate(tables) if not table.replica]
+    forms = [_form(table, own) for table, own in zip(tables, reads)]
+    for i, form in zip(exact, _agreed([tables[i] for i in exact], [forms[i] for i in exact])):
+        forms[i] = form
+    pieces = [[_rows(*each)] for each in zip(tables, reads, forms)]
+    sent = [i for i in exact if forms[i].away]
+    for i, routed in zip(sent, _route([tables[i] for i in sent], [pieces[i][0] for i in sent],
+                                      [forms[i] for i in sent])):
+        pieces[i] = routed
+    return [_counted(*each) for each in zip(tables, pieces, forms)]
 
 
 _checked: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
@@ -103,67 +142,51 @@ def _check_alike(optimizer: Any, embeddings: Sequence[Any]) -> None:
     _checked[optimizer] = own
 
 
-def _rows(table: Table, index: Any, rows: Any, bits: np.ndarray) -> Rows:
-    """What a script has read once, with the gradients."""
-    ids = index.numpy().astype(np.int64, copy=False)
-    grad = rows.grad.cpu() if rows.grad is not None else torch.zeros(rows.shape)
-    return _once(table, ids, grad.contiguous().numpy(), bits)
+def _read(index: Any, rows: Any, bits: np.ndarray | None) -> Read:
+    """What a script has read at once."""
+    grad = whole(rows.grad).cpu() if rows.grad is not None else torch.zeros(rows.shape)
+    return index.numpy().astype(np.int64, copy=False), grad.contiguous().numpy(), bits
 
 
-def _once(table: Table, ids: np.ndarray, grads: np.ndarray, bits: np.ndarray) -> Rows:
-    """Each id once, with the sum of its gradients and the union of its bits."""
-    if not each_once(ids, table.slots):
-        ids, grads, bits = sum_rows_with_bits(ids, grads, bits, table.slots)
-    return Rows(ids, np.arange(len(ids)), grads, bits)
+def _form(table: Table, reads: Sequence[Read]) -> Form:
+    """What one trainer knows of it."""
+    of_batches = [place for place, (_, _, bits) in enumerate(reads) if bits is not None]
+    away = table.shared or any(len(ids) and not (
+        table.own and ids.min() >= table.low and ids.max() < table.high) for ids, _, _ in reads)
+    return Form(1 + max(of_batches, default=0), any(bits is None for _, _, bits in reads), away)
 
 
-def _route(tables: Sequence[Table], traces: Sequence[list[Rows]]) -> list[list[list[Rows]]]:
-    """Bring gradients to the rows' owners. Per table and batch what this trainer is to update, in
-    pieces that may have rows in common; every trainer must call it alike.
-
-    A key is a row's id with the bits of the trainers whose seeds reach it; sums and unions of bits
-    may be made on the way. Among the trainers of the machine that has a row, id mod trainers says
-    which one updates it.
-    """
-    if not tables:
-        return []
-    world = tables[0].session.world
-    rounds = world.all_reduce(torch.tensor([len(t) for t in traces]), "max", "control").tolist()
-    found: list[list[list[Rows]]] = [[[] for _ in range(count)] for count in rounds]
-    for width in sorted({table.width for table in tables}):
-        alike = [i for i, table in enumerate(tables) if table.width == width]
-        for number in range(max(rounds[i] for i in alike)):
-            now = [i for i in alike if number < rounds[i]]
-            given = [traces[i][number] if number < len(traces[i]) else _none(width) for i in now]
-            for i, pieces in zip(now, _exchanged([tables[i] for i in now], given)):
-                found[i][number] = pieces
-    return found
+def _agreed(tables: Sequence[Table], forms: Sequence[Form]) -> list[Form]:
+    """The same of all trainers, who all ask."""
+    if not tables or tables[0].session.world.size == 1:
+        return [form._replace(away=False) for form in forms]
+    every = tables[0].session.world.all_reduce(torch.tensor(forms, dtype=torch.int64), "max",
+                                               "control")
+    return [Form(reads, bool(counted), bool(away)) for reads, counted, away in every.tolist()]
 
 
-def _exchanged(tables: Sequence[Table], given: Sequence[Rows]) -> list[list[Rows]]:
-    """Rows of several tables of one width: the own ones, and those that came from others."""
-    world, trainers = tables[0].session.world, np.asarray(tables[0].session.trainers)
-    first = np.cumsum([0, *(table.count for table in tables)])  # the tables one after the other
-    own, keys, owners, grads = [], [], [], []
-    for table, rows, start in zip(tables, given, first):
-        machine = np.searchsorted(table.bounds, rows.ids, side="right") - 1
-        owner = trainers[machine, rows.ids % trainers.shape[1]]
-        away = owner != world.rank
-        there = rows.some(away)
-        own.append(rows.some(~away) if away.any() else rows)
-        keys.append(np.stack([there.ids + start, there.bits], 1))
-        owners.append(owner[away])
-        grads.append(there.values())
-    route = RowRoute(world, np.concatenate(owners), np.concatenate(keys))
-    arrived = route.deliver(torch.from_numpy(np.concatenate(grads))).numpy()
-    ids, bits = np.ascontiguousarray(route.asked.T)
-    of_table = np.searchsorted(first, ids, side="right") - 1
-    pieces = []
-    for place, (table, mine) in enumerate(zip(tables, own)):
-        chosen = np.flatnonzero(of_table == place)
-        pieces.append([mine, _once(table, ids[chosen] - first[place], arrived[chosen],
-                                   bits[chosen])])
-    return pieces
+def _rows(table: Table, reads: Sequence[Read], form: Form) -> Rows:
+    """What a trainer has read of a table since the last step, each row of each batch once."""
+    found = []
+    for place, (ids, grads, bits) in enumerate(reads):
+        if bits is None:
+            ids, grads = sum_rows(ids, _column(grads, 1), table.slots)
+            found.append(Rows(ids * form.reads, np.arange(len(ids)), grads,
+                              np.zeros(len(ids), np.int64)))
+        else:
+            if not each_once(ids, table.slots):  # seeds of several trainers
+                ids, grads, bits = sum_rows_with_bits(ids, grads, bits, table.slots)
+            found.append(Rows(ids if form.reads == 1 else ids * form.reads + place,
+                              np.arange(len(ids)),
+                              _column(grads, 0) if form.counted else grads, bits))
+    if not found:
+        return _none(table.width + form.counted)
+    return found[0] if len(found) == 1 else _once(table, found, form)
+
+
+def _column(grads: np.ndarray, value: int) -> np.ndarray:
+    """Gradients with a number more in each row."""
+    return np.column_stack([grads, np.full(len(grads), value, grads.dtype)])
 
 
 def _none(width: int) -> Rows:
@@ -171,41 +194,97 @@ def _none(width: int) -> Rows:
     return Rows(none, none, np.empty((0, width), np.float32), none)
 
 
-Counted = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
-"""Ids, places of gradients, gradients, and in how many batches of trainers each row is."""
+def _once(table: Table, pieces: Sequence[Rows], form: Form) -> Rows:
+    """Rows of several pieces, each key once, with the sum of its gradients and the union of its
+    bits."""
+    keys, bits = (np.concatenate([piece[column] for piece in pieces]) for column in (0, 3))
+    grads = np.concatenate([piece.values() for piece in pieces])
+    if form.reads == 1:  # keys are ids
+        if not each_once(keys, table.slots):
+            keys, grads, bits = sum_rows_with_bits(keys, grads, bits, table.slots)
+        return Rows(keys, np.arange(len(keys)), grads, bits)
+    unique, place = np.unique(keys, return_inverse=True)
+    sums, united = np.zeros((len(unique), grads.shape[1]), grads.dtype), np.zeros_like(unique)
+    np.add.at(sums, place, grads)
+    np.bitwise_or.at(united, place, bits)
+    return Rows(unique, np.arange(len(unique)), sums, united)
 
 
-def _joined(table: Table, batches: Sequence[list[Rows]]) -> list[Counted]:
-    """The batches that were read since the last step as rows to update, each row in one piece."""
-    if len(batches) == 1:
-        return [(rows.ids, rows.at, rows.grads, _count_bits(rows.bits))
-                for rows in _apart(table, batches[0])]
-    rows = [piece for pieces in batches for piece in _apart(table, pieces)]
-    if not rows:
-        return []
-    ids = np.concatenate([piece.ids for piece in rows])
-    unique, place = np.unique(ids, return_inverse=True)
-    grads = np.zeros((len(unique), table.width), np.float32)
-    np.add.at(grads, place, np.concatenate([piece.values() for piece in rows]))
-    counts = np.zeros(len(unique), np.float32)
-    np.add.at(counts, place, np.concatenate([_count_bits(piece.bits) for piece in rows]))
-    return [(unique, np.arange(len(unique)), grads, counts)]
+def _route(tables: Sequence[Table], given: Sequence[Rows], forms: Sequence[Form]
+           ) -> list[list[Rows]]:
+    """Bring gradients to the rows' owners. Per table what this trainer is to update, in pieces that
+    may have keys in common; every trainer must call it alike.
+
+    What is sent is keyed by a row's key with the bits of the trainers whose seeds reach it; sums
+    and unions of bits may be made on the way. Among the trainers of the machine that has a row, id
+    mod trainers says which one updates it.
+    """
+    found: dict[int, list[Rows]] = {}
+    for width in sorted({rows.grads.shape[1] for rows in given}):
+        alike = [i for i, rows in enumerate(given) if rows.grads.shape[1] == width]
+        found.update(zip(alike, _exchanged([tables[i] for i in alike], [given[i] for i in alike],
+                                           [forms[i] for i in alike])))
+    return [found[i] for i in range(len(tables))]
 
 
-def _apart(table: Table, pieces: list[Rows]) -> list[Rows]:
-    """Pieces without a row in common: those that the first, long one has from others, too, are
+def _exchanged(tables: Sequence[Table], given: Sequence[Rows], forms: Sequence[Form]
+               ) -> list[list[Rows]]:
+    """Rows of several tables of one width: the own ones, and those that came from others."""
+    world, trainers = tables[0].session.world, np.asarray(tables[0].session.trainers)
+    first = np.cumsum([0, *(table.count * form.reads for table, form in zip(tables, forms))])
+    own, keys, owners, grads = [], [], [], []  # the tables' keys one after the other
+    for table, rows, form, start in zip(tables, given, forms, first):
+        ids = rows.keys if form.reads == 1 else rows.keys // form.reads
+        machine = np.searchsorted(table.bounds, ids, side="right") - 1
+        owner = trainers[machine, ids % trainers.shape[1]]
+        away = owner != world.rank
+        there = rows.some(away)
+        own.append(rows.some(~away) if away.any() else rows)
+        keys.append(np.stack([there.keys + start, there.bits], 1))
+        owners.append(owner[away])
+        grads.append(there.values())
+    route = RowRoute(world, np.concatenate(owners), np.concatenate(keys))
+    arrived = route.deliver(torch.from_numpy(np.concatenate(grads))).numpy()
+    found, bits = np.ascontiguousarray(route.asked.T)
+    of_table = np.searchsorted(first, found, side="right") - 1
+    pieces = []
+    for place, (table, mine) in enumerate(zip(tables, own)):
+        chosen = np.flatnonzero(of_table == place)
+        pieces.append([mine, _once(table, [Rows(
+            found[chosen] - first[place], chosen, arrived, bits[chosen])], forms[place])])
+    return pieces
+
+
+def _counted(table: Table, pieces: list[Rows], form: Form) -> list[Counted]:
+    """Pieces as rows to update, each row in one of them."""
+    if form.reads == 1:
+        found = [(rows.keys, rows.at, rows.grads, _counts(rows, form))
+                 for rows in _apart(table, pieces, form)]
+    else:
+        rows = _once(table, pieces, form)
+        ids, sums = sum_rows(rows.keys // form.reads, np.column_stack([
+            rows.grads, _counts(rows, form)]), table.slots)
+        found = [(ids, np.arange(len(ids)), sums[:, :-1], sums[:, -1])]
+    return [(ids, at, np.ascontiguousarray(grads[:, :table.width]), np.maximum(counts, 1))
+            for ids, at, grads, counts in found]
+
+
+def _counts(rows: Rows, form: Form) -> np.ndarray:
+    """How often trainers have read each, float32."""
+    counts: np.ndarray = _count_bits(rows.bits)
+    return counts + rows.grads[rows.at, -1] if form.counted else counts
+
+
+def _apart(table: Table, pieces: list[Rows], form: Form) -> list[Rows]:
+    """Pieces without a key in common: those that the first, long one has from others, too, are
     summed."""
-    if len(pieces) < 2 or not len(pieces[1].ids):
+    if len(pieces) < 2 or not len(pieces[1].keys):
         return pieces[:1]
     own, others = pieces
-    both = marked(own.ids, others.ids, table.slots)
+    both = marked(own.keys, others.keys, table.slots)
     if not both.any():
         return pieces
-    common = own.some(both)
-    summed = _once(table, np.concatenate([common.ids, others.ids]),
-                   np.concatenate([common.values(), others.values()]),
-                   np.concatenate([common.bits, others.bits]))
-    return [own.some(~both), summed]
+    return [own.some(~both), _once(table, [own.some(both), others], form)]
 
 
 def _update(optimizer: Any, embedding: Any, apply: Callable[..., None], ids: np.ndarray,
@@ -240,14 +319,14 @@ def _adagrad(optimizer: Any, rows: np.ndarray, at: np.ndarray, grads: np.ndarray
 
 @kernel
 def _count_bits(bits):  # type: ignore[no-untyped-def]
-    """The number of bits that are set, at least 1."""
+    """The number of bits that are set."""
     out = np.empty(len(bits), np.float32)
     for i in range(len(bits)):
         word, n = bits[i], 0
         while word != 0:
             word &= word - 1
             n += 1
-        out[i] = max(n, 1)
+        out[i] = n
     return out
 
 

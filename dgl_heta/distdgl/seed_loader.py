@@ -85,7 +85,7 @@ class PairLoader(_InTurn):
 
     Parameters
     ----------
-    collator : DGL's collator of this trainer's edges, whose sampler gives the seeds.
+    collator : DGL's collator of this trainer's edges, whose sampler gives the seeds alone.
 
     Raises
     ------
@@ -101,9 +101,9 @@ class PairLoader(_InTurn):
     def next(self) -> tuple[Any, ...]:
         """(ends of the edges, pair graph, no blocks), or with negatives (…, pair graph, graph of
         negatives, no blocks); StopIteration at the end of the epoch."""
-        _, *graphs, (seeds, _) = self._collator.collate(
-            edges_at(self._collator, self._chosen()))
-        return seeds, *graphs, []
+        seeds, *graphs, _ = self._collator.collate(edges_at(self._collator, self._chosen()))
+        return seeds if isinstance(seeds, Mapping) else {self._collator.g.ntypes[0]: seeds}, *(
+            graphs), []
 
 
 def edges_at(collator: Any, places: Tensor) -> list[Any]:

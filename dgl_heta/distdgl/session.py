@@ -24,8 +24,9 @@ from dgl_heta.distdgl.drawing import DrawingGroups
 from dgl_heta.distdgl.edge_ends import EdgeEnds
 from dgl_heta.distdgl.handed import Handed
 from dgl_heta.distdgl.reference import Reference
+from dgl_heta.distdgl.scope import Scope
 from dgl_heta.distdgl.selection import without_effect
-from dgl_heta.distdgl.whereabouts import meet
+from dgl_heta.distdgl.whereabouts import meet, skip_alike
 from dgl_heta.errors import HetaError, InputError, listing, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import graph_names
@@ -51,6 +52,8 @@ class Batch:
     """Those that were done, as its blocks note them."""
 
 
+_SKIPPING_S = 60.0
+"""How long a trainer that skips a merge waits for the others to do so, at most."""
 _WAITING = 64
 """So many batches that were not used yet are remembered, to be checked when they are."""
 
@@ -137,6 +140,8 @@ class Session:
         self.backward = BackwardEnd()
         self.chains = Chains(self.group, self.backward)
         self.exchange = GroupExchange(self.group, self.chains.of)
+        self.scope = Scope(self)
+        self.chains.before = self.scope.check
         self.watch: Any = None
         self.reading: Any = None
         """What looks at calls at steps to prove, and what is given rows of tables meanwhile (see
@@ -352,14 +357,19 @@ class Session:
         self.batches = waiting
 
     def check(self, expected: set[tuple[int, str]], done: set[tuple[int, str]]) -> None:
-        """Fail unless all these reductions were done."""
-        missing = expected - done
-        if missing and self.group.size > 1:
-            layer, ntype = min(missing)
-            raise HetaError(
-                f"the aggregation of '{ntype}' at layer {layer} was not reduced over the trainers, "
-                "so the result would be wrong: merge relations by dgl.nn.HeteroGraphConv or "
-                "block.multi_update_all, once per block")
+        """Note in `done` which of these reductions were not done: all trainers of the group have
+        skipped the same ones.
+
+        Raises
+        ------
+        HetaError
+            They have not.
+        """
+        skipped = expected - done
+        if skipped and self.group.size > 1:
+            skip_alike(skipped, self.group.ranks, min(
+                _SKIPPING_S, self.settings.run.timeout_s / 2))
+            done |= skipped
 
     def rows(self, name: str) -> np.ndarray | None:
         """The stored array of a DistTensor (its name in the key-value store), if it is here."""

@@ -20,6 +20,7 @@ from torch import Tensor
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.edge_rows import EdgeIds
 from dgl_heta.distdgl.feature_stores import tell
+from dgl_heta.distdgl.handed import bare
 from dgl_heta.distdgl.own_part import own_part
 from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.session import Session, current
@@ -165,31 +166,41 @@ def _known(array: Any) -> set[torch.dtype]:
 
 
 def _getitem(original: Any) -> Any:
+    def rows_of(tensor: Any, idx: Any) -> Any:
+        if tensor._attach:
+            return original(tensor, idx)
+        session = current()
+        rows = read(session, tensor, idx, original)
+        if rows is None:
+            rows = original(tensor, idx)
+        if session is not None and session.reading is not None and rows.is_floating_point():
+            return peek(rows).to(session.reading.dtype)  # a copy of a module, for a proof
+        return rows
+
     def __getitem__(self: Any, idx: Any) -> Any:
         if isinstance(idx, EdgeIds):
             return idx.rows(self, lambda ids: self[ids])
-        if not self._attach:
-            session = current()
-            rows = read(session, self, idx, original)
-            if rows is None:
-                rows = original(self, idx)
-            if session is not None and session.reading is not None and rows.is_floating_point():
-                return peek(rows).to(session.reading.dtype)  # a copy of a module, for a proof
-            return rows
-        return original(self, idx)
+        idx = bare(idx)
+        rows, session = rows_of(self, idx), current()
+        if session is not None:
+            session.scope.read(rows, idx, lambda ids: peek(rows_of(self, ids)))
+        return rows
     return __getitem__
 
 
 def _setitem(original: Any) -> Any:
     def __setitem__(self: Any, idx: Any, val: Any) -> None:
+        session = current()
         if not self._attach:
-            refuse_write(current(), self)
-        original(self, idx, val)
+            refuse_write(session, self)
+        if session is not None:
+            session.scope.written(len(self), val)
+        original(self, bare(idx), val)
     return __setitem__
 
 
 PATCHES = (
     *patch_all(homes("DistTensor", "__getitem__"), _getitem, "node data from this machine's store"),
     *patch_all(homes("DistTensor", "__setitem__"), _setitem,
-               "refuse to write node data of the graph"),
+               "refuse to write node data of the graph, and states that are not complete"),
 )

@@ -9,14 +9,16 @@ who waits there looks after the others.
 from __future__ import annotations
 
 import atexit
+import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
+from dgl_heta.comm.collectives import PeerLostError
 from dgl_heta.errors import HetaError
 
 _PATIENCE_S = 3.0
@@ -24,6 +26,7 @@ _PATIENCE_S = 3.0
 _SURE_S = 2.0
 """A trainer that was in a barrier all this time will not leave it by itself."""
 _posted: list[bool] = []
+_skips = itertools.count()
 Batch = tuple[int, int, int]
 """Data loader, epoch and step, from 0 on."""
 
@@ -102,6 +105,36 @@ def meet(number: int, timeout_s: float, left: Batch | None = None) -> None:
         pause = min(2 * pause, 0.05)
 
 
+def skip_alike(skipped: Iterable[tuple[int, str]], ranks: Sequence[int], timeout_s: float) -> None:
+    """Wait until the other trainers of a group have skipped the same merges of relations, by their
+    layers and node types.
+
+    Raises
+    ------
+    HetaError
+        One has skipped others.
+    PeerLostError
+        One has skipped none within `timeout_s`.
+    """
+    store, own, number = _store(), dist.get_rank(), next(_skips)
+    key = f"dgl-heta skipped {number} by"
+    mine = ", ".join(f"'{ntype}' at layer {layer}" for layer, ntype in sorted(skipped))
+    store.set(f"{key} {own}", mine)
+    end = time.monotonic() + timeout_s
+    for rank in ranks:
+        left = timedelta(seconds=max(end - time.monotonic(), 0.01))
+        theirs = _value(store, f"{key} {rank}", left)
+        if theirs != mine:
+            raise (HetaError if theirs else PeerLostError)(
+                f"trainer {own} has skipped the merge of relations into {mine}, and trainer {rank} "
+                + (f"that into {theirs}" if theirs else f"none within {timeout_s:g} s") +
+                ": a layer that is left out at random (LayerDrop) must be left out by all trainers "
+                "at once, by random numbers that are the same on all (a torch.Generator that all "
+                "seed alike and nothing else draws from); every other layer is merged by "
+                "dgl.nn.HeteroGraphConv or block.multi_update_all")
+    store.delete_key(f"dgl-heta skipped {number - 1} by {own}")  # all have read it
+
+
 def _look_after_batches(store: Any, size: int, left: Batch | None, seen: dict[int, str]) -> None:
     """
     Raises
@@ -131,9 +164,9 @@ def _where(store: Any, rank: int) -> str:
     return _value(store, _key(rank))
 
 
-def _value(store: Any, key: str) -> str:
+def _value(store: Any, key: str, limit: timedelta = timedelta(milliseconds=20)) -> str:
     try:
-        store.wait([key], timedelta(milliseconds=20))
+        store.wait([key], limit)
         return str(store.get(key).decode())
     except RuntimeError:  # nothing was posted yet
         return ""

@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Callable, Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+
+from dgl_heta.proof.outside import GENERATORS
 
 PARAMETERS = 1 << 27
 """Numbers in a module beyond which it is not copied."""
@@ -81,7 +83,7 @@ def perturbed(value: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[Any], bool],
-           read: Read) -> nn.Module:
+           read: Read, held: Iterable[Any]) -> nn.Module:
     """A copy of a module with perturbed parameters of another dtype.
 
     Dropout is the identity in it, batch normalisation uses its running statistics; other parts
@@ -92,6 +94,7 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
     seed : of what is added to parameters, the same on all workers.
     shared : whether an object that a module refers to is used as it is.
     read : for large tables.
+    held : what :func:`reached` finds.
 
     Raises
     ------
@@ -99,7 +102,8 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
         It is too large, or something in it cannot be copied.
     """
     memo: dict[int, Any] = {}
-    large = {id(m.weight) for m in module.modules() if _by_rows(m)}
+    parts = dict(module.named_modules())
+    large = {id(m.weight) for m in parts.values() if _by_rows(m)}
     whole = [p for p in module.parameters() if id(p) not in large]
     if sum(p.numel() for p in whole) > PARAMETERS:
         raise NotProvedError(f"{type(module).__name__} has more than {PARAMETERS} parameters")
@@ -109,27 +113,52 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
             value = value.to(dtype)
             value = value + _NOISE * noise(seed + place, value, dtype)
         memo[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
-    for name, part in module.named_modules():
+    for name, part in parts.items():
         if _by_rows(part):
             memo[id(part)] = EmbeddingRows(name, part, read)  # type: ignore[arg-type]
-    for value in _reached(module):
+    for value in held:
         if id(value) in memo:
             continue
         if isinstance(value, Tensor):
             found = value.detach().clone()
             memo[id(value)] = found.to(dtype) if found.is_floating_point() else found
-        elif shared(value) or isinstance(value, torch.Generator):
+        elif shared(value) or isinstance(value, GENERATORS):
             memo[id(value)] = value
     try:
-        for part in list(module.modules()):
-            if isinstance(part, DistributedDataParallel):
-                memo[id(part)] = Unwrapped(copy.deepcopy(unwrap(part), memo))
-        made: nn.Module = copy.deepcopy(module, memo)
+        made = _twin(module, memo)
     except Exception as error:
         raise NotProvedError(f"{type(module).__name__} cannot be copied: {error}") from error
     for part in made.modules():
         _quieten(part, memo)
     return made
+
+
+def _twin(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """What `copy.deepcopy` gives, without DistributedDataParallel. That takes long for what every
+    module has: dictionaries of parameters, of modules and of hooks, most of them empty."""
+    usual = [part for part in module.modules() if id(part) not in memo and _is_usual(type(part))]
+    for part in usual:
+        memo[id(part)] = object.__new__(type(part))
+    for part in module.modules():
+        if isinstance(part, DistributedDataParallel):
+            memo[id(part)] = Unwrapped(copy.deepcopy(unwrap(part), memo))
+    for part in usual:
+        for name, value in part.__getstate__().items():
+            if type(value) in (dict, OrderedDict) and (not value or name in _REGISTERED):
+                value = type(value)((key, copy.deepcopy(x, memo)) for key, x in value.items())
+            else:
+                value = copy.deepcopy(value, memo)
+            vars(memo[id(part)])[name] = value
+    return copy.deepcopy(module, memo)
+
+
+_REGISTERED = ("_parameters", "_buffers", "_modules")
+
+
+def _is_usual(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class are copied as all are that say nothing else."""
+    return all(getattr(kind, name, None) is getattr(nn.Module, name, None) for name in (
+        "__deepcopy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__slots__"))
 
 
 def _by_rows(module: nn.Module) -> bool:
@@ -140,12 +169,13 @@ def _by_rows(module: nn.Module) -> bool:
             and not module._forward_pre_hooks and len(list(module.parameters())) == 1)
 
 
-def _reached(module: nn.Module) -> Iterator[Any]:
+def reached(module: nn.Module) -> Iterator[Any]:
     """Buffers, tensors in attributes, and other objects that a module refers to."""
     seen: set[int] = set()
 
     def walk(value: Any, depth: int) -> Iterator[Any]:
-        if id(value) in seen or isinstance(value, str | int | float | bool | type(None) | type):
+        if id(value) in seen or isinstance(value, str | int | float | bool | type(None) | type) or (
+                isinstance(value, dict | list | tuple | set) and not value):
             return
         seen.add(id(value))
         yield value
@@ -156,7 +186,7 @@ def _reached(module: nn.Module) -> Iterator[Any]:
         elif isinstance(value, list | tuple | set):
             children = value
         elif isinstance(value, nn.Module):
-            children = [v for k, v in vars(value).items() if k != "_parameters"]
+            children = [v for k, v in vars(value).items() if k not in ("_parameters", "_modules")]
         elif hasattr(value, "__dict__") and not isinstance(
                 value, types.FunctionType | types.ModuleType) and (
                 type(value).__module__.partition(".")[0] not in ("torch", "dgl", "dgl_heta")):
@@ -206,15 +236,12 @@ def contained(function: Any, memo: dict[int, Any]) -> Any:
     try:
         cells = tuple(types.CellType(_own(cell.cell_contents, memo))
                       for cell in function.__closure__ or ())
-        names = {name: _own(value, memo) for name, value in function.__globals__.items()
-                 if name in function.__code__.co_names
-                 and isinstance(value, dict | list | set | Tensor | np.ndarray)}
         defaults = copy.deepcopy(function.__defaults__, memo)
     except Exception as error:
         raise NotProvedError(f"the hook {function.__qualname__} refers to what cannot be copied: "
                              f"{error}") from error
-    made = types.FunctionType(function.__code__, {**function.__globals__, **names},
-                              function.__name__, defaults, cells or None)
+    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults,
+                              cells or None)
     made.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
     return made
 

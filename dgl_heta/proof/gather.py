@@ -221,12 +221,24 @@ class RowExchange:
     Parameters
     ----------
     ids : domain → ids of the rows that this worker has (int64, unique).
+    given : rows of these ids, one or more for each domain.
+
+    Attributes
+    ----------
+    differences : for each of `given` the largest between workers, relative to the row.
     """
 
-    def __init__(self, comm: Comm, ids: Mapping[str, np.ndarray]) -> None:
-        self._comm, self._own = comm, dict(ids)
-        every = gather_arrays(comm, [torch.from_numpy(i) for i in ids.values()]) if ids else []
-        self._ids = {d: [piece.numpy() for piece in pieces] for d, pieces in zip(ids, every)}
+    def __init__(self, comm: Comm, ids: Mapping[str, np.ndarray], given: Sequence[Rows]) -> None:
+        self._comm, self._own, self._given = comm, dict(ids), list(given)
+        every = gather_arrays(comm, [_by_id(ids[rows.domain], rows.rows) for rows in given]
+                              ) if given else []
+        self._ids: dict[str, list[np.ndarray]] = {}
+        self.differences = []
+        for argument, pieces in zip(given, every):
+            both = [_apart(piece) for piece in pieces]
+            self._ids[argument.domain] = [i for i, _ in both]
+            self.differences.append(_largest(argument.name, self._ids[argument.domain],
+                                             np.concatenate([values for _, values in both])))
 
     def first_holders(self, domain: str, ids: np.ndarray) -> np.ndarray:
         """For each id the first worker that has it, or -1."""
@@ -235,15 +247,7 @@ class RowExchange:
             holder[Places(self._ids[domain][worker]).of(ids) >= 0] = worker
         return holder
 
-    def differences(self, given: Sequence[Rows]) -> list[Difference]:
-        """For each argument the largest difference between workers, relative to the row."""
-        every = gather_arrays(self._comm, [projections(rows.rows) for rows in given]
-                              ) if given and self._comm.size > 1 else []
-        return [_largest(argument.name, self._ids[argument.domain], torch.cat(pieces).numpy())
-                for argument, pieces in zip(given, every)]
-
-    def fetch(self, wanted: Mapping[str, np.ndarray], given: Sequence[Rows]
-              ) -> Callable[[Rows, np.ndarray], Tensor]:
+    def fetch(self, wanted: Mapping[str, np.ndarray]) -> Callable[[Rows, np.ndarray], Tensor]:
         """Bring rows from the first worker that has each; returns what gives them by id.
 
         Parameters
@@ -264,15 +268,12 @@ class RowExchange:
         requests = comm.all_to_all_rows(flat, sent.sum(1).tolist(), got.sum(1).tolist(), CAUSE
                                         ) if comm.size > 1 else flat
         pieces = requests.split(got.flatten().tolist())
-        arrived: dict[int, Tensor] = {}
-        for argument in given:
-            place, own = domains.index(argument.domain), argument.rows
-            mine = Places(self._own[argument.domain])
-            rows = torch.cat([own[torch.from_numpy(mine.of(pieces[w * len(domains) + place]
-                                                           .numpy())).to(own.device)]
-                              for w in range(comm.size)])
-            arrived[id(argument)] = self._send(rows, got[:, place].tolist(),
-                                               sent[:, place].tolist())
+        chosen = [[rows.rows[torch.from_numpy(Places(self._own[rows.domain]).of(
+            pieces[w * len(domains) + domains.index(rows.domain)].numpy())).to(rows.rows.device)]
+            for rows in self._given] for w in range(comm.size)]
+        arrived = dict(zip(map(id, self._given), self._sent(chosen, [
+            [int(sent[w, domains.index(rows.domain)]) for rows in self._given]
+            for w in range(comm.size)])))
 
         def by_id(argument: Rows, ids: np.ndarray) -> Tensor:
             d = argument.domain
@@ -286,14 +287,26 @@ class RowExchange:
 
         return by_id
 
-    def _send(self, rows: Tensor, send: list[int], receive: list[int]) -> Tensor:
-        """Rows as bytes, whatever their dtype."""
-        width = rows.shape[1:].numel() * rows.element_size()
-        if self._comm.size == 1 or not width:
-            return rows[:0]
-        flat = rows.detach().reshape(len(rows), rows.shape[1:].numel()).contiguous()
-        moved = self._comm.all_to_all_rows(flat.view(torch.uint8), send, receive, CAUSE)
-        return moved.view(rows.dtype).view(-1, *rows.shape[1:])
+    def _sent(self, chosen: Sequence[Sequence[Tensor]], counts: Sequence[Sequence[int]]
+              ) -> list[Tensor]:
+        """Rows of each argument from all workers, who have `chosen` rows per worker and argument;
+        `counts` are those that come. They go as bytes, whatever their dtypes."""
+        bytes_of = [rows.rows.shape[1:].numel() * rows.rows.element_size() for rows in self._given]
+        flat = [torch.cat([torch.empty(0, dtype=torch.uint8), *(
+            rows.detach().contiguous().view(torch.uint8).flatten().cpu() if rows.numel() else
+            torch.empty(0, dtype=torch.uint8) for rows in of_worker)]) for of_worker in chosen]
+        sizes = [[count * width for count, width in zip(of_worker, bytes_of)]
+                 for of_worker in counts]
+        moved = self._comm.all_to_all_rows(torch.cat(flat), [*map(len, flat)], [*map(sum, sizes)],
+                                           CAUSE) if self._comm.size > 1 else torch.cat(flat)
+        pieces = iter(moved.split([size for of_worker in sizes for size in of_worker]))
+        of_argument: list[list[Tensor]] = [[] for _ in self._given]
+        for _ in counts:
+            for place in range(len(self._given)):
+                of_argument[place].append(next(pieces))
+        return [torch.cat(parts).clone().view(rows.rows.dtype).view(-1, *rows.rows.shape[1:]).to(
+            rows.rows.device) if width else rows.rows[:0]
+            for parts, rows, width in zip(of_argument, self._given, bytes_of)]
 
 
 def _largest(name: str, every: Sequence[np.ndarray], values: np.ndarray) -> Difference:
@@ -313,26 +326,39 @@ def _largest(name: str, every: Sequence[np.ndarray], values: np.ndarray) -> Diff
                       float(relative[worst]))
 
 
-def sums_by_id(comm: Comm, tables: Mapping[str, tuple[np.ndarray, Tensor]]
-               ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Per name and node id the sums over all workers of the rows' projections.
+Sums = tuple[np.ndarray, np.ndarray]
+"""Ids, ascending, and for each the sums of projections, (n, 3)."""
+
+
+def sums_by_id(comm: Comm, ways: Sequence[Mapping[str, tuple[np.ndarray, Tensor]]]
+               ) -> dict[str, list[Sums]]:
+    """Per name, and for each of `ways`, the sums over all workers of rows' projections by node id.
 
     Parameters
     ----------
-    tables : name → ids and rows; workers need not have the same names.
+    ways : name → ids and rows; workers need not have the same names.
     """
-    names = sorted(set().union(*comm.all_gather_json(sorted(tables), CAUSE)))
-    if not names:
-        return {}
+    own = sorted(set().union(*ways))
+    names = sorted(set().union(*comm.all_gather_json(own, CAUSE)))
     none = (_NONE, torch.empty(0, 1))
-    own = [tables.get(name, none) for name in names]
-    ids = gather_arrays(comm, [torch.from_numpy(i) for i, _ in own])
-    values = gather_arrays(comm, [projections(rows) if len(rows) else torch.empty(
-        0, 3, dtype=torch.float64) for _, rows in own])
-    found = {}
-    for name, of_ids, of_values in zip(names, ids, values):
-        unique, inverse = np.unique(torch.cat(of_ids).numpy(), return_inverse=True)
+    every = gather_arrays(comm, [_by_id(*way.get(name, none)) for name in names for way in ways]
+                          ) if names else []
+    found: dict[str, list[Sums]] = {name: [] for name in names}
+    for place, pieces in enumerate(every):
+        ids, values = _apart(torch.cat(pieces))
+        unique, inverse = np.unique(ids, return_inverse=True)
         total = np.zeros((len(unique), 3))
-        np.add.at(total, inverse, torch.cat(of_values).numpy())
-        found[name] = (unique, total)
+        np.add.at(total, inverse, values)
+        found[names[place // len(ways)]].append((unique, total))
     return found
+
+
+def _by_id(ids: np.ndarray, rows: Tensor) -> Tensor:
+    """Ids beside their rows' projections, (n, 4) int64."""
+    values = projections(rows) if len(rows) else torch.empty(0, 3, dtype=torch.float64)
+    return torch.cat([torch.from_numpy(ids)[:, None], values.view(torch.int64)], 1)
+
+
+def _apart(pairs: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """The ids, and the projections (n, 3) float64."""
+    return pairs[:, 0].numpy(), pairs[:, 1:].contiguous().view(torch.float64).numpy()

@@ -37,6 +37,7 @@ class Call:
     complete : whether it returns rows of the own seeds, below which nothing is left out.
     trained : whether gradients were on.
     drawn : whether random numbers were drawn since the batch was handed out.
+    unknown : why it is not known what the module has read.
     """
 
     module: nn.Module
@@ -49,6 +50,7 @@ class Call:
     drawn: bool
     seed: int
     replicas: bool = False
+    unknown: str | None = None
 
     def name(self, path: Path) -> str:
         """`features['paper']`, by the names of the module's parameters."""
@@ -98,10 +100,10 @@ class Inputs:
                for d, every in zip(needed, lacking)}
         rows = {a.path: Rows(show(a.path), domains[a.path], self._given(a, ids[domains[a.path]]))
                 for a in aligned}
-        exchange = RowExchange(group, ids)
+        exchange = RowExchange(group, ids, [rows[a.path] for a in aligned])
         wanted: dict[str, np.ndarray] = {}
         inexact = set()
-        for argument, worst in zip(aligned, exchange.differences([rows[a.path] for a in aligned])):
+        for argument, worst in zip(aligned, exchange.differences):
             of = rows[argument.path]
             if worst.size > self._tolerance(argument):
                 if call.drawn or (call.replicas and (argument.learned or not call.trained)):
@@ -127,7 +129,7 @@ class Inputs:
             if (exchange.first_holders(domain, asked) < 0).any():
                 raise NotProvedError(f"rows of {call.name(argument.path)} are on no trainer")
             wanted[domain] = asked
-        by_id = exchange.fetch(wanted, [rows[a.path] for a in aligned])
+        by_id = exchange.fetch(wanted)
         self.ours: Given = {a.path: self._merged(a, rows.get(a.path), by_id) for a in arguments}
         self.plain: Given = {
             a.path: (a, np.zeros(1, np.int64), peek(a.tensor)) if a.level is None else

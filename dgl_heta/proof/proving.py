@@ -6,6 +6,7 @@ does, and a difference that one finds is an error on all.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.proof import alignment
 from dgl_heta.proof.alignment import show
 from dgl_heta.proof.comparison import CAUSES, PAGE
-from dgl_heta.proof.copies import NotProvedError, copied, noise, perturbed
+from dgl_heta.proof.copies import NotProvedError, copied, noise, perturbed, reached
 from dgl_heta.proof.difference import Levels, Limits, relative, worst_by_id
 from dgl_heta.proof.gather import (
     CAUSE,
@@ -33,6 +34,7 @@ from dgl_heta.proof.gather import (
     sums_by_id,
 )
 from dgl_heta.proof.inputs import Call, Given, Inputs, complete
+from dgl_heta.proof.outside import Outside
 from dgl_heta.proof.replay import Outcome, Reads, apart, gradients, run
 from dgl_heta.raf.chain import Place, walk
 from dgl_heta.sampling.blocks import MiniBatch
@@ -42,6 +44,7 @@ SEEDS = 32
 """Seeds per trainer of the batch that is replayed."""
 ROWS = 100_000
 """Input rows per trainer of that batch."""
+_DRAWS = "the model draws random numbers other than for dropout"
 
 
 Instead = Callable[[Any], Callable[[Any], Any]]
@@ -92,11 +95,18 @@ class Setting(Protocol):
         """Links of it that no trainer had a gradient for."""
 
 
+class _DiffersError(Exception):
+    """The ways differ; the text says how."""
+
+
 class Proof:
     """Proves one call; all trainers make it alike."""
 
     def __init__(self, setting: Setting, call: Call) -> None:
         self._setting, self._call = setting, call
+        self._held, self._smaller = list(reached(call.module)), False
+        self._outside = Outside(self._held)
+        self._dtypes = {p.dtype for p in call.module.parameters()}
 
     def verdict(self) -> str | None:
         """What differs, or None; the same on all trainers.
@@ -106,42 +116,46 @@ class Proof:
         NotProvedError
             It cannot be proved; on all trainers alike.
         """
-        setting = self._setting
+        try:
+            self._prove()
+        except _DiffersError as difference:
+            return str(difference)
+        return None
+
+    def _prove(self) -> None:
+        setting, call = self._setting, self._call
         with self._together():
-            alignment.check_items(self._call.arguments, setting.known)
-            found = [(path, tensor, alignment.candidates(path, tensor, self._call.ids,
-                                                         self._call.first))
-                     for path, tensor in items_of(Tensor, self._call.arguments)]
+            if call.unknown is not None:
+                raise NotProvedError(call.unknown)
+            alignment.check_items(call.arguments, setting.known)
+            found = [(path, tensor, alignment.candidates(path, tensor, call.ids, call.first))
+                     for path, tensor in items_of(Tensor, call.arguments)]
         texts: list[str] = []
-        with self._together():
+        with self._together(texts, "input"):
             batch = self._batch()
             self._edges(batch)
             arguments = alignment.agree(setting.group, found)
-            inputs = Inputs(setting.group, self._call, self._levels, arguments)
+            inputs = Inputs(setting.group, call, self._levels, arguments)
             texts += inputs.texts
-        if text := self._agreed(texts, "input"):
-            return text
-        dtype = self._plain_way(inputs.plain)
-        with self._together():
-            ready = self._prepared(setting.ours(batch), inputs.ours, dtype)
-        with self._together("with RAF"):  # the trainers of a group wait for each other inside
-            ours = self._replay(ready, dtype)
-            tokens = setting.chain()
+        dtype, ready = self._plain_way(inputs.plain, lambda dtype: self._prepared(
+            setting.ours(batch), inputs.ours, dtype))
         pairs: list[tuple[str, Tensor, Tensor]] = []
-        with self._together():
-            self._compare_outputs(ours, dtype, pairs, texts)
-        if text := self._agreed(texts, "output"):
-            return text
-        with self._together():
-            plain_grads = self._gradients(self._plain, [p for _, _, p in pairs])
-        with self._together():
-            our_grads = self._gradients(ours, [o for _, o, _ in pairs], tokens)
-            self._compare_gradients(our_grads, plain_grads, dtype, texts)
-        return self._agreed(texts, "gradient")
+        with self._repeated(inputs.plain, dtype):
+            with self._together(texts, "output"):
+                # The trainers of a group wait for each other inside.
+                ours = self._replay(ready, dtype, "with RAF")
+                tokens = setting.chain()
+                self._compare_outputs(ours, dtype, pairs, texts)
+                plain_grads = self._gradients(self._plain, [p for _, _, p in pairs])
+            with self._together(texts, "gradient"):
+                our_grads = self._gradients(ours, [o for _, o, _ in pairs], tokens)
+                self._compare_gradients(our_grads, plain_grads, dtype, texts)
 
     @contextmanager
-    def _together(self, replay: str = "") -> Iterator[None]:
-        """What fails on one trainer is given up on all; `replay` says how a model is run."""
+    def _together(self, texts: Sequence[str] = (), kind: str = "",
+                  number: Callable[[], int] = lambda: 0) -> Iterator[None]:
+        """What fails on one trainer is given up on all; what one has found, in `texts` of a `kind`,
+        is an error on all; and `number` is to be the same on all."""
         reason = None
         try:
             yield
@@ -151,25 +165,19 @@ class Proof:
             reason = str(error)
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
-            if replay:
-                reason = (f"the model fails in a replay {replay} of at most {SEEDS} seeds per "
-                          "trainer, where relations may have no edges and types no rows that they "
-                          f"have in the whole batch: {reason}")
-        world = self._setting.world
-        flag = torch.tensor([int(reason is not None)])
-        if int(world.all_reduce(flag, "max", CAUSE)):
+        world, own = self._setting.world, 0 if reason is not None else number()
+        failed, differs, most, least = world.all_reduce(torch.tensor(
+            [int(reason is not None), int(bool(texts)), own, -own]), "max", CAUSE).tolist()
+        if failed:
             reasons = world.all_gather_json(reason, CAUSE)
             raise NotProvedError(next(r for r in reasons if r is not None))
-
-    def _agreed(self, texts: Sequence[str], kind: str) -> str | None:
-        """The first trainer's text, with its rank."""
-        world = self._setting.world
-        flag = torch.tensor([int(bool(texts))])
-        if not int(world.all_reduce(flag, "max", CAUSE)):
-            return None
-        rank, text = next((rank, text[0]) for rank, text in enumerate(
-            world.all_gather_json(list(texts), CAUSE)) if text)
-        return (f"{type(self._call.module).__name__} does not compute with RAF what it computes "
+        if most != -least:
+            raise NotProvedError(f"{_DRAWS}, and not the same on all trainers")
+        if differs:
+            rank, text = next((rank, text[0]) for rank, text in enumerate(
+                world.all_gather_json(list(texts), CAUSE)) if text)
+            raise _DiffersError(
+                f"{type(self._call.module).__name__} does not compute with RAF what it computes "
                 f"the plain way: on trainer {rank} {text}. Usual causes: {CAUSES[kind]}. See "
                 f"{PAGE}; run.prove=off trains without the proof")
 
@@ -180,8 +188,11 @@ class Proof:
         setting, most = self._setting, SEEDS
         while True:
             batch = setting.sample(most)
-            rows = torch.tensor([sum(map(len, batch.input_nodes.values()))])
-            if int(setting.group.all_reduce(rows, "max", CAUSE)) <= ROWS:
+            rows = sum(map(len, batch.input_nodes.values()))
+            smaller = rows < sum(map(len, self._call.ids[0].values()))
+            most_rows, self._smaller = setting.group.all_reduce(
+                torch.tensor([rows, smaller]), "max", CAUSE).tolist()
+            if most_rows <= ROWS:
                 return batch
             if most == 1:
                 raise NotProvedError(f"one seed per trainer reaches more than {ROWS} input rows")
@@ -198,23 +209,49 @@ class Proof:
 
     # --- the two ways ---------------------------------------------------------------------------
 
-    def _plain_way(self, rows: Given) -> torch.dtype:
-        """Run it the plain way, in fp64 if that works on all trainers; returns the dtype."""
+    def _plain_way(self, rows: Given, others: Callable[[torch.dtype], Ready]
+                   ) -> tuple[torch.dtype, Ready]:
+        """Run it the plain way, in fp64 if that works on all trainers, and prepare another way;
+        returns the dtype, and what was prepared."""
+        reasons = []
         for dtype in (torch.float64, torch.float32):
             try:
-                with self._together("on DGL's own blocks"):
-                    self._plain = self._replay(self._prepared(
-                        self._plain_blocks, rows, dtype), dtype)
-                return dtype
-            except NotProvedError:
-                if dtype == torch.float32:
-                    raise
-        raise AssertionError
+                with self._together(number=lambda: zlib.crc32(repr(self._plain.drawn).encode())):
+                    self._plain = self._replay(self._prepared(self._plain_blocks, rows, dtype),
+                                               dtype, "on DGL's own blocks")
+                    other = others(dtype)
+                return dtype, other
+            except NotProvedError as reason:
+                reasons.append(reason)
+        raise reasons[0]
+
+    @contextmanager
+    def _repeated(self, rows: Given, dtype: torch.dtype) -> Iterator[None]:
+        """For the body a difference is one, unless the plain way differs from itself: by chance, or
+        by what the module keeps elsewhere."""
+        try:
+            yield
+        except _DiffersError:
+            if self._plain.drawn:
+                raise NotProvedError(f"{_DRAWS}, and differs with RAF, maybe for that reason"
+                                     ) from None
+            with self._together():
+                again = self._replay(self._prepared(self._plain_blocks, rows, dtype), dtype, "")
+                for path, want in self._plain.outputs.items():
+                    if path not in again.outputs or relative(again.outputs[path], want) > (
+                            Limits.of(dtype).rows):
+                        raise NotProvedError(
+                            f"{show(('output', *path))} is another one when "
+                            f"{type(self._call.module).__name__} is called again with the same: it "
+                            "depends on what changes outside of it (a counter, a file, the time)"
+                            ) from None
+            raise
 
     def _prepared(self, other: Instead, rows: Given, dtype: torch.dtype) -> Ready:
         """A copy of the module and its arguments; nothing here waits for another trainer."""
         reads = Reads(dtype)
-        module = copied(self._call.module, dtype, self._call.seed, self._setting.shared, reads)
+        module = copied(self._call.module, dtype, self._call.seed, self._setting.shared, reads,
+                        self._held)
         leaves: dict[Path, tuple[np.ndarray, Tensor]] = {}
         made = {}
         with torch.inference_mode(False), torch.enable_grad():
@@ -226,6 +263,8 @@ class Proof:
                     if argument.learned:
                         leaves[path] = ids, value.requires_grad_()
                         value = value.view_as(value)  # may be written to
+                elif value.is_inference():
+                    value = value.clone()
                 made[path] = value
             given = alignment.filled(self._call.arguments, made, lambda item: item)
             blocks = other(given)
@@ -233,9 +272,23 @@ class Proof:
                         for name in ("args", "kwargs"))
         return Ready(module, args, kwargs, leaves, reads)
 
-    def _replay(self, ready: Ready, dtype: torch.dtype) -> Outcome:
-        with apart(dtype), self._setting.reading(ready.reads):
-            outcome = run(ready.module, ready.args, ready.kwargs, ready.reads)
+    def _apart(self, dtype: torch.dtype) -> AbstractContextManager[None]:
+        return apart(dtype, self._outside, dtype in self._dtypes)
+
+    def _replay(self, ready: Ready, dtype: torch.dtype, where: str) -> Outcome:
+        try:
+            with self._apart(dtype), self._setting.reading(ready.reads):
+                before = self._outside.marks()
+                outcome = run(ready.module, ready.args, ready.kwargs, ready.reads)
+                outcome.drawn = [[place, *marks] for place, marks in enumerate(zip(
+                    before, self._outside.marks())) if marks[0] != marks[1]]
+        except (NotProvedError, PeerLostError):
+            raise
+        except Exception as error:
+            smaller = (f" of at most {SEEDS} seeds per trainer, where relations may have no edges "
+                       "and types no rows that they have in the whole batch")
+            raise NotProvedError(f"the model fails in a replay {where}{smaller * self._smaller}: "
+                                 f"{type(error).__name__}: {error}") from error
         outcome.module, outcome.leaves = ready.module, ready.leaves
         return outcome
 
@@ -280,7 +333,7 @@ class Proof:
         known = len(inputs)
         inputs += tokens[:1]  # so that all links run, on whatever this trainer's rows depend
         seed = self._call.seed + 7919 * (1 + self._setting.group.rank)
-        with apart(outputs[0].dtype if outputs else torch.float64), self._setting.reading(
+        with self._apart(outputs[0].dtype if outputs else torch.float64), self._setting.reading(
                 Reads(torch.float64)):
             found = gradients([(x, seed + place) for place, x in enumerate(outputs)], inputs,
                               tokens[-1:])
@@ -321,10 +374,8 @@ class Proof:
                 texts.append(f"the outputs agree, and the gradient of parameter '{name}' differs "
                              f"by {size / max(scale, 1e-30):.1e}")
                 return
-        got_rows, want_rows = (sums_by_id(group, way.tables) for way in (ours, plain))
-        none = np.empty(0, np.int64), np.empty((0, 3))
-        for name in sorted({*got_rows, *want_rows}):
-            size = worst_by_id(got_rows.get(name, none), want_rows.get(name, none))
+        for name, (got_rows, want_rows) in sums_by_id(group, [ours.tables, plain.tables]).items():
+            size = worst_by_id(got_rows, want_rows)
             if not size <= limit:
                 texts.append(f"the outputs agree, and the gradient of the rows of {name} differs "
                              f"by {size:.1e}")

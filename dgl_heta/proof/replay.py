@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -14,7 +13,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from dgl_heta.proof.copies import NotProvedError, noise, perturbed
+from dgl_heta.nn.kernels import FusedKernel, TorchKernel, kernel_in_use, use_kernel
+from dgl_heta.proof.copies import noise, perturbed
+from dgl_heta.proof.outside import Outside
 from dgl_heta.system.nested import Path, items_of
 
 _DROPOUT = {functional.dropout, functional.dropout1d, functional.dropout2d, functional.dropout3d,
@@ -35,13 +36,12 @@ class _Exactly(TorchFunctionMode):
         return self._dtype if isinstance(value, torch.dtype) and value in _LESS_DTYPES else value
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
         if func in _DROPOUT:
             return args[0] if args else kwargs["input"]
-        if func in _LESS:
-            return func(*args, **kwargs) if self._dtype == torch.float32 else Tensor.to(
-                args[0], self._dtype)
-        return func(*map(self._wide, args), **{k: self._wide(v) for k, v in kwargs.items()})
+        if func in _LESS and self._dtype == torch.float64:
+            return Tensor.to(args[0], self._dtype)
+        kwargs = {k: self._wide(v) for k, v in kwargs.items()} if kwargs else {}
+        return func(*(self._wide(x) if isinstance(x, torch.dtype) else x for x in args), **kwargs)
 
 
 @dataclass
@@ -69,6 +69,8 @@ class Outcome:
     reads : see :class:`Reads`.
     module : the copy.
     leaves : arguments whose gradients are compared, with their ids, by path.
+    drawn : generators that random numbers were drawn from: their places, and marks before and after
+        (:class:`Outside`).
     """
 
     outputs: dict[Path, Tensor]
@@ -76,6 +78,7 @@ class Outcome:
     reads: Reads
     module: nn.Module | None = None
     leaves: dict[Path, tuple[np.ndarray, Tensor]] = field(default_factory=dict)
+    drawn: list[list[int]] = field(default_factory=list)
 
 
 def _rows_in(value: Any) -> dict[Path, Tensor]:
@@ -84,42 +87,28 @@ def _rows_in(value: Any) -> dict[Path, Tensor]:
 
 
 @contextmanager
-def apart(dtype: torch.dtype) -> Iterator[None]:
-    """For the body: gradients on, autocast off, no randomness; afterwards everything is as it was.
+def apart(dtype: torch.dtype, outside: Outside, compiled: bool) -> Iterator[None]:
+    """For the body: gradients on, autocast off; afterwards everything is as it was.
 
-    Raises
-    ------
-    NotProvedError
-        The body drew random numbers, so that it cannot be done alike twice.
+    Parameters
+    ----------
+    compiled : whether our own kernels are compiled for the dtype. Otherwise operators of PyTorch
+        stand for them: compiling would take longer than all else.
     """
-    states = torch.get_rng_state(), random.getstate(), np.random.get_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    default = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(torch.inference_mode(False))
-            stack.enter_context(torch.enable_grad())
-            for device in ("cpu", "cuda"):
-                stack.enter_context(torch.autocast(
-                    device, torch.bfloat16, enabled=False))
-            stack.enter_context(_Exactly(dtype))
-            yield
-        if not torch.equal(states[0], torch.get_rng_state()) or not _same_numpy(states[2]) or (
-                states[1] != random.getstate()):
-            raise NotProvedError("the model draws random numbers other than for dropout")
-    finally:
-        torch.set_default_dtype(default)
-        torch.set_rng_state(states[0])
-        random.setstate(states[1])
-        np.random.set_state(states[2])
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
-
-
-def _same_numpy(state: Any) -> bool:
-    now: Any = np.random.get_state()
-    return now[2] == state[2] and bool((now[1] == state[1]).all())
+    default, kernel = torch.get_default_dtype(), kernel_in_use()
+    with ExitStack() as stack:
+        stack.enter_context(outside.kept())
+        stack.callback(torch.set_default_dtype, default)
+        torch.set_default_dtype(dtype)
+        if not compiled and type(kernel) is FusedKernel:
+            stack.callback(use_kernel, kernel)
+            use_kernel(TorchKernel())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
+        for device in ("cpu", "cuda"):
+            stack.enter_context(torch.autocast(device, torch.bfloat16, enabled=False))
+        stack.enter_context(_Exactly(dtype))
+        yield
 
 
 def run(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reads: Reads) -> Outcome:
@@ -140,6 +129,7 @@ def run(module: nn.Module, args: Sequence[Any], kwargs: dict[str, Any], reads: R
 def _note(name: str, trace: list[tuple[str, dict[Path, Tensor]]]) -> Callable[..., None]:
     def note(module: Any, args: Any, output: Any) -> None:
         trace.append((name, _rows_in(output)))
+    note.heta_own = True  # type: ignore[attr-defined]  # modules are computed as without it
     return note
 
 

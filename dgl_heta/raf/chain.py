@@ -124,9 +124,11 @@ class Watch:
     ----------
     flags : whether adjoints tell each other who has a gradient: where no worker has, none goes on.
         Else it counts as zeros.
+    cut : whether no gradient goes through links, and nothing is exchanged.
     """
 
     flags = False
+    cut = False
 
     def ran(self, place: Place) -> None:
         """A link's adjoint begins."""
@@ -202,6 +204,8 @@ class _Link(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor | None, token: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         """A worker without a gradient takes part with zeros."""
         watch: Watch = ctx.watch
+        if watch.cut:
+            return (None,) * 7
         watch.ran(ctx.place)
         own = grad is not None and watch.is_used(ctx.place)
         carry = Carry(own) if watch.flags else Silent()

@@ -225,13 +225,13 @@ class NeighborSampler:
                  ) -> Iterator[tuple[int, Tensor | None, np.ndarray]]:
         """Destination rows that `relation` is run for at `layer`: start, rows if chosen, nodes."""
         ids = destinations.get(relation.dst, _NONE)
-        if not len(ids):
+        if not len(ids) and not self._together:
             return
         if self._scope.replicated:
             invited = guests[relation.dst].total if relation.dst in guests else 0
             for low, high in self._ranges(layer, relation, len(ids) - invited, sharing):
                 yield low, None, ids[low:high]
-            if invited and relation in self._served:
+            if (invited or relation.dst in guests) and relation in self._served:
                 yield len(ids) - invited, None, ids[len(ids) - invited:]
         elif relation in self._scope.on_common[layer]:
             if relation in self._scope.ranges:

@@ -52,6 +52,30 @@ def test_a_pass_that_one_trainer_leaves_alone_is_named_within_seconds(tmp_path) 
     assert second.error is None
 
 
+@pytest.mark.parametrize(("machines", "trainers"), SHAPES)
+def test_layers_that_all_trainers_leave_out_at_once(machines: int, trainers: int, tmp_path) -> None:
+    dropped = [f'{HERE}.loops:layers_dropped "{how}"' for how in ("alike", "both")]
+    twice = f'{HERE}.loops:seeds_twice "in several"'
+    programs = dealt([*dropped, twice], machines, trainers, 2)
+    assert differences(programs, machines, trainers, tmp_path, settings=["run.prove=2"]) == {}
+
+
+def test_a_layer_that_one_trainer_leaves_out_is_named(tmp_path) -> None:
+    names = [f'{HERE}.loops:layers_dropped "{how}"' for how in ("first on one", "last on one")]
+    every = run(names, 2, 1, tmp_path, raf=True, settings=["run.timeout_s=4"])
+    for found in every.values():
+        assert any("has skipped the merge of relations into 'paper' at layer" in str(one.error)
+                   for one in found)
+        assert all(one.error is not None and one.seconds < PROMPT for one in found)
+
+
+def test_a_node_twice_in_a_batch_is_named(tmp_path) -> None:
+    name = f'{HERE}.loops:seeds_twice "in a batch"'
+    for one in run([name], 2, 1, tmp_path, raf=True)[name]:
+        assert "batch 1 of trainer 1 has node" in str(one.error)
+        assert "of type 'paper' twice" in str(one.error)
+
+
 LABELS = [f'{HERE}.loops:labels_as_inputs "{where}"' for where in ("outside", "inside")]
 
 
@@ -68,8 +92,17 @@ def test_zeros_in_place_of_no_gradient_are_seen(tmp_path) -> None:
 WATCHED = {"parameter": "has a hook on its gradient", "after": "has a hook on its gradient",
            "module": "has a backward hook", "inside": "retain_grad on a tensor inside a model",
            "inputs": "requires a gradient and is no nn.Parameter",
-           "grad": "torch.autograd.grad with respect to",
+           "states": "torch.autograd.grad with respect to",
+           "second": "cannot be taken with create_graph",
            "view": "the gradient of a view of shape"}
+
+
+def test_perturbed_inputs_are_exact_where_each_trainer_computes_for_itself(tmp_path) -> None:
+    """Which the refusal names (train.wrapper)."""
+    program = f"{HERE}.gradients:perturbed"
+    assert differences([program], 2, 2, tmp_path, settings=["train.wrapper=ddp"]) == {}
+    for each in run([program], 2, 1, tmp_path / "raf", raf=True)[program]:
+        assert "set train.wrapper = ddp, by which every trainer" in str(each.error)
 
 
 def test_what_would_see_a_part_of_a_gradient_is_refused(tmp_path) -> None:
@@ -81,8 +114,13 @@ def test_what_would_see_a_part_of_a_gradient_is_refused(tmp_path) -> None:
     assert "trainer 1 waits at torch.distributed.barrier()" in str(first.error)
 
 
-def test_gradients_above_all_exchanges_are_as_in_plain_dgl(tmp_path) -> None:
-    assert differences([f'{HERE}.gradients:watched "logits"'], 2, 1, tmp_path) == {}
+@pytest.mark.parametrize(("machines", "trainers"), SHAPES[1:])
+def test_gradients_that_are_asked_for_are_as_in_plain_dgl(machines: int, trainers: int, tmp_path
+                                                          ) -> None:
+    """Above all exchanges, and of parameters by task."""
+    programs = [f'{HERE}.gradients:watched "logits"', f'{HERE}.gradients:tasks "alone"',
+                f'{HERE}.gradients:tasks "wrapped"']
+    assert differences(programs, machines, trainers, tmp_path) == {}
 
 
 @pytest.mark.parametrize(("machines", "trainers"), [(2, 1), (2, 2)])

@@ -10,56 +10,13 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from dgl_heta.distdgl import row_steps
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import each_once, marked
 from tests.support.threads import ThreadComm, together
 
-COUNT, WIDTH = 12, 3
-
-
-def table() -> Any:
-    return SimpleNamespace(slots=np.full(COUNT, -1, np.int32), width=WIDTH, count=COUNT)
-
-
-@st.composite
-def traces(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Ids, some of them twice, with gradients and the bits of trainers."""
-    ids = draw(st.lists(st.integers(0, COUNT - 1), max_size=8))
-    grads = np.arange(1.0, len(ids) * WIDTH + 1, dtype=np.float32).reshape(-1, WIDTH)
-    bits = draw(st.lists(st.integers(1, 7), min_size=len(ids), max_size=len(ids)))
-    return np.array(ids, np.int64), grads, np.array(bits, np.int64)
-
-
-Trace = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-@settings(deadline=None)
-@given(st.lists(st.tuples(traces(), traces()), max_size=3))
-def test_rows_are_summed_by_id_and_counted_by_batch(batches: list[tuple[Trace, Trace]]) -> None:
-    of = table()
-    pieces = [[row_steps._once(of, *own), row_steps._once(of, *others)] for own, others in batches]
-    sums: dict[int, np.ndarray] = {}
-    counts: dict[int, int] = {}
-    for pair in batches:
-        united: dict[int, int] = {}
-        for ids, grads, bits in pair:
-            for i, g, b in zip(ids.tolist(), grads, bits.tolist()):
-                sums[i] = sums.get(i, np.zeros(WIDTH, np.float32)) + g
-                united[i] = united.get(i, 0) | b
-        for i, b in united.items():
-            counts[i] = counts.get(i, 0) + b.bit_count()
-    found = row_steps._joined(of, pieces)
-    ids = np.concatenate([np.empty(0, np.int64), *(rows for rows, *_ in found)])
-    assert sorted(ids.tolist()) == sorted(sums)
-    for rows, at, grads, of_batches in found:
-        for i, place, n in zip(rows.tolist(), at, of_batches):
-            np.testing.assert_array_equal(grads[place], sums[i])
-            assert n == counts[i]
-    assert (of.slots == -1).all()
+COUNT = 12
 
 
 @pytest.mark.parametrize(("ids", "once"), [([], True), ([3], True), ([3, 0, 11], True),
@@ -78,55 +35,71 @@ def test_ids_among_others_are_marked() -> None:
     assert marked(np.array([5]), np.empty(0, np.int64), slots).tolist() == [False]
 
 
-TABLES = [(9, 3), (5, 3), (7, 2)]
-"""Rows and width of each."""
+TABLES = [(9, 3, True), (5, 3, False), (7, 2, True), (6, 3, False)]
+"""Rows and width of each, and whether several trainers' batches have rows of it."""
 TRAINERS = [[0, 1], [2, 3]]
 """By machine."""
+EXAMPLES = 4
+"""Whole steps that are drawn for each of the trainers."""
 
 
 def tables_of(comm: ThreadComm) -> list[Any]:
     session = SimpleNamespace(world=comm, trainers=TRAINERS)
-    return [SimpleNamespace(session=session, count=count, width=width,
-                            slots=np.full(count, -1, np.int32),
-                            bounds=np.array([0, count // 2, count])) for count, width in TABLES]
+    return [SimpleNamespace(
+        session=session, count=count, width=width, slots=np.full(count, -1, np.int32),
+        bounds=np.array([0, count // 2, count]), shared=shared, own=comm.rank == 0, replica=False,
+        low=0, high=count // 2) for count, width, shared in TABLES]
 
 
-def read_by(rank: int, table: int) -> list[Trace]:
-    """What a trainer has read of a table: up to two batches, of which some are empty."""
-    generator = np.random.default_rng([rank, table])
-    count, width = TABLES[table]
-    return [(generator.choice(count, number, replace=False),
-             generator.integers(-9, 9, (number, width)).astype(np.float32),
-             generator.integers(1, 16, number)) for number in
-            (generator.integers(0, count + 1, 2).tolist() if (rank + table) % 3 else [0])]
+def reads_of(example: int, rank: int, table: int) -> list[row_steps.Read]:
+    """What a trainer reads of a table in a step: of batches, with the trainers whose batches have a
+    row, each once, in one batch for each of several trainers; and for itself in any number. That
+    nobody else does in the first example."""
+    generator = np.random.default_rng([example, rank, table])
+    count, width, shared = TABLES[table]
+    found = []
+    for place in range(1 if example == 0 else generator.integers(0, 4)):
+        alone = example > 0 and (example + place) % 3 == 0
+        least = not shared and example == 0
+        ids = (generator.integers(0, count, generator.integers(0, 9)) if alone else
+               generator.choice(count // 2 if least else count,
+                                0 if least and rank else generator.integers(
+                                    0, 1 + count // (1 + least)), replace=place == 1))
+        grads = generator.integers(-9, 9, (len(ids), width)).astype(np.float32)
+        found.append((ids, grads, None if alone else generator.integers(1, 16, len(ids))))
+    return found
 
 
-def test_each_row_comes_to_the_trainer_that_updates_it() -> None:
+def test_each_row_is_updated_once_by_all_that_trainers_have_read() -> None:
     def work(comm: ThreadComm) -> list[Any]:
         tables = tables_of(comm)
-        given = [[row_steps._once(table, *one) for one in read_by(comm.rank, place)]
-                 for place, table in enumerate(tables)]
-        return [row_steps._joined(table, batches)
-                for table, batches in zip(tables, row_steps._route(tables, given))]
+        return [row_steps.collect(tables, [reads_of(example, comm.rank, place)
+                                           for place in range(len(TABLES))])
+                for example in range(EXAMPLES)]
     found = together(4, work)
-    for place, (count, width) in enumerate(TABLES):
-        sums, counts = np.zeros((count, width)), np.zeros(count)
-        for number in range(2):
-            united = np.zeros(count, np.int64)
+    for example in range(EXAMPLES):
+        for place, (count, width, _) in enumerate(TABLES):
+            sums, counts = np.zeros((count, width)), np.zeros(count)
+            every = [reads_of(example, rank, place) for rank in range(4)]
+            for number in range(4):
+                united = np.zeros(count, np.int64)
+                for ids, grads, bits in (reads[number] for reads in every if number < len(reads)):
+                    np.add.at(sums, ids, grads)
+                    if bits is None:
+                        np.add.at(counts, ids, 1)
+                    else:
+                        np.bitwise_or.at(united, ids, bits)
+                counts += [bits.bit_count() for bits in united.tolist()]
+            updated = []
             for rank in range(4):
-                for ids, grads, bits in read_by(rank, place)[number:number + 1]:
-                    sums[ids] += grads
-                    united[ids] |= bits
-            counts += [bits.bit_count() for bits in united.tolist()]
-        updated = []
-        for rank, of_tables in enumerate(found):
-            for ids, at, grads, of_batches in of_tables[place]:
-                updated += ids.tolist()
-                machines = (ids >= count // 2).astype(int)
-                assert (np.array(TRAINERS)[machines, ids % 2] == rank).all()
-                np.testing.assert_array_equal(grads[at], sums[ids])
-                np.testing.assert_array_equal(of_batches, counts[ids])
-        assert sorted(updated) == np.flatnonzero(counts).tolist()
+                for ids, at, grads, times in found[rank][example][place]:
+                    updated += ids.tolist()
+                    machines = (ids >= count // 2).astype(int)
+                    if TABLES[place][2] or example:
+                        assert (np.array(TRAINERS)[machines, ids % 2] == rank).all()
+                    np.testing.assert_array_equal(grads[at], sums[ids])
+                    np.testing.assert_array_equal(times, counts[ids])
+            assert sorted(updated) == np.flatnonzero(counts).tolist()
 
 
 @pytest.mark.parametrize("other", [[0, 1, 2], [0, 2, 1], [0, 1]])

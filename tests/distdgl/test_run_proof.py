@@ -15,7 +15,8 @@ from tests.support.programs import SHAPES, Found, compare, dealt, run
 HERE = proofs.__name__
 RIGHT = ["with_dropout", "with_autocast", "layer_by_layer", "on_block_data", "loss_inside",
          "inference", "inference_over_the_graph", "recording_hooks", "small_batches_of_large_ones",
-         "not_proved", "few_edges"]
+         "not_proved", "few_edges", "state_outside", "noise_for_each_row", "state_elsewhere",
+         "fails_in_double"]
 DELEGATED = "partition.shared=delegate"
 FEW = ["case_gat_mean", "case_sage_max", "case_graph_callable", "case_multi_sum", "case_wide"]
 WRONG = {

@@ -18,8 +18,10 @@ from tests.support.dist_script import (
     Case,
     Facts,
     Net,
+    apart,
     cases,
     delegated_cases,
+    drawn_pairs,
     first_rows,
     gradients,
     learnable_case,
@@ -31,9 +33,10 @@ LIMIT = 1e-5  # of float32, relative to the largest value of an array
 Found = dict[str, np.ndarray]
 
 
-def whole_graph() -> Any:
-    """The graph, with the labels under the name that DistDGL's scripts use."""
-    graph = to_dgl_graph(academic(papers=240))
+def whole_graph(rare: bool = False) -> Any:
+    """The graph, with the labels under the name that DistDGL's scripts use; or one in which small
+    batches reach not every node type, and many nodes have no in-edge of a relation."""
+    graph = to_dgl_graph(academic(papers=120, dense=0.2) if rare else academic(papers=240))
     data = graph.nodes["paper"].data
     data["labels"] = data.pop("label")
     return graph
@@ -158,10 +161,16 @@ def compare_learnable(graph: Any, name: str, trainers: Sequence[Found]) -> list[
                     for t, table in tables.items()}
             logits = net(blocks, ids, features(graph, ids) | rows)
             loss = cross_entropy(logits, graph.nodes["paper"].data["labels"][seeds])
+            read = [(t, ids[t], leaf) for t, leaf in rows.items()]
+            for t, table in tables.items() if "negatives" in name else ():
+                drawn = drawn_pairs(rank, number, facts.counts[t])
+                leaves = [torch.from_numpy(table.value[i]).requires_grad_() for i in drawn]
+                loss = loss + apart(leaves)
+                read += [(t, *each) for each in zip(drawn, leaves)]
             (loss / len(trainers)).backward()
-            for t, leaf in rows.items():
+            for t, index, leaf in read:
                 assert leaf.grad is not None
-                pieces[t].append((ids[t].numpy(), leaf.grad.numpy() * len(trainers)))
+                pieces[t].append((index.numpy(), leaf.grad.numpy() * len(trainers)))
             worst = difference(found[f"{number}/logits"], logits.detach().numpy())
             if worst > 10 * LIMIT:
                 wrong.append(f"{name} step {number} trainer {rank}: logits differ by {worst:.1e}")

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def cases() -> dict[str, Case]:
     found |= {f"multi-{cross}": Case("multi", cross) for cross in ("sum", "max", "stack")}
     found |= {"pool": Case("pool"), "norm none": Case("none", "mean"), "udf": Case("udf", "mean"),
               "wide": Case("wide", out=16), "rgcn": Case("rgcn", out=16),
+              "own merge": Case("own merge"), "own ops": Case("own ops"),
               "sparse table": Case("sage", sparse=True), "one layer": Case("gat", layers=1)}
     return found
 
@@ -354,7 +355,8 @@ class Trainer:
         g.barrier()
         kind = getattr(dgl.distributed.optim, name.partition(" ")[0])
         optimizer = kind(list(tables.values()), lr=0.05)
-        loader = self.loader(case.layers, 12)
+        loader = (self.by_hand(name, case.layers, 12) if "by hand" in name else
+                  self.loader(case.layers, 12))
         batches = repeated(loader, 5)
         if name.endswith("ahead"):  # the next batch is drawn before rows are read for this one
             drawn = [*repeated(loader, 6)]
@@ -366,6 +368,9 @@ class Trainer:
             states = self.features(ids) | {t: table(ids[t]) for t, table in tables.items()}
             logits = net(blocks, ids, states)
             loss = cross_entropy(logits, self.labels(seeds["paper"]))
+            if "negatives" in name:
+                loss = loss + sum(apart([table(i) for i in drawn_pairs(
+                    self.rank, step, self.facts.counts[t])]) for t, table in tables.items())
             dense.zero_grad()
             optimizer.zero_grad()
             loss.backward()
@@ -380,6 +385,21 @@ class Trainer:
                       for t, table in tables.items()}
         g.barrier()
         self.save(name, found)
+
+    def by_hand(self, name: str, layers: int, batch_size: int) -> Any:
+        """What guide 7.2 of DGL teaches: a sampler of the script's own."""
+        def collate(seeds: Any) -> Any:
+            ids = own = {"paper": torch.as_tensor(seeds)}
+            blocks: list[Any] = []
+            for _ in range(layers):
+                frontier = dgl.distributed.sample_neighbors(self.g, ids, -1)
+                blocks.insert(0, dgl.to_block(frontier, ids))
+                ids = {t: blocks[0].srcnodes[t].data[dgl.NID] for t in blocks[0].srctypes}
+            return ids, own, blocks
+        if name.endswith("class"):
+            return dgl.dataloading.DistNodeDataLoader(
+                self.g, {"paper": self.train}, Sampler(collate), batch_size=batch_size)
+        return dgl.distributed.DistDataLoader(self.train.numpy(), batch_size, collate_fn=collate)
 
     def uneven(self, name: str, **options: Any) -> None:
         """Trainers with unequal numbers of nodes, two epochs; sizes and seeds."""
@@ -413,18 +433,6 @@ class Trainer:
             self.save(name, {"results": found.numpy()})
         self.g.barrier()
 
-    def refused(self, name: str, case: Case) -> None:
-        """What a model says that cannot be."""
-        net = self.parallel(make_net(name, self.facts, case))
-        message = ""
-        try:
-            for _ in self.steps(net, self.loader(case.layers, 20), {}):
-                pass
-        except Exception as error:
-            message = f"{type(error).__name__}: {error}"
-        self.save(name, {"message": np.asarray(message)})
-        self.g.barrier()  # one that leaves first is what the others would see
-
     def killed(self, name: str) -> None:
         """One trainer is killed between two layers."""
         net = make_net(name, self.facts, Case("sage"))
@@ -440,8 +448,6 @@ class Trainer:
     def run(self, name: str) -> None:
         if case := (cases() | delegated_cases()).get(name):
             self.compare(name, case)
-        elif name in ("own merge", "own ops"):  # by themselves
-            self.refused(name, Case(name))
         elif name.startswith("Sparse"):
             self.learnable(name)
         elif name == "uneven":
@@ -450,6 +456,29 @@ class Trainer:
             self.uneven(name, drop_last=True)
         else:
             {"evaluate": self.evaluate, "killed": self.killed}[name](name)
+
+
+class Sampler:
+    """A class of samplers that is not derived from DGL's."""
+
+    def __init__(self, sample: Callable[[Tensor], Any]) -> None:
+        self.sample = sample
+
+    def sample_blocks(self, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
+        return self.sample(seed_nodes["paper"])
+
+
+def drawn_pairs(rank: int, step: int, count: int) -> list[Tensor]:
+    """Pairs of nodes that a trainer draws by itself, some of them several times."""
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    first, second = torch.randint(0, count, (2, 20 + rank), generator=generator)
+    second[:4] = second[0]
+    return [first, second]
+
+
+def apart(rows: Sequence[Tensor]) -> Tensor:
+    """A loss of pairs of rows."""
+    return torch.sigmoid((rows[0] * rows[1]).sum(1)).mean()
 
 
 def repeated(loader: Any, count: int) -> Iterator[Any]:

@@ -111,22 +111,25 @@ def _of_errors(ours: Sequence[Found], errors: Sequence[Found]) -> Verdict:
 
 
 def survey(programs: Sequence[Program], machines: int, trainers: int, directory: Path,
-           settings: Sequence[str] = (), sabotage: Sequence[str] = (), trace: bool = False
-           ) -> list[Verdict]:
-    """The verdicts of programs, which run by plain DGL first; those that it refuses run no more."""
+           settings: Sequence[str] = (), sabotage: Sequence[str] = (), trace: bool = False,
+           rare: bool = False) -> list[Verdict]:
+    """The verdicts of programs, which run by plain DGL first; those that it refuses run no more.
+
+    With `rare` on the graph in which small batches reach not every node type.
+    """
     names = [f"tests.support.drawn.loop:run {json.dumps(to_json(p))}" for p in programs]
-    plain = _run_all(names, machines, trainers, directory, raf=False, trace=trace)
+    plain = _run_all(names, machines, trainers, directory, raf=False, trace=trace, rare=rare)
     assert all(plain), "a program by plain DGL has no end"
     verdicts = {n: judge(found, None) for n, found in enumerate(plain) if found is not None}
     cases = [n for n, verdict in verdicts.items() if verdict.name != "no case"]
     ours = _run_all([names[n] for n in cases], machines, trainers, directory, raf=True,
-                    settings=settings, sabotage=sabotage, trace=trace)
+                    settings=settings, sabotage=sabotage, trace=trace, rare=rare)
     of = dict(zip(cases, ours))
     for n, found in of.items():
         verdicts[n] = judge(plain[n] or (), found)
     silent = [n for n in cases if verdicts[n].name == "silent"]
     nudged = _run_all([names[n] for n in silent], machines, trainers, directory, raf=False,
-                      trace=trace, nudge=NUDGE)
+                      trace=trace, nudge=NUDGE, rare=rare)
     for n, other in zip(silent, nudged):
         if rounding_grows(plain[n] or (), other or (), of[n] or ()):
             verdicts[n] = Verdict("no case", "by plain DGL, too, rounding grows so much")
@@ -147,14 +150,14 @@ def rounding_grows(plain: Sequence[Found], nudged: Sequence[Found], ours: Sequen
 
 def _run_all(names: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
              settings: Sequence[str] = (), sabotage: Sequence[str] = (), trace: bool = False,
-             nudge: float = 0.0) -> list[list[Found] | None]:
+             nudge: float = 0.0, rare: bool = False) -> list[list[Found] | None]:
     """What was found in each; None for one that ended a trainer, or did not end."""
     found: list[list[Found] | None] = []
     while len(found) < len(names):
         part = names[len(found):][:AT_ONCE]
         some, text = run_some(part, machines, trainers, directory, raf=raf, settings=settings,
                               sabotage=sabotage, patience=PATIENCE_S, timeout_s=25, trace=trace,
-                              nudge=nudge)
+                              nudge=nudge, rare=rare)
         if trace:
             print(text)
         found += some

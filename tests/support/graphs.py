@@ -20,14 +20,14 @@ RELATIONS = (
 )
 
 
-def academic(seed: int = 0, papers: int = 60, dense: int = 3) -> GraphSource:
+def academic(seed: int = 0, papers: int = 60, dense: float = 3) -> GraphSource:
     """Papers (features, target), authors (learnable), fields (features), institutions."""
     rng = np.random.default_rng(seed)
     counts = {"author": papers * 2 // 3, "field": papers // 5, "institution": papers // 8,
               "paper": papers}
     edges: dict[Relation, EdgeSource] = {}
     for relation in RELATIONS:
-        size = dense * papers
+        size = int(dense * papers)
         # Squared uniforms: a skewed in-degree, with destinations that have no edge.
         dst = (rng.random(size) ** 2 * counts[relation.dst]).astype(np.int64)
         src = rng.integers(0, counts[relation.src], size)

@@ -60,8 +60,8 @@ class Found:
 
 
 def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
-        settings: Sequence[str] = (), sabotage: Sequence[str] = (), patience: float = PATIENCE
-        ) -> dict[str, list[Found]]:
+        settings: Sequence[str] = (), sabotage: Sequence[str] = (), patience: float = PATIENCE,
+        rare: bool = False) -> dict[str, list[Found]]:
     """What the trainers found in each program.
 
     Parameters
@@ -70,9 +70,10 @@ def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, 
     raf : with dgl-heta, or by plain DGL.
     settings : of dgl-heta, as `--set`.
     sabotage : functions of :mod:`tests.support.sabotage` to call first.
+    rare : on the graph in which small batches reach not every node type.
     """
     found, text = run_some(programs, machines, trainers, directory, raf=raf, settings=settings,
-                           sabotage=sabotage, patience=patience)
+                           sabotage=sabotage, patience=patience, rare=rare)
     assert len(found) == len(programs), text
     return dict(zip(programs, found))
 
@@ -80,7 +81,7 @@ def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, 
 def run_some(programs: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
              settings: Sequence[str] = (), sabotage: Sequence[str] = (),
              patience: float = PATIENCE, timeout_s: int = 120, trace: bool = False,
-             nudge: float = 0.0) -> tuple[list[list[Found]], str]:
+             nudge: float = 0.0, rare: bool = False) -> tuple[list[list[Found]], str]:
     """The same, of the first programs up to one that ends a trainer or the patience; and what the
     trainers printed.
 
@@ -92,12 +93,12 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
     config = out / "parts" / "academic.json" if raf else Path()
     if raf and not config.exists():
         shared = {"shared": "delegate"} if "partition.shared=delegate" in settings else {}
-        make_parts(whole_graph(), machines, out / "parts", **shared)
+        make_parts(whole_graph(rare), machines, out / "parts", **shared)
     meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = machines * trainers
     job = {"programs": list(programs), "trainers": trainers, "world": world, "raf": raf,
            "part_config": str(config), "out": str(out), "port": meeting.port, "trace": trace,
-           "nudge": nudge,
+           "nudge": nudge, "rare": rare,
            "timeout_s": timeout_s,
            "settings": [f"run.timeout_s={EXCHANGE_S}", "run.prove=off", *settings],
            "sabotage": list(sabotage)}
@@ -139,11 +140,12 @@ def _read(out: Path, number: int, rank: int) -> Found:
 
 
 def differences(programs: Sequence[str], machines: int, trainers: int, directory: Path,
-                *, limit: float = LIMIT, **options: object) -> dict[str, list[str]]:
+                *, limit: float = LIMIT, rare: bool = False, **options: object
+                ) -> dict[str, list[str]]:
     """Per program what differs between plain DGL and RAF; programs without a difference are left
     out. `options` as of :func:`run`."""
-    plain = run(programs, machines, trainers, directory, raf=False)
-    ours = run(programs, machines, trainers, directory, raf=True, **options)  # type: ignore[arg-type]
+    plain = run(programs, machines, trainers, directory, raf=False, rare=rare)
+    ours = run(programs, machines, trainers, directory, raf=True, rare=rare, **options)  # type: ignore[arg-type]
     found = {}
     for name in programs:
         texts = [f"trainer {rank}: {text}" for rank, pair in enumerate(zip(ours[name], plain[name]))

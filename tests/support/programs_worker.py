@@ -52,10 +52,14 @@ class Facts:
 
 
 class Graph:
-    """What stands in for the DistGraph: the loaders ask it for its session alone."""
+    """What stands in for the DistGraph: the loaders ask it for its session, and DGL's collators for
+    its types."""
 
-    def __init__(self, session: Session) -> None:
-        self.heta = session
+    def __init__(self, session: Session, whole: Any = None) -> None:
+        self.heta, self._whole = session, whole
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._whole, name)
 
 
 class Trainer:
@@ -89,14 +93,17 @@ class Trainer:
                                         plugins())
         self.found: dict[str, np.ndarray] = {}
 
-    def loader(self, batch_size: int = 12, layers: int = 2, nodes: Tensor | None = None) -> Any:
-        """Batches of this trainer's nodes, or of others, with all their neighbours."""
+    def loader(self, batch_size: int = 12, layers: int = 2, nodes: Tensor | None = None,
+               fanouts: list[Any] | None = None, sampler: Any = None) -> Any:
+        """Batches of this trainer's nodes, or of others, with all their neighbours, with `fanouts`
+        of 0 and -1, or as another sampler gives them."""
         chosen = self.nodes if nodes is None else nodes
+        sampler = sampler or dgl.dataloading.NeighborSampler(
+            [-1] * layers if fanouts is None else fanouts)
         if self.session is None:
-            return _PlainLoader(self, chosen, batch_size, layers)
-        sampler = dgl.dataloading.MultiLayerFullNeighborSampler(layers)
-        return dgl.dataloading.DistNodeDataLoader(Graph(self.session), {"paper": chosen}, sampler,
-                                                  batch_size=batch_size)
+            return _PlainLoader(self, chosen, batch_size, sampler)
+        return dgl.dataloading.DistNodeDataLoader(
+            Graph(self.session, self.whole), {"paper": chosen}, sampler, batch_size=batch_size)
 
     def features(self, ids: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rows of the types that have features, fp64; they wait under RAF, as in scripts."""
@@ -107,6 +114,9 @@ class Trainer:
         for t in self.facts.widths:
             waiting = lazy_rows(self.session.store.array(t, "feat"), ids[t].numpy())
             assert waiting is not None
+            array = self.session.store.array(t, "feat")
+            self.session.scope.read(waiting, ids[t], lambda i, of=array: torch.from_numpy(
+                of[i.numpy()]))  # as DistTensor's patched reads do
             rows[t] = waiting.double()
         return rows
 
@@ -150,24 +160,22 @@ class Trainer:
 class _PlainLoader:
     """The same batches of plain DGL."""
 
-    def __init__(self, trainer: Trainer, nodes: Tensor, batch_size: int, layers: int) -> None:
+    def __init__(self, trainer: Trainer, nodes: Tensor, batch_size: int, sampler: Any) -> None:
         counts: list[Any] = [None] * trainer.world
         dist.all_gather_object(counts, len(nodes))
         self._sizes = _step_sizes(counts, batch_size, False)[trainer.rank]
-        self._nodes, self._graph = nodes, trainer.whole
-        self._sampler = dgl.dataloading.MultiLayerFullNeighborSampler(layers)
+        self._nodes, self._graph, self._sampler = nodes, trainer.whole, sampler
 
     def __len__(self) -> int:
         return len(self._sizes)
 
     def __iter__(self) -> Iterator[Batch]:
         for seeds in self._nodes.split(self._sizes):
-            ids, _, blocks = self._sampler.sample_blocks(self._graph, {"paper": seeds})
-            yield ids, {"paper": seeds}, blocks
+            yield self._sampler.sample_blocks(self._graph, {"paper": seeds})
 
 
 torch.set_num_threads(1)
-GRAPH = whole_graph()
+GRAPHS = [whole_graph(), whole_graph(rare=True)]
 
 
 def main(file: Path) -> int:
@@ -223,7 +231,7 @@ def _run(job: dict[str, Any], number: int, rank: int) -> None:
     program: str = job["programs"][number]
     name, _, argument = program.partition(" ")
     module, _, function = name.partition(":")
-    trainer = Trainer(rank, job, GRAPH)
+    trainer = Trainer(rank, job, GRAPHS[job["rare"]])
     torch.manual_seed(zlib.crc32(program.encode()))
     began, error = time.monotonic(), None
     try:

@@ -38,12 +38,12 @@ def s2() -> None:
             last.update({t: (ids, reached[0][t]) for t, ids in batch.input_nodes.items()})
         return right(self, batch, reached, rank)
 
-    def bits(self: Any, ntype: str, index: Tensor, rank: int) -> Any:
+    def bits(self: Any, ntype: str, index: Tensor) -> Any:
         none = np.empty(0, np.int64)
         ids, found = last.get(ntype, (none, none))
         of_id = np.zeros(1 + max([0, *index.tolist(), *ids.tolist()]), np.int64)
         of_id[ids] = found
-        return of_id[index.numpy()]
+        return of_id[index.clone().numpy()]
 
     Handed.hand_out, Handed.bits = hand_out, bits  # type: ignore[method-assign]
 

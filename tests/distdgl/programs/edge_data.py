@@ -172,13 +172,13 @@ def refused(t: Trainer) -> None:
             ("ids", lambda: ids.sum(), "are good for reading data of these edges alone"),
             ("ids as an index", lambda: torch.ones(10**6)[ids], "are good for reading data of"),
             ("another table", lambda: Table(torch.ones(3))[ids], "of which there are"),
-            ("put numbers", lambda: put(torch.ones(len(rows), 1)), "cannot be put on the edges"),
-            ("put another's", lambda: put(other), "cannot be put on the edges of"),
-            ("put another block's", lambda: put(upper), "cannot be put on the edges of")]:
+            ("put numbers", lambda: put(torch.ones(len(rows), 1)), "must be rows of these edges"),
+            ("put another's", lambda: put(other), "must be rows of these edges"),
+            ("put another block's", lambda: put(upper), "must be rows of these edges")]:
         message = ""
         try:
             call()
         except HetaError as error:
             message = str(error)
         assert text in message, (name, message)
-    assert rows.shape == (len(ids), WIDTH)
+    assert rows.shape == (*ids.shape, WIDTH)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch
@@ -94,6 +95,9 @@ def watched(t: Trainer, way: str) -> None:
         parameter.register_post_accumulate_grad_hook(lambda p: None)
     if way == "module":
         model.layers[0].register_full_backward_hook(lambda *_: None)
+    kept: list[Tensor] = []
+    if way == "states":
+        model.layers[0].register_forward_hook(lambda m, _, out: kept.append(out["paper"]))
     if way == "inside":
         model.layers[0].register_forward_hook(lambda m, _, out: out["paper"].retain_grad())
     net = t.parallel(model)
@@ -106,13 +110,85 @@ def watched(t: Trainer, way: str) -> None:
     if way == "logits":  # above all exchanges
         (grad,) = torch.autograd.grad(loss, out, retain_graph=True)
         t.record("gradient", grad, seeds["paper"])
-    if way == "grad":
-        torch.autograd.grad(loss, list(net.parameters()), allow_unused=True)
+    if way == "second":
+        torch.autograd.grad(loss, [parameter], create_graph=True)
+    if way == "states":
+        torch.autograd.grad(loss, kept, allow_unused=True)
     if way == "view":
         views = [m.view for m in net.modules() if isinstance(m, Viewing) and m.view is not None]
         torch.autograd.grad(loss, views[-1], allow_unused=True)
     loss.backward()
     t.gradients(net)
+
+
+class Tasks(nn.Module):
+    """A model with two heads, of which one reads the inputs alone."""
+
+    def __init__(self, t: Trainer) -> None:
+        super().__init__()
+        self.inputs = Inputs(t.facts)
+        self.layers = nn.ModuleList(HeteroGraphConv({
+            e: GraphConv(HIDDEN, HIDDEN, norm="right") for _, e, _ in t.facts.etypes}, "sum")
+            for _ in range(2))
+        self.heads = nn.ModuleList(nn.Linear(HIDDEN, 4) for _ in range(3))
+
+    def forward(self, blocks: list[Any], ids: dict[str, Tensor], features: dict[str, Tensor]
+                ) -> list[Tensor]:
+        states = inputs = self.inputs(ids, features)
+        for layer, block in zip(self.layers, blocks):
+            states = {t: x.tanh() for t, x in layer(block, states).items()}
+        own = inputs["paper"][:len(states["paper"])]
+        return [head(x) for head, x in zip(self.heads, [states["paper"], states["paper"], own])]
+
+
+def tasks(t: Trainer, way: str) -> None:
+    """Gradients by task, each of the own loss, made one that conflicts with none (PCGrad),
+    which is averaged by the script: of a model by itself, or of one inside `no_sync`."""
+    net: Any = Tasks(t).double()
+    if way == "wrapped":
+        net = t.parallel(net)
+    parameters = list(net.parameters())
+    for _, (ids, seeds, blocks) in zip(range(2), t.loader()):
+        with net.no_sync() if way == "wrapped" else contextlib.nullcontext():
+            outs = net(blocks, ids, t.features(ids))
+        labels = t.labels(seeds)
+        losses = [cross_entropy(out, (labels + number) % 4) for number, out in enumerate(outs)]
+        grads = [torch.autograd.grad(loss, parameters, retain_graph=loss is not losses[-1],
+                                     allow_unused=True) for loss in losses]
+        for number, each in enumerate(grads if way == "alone" else ()):  # torch's gives zeros
+            t.record(f"unused by task {number}", torch.tensor([float(g is None) for g in each]))
+        whole = [torch.cat([(torch.zeros_like(p) if g is None else g).flatten()
+                            for p, g in zip(parameters, each)]) for each in grads]
+        t.record("gradients", torch.stack(whole))
+        conflict = torch.stack(whole) @ torch.stack(whole).T
+        projected = [g - sum((h * min(conflict[i, j].item(), 0) / conflict[j, j]
+                              for j, h in enumerate(whole) if j != i), torch.zeros_like(g))
+                     for i, g in enumerate(whole)]
+        step = torch.stack(projected).sum(0)
+        torch.distributed.all_reduce(step)
+        with torch.no_grad():
+            for p, g in zip(parameters, step.split([p.numel() for p in parameters])):
+                p -= 0.1 * g.view_as(p) / t.world
+    t.parameters(net)
+
+
+def perturbed(t: Trainer) -> None:
+    """Inputs are moved against the trainer's own loss (FGSM), then it trains on them."""
+    net = Tasks(t).double()
+    for _, (ids, seeds, blocks) in zip(range(2), t.loader()):
+        rows = {k: x.clone().requires_grad_() for k, x in t.features(ids).items()}
+        loss = cross_entropy(net(blocks, ids, rows)[0], t.labels(seeds))
+        grads = torch.autograd.grad(loss, list(rows.values()))
+        moved = {k: x.detach() + 0.1 * g.sign() for (k, x), g in zip(rows.items(), grads)}
+        out = net(blocks, ids, moved)[0]
+        net.zero_grad()
+        cross_entropy(out, t.labels(seeds)).backward()
+        t.record("out", out, seeds["paper"])
+        for p in net.parameters():
+            whole = torch.zeros_like(p) if p.grad is None else p.grad
+            torch.distributed.all_reduce(whole)
+            p.data -= 0.1 * whole / t.world
+    t.parameters(net)
 
 
 def alone(t: Trainer) -> None:

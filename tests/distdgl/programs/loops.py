@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -221,3 +222,57 @@ def labels_as_inputs(t: Trainer, where: str) -> None:
     if t.session is not None and t.session.settings.run.prove != "off":
         assert t.session.watch.told is None, t.session.watch.told
         assert t.session.watch.proved > 0
+
+
+class Dropped(Layers):
+    """Residual layers, some of which are left out; which, is drawn in each forward pass."""
+
+    def __init__(self, t: Trainer, left_out: Callable[[int], bool]) -> None:
+        super().__init__(t, lambda a, b: GraphConv(a, a, norm="right"))
+        self.head, self.left_out = nn.Linear(6, t.facts.classes), left_out
+
+    def forward(self, blocks: list[Any], ids: dict[str, Tensor], features: dict[str, Tensor]
+                ) -> Tensor:
+        states = self.inputs(ids, features)
+        for number, (layer, block) in enumerate(zip(self.layers, blocks)):
+            own = {k: x[:block.num_dst_nodes(k)] for k, x in states.items()}
+            merged = {} if self.left_out(number) else layer(block, states)
+            states = {k: x + torch.tanh(merged[k]) if k in merged else x for k, x in own.items()}
+        return self.head(states["paper"])
+
+
+def layers_dropped(t: Trainer, how: str) -> None:
+    """AdamW tells zeros from no gradient."""
+    numbers = torch.Generator().manual_seed(2)
+    ways = {"alike": lambda number: bool(torch.rand(1, generator=numbers) < 0.5),
+            "both": lambda number: True,
+            "first on one": lambda number: number == t.rank == 0,
+            "last on one": lambda number: number == 1 and t.rank == 0}
+    net = t.parallel(Dropped(t, ways[how]))
+    optimizer = torch.optim.AdamW(net.parameters(), 0.01, weight_decay=0.1)
+    for _, (ids, seeds, blocks) in zip(range(4), t.loader()):
+        out = net(blocks, ids, t.features(ids))
+        optimizer.zero_grad()
+        cross_entropy(out, t.labels(seeds)).backward()
+        t.record("out", out, seeds["paper"])
+        t.gradients(net)
+        optimizer.step()
+    if t.session is not None and t.session.settings.run.prove != "off":
+        assert t.session.watch.told is None, t.session.watch.told
+
+
+def seeds_twice(t: Trainer, where: str) -> None:
+    """A node twice in a batch of one trainer, or in batches of several, or in several batches."""
+    nodes = t.nodes[:24]
+    if t.rank and where == "in a batch":
+        nodes = torch.cat([nodes[5:6], nodes])
+    if where == "in several":
+        first = t.whole.nodes["paper"].data["train_mask"].bool().nonzero()[0]
+        nodes = torch.cat([first, nodes[1:], nodes[1:2]])
+    net = graph_net(t)
+    for ids, seeds, blocks in t.loader(nodes=nodes):
+        out = net(blocks, ids, t.features(ids))
+        net.zero_grad()
+        cross_entropy(out, t.labels(seeds)).backward()
+        t.record("out", out, seeds["paper"])
+        t.gradients(net)

@@ -169,9 +169,10 @@ def wrong(t: Trainer, name: str) -> None:
         def fails(edges: Any) -> Any:
             raise ValueError("of the script's own")
         if name == "other relations, mean":
-            cross, functions = "mean", {e: f for e, f in functions.items() if block.num_edges(e)}
+            cross, functions = "mean", {e: f for e, f in functions.items()
+                                         if int(block.num_edges(e))}
         elif name == "without its holder":
-            functions = {e: f for e, f in functions.items() if not block.num_edges(e)}
+            functions = {e: f for e, f in functions.items() if not int(block.num_edges(e))}
         elif name == "other fields":
             functions[etypes[0]] = builtin("h", "x" if first else "y")
         elif name == "other reducers":

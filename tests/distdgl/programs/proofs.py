@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from dgl.dataloading import DistNodeDataLoader, MultiLayerFullNeighborSampler
+from dgl.heterograph import DGLBlock
 from dgl.nn.pytorch import GraphConv, HeteroGraphConv, SAGEConv
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
@@ -185,6 +187,92 @@ def small_batches_of_large_ones(t: Trainer) -> None:
         layer_by_layer(t)
     finally:
         proving.SEEDS = before
+
+
+STEPS, NUMBERS, SEEN = 0, np.random.default_rng(5), []  # type: ignore[var-annotated]
+
+
+def steps_so_far() -> int:
+    global STEPS
+    STEPS += 1
+    SEEN.append(STEPS)
+    return STEPS
+
+
+class Outer(Net):
+    """Scales what comes out by what is kept in many places outside of it."""
+
+    calls, numbers = 0, torch.Generator().manual_seed(3)
+
+    def __init__(self, t: Trainer, factor: Callable[[], Any]) -> None:
+        super().__init__(t.facts, conv(t, sage))
+        self.factor, self.own = factor, torch.Generator().manual_seed(4)
+
+    def forward(self, blocks: Any, ids: Any, features: Any) -> Tensor:
+        type(self).calls += 1
+        numbers = [torch.rand((), generator=g, dtype=torch.float64) for g in (
+            self.numbers, self.own)]
+        return super().forward(blocks, ids, features) * (
+            self.factor() + self.calls + steps_so_far() + NUMBERS.random() + sum(numbers))
+
+
+def state_outside(t: Trainer) -> None:
+    """Counters and generators that a copy has in common with the run go on as if it were none."""
+    global STEPS, NUMBERS
+    STEPS, NUMBERS, Outer.calls = 0, np.random.default_rng(5), 0
+    Outer.numbers.manual_seed(3)
+    SEEN.clear()
+    calls = 0
+
+    def factor() -> int:
+        nonlocal calls
+        calls += 1
+        return calls
+    train(t, Outer(t, factor))
+    assert (calls, STEPS, Outer.calls, SEEN) == (2, 2, 2, [1, 2])
+
+
+def told(t: Trainer, net: nn.Module, text: str) -> None:
+    """Train a net that cannot be proved, for this reason."""
+    net = t.parallel(net)
+    for _, (ids, seeds, blocks) in zip(range(2), t.loader()):
+        cross_entropy(net(blocks, ids, t.features(ids)), t.labels(seeds)).backward()
+    assert t.session is not None
+    if t.session.settings.run.prove != "off":
+        assert text in str(t.session.watch.told), t.session.watch.told
+
+
+def noise_for_each_row(t: Trainer) -> None:
+    generator = torch.Generator().manual_seed(t.rank)
+
+    class Noisy(Net):
+        def forward(self, blocks: Any, ids: Any, features: Any) -> Tensor:
+            out = super().forward(blocks, ids, features)
+            return out + 0.1 * torch.randn(out.shape, generator=generator, dtype=out.dtype)
+    told(t, Noisy(t.facts, conv(t, sage)), "draws random numbers other than for dropout, and not "
+         "the same on all trainers")
+
+
+def state_elsewhere(t: Trainer) -> None:
+    """What nobody can put back."""
+    steps = iter(range(1, 100))
+
+    class Counting(Net):
+        def forward(self, blocks: Any, ids: Any, features: Any) -> Tensor:
+            return super().forward(blocks, ids, features) * next(steps)
+    told(t, Counting(t.facts, conv(t, sage)), "output is another one when Counting is called again")
+
+
+def fails_in_double(t: Trainer) -> None:
+    """And in single precision for another reason, which comes of trying that at all."""
+    class Failing(Net):
+        def forward(self, blocks: Any, ids: Any, features: Any) -> Tensor:
+            out = super().forward(blocks, ids, features)
+            if type(blocks[0]) is DGLBlock:
+                raise ValueError(f"the first reason, in {out.dtype}")
+            return out
+    told(t, Failing(t.facts, conv(t, sage)),
+         "in a replay on DGL's own blocks: ValueError: the first reason, in torch.float64")
 
 
 # --- wrong -------------------------------------------------------------------------------------

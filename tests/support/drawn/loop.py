@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, Any] = {
 EXTRAS = ("clip", "clip value", "zeros", "scheduler", "eval before", "eval between", "module eval",
           "inference", "unequal nodes", "part of the seeds", "scaled by rank", "skip a batch",
           "unused batch", "hook", "squared hook", "freeze inputs", "freeze later", "norms",
-          "static graph", "no buffers", "hidden hook", "sum loss")
+          "static graph", "no buffers", "hidden hook", "sum loss", "fanouts")
 
 
 class Run:
@@ -80,8 +80,15 @@ class Run:
         nodes = self.t.nodes
         if "unequal nodes" in self.extras and self.t.rank == 0:
             nodes = nodes[:len(nodes) * 3 // 4]
-        return self.t.loader(batch_size=self.loop.batch, layers=len(self.program.layers),
-                             nodes=nodes, **options)
+        return self.loader(nodes, **options)
+
+    def loader(self, nodes: Tensor, **options: Any) -> Any:
+        layers, fanouts = len(self.program.layers), None
+        if "fanouts" in self.extras:
+            fanouts = [{e: -((place + layer) % 3 > 0) for place, (_, e, _) in enumerate(
+                self.t.facts.etypes)} for layer in range(layers)]
+        return self.t.loader(batch_size=self.loop.batch, layers=layers, nodes=nodes,
+                             fanouts=fanouts, **options)
 
     def logits(self, batch: Batch, net: nn.Module | None = None) -> Tensor:
         ids, _, blocks = batch
@@ -116,9 +123,7 @@ class Run:
         with torch.inference_mode() if "inference" in self.extras else torch.no_grad():
             net.eval()
             nodes = torch.arange(self.t.rank, self.t.facts.counts["paper"], 7 * self.t.world)
-            loader = self.t.loader(batch_size=self.loop.batch, layers=len(self.program.layers),
-                                   nodes=nodes)
-            for batch in loader:
+            for batch in self.loader(nodes):
                 self.note(self.logits(batch, net), batch, "evaluated")
             net.train()
 

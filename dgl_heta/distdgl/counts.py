@@ -1,0 +1,155 @@
+"""Numbers in a loss that are counts of the group's batch: of nodes, of edges, of ids.
+
+Python makes plain integers of `len(ids)`, shapes and `num_edges()`, which nothing can follow. But
+such a number is another one on each trainer, and on each it follows in the same way from *its*
+count. So trainers tell each other the numbers that their losses were computed with. One that is the
+same simple function of the same count on all of them, where these counts differ, is that count: at
+once if so many digits agree that chance is out of the question, else if it is so in the next batch,
+too.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.blocks import MiniBatch
+
+_SURE = 1000.0
+"""Counts whose product is smaller are met by chance."""
+_LIKE = 1e-6
+_PAIRS = 12
+"""Among so many node types sums of two counts are tried."""
+_TRIES = 4
+"""Batches in which something is looked at again."""
+_FORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
+    lambda c: c, lambda c: 1 / c, np.square, lambda c: 1 / np.square(c), np.sqrt,
+    lambda c: 1 / np.sqrt(c), np.log, lambda c: 1 / np.log(c))
+
+
+class _Key(NamedTuple):
+    """A number, by its place from the loss on, a count, a function of the count, and of the number
+    of own seeds."""
+
+    place: int
+    name: str
+    form: int
+    own: int
+
+
+class Counts:
+    """The counts of the batch that is looked at.
+
+    Attributes
+    ----------
+    wanted : whether to look at the next batch, too; the same on all trainers of a group.
+    """
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+        self._types = 0
+        self._suspects: dict[_Key, tuple[float, tuple[float, ...]]] = {}
+        self._tries = 0
+        self.wanted = False
+        self.values: list[float] = []
+
+    def begin(self, batch: MiniBatch, ntypes: Sequence[str], relations: Sequence[Relation]) -> None:
+        """A batch is handed out: its own seeds and its counts, of the same things on all trainers.
+        """
+        own = [len(batch.own_seeds.get(t, ())) for t in ntypes]
+        named = list(_counts(batch, ntypes, relations))
+        self._names, self._types = [name for name, _ in named], len(ntypes)
+        self.values = [float(value) for value in (sum(own), *own, *(n for _, n in named))]
+
+    def found(self, numbers: Sequence[Sequence[float]], values: Sequence[Sequence[float]]
+              ) -> str | None:
+        """The count that a number is a function of, as said above; None if there is none.
+
+        Parameters
+        ----------
+        numbers : of each trainer's loss, those next to the loss last.
+        values : of each trainer, its `values` and then numbers that were taken out of tensors.
+        """
+        both = np.asarray([*zip(*values)]).T  # as many as all trainers have
+        seeds, counts = both[:, :1 + self._types], both[:, 1 + self._types:]
+        hits = {}
+        for place, row in enumerate(zip(*map(reversed, numbers))):
+            with np.errstate(all="ignore"):
+                found = [*self._alike(place, np.asarray(row), seeds, counts)]
+            for key, factor, of in found:
+                hits[key] = factor, of
+                before = self._suspects.get(key)
+                digits = math.prod(count for count in of if count)
+                if (abs(factor - 1) < _LIKE and len({*of}) > 1 and digits >= _SURE) or (
+                        before is not None and abs(factor / before[0] - 1) < _LIKE
+                        and before[1] != of):
+                    return key.name
+        self._suspects = hits
+        self._tries = self._tries + 1 if hits else 0
+        self.wanted = 0 < self._tries <= _TRIES
+        return None
+
+    def _alike(self, place: int, row: np.ndarray, seeds: np.ndarray, counts: np.ndarray
+               ) -> Iterator[tuple[_Key, float, tuple[float, ...]]]:
+        """Counts that a number follows from on all trainers, with the factor between both."""
+        if not np.isfinite(row).all() or not row.any():
+            return
+        everywhere = _constant(row)
+        if everywhere:  # of all trainers together
+            counts = np.broadcast_to(counts.sum(0), counts.shape)
+        elif any(_constant(row / form(own)) for own in seeds.T for form in _FORMS[:6]):
+            return
+        total = seeds[:, 0]
+        usable = everywhere | (counts != counts[:1]).any(0)
+        for form, function in enumerate(_FORMS):
+            of_form = function(counts)
+            nothing = (row == 0)[:, None] & (of_form == 0)  # a trainer without such rows
+            for own, scaled in enumerate((row, row / total, row * total)):
+                factors = np.where(nothing, np.nan, scaled[:, None] / of_form)
+                one = np.fmax.reduce(factors)
+                alike = usable & (nothing | (np.abs(factors / one - 1) < _LIKE)).all(0)
+                if everywhere:
+                    alike &= np.abs(one - 1) < _LIKE
+                for column in np.flatnonzero(alike & np.isfinite(one) & (one != 0)):
+                    name = (self._names[column] if column < len(self._names) else
+                            "a number that was taken out of rows")
+                    yield (_Key(place, name, form, own), float(one[column]),
+                           tuple(counts[:, column].tolist()))
+
+
+def _counts(batch: MiniBatch, ntypes: Sequence[str], relations: Sequence[Relation]
+            ) -> Iterator[tuple[str, int]]:
+    totals = [0, 0]
+    for number, block in enumerate(batch.blocks):
+        sources = {t: block.num_src.get(t, 0) for t in ntypes}
+        ends = {t: block.wanted(t) if t in block.num_dst else 0 for t in ntypes}
+        edges = dict.fromkeys(relations, 0)
+        for some in block.edges:
+            edges[some.relation] += len(some.indices)
+        rows = "input nodes" if not number else f"source nodes of blocks[{number}]"
+        yield from ((f"the number of {rows} of type '{t}'", n) for t, n in sources.items())
+        if not block.last:  # else they are own seeds
+            yield from ((f"the number of destination nodes of type '{t}' of blocks[{number}]", n)
+                        for t, n in ends.items())
+            yield f"the number of destination nodes of blocks[{number}]", sum(ends.values())
+        yield from ((f"the number of edges {tuple(r)} of blocks[{number}]", n)
+                    for r, n in edges.items())
+        of_block = [sum(of.values()) for of in (sources, ends, edges)]
+        yield f"the number of {rows}", of_block[0]
+        yield f"the number of nodes of blocks[{number}]", of_block[0] + of_block[1]
+        yield f"the number of edges of blocks[{number}]", of_block[2]
+        totals = [totals[0] + of_block[0] + of_block[1], totals[1] + of_block[2]]
+        if len(ntypes) <= _PAIRS:
+            yield from ((f"the number of {rows} of types '{a}' and '{b}'", sources[a] + sources[b])
+                        for a, b in itertools.combinations(ntypes, 2))
+    yield "the number of nodes of all blocks", totals[0]
+    yield "the number of edges of all blocks", totals[1]
+
+
+def _constant(row: np.ndarray) -> bool:
+    return bool((np.abs(row / row[0] - 1) < _LIKE).all())

@@ -1,0 +1,132 @@
+"""Ids of a batch know for whose seeds a script reads rows by them, and by selections of them."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+os.environ.setdefault("DGLBACKEND", "pytorch")
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dgl_heta.distdgl.handed import BatchIds, Handed
+from dgl_heta.errors import HetaError
+
+IDS, BITS, RANK = [5, 3, 9, 1, 7], [1, 3, 2, 3, 7], 1
+"""Ids of a batch, and the bits of trainers 0, 1 and 2 whose batches have them."""
+
+
+@pytest.fixture
+def handed() -> Handed:
+    made = Handed()
+    made.rank = RANK
+    return made
+
+
+def bits_of(handed: Handed, ntype: str, ids: Tensor) -> list[int] | None:
+    readers = handed.readers(ntype, ids)
+    return None if readers is None else readers.bits.tolist()
+
+
+def ids_of(handed: Handed, ntype: str = "a") -> BatchIds:
+    return handed.ids(ntype, torch.tensor(IDS), torch.tensor(BITS))
+
+
+SELECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "all": lambda x: x[:], "some": lambda x: x[1:4], "a mask": lambda x: x[x > 4], "in an order":
+    lambda x: x[torch.tensor([4, 0, 2])], "index_select": lambda x: x.index_select(
+        0, torch.tensor([3, 1])), "copied": lambda x: x.clone().detach().contiguous(), "moved":
+    lambda x: x.to("cpu").to(torch.int64), "half": lambda x: x.split(2)[1], "sorted": lambda x:
+    x[torch.argsort(x)], "reshaped": lambda x: x[:4].view(2, 2).flatten(), "unique": lambda x:
+    torch.unique(torch.cat([x, x[:2]])), "with places": lambda x: torch.unique(
+        x, return_inverse=True)[0], "as a tensor": torch.as_tensor, "the data": lambda x: x.data,
+    "deeply": copy.deepcopy, "selected": lambda x: torch.masked_select(x, x != 3)}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_selections_know_the_trainers_of_each_id(handed: Handed, name: str) -> None:
+    of = dict(zip(IDS, BITS))
+    chosen = SELECTIONS[name](ids_of(handed))
+    assert bits_of(handed, "a", chosen) == [of[i] for i in chosen.tolist()]
+
+
+def test_others_are_read_by_this_trainer_for_itself(handed: Handed) -> None:
+    ids, labels = ids_of(handed), torch.arange(10)
+    for other in (torch.tensor(IDS), torch.tensor([5, 5, 3]), ids + 0, labels[ids], ids * 1 - 1,
+                  pickle.loads(pickle.dumps(ids))):  # noqa: S301
+        assert not isinstance(other, BatchIds)
+        assert handed.readers("a", other) is None
+    joined = torch.cat([torch.tensor([2, 4]), ids])
+    assert bits_of(handed, "a", joined) == [1 << RANK, 1 << RANK, *BITS]
+
+
+def test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused(handed: Handed) -> None:
+    ids = ids_of(handed)
+    numbers = ids.numpy()
+    assert bits_of(handed, "a", torch.from_numpy(numbers.copy())) == BITS
+    assert handed.readers("a", torch.tensor([5, 2])) is None  # one was never in the batch
+    assert handed.readers("b", torch.tensor([5, 3])) is None  # of another type
+    kept = {"the ids": ids, "an array of them": numbers[1:]}
+    del ids, numbers
+    while kept:
+        with pytest.raises(HetaError, match="some of those that were taken out of a batch's ids"):
+            handed.readers("a", torch.tensor([3, 9]))
+        kept.popitem()
+    assert handed.readers("a", torch.tensor([3, 9])) is None  # the batch is gone
+
+
+def test_an_id_of_a_batch_twice_is_refused_but_of_own_seeds(handed: Handed) -> None:
+    ids = ids_of(handed)
+    with pytest.raises(HetaError, match="with an id of a batch twice"):
+        handed.readers("a", torch.cat([ids, ids[:1]]))
+    own = handed.ids("a", torch.tensor([4, 8]), handed.own(torch.tensor([4, 8])))
+    assert handed.readers("a", own.repeat(2)) is None
+    assert bits_of(handed, "a", own) == [1 << RANK] * 2
+
+
+def test_a_seed_of_several_trainers_is_there_for_each(handed: Handed) -> None:
+    ids = handed.ids("a", torch.tensor([5, 3, 5, 9]), torch.tensor([1, 1, 2, 3]))
+    assert bits_of(handed, "a", ids) == [1, 1, 2, 3]
+    assert bits_of(handed, "a", ids[torch.tensor([2, 3, 0])]) == [2, 3, 1]
+    for more in (ids[torch.tensor([3, 3])], torch.cat([ids, ids[:1]])):
+        with pytest.raises(HetaError, match="with an id of a batch twice"):
+            handed.readers("a", more)
+
+
+def test_ids_from_before_there_was_an_embedding_are_refused(handed: Handed) -> None:
+    early = handed.ids("a", torch.tensor(IDS), torch.zeros(5, dtype=torch.int64), reached=False)
+    for ids in (early, early[1:], torch.cat([early, early]), torch.unique(early)):
+        with pytest.raises(HetaError, match="was made after the batch"):
+            handed.readers("a", ids)
+
+
+def test_ids_know_which_are_no_own_seeds(handed: Handed) -> None:
+    batch: Any = SimpleNamespace(
+        blocks=[SimpleNamespace(num_src={"a": 5})], input_nodes={"a": np.asarray(IDS)},
+        own_seeds={"a": np.asarray(IDS[:2])})
+    (level, seeds) = handed.hand_out(batch, [{"a": np.asarray(BITS)}], RANK)
+    for ids, others in ((level["a"], [False, False, True, True, True]),
+                        (level["a"][torch.tensor([4, 1])], [True, False]),
+                        (torch.unique(torch.cat([level["a"], seeds["a"]])),
+                         [True, False, False, True, True]), (seeds["a"], [False, False])):
+        readers = handed.readers("a", ids)
+        assert readers is not None
+        assert readers.others.tolist() == others
+    assert bits_of(handed, "a", level["a"]) == BITS
+
+
+def test_ids_are_tensors_to_all_else(handed: Handed) -> None:
+    ids = ids_of(handed)
+    assert repr(ids) == repr(torch.tensor(IDS))
+    assert len(ids) == 5
+    assert ids.shape == (5,)
+    assert torch.nn.functional.embedding(ids, torch.ones(10, 2)).shape == (5, 2)
+    np.testing.assert_array_equal(np.asarray(ids), IDS)
+    assert torch.isin(torch.tensor([3, 4]), ids).tolist() == [True, False]
