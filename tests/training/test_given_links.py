@@ -231,7 +231,7 @@ def test_a_run_goes_on_wherever_the_table_lies_and_not_with_another(
     ([("author 1", 2, "val"), ("author 1", "p2", "val")], "row 2: column 'dst' is 'p2'"),
     ([("author 1", 99, "val")], "from 0 to 59"),
     ([("author 1", 2, "train"), ("author 2", 2, "val"), ("author 1", 2, "test")],
-     "row 3: this link is in 'test', and in 'train' in .*row 1"),
+     "row 3: this link is in 'test', and in 'train' in"),
 ])
 def test_a_table_that_cannot_be_is_named(store: Path, tmp_path: Path, rows: Rows, message: str
                                          ) -> None:

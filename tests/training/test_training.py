@@ -221,6 +221,7 @@ def test_a_checkpoint_of_before_batch_sources_can_be_continued() -> None:
     schema = Schema({"a": 5, "b": 7}, {Relation("a", "r", "b"): 9, Relation("b", "s", "a"): 11})
     manifest = SimpleNamespace(to_json=lambda: {"sha256": "abc"})
     engine = SimpleNamespace(store=SimpleNamespace(manifest=manifest),
+                             task=SimpleNamespace(held_out=None),
                              plan=make_plan(schema, "a", 2, 2))
     assert Identity.of(engine, Settings()).mark == (
         "61b6a25a36419d79eb638f548e9985c27cc25e873661710f5784e53367bbb0fa")
