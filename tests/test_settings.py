@@ -187,7 +187,7 @@ def test_the_choices_are_named():
 @pytest.mark.parametrize("value", ["0,5", "-2,5", "5,-10"])
 def test_a_fanout_is_positive_or_minus_one(value):
     message = refused(f"train.fanouts={value}")
-    assert message.startswith("setting train.fanouts: a fanout is 1 or more, or -1")
+    assert message.startswith("setting train.fanouts: a fanout is 1 or more and below 2^31, or -1")
     assert "eval_fanouts" in refused(f"train.eval_fanouts={value}")
 
 

@@ -102,7 +102,7 @@ def unreached_text(schema: Schema, targets: Iterable[str]) -> str:
 def columns_text(source: GraphSource) -> list[str]:
     """Sentences about what was made of columns: a split by time, means where numbers lack."""
     texts = []
-    if split := source.info.get("split"):
+    if split := source.info.get("times"):
         parts = [f"{part} {first} to {last}" for part, (first, last) in (
             (part, split[part]) for part in ("train", "val", "test") if part in split)]
         texts.append(f"split by time ('{split['time']}'): {', '.join(parts)}")

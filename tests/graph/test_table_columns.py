@@ -239,7 +239,7 @@ def test_the_boundaries_of_a_split_are_kept_and_said(tmp_path: Path) -> None:
     source = make(tmp_path, {"when": ["2024-03-01T10:00+01:00", "2024-03-01 9:30Z", "2024-03-01",
                                       "2024-03-02 0:00:00.5"]},
                   task={"split": {"ratios": [0.5, 0.25, 0.25], "time": "when"}})
-    assert source.info["split"] == {
+    assert source.info["times"] == {
         "time": "when", "train": ["2024-03-01T00:00:00Z", "2024-03-01T09:00:00Z"],
         "val": ["2024-03-01T09:30:00Z"] * 2, "test": ["2024-03-02T00:00:00.5Z"] * 2}
     assert columns_text(source) == [

@@ -313,7 +313,7 @@ def _split(split: Any, where: str, table: Table | None, label: str, kind: str,
     labelled = labelled.reshape(len(labels), -1).any(1)
     masks, record = masks_of(split, table, labels, labelled, where)
     arrays |= masks
-    return {"split": record} if record else {}
+    return {"times": record} if record else {}
 
 
 def _unread(nodes: _Nodes, task: dict[str, Any]) -> dict[str, list[str]]:
