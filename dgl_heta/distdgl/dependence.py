@@ -115,9 +115,15 @@ class Trace(TorchDispatchMode):
         """Numbers that were taken out of tensors; those with many digits, by their value."""
         self._nearby: dict[int, tuple[Tensor, Tensor]] = {}
         self._on, self._inside = False, False
+        self._forget()
+
+    def _forget(self) -> None:
         self._refs: Any = WeakTensorKeyDictionary()
         self._views: Any = WeakTensorKeyDictionary()
-        """Of tensors :class:`Ref` and :class:`View`. As attributes scripts would save them."""
+        """Of tensors :class:`Ref` and :class:`View`. As attributes scripts would save them. None is
+        asked for without need: another thread may be about to free a tensor that it has sent."""
+        self._of_base: dict[int, list[TensorWeakRef]] = {}
+        """By the base's id, its views."""
 
     def start(self) -> None:
         """Look at operations from now on, below the modes that the script uses; no other trace does
@@ -141,8 +147,7 @@ class Trace(TorchDispatchMode):
         self._taken.clear()
         self._floats.clear()
         self._nearby.clear()
-        self._refs.clear()
-        self._views.clear()
+        self._forget()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -254,9 +259,10 @@ class Trace(TorchDispatchMode):
         given = [None if i == place else item for i, item in enumerate(given)] + [before]
         out = func(*args, **kwargs)
         self._made([base, written], Made(run, given, numbers))
-        for other, view in list(self._views.items()):
-            if other is not written and view.base() is base:
-                self._made([other], Made(_following(view.steps), [self._refs[base]]))
+        for known in self._of_base.get(id(base), ()):
+            other = known()
+            if other is not None and other is not written and self._base(other)[0] is base:
+                self._made([other], Made(_following(self._views[other].steps), [self._refs[base]]))
         return out
 
     def carry(self, tensor: Tensor, other: Tensor) -> None:
@@ -264,7 +270,12 @@ class Trace(TorchDispatchMode):
         if (ref := self._ref(tensor)) is not None:
             base, steps = self._base(tensor)
             self._refs[other] = ref
-            self._views[other] = View(TensorWeakRef(base), steps)
+            self._is_view(other, base, steps)
+
+    def _is_view(self, tensor: Tensor, base: Tensor,
+                 steps: tuple[Callable[[Tensor], Tensor], ...]) -> None:
+        self._views[tensor] = View(TensorWeakRef(base), steps)
+        self._of_base.setdefault(id(base), []).append(TensorWeakRef(tensor))
 
     def _note_views(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what is a view of which argument."""
@@ -278,7 +289,7 @@ class Trace(TorchDispatchMode):
                 found: Tensor = tree_flatten(func(value, *args[1:], **kwargs))[0][place]
                 return found
             if isinstance(view, Tensor):
-                self._views[view] = View(TensorWeakRef(base), (*steps, step))
+                self._is_view(view, base, (*steps, step))
 
     def _base(self, tensor: Tensor) -> tuple[Tensor, tuple[Callable[[Tensor], Tensor], ...]]:
         """What a tensor is a view of, itself if of nothing, and how."""

@@ -120,7 +120,8 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
     if reading is not None:  # a copy of a module, for a proof
         given: Tensor = reading(embedding.name, bare(index), table.owners_rows(index).to(device))
         return given
-    rows = table.read(index).to(device, non_blocking=True)
+    with table.session.scope.aside():
+        rows = table.read(index).to(device, non_blocking=True)
     if torch.is_grad_enabled():
         rows.requires_grad_()
         rows.heta_rows = True  # type: ignore[attr-defined]

@@ -180,10 +180,12 @@ def _getitem(original: Any) -> Any:
     def __getitem__(self: Any, idx: Any) -> Any:
         if isinstance(idx, EdgeIds):
             return idx.rows(self, lambda ids: self[ids])
-        idx = bare(idx)
-        rows, session = rows_of(self, idx), current()
-        if session is not None:
-            session.scope.read(rows, idx, lambda ids: peek(rows_of(self, ids)))
+        idx, session = bare(idx), current()
+        if session is None:
+            return rows_of(self, idx)
+        with session.scope.aside():
+            rows = rows_of(self, idx)
+        session.scope.read(rows, idx, lambda ids: peek(rows_of(self, ids)))
         return rows
     return __getitem__
 
@@ -193,9 +195,12 @@ def _setitem(original: Any) -> Any:
         session = current()
         if not self._attach:
             refuse_write(session, self)
-        if session is not None:
-            session.scope.written(len(self), val)
-        original(self, bare(idx), val)
+        if session is None:
+            original(self, bare(idx), val)
+            return
+        session.scope.written(len(self), val)
+        with session.scope.aside():  # rows that are sent are freed by threads of DGL's
+            original(self, bare(idx), val)
     return __setitem__
 
 
