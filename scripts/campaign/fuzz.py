@@ -70,6 +70,10 @@ KINDS = (
     Kind("edges: .csv, bytes", inputs.edge_files, "writes.csv", changes.raw, READ),
     Kind("edges: .csv.gz", inputs.edge_files, "back.csv.gz", changes.packed(changes.lines), READ),
     Kind("edges: .parquet", inputs.edge_files, "*.parquet", changes.raw, READ),
+    Kind("labels", inputs.labelled, "label.npy", changes.labels, (*READ, ("inspect", "out"), (
+        "train", "out", "--dry-run")), 2),
+    Kind("HeteroData", inputs.hetero_data, "data.pt", changes.archive, (
+        ("plan", "data.pt", "--parts", "2"), ("partition", "data.pt", "--out", "out"))),
     Kind("tables: metadata.json", inputs.tables, "metadata.json", changes.json_file, READ, 2),
     Kind("tables: .csv", inputs.tables, "*.csv", changes.lines, READ, 2),
     Kind("tables: .csv, bytes", inputs.tables, "*.csv", changes.raw, READ),
@@ -142,7 +146,7 @@ OPTIONS = ("--parts", "--hops", "--target", "--metapaths", "--method", "--seed",
 def draw(generator: random.Random, worker: Worker, slow: bool) -> Trial:
     """A kind of input, by its weight, with what the trial does; `slow`: also those of seconds."""
     needed = {inputs.ogb: "ogb", inputs.tables: "pyarrow", inputs.columns: "pyarrow",
-              inputs.bombs: "pyarrow"}
+              inputs.bombs: "pyarrow", inputs.hetero_data: "torch_geometric"}
     kinds = [k for k in KINDS if (slow or k.seconds == SECONDS) and (
         k.make not in needed or importlib.util.find_spec(needed[k.make]))]
     extra = [*WITH_DGL] if slow and importlib.util.find_spec("dgl") else []

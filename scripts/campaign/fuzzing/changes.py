@@ -220,6 +220,27 @@ def npy(content: bytes, draw: random.Random) -> bytes:
             + array.tobytes())
 
 
+def labels(content: bytes, draw: random.Random) -> bytes:
+    """Labels of any kind as a `.npy` file: classes, codes, several per node, numbers, some missing.
+    """
+    rows = len(np.load(io.BytesIO(content)))
+    values = np.random.default_rng(draw.getrandbits(32))
+    shape = draw.choice([(rows,), (rows,), (rows, 1), (rows, 3), (rows, 0), (rows, 2, 2),
+                         (rows + 1,)])
+    low, high = draw.choice([(0, 2), (0, 4), (-1, 2), (-1, 1), (0, 70_000), (0, 2 * 10**6),
+                             (0, 9 * 10**8), (10**12, 10**18), (-10**18, 10**18)])
+    array = values.integers(low, high, shape, endpoint=True)
+    if draw.random() < 0.5:
+        array = array * draw.choice([1.0, 1.0, 0.5])
+        array[values.random(shape) < draw.choice([0, 0.2, 1])] = draw.choice(
+            [np.nan, np.inf, -1.0, -100.0])
+    file = io.BytesIO()
+    dtype = draw.choice(["i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8", "?"])
+    with np.errstate(invalid="ignore", over="ignore"):
+        np.save(file, array.astype(dtype) if draw.random() < 0.5 else array)
+    return file.getvalue()
+
+
 def archive(content: bytes, draw: random.Random) -> bytes:
     """A zip archive with another member, compressed, or with a pickle that would run something."""
     if draw.random() < 0.3:

@@ -62,6 +62,27 @@ def edge_files(at: Path) -> None:
             "count": PAPERS, "arrays": {name: f"{name}.npy" for name in ARRAYS}}}}))
 
 
+def labelled(at: Path) -> None:
+    """Files of edges and arrays; nothing says what the labels are for."""
+    edge_files(at)
+    described = json.loads((at / "metadata.json").read_text())
+    del described["task"]["num_classes"]
+    (at / "metadata.json").write_text(json.dumps(described))
+
+
+def hetero_data(at: Path) -> None:
+    """A HeteroData as torch.save writes it."""
+    import torch
+    from torch_geometric.data import HeteroData
+
+    data = HeteroData({"author": {"num_nodes": AUTHORS}, "paper": {
+        "x": torch.from_numpy(ARRAYS["feat"]), "y": torch.from_numpy(ARRAYS["label"]),
+        **{name: torch.from_numpy(array) for name, array in ARRAYS.items() if "mask" in name}}})
+    for relation, edges in EDGES.items():
+        data[tuple(relation)].edge_index = torch.from_numpy(edges)
+    torch.save(data, at / "data.pt")
+
+
 def tables(at: Path) -> None:
     """Tables with ids of their own, columns that become features, and a split by time."""
     (at / "papers.csv").write_text("id,year,venue,title,kind,when\n" + "".join(
