@@ -262,7 +262,7 @@ def undisturbed(ended: Ended) -> Ended:
 
 def marked(mark: str) -> dict[int, str]:
     """Living processes that have a mark in their environment."""
-    wanted, found = f"{MARK}={mark}".encode(), {}
+    wanted, found = os.fsencode(f"{MARK}={mark}"), {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -272,7 +272,8 @@ def marked(mark: str) -> dict[int, str]:
                 continue
             if re.search(r"\) Z ", (process / "stat").read_text()):
                 continue
-            found[int(name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+            found[int(name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(
+                errors="replace")
         except OSError:
             continue
     return found
