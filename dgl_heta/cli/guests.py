@@ -46,7 +46,8 @@ class Commands(TyperGroup):
                 return super().invoke(ctx)
             except SystemExit as left:
                 by_signal = type(left.code) is int and left.code > 128
-                if by_signal or ctx.invoked_subcommand not in self.commands:
+                unread = isinstance(left.__context__, BrokenPipeError)  # `… | head`: rich leaves so
+                if by_signal or unread or ctx.invoked_subcommand not in self.commands:
                     raise
                 raise HetaError("code that this command runs, as of a plugin or a model, called "
                                 f"sys.exit({quoted(left.code)})") from None

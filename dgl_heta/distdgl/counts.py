@@ -29,7 +29,8 @@ _TRIES = 4
 """Batches in which something is looked at again."""
 _FORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
     lambda c: c, lambda c: 1 / c, np.square, lambda c: 1 / np.square(c), np.sqrt,
-    lambda c: 1 / np.sqrt(c), np.log, lambda c: 1 / np.log(c))
+    lambda c: 1 / np.sqrt(c), np.log, lambda c: 1 / np.log(c),
+    lambda c: c + 1, lambda c: 1 / (c + 1), np.log1p, lambda c: 1 / np.log1p(c))
 
 
 class _Key(NamedTuple):
@@ -102,7 +103,7 @@ class Counts:
         everywhere = _constant(row)
         if everywhere:  # of all trainers together
             counts = np.broadcast_to(counts.sum(0), counts.shape)
-        elif any(_constant(row / form(own)) for own in seeds.T for form in _FORMS[:6]):
+        elif any(_constant(row / form(own)) for own in seeds.T for form in _FORMS):
             return
         total = seeds[:, 0]
         usable = everywhere | (counts != counts[:1]).any(0)

@@ -37,6 +37,10 @@ _WEIGHTS = 4096
 """So many weights, all alike, are one number."""
 _COPIED = 1 << 22
 """So many numbers at most are copied of a tensor that is written to."""
+_WRITTEN_COPIES = {f"aten::{name}" for name in (
+    "index_put", "index_copy", "index_add", "scatter", "scatter_add", "scatter_reduce",
+    "masked_scatter", "select_scatter", "slice_scatter")}
+"""Operations that give their first argument with other rows in it."""
 _running: list[Trace] = []
 """The trace that looks at operations now, if there is one."""
 _stopped: list[Trace] = []
@@ -214,6 +218,8 @@ class Trace(TorchDispatchMode):
         elif func._schema.is_mutable:
             out = self._write(func, args, kwargs, given, numbers)
         else:
+            if func._schema.name in _WRITTEN_COPIES and args[0].dim():
+                self.check_memory(len(args[0]), [item for item in given if isinstance(item, Ref)])
             run = _runner(func, spec, _random_state(func, kwargs))
             out = func(*args, **kwargs)
             self._made(tree_flatten(out)[0], Made(run, given, numbers))
@@ -235,8 +241,10 @@ class Trace(TorchDispatchMode):
         """An operation that writes to one of its arguments: as one that returns another value of
         the tensor that the argument is a view of."""
         written = _written(func, args)
-        if written is not None and written.dim():
-            self.check_memory(len(written), [item for item in given if isinstance(item, Ref)])
+        if written is not None:
+            whole, _ = self._base(written)
+            self.check_memory(max(map(len, (part for part in (written, whole) if part.dim())),
+                                  default=0), [item for item in given if isinstance(item, Ref)])
         if written is None or (written.is_leaf and written.requires_grad):
             return func(*args, **kwargs)
         base, steps = self._base(written)

@@ -10,7 +10,7 @@ hold several.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +36,11 @@ _UNIQUE = frozenset(("unique", "unique_consecutive"))
 _NUMBERS = frozenset(("numpy", "__array__", "tolist", "item", "__int__", "__index__", "__iter__",
                       "unbind"))
 """Functions that give ids as numbers, which know nothing."""
+_ARRAYS = frozenset(("numpy", "__array__", "tolist"))
+_TAKEN = ("ids of a batch are taken out as numbers (numpy, tolist), which nothing can follow: a "
+          "loss that comes of those that are no own seeds', as of negatives drawn from them, is "
+          "not plain DGL's; `dgl-heta prove` finds that (docs/switching.md, 'Whose rows and "
+          "numbers')")
 _REMEMBERED = 64
 """So many ids that were taken out as numbers are known, the last ones."""
 _OTHERS = 1 << 62
@@ -75,6 +80,8 @@ class BatchIds(Tensor):
             return value
         if name in _NUMBERS:
             first.handed.taken(first, bare_args[0])
+            if name in _ARRAYS and torch.is_grad_enabled() and bool((first.marks >= _OTHERS).any()):
+                first.handed.say(_TAKEN)
         if name in _SAME:
             return first.alike(value, first.marks)
         if name in _UNIQUE:
@@ -164,10 +171,11 @@ class Handed:
     Attributes
     ----------
     rank : of this trainer.
+    say : logs a line, once.
     """
 
-    def __init__(self) -> None:
-        self.rank = 0
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.rank, self.say = 0, say
         self._taken: deque[Taken] = deque(maxlen=_REMEMBERED)
 
     def hand_out(self, batch: MiniBatch, reached: Reached, rank: int

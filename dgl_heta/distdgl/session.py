@@ -131,7 +131,7 @@ class Session:
         self.column: Callable[[Relation, str], Callable[[], np.ndarray] | None] = (
             lambda relation, name: None)
         """What reads edge data of the graph from DistDGL's servers, by relation and name."""
-        self.handed = Handed()
+        self.handed = Handed(self.say_of_group)
         self._meetings = 0
         self.at_batch: tuple[int, int, int] | None = None
         """Data loader, epoch and step of the last batch, if it was not the last of a pass."""
@@ -255,6 +255,11 @@ class Session:
                       + ("" if "batches" in self.settings.train.model_fields_set else
                          "; with dgl-heta-hifuse installed, it does so ahead of time"))
         return chosen
+
+    def say_of_group(self, text: str) -> None:
+        """Log a line as :meth:`say`, where other trainers have the same batches."""
+        if self.group.size > 1:
+            self.say(text)
 
     def say(self, text: str) -> None:
         """Log a line on the first trainer, once a run."""

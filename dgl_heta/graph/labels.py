@@ -152,7 +152,9 @@ class NodeLabels:
         row, *column = np.argwhere(wrong)[0].tolist()
         value = values[(row, *column)].item()
         said = f"node {nodes[row]} is in {where} and has "
-        unknown = f"if {value:g} stands for no label, {unlabelled_text(value)}"
+        empty = self.kind == "classification" and value == -1
+        unknown = (f"if {value:g}{' (as NaN and empty cells are read)' * empty} stands for no "
+                   f"label, {unlabelled_text(value)}")
         if self.kind == "classification":
             return (f"{said}label {value}; labels go from 0 to {self.outputs - 1}"
                     + (f"; {unknown}, or take the node out of the mask" if value < 0 else ""))

@@ -160,9 +160,13 @@ def failure(process: Watched, all_of_them: str = "all processes",
     """
     if process.input_error is not None:
         return InputError(process.input_error)
-    if process.told is not None:
-        return HetaError(f"{process.title}: {process.told}; {all_of_them} were ended")
     end = process.ended
+    left = [p for p in others if p.ended and not p.failed and end and p.ended.at <= end.at
+            ] if end and guilt(process) == Guilt.LOST_PEER else []
+    if process.told is not None:
+        early = (f"{left[0].title} ended with exit status 0 before its work was done, as by "
+                 "os._exit(0) or sys.exit(0); ") if left else ""
+        return HetaError(f"{early}{process.title}: {process.told}; {all_of_them} were ended")
     if end is None:
         return HetaError(f"{process.title} was stopped (SIGSTOP or a debugger), and the others "
                          f"waited for it in vain; {all_of_them} were ended",
@@ -177,8 +181,7 @@ def failure(process: Watched, all_of_them: str = "all processes",
         how = "ended with exit status 0 before its work was done, as by os._exit(0)"
     else:
         how = f"failed with exit status {end.status}"
-    left = [p for p in others if p.ended and not p.failed and p.ended.at <= end.at]
-    if left and guilt(process) == Guilt.LOST_PEER:
+    if left:
         how += f", after {left[0].title} had ended with exit status 0"
     return HetaError(f"{process.title} {how}; {all_of_them} were ended", details=process.last_words)
 

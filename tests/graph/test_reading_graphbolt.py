@@ -10,6 +10,7 @@ from dgl_heta.graph.readers import (
     open_source,
     read_graphbolt,
 )
+from dgl_heta.graph.readers.arrays import joined_labels
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import Task
 from tests.support.reading import (
@@ -65,6 +66,14 @@ def test_graphbolt_reader_agrees_with_graphbolt(tmp_path):
         pairs = [[int(x) for x in item["paper"]] for item in items]
         assert [seed for seed, _ in pairs] == np.flatnonzero(paper[mask]).tolist()
         assert [label for _, label in pairs] == paper["label"][paper[mask]].tolist()
+
+
+@pytest.mark.parametrize("labels", [np.array([2, 0, 1]), np.array([[0.5], [1.0], [np.nan]])])
+def test_two_labels_of_one_node_are_named(labels):
+    train, val = (np.array([4, 1, 3]), labels), (np.array([5, 3]), labels[[0, 2]])
+    assert joined_labels([train, val], 6, "labels").shape == (6, *labels.shape[1:])
+    with pytest.raises(InputError, match="labels are two for node 1: .*; give each node one"):
+        joined_labels([train, (np.array([1]), labels[:1])], 6, "labels")
 
 
 def test_homogeneous_graphbolt_data_set(tmp_path):

@@ -200,6 +200,21 @@ def test_labels_may_be_lists_of_numbers(tmp_path: Path) -> None:
     assert [int(source.node_arrays["paper"][name].sum()) for name in MASKS] == [1, 1, 0]
 
 
+@pytest.mark.parametrize(("labels", "task", "names", "classes"), [
+    (["-1.0", "0.0", "1.0", "", "2.0"], {}, ["0", "1", "2"], [-1, 0, 1, -1, 2]),  # as pandas does
+    (["1.0", "1.5", "2.0", "", "1.0"], {}, ["1.0", "1.5", "2.0"], [0, 1, 2, -1, 0]),
+    (["7", "2", f"{10**15}", f"{10**12}", f"{2**64}"], {},
+     ["2", "7", f"{10**12}", f"{10**15}", f"{2**64}"], [1, 0, 3, 2, 4]),
+    (["0", "1", "2", "9", "1"], {"unlabelled": 9}, ["0", "1", "2"], [0, 1, 2, -1, 1]),
+])
+def test_labels_that_are_numbers_are_classes_in_their_order(
+        tmp_path: Path, labels: list, task: dict, names: list, classes: list) -> None:
+    source = make(tmp_path, {"label": labels, "part": ["train" if c >= 0 else "" for c in classes]},
+                  task={"split": "part", **task}, ending="csv")
+    assert source.info["classes"] == names
+    assert source.node_arrays["paper"]["label"].tolist() == classes
+
+
 def test_a_column_of_features_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no column 'yaer' for features; .*did you mean 'year'"):
         make(tmp_path, {"year": [1, 2]}, {"yaer": "number"})

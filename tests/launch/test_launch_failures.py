@@ -10,6 +10,7 @@ import sys
 import psutil
 import pytest
 
+from dgl_heta.errors import EXIT_PEER
 from dgl_heta.launch import blame, hosts
 from tests.support.launching import EVERYWHERE, emulated
 from tests.support.waiting import PROMPT, until
@@ -73,6 +74,8 @@ time.sleep(600)
     ("os._exit(0)", "raise ConnectionResetError('Connection reset by peer')", 1,
      "failed with exit status 1, after trainer 0 on host0 (127.0.0.1) (rank 0) had ended with exit "
      "status 0; all processes were ended"),
+    ("os._exit(0)", f"os.write(2, b'error: lost another worker\\n'); os._exit({EXIT_PEER})", 0,
+     "ended with exit status 0 before its work was done"),
     ("os._exit(4)", "os._exit(5)", 0, "failed with exit status 4"),
     ("os._exit(3)", "time.sleep(600)", 0, "failed with exit status 3"),
 ])

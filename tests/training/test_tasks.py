@@ -11,7 +11,7 @@ import torch
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import Task
+from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
 from dgl_heta.planning.making import make_plan, plan_without_replication
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.scope import SamplingScope
@@ -123,6 +123,35 @@ def test_no_edge_that_is_asked_for_carries_a_message(store: Store, fanouts: list
             assert not {(u, v) for v, u in back} & now
             seen |= there
     assert seen, "no message was carried at all"
+
+
+def test_nodes_in_two_masks_are_said(tmp_path: Path) -> None:
+    source = with_tasks(academic(dense=6))
+    assert not task(stored(source, tmp_path / "apart"), "targets=paper").notes
+    paper = source.node_arrays["paper"]
+    both = np.flatnonzero(paper["train_mask"])[:3]
+    paper["test_mask"] = np.isin(np.arange(len(paper["train_mask"])), both)
+    (note,) = task(stored(source, tmp_path / "both"), "targets=paper").notes
+    assert note.startswith("3 nodes of 'paper' in train_mask and in test_mask, too: a score of")
+
+
+@pytest.mark.parametrize(("destinations", "said"), [
+    (np.arange(400), True), (np.arange(800) % 400, True), (np.arange(200), True),
+    (np.random.default_rng(0).integers(0, 400, 1200), False),
+    (np.minimum(np.random.default_rng(0).geometric(0.02, 1200), 400) - 1, False)])
+def test_links_that_the_missing_edge_gives_away_are_said(
+        tmp_path: Path, destinations: np.ndarray, said: bool) -> None:
+    edges = EdgeArrays(np.random.default_rng(1).integers(0, 50, len(destinations)), destinations)
+    found = stored(GraphSource("g", {"a": 50, "b": 400}, {Relation("a", "r", "b"): edges}),
+                   tmp_path / "store")
+    notes = task(found, "relation=r").notes
+    assert [note.startswith("destinations of 'a r b' have much the same") for note in notes] == (
+        [True] if said else [])
+
+
+def stored(source: GraphSource, path: Path) -> Store:
+    write_store(source, path)
+    return Store(path)
 
 
 def test_what_to_train_for_must_be_said_and_exist(store: Store) -> None:

@@ -207,7 +207,7 @@ def joined_labels(parts: Sequence[tuple[np.ndarray, np.ndarray]], count: int, wh
     Raises
     ------
     InputError
-        Labels of different forms, or that are not numbers.
+        Labels of different forms, or that are not numbers; two labels of one node.
     """
     labels = [values for _, values in parts] or [np.empty(0, np.int64)]
     forms = {values.shape[1:] for values in labels}
@@ -220,6 +220,14 @@ def joined_labels(parts: Sequence[tuple[np.ndarray, np.ndarray]], count: int, wh
                      np.int64 if whole else np.result_type(dtype, np.float32))
     for ids, values in parts:
         joined[ids] = values
+    for ids, values in parts:
+        apart = joined[ids] != values.astype(joined.dtype)
+        if joined.dtype.kind == "f":
+            apart &= ~(np.isnan(joined[ids]) & np.isnan(values))
+        if (wrong := apart.reshape(len(ids), -1).any(1)).any():
+            at = int(np.argmax(wrong))
+            raise InputError(f"{what} are two for node {ids[at]}: {values[at].tolist()} and "
+                             f"{joined[ids[at]].tolist()}; give each node one")
     return joined
 
 
@@ -293,7 +301,9 @@ def node_task(target: str, num_classes: int | None, label: str,
         unlabelled = None if unlabelled is None else -1
     labels = NodeLabels(arrays[label], kind, num_classes, unlabelled, what)
     if num_classes not in (None, labels.outputs):
-        raise InputError(f"num_classes is {num_classes}, but {what} has {labels.outputs} columns")
+        raise InputError(f"num_classes is {num_classes}, but {what} is for {kind}, with "
+                         f"{several(labels.outputs, 'number')} per node; leave num_classes out, or "
+                         "name another kind")
     if TRAIN_MASK in arrays:  # all masks are checked before a store is written
         labels.check(in_mask(arrays[TRAIN_MASK]), TRAIN_MASK)
     return Task(target, labels.outputs, label, kind, unlabelled)

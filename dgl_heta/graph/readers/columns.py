@@ -31,7 +31,7 @@ class Labels:
 
 
 def task_columns(table: Table, label: str, kind: str, classes: int | None,
-                 arrays: dict[str, np.ndarray]) -> Labels:
+                 arrays: dict[str, np.ndarray], unlabelled: float | None = None) -> Labels:
     """Read the labels and the masks of a task, where no array of that name is there already.
 
     Parameters
@@ -39,6 +39,7 @@ def task_columns(table: Table, label: str, kind: str, classes: int | None,
     classes : the number of classes; labels are then whole numbers below it. Without, the values
         of the column are the names of classes, whole numbers below 0 of none.
     arrays : the arrays of the target, which these are added to.
+    unlabelled : a number that stands for no class.
 
     Raises
     ------
@@ -55,7 +56,7 @@ def task_columns(table: Table, label: str, kind: str, classes: int | None,
                          f"{listing(table.names)}; say which it is by \"label\" of \"task\""
                          + nearest(label, table.names))
     if kind == "classification":
-        arrays[label], found = class_column(table, label, classes)
+        arrays[label], found = class_column(table, label, classes, unlabelled)
         return found
     arrays[label] = rows = numbers(table, label)
     if rows.shape[1] == 1 and kind == "regression":
@@ -63,8 +64,9 @@ def task_columns(table: Table, label: str, kind: str, classes: int | None,
     return Labels()
 
 
-def class_column(table: Table, name: str, classes: int | None) -> tuple[np.ndarray, Labels]:
-    """Classes as int64, -1 where the column is empty or a whole number below 0."""
+def class_column(table: Table, name: str, classes: int | None, unlabelled: float | None
+                 ) -> tuple[np.ndarray, Labels]:
+    """Classes as int64, -1 where the column is empty, a whole number below 0 or `unlabelled`."""
     pa, pc = arrow(), arrow("pyarrow.compute")
     column = table.column(name, ("text", *NUMBERS), "labels must be text or whole numbers")
     text = as_text(column)
@@ -75,7 +77,11 @@ def class_column(table: Table, name: str, classes: int | None) -> tuple[np.ndarr
                               "where there is none")
     empty = pa.array(("", *MISSING) if table.is_text else ("",), pa.large_string())
     text = pc.if_else(pc.is_in(text, value_set=empty), None, text)
+    if pc.all(pc.match_substring_regex(text, r"^-?[0-9]+(\.0+)?$")).as_py():
+        text = pc.replace_substring_regex(text, r"\.0+$", "")  # as pandas writes such, some missing
     text = pc.if_else(pc.match_substring_regex(text, "^-[0-9]+$"), None, text)
+    if unlabelled is not None and float(unlabelled).is_integer():
+        text = pc.if_else(pc.equal(text, str(int(unlabelled))), None, text)
     if classes is not None:
         right = pc.fill_null(pc.match_substring_regex(text, "^[0-9]{1,9}$"), True)
         if (row := first(pc.invert(right))) is not None:
@@ -88,8 +94,9 @@ def class_column(table: Table, name: str, classes: int | None) -> tuple[np.ndarr
         raise InputError(f"column '{name}' of {table.path} has {len(known):,} different labels; "
                          f"there must be between 1 and {MOST_CLASSES:,}")
     names = known.to_pylist()
-    digits = all(value.isascii() and value.isdigit() and len(value) < 16 for value in names)
-    names.sort(key=(lambda value: (int(value), value)) if digits else None)
+    digits = all(value.isascii() and value.isdigit() for value in names)
+    names.sort(key=(lambda value: (len(value.lstrip("0")), value.lstrip("0"), value))
+               if digits else None)
     places = pc.index_in(text, value_set=pa.array(names, pa.large_string()))
     values: np.ndarray = pc.fill_null(places, -1).to_numpy(zero_copy_only=False)
     return values.astype(np.int64), Labels(tuple(names))

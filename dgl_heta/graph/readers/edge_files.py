@@ -273,10 +273,12 @@ def _read_task(nodes: _Nodes, item: Any) -> tuple[Task, dict[str, Any]]:
     found, info = Labels(), {}
     if target in nodes.tables:
         found = task_columns(nodes.tables[target], label, kind, classes,
-                             nodes.arrays.setdefault(target, {}))
+                             nodes.arrays.setdefault(target, {}), unlabelled)
     if found.names and unlabelled is not None:
-        raise InputError(f"{where}: 'unlabelled' is for labels that are numbers, and column "
-                         f"'{label}' has names of classes; leave their cells empty")
+        if not found.names[0].isdigit():
+            raise InputError(f"{where}: 'unlabelled' is for labels that are numbers, and column "
+                             f"'{label}' has names of classes; leave their cells empty")
+        unlabelled = -1  # of those that were numbered
     if "split" in item:
         info = _split(item["split"], f"{where}: 'split'", nodes.tables.get(target), label, kind,
                       unlabelled, nodes.arrays.get(target, {}))

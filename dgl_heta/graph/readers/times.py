@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import numpy as np
@@ -193,13 +193,18 @@ def _formatted(table: Table, name: str, column: Any, form: str) -> Instants:
 
 
 def _check_format(form: str) -> None:
-    """Refuse a format that Python cannot read, or that says no year."""
+    """Refuse a format that Python cannot read, that says no year, or that Python takes for the same
+    time where texts differ: it reads weeks (%W) and weekdays (%a) by each other alone."""
     when = datetime(2000, 12, 31, 23, 59, 58, tzinfo=timezone.utc)
+    texts = {(when - timedelta(days=17 * i, hours=5 * i, minutes=7 * i)).strftime(form)
+             for i in range(60)}
     try:
-        right = "%Z" not in form and datetime.strptime(when.strftime(form), form).year == 2000
+        times = {datetime.strptime(text, form) for text in texts}
+        right = ("%Z" not in form and datetime.strptime(when.strftime(form), form).year == 2000
+                 and len(times) == len(texts) and ("%I" not in form or "%p" in form))
     except Exception:  # strptime makes a regular expression of it, and raises what that raises
         right = False
     if not right:
         raise InputError(f"'time_format' is {quoted(form)}; it must be written in the codes of "
-                         "Python's strptime, with a year and without %Z (%z reads +01:00), as "
-                         "\"%d.%m.%Y %H:%M\"")
+                         "Python's strptime, with a year, without %Z (%z reads +01:00), %I with "
+                         "%p, and weeks with weekdays (%G-%V-%u), as \"%d.%m.%Y %H:%M\"")

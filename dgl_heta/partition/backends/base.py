@@ -62,7 +62,7 @@ def check_divided(plan: Plan, request: PartitionRequest) -> None:
             'if every machine is to have a copy, say partition.replication = "full"')
     if len(schema.relations) == 1 and roots[0].src == roots[0].dst:
         raise InputError(text)
-    warn_once(text)
+    warn_once(text + "; they are made as asked for")
 
 
 class MetatreeBackend(PartitionBackend):

@@ -96,6 +96,10 @@ class LinkStep:
         return len(self.positions)
 
 
+_TOLD = 0.6
+"""AUC by numbers of edges from which it is said."""
+
+
 class LinkPrediction:
     """Which of some destinations a source is joined to by a relation, or by several: dot product or
     DistMult (see :class:`dgl_heta.models.linked.Linked`), MRR.
@@ -142,7 +146,24 @@ class LinkPrediction:
         found = HeldOut(groups, 0.0 if self._given else 2 * self._task.held_out, self._seed,
                         [edges for split in ("val", "test") if split in self._given
                          for _, edges in self._given[split].by_relation(self.relations)])
-        return found, notes + self._leave_out_of_training(found)
+        return found, notes + self._missing_edges() + self._leave_out_of_training(found)
+
+    def _missing_edges(self) -> list[str]:
+        """Where the edge that is left out of a link tells it from others by itself: a line."""
+        notes = []
+        for relation in () if self._given else self.relations:
+            edges = np.bincount(np.minimum(np.diff(self._store.relation(relation).indptr), 1 << 16))
+            numbers = np.arange(len(edges))
+            of_links = np.append((edges * numbers)[1:], 0) / max((edges * numbers).sum(), 1)
+            drawn = edges / max(edges.sum(), 1)
+            fewer = float((of_links * (1 - np.cumsum(drawn) + drawn / 2)).sum())
+            if fewer > _TOLD:
+                notes.append(
+                    f"destinations of '{relation}' have much the same number of its edges, so the "
+                    f"one that is left out tells a link from others (AUC {fewer:.2f} by it alone): "
+                    "a score beyond chance may be that; predict the other direction, or compare "
+                    "with random links")
+        return notes
 
     def _leave_out_of_training(self, held_out: HeldOut) -> list[str]:
         """Leave out of given links for training what others ask for in another direction."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, Protocol
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, several
 from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.readers.arrays import class_labels
 from dgl_heta.graph.schema import Relation
@@ -44,20 +45,26 @@ class NodePrediction:
     """
 
     held_out = None
-    notes: Sequence[str] = ()
-
     def __init__(self, store: Store, task: TaskSettings, seed: int,
                  class_weights: str | list[float] | None = None) -> None:
         self.targets = tuple(task.targets or ())
         self._seed, self._store = seed, store
+        self.notes: list[str] = []
         self._labels = {t: stored_labels(store, t, task) for t in self.targets}
         self._heads = {t: _HEADS[labels.kind](labels.outputs) for t, labels in self._labels.items()}
         self.outputs = {t: labels.outputs for t, labels in self._labels.items()}
         self.metric = next(iter(self._heads.values())).metric
         for ntype, labels in self._labels.items():
-            for name in MASKS:
-                if store.has_array(ntype, name):
-                    labels.check(chosen(store.array(ntype, name)), name)
+            masks = {name: store.array(ntype, name) for name in MASKS
+                     if store.has_array(ntype, name)}
+            for name, mask in masks.items():
+                labels.check(chosen(mask), name)
+            self.notes += [
+                f"{several(both, 'node')} of '{ntype}' in {one} and in {other}, too: a score of "
+                "nodes that are trained on says nothing of others" if one == "train_mask" else
+                f"{several(both, 'node')} of '{ntype}' in {one} and in {other}, too"
+                for one, other in combinations(masks, 2)
+                if (both := int(np.count_nonzero(np.logical_and(masks[one], masks[other]))))]
             head = self._heads[ntype]
             if class_weights is not None and isinstance(head, Classification):
                 head.weigh(class_weights, labels, self._nodes(ntype, "train"))

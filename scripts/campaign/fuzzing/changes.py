@@ -229,7 +229,7 @@ def labels(content: bytes, draw: random.Random) -> bytes:
                          (rows + 1,)])
     low, high = draw.choice([(0, 2), (0, 4), (-1, 2), (-1, 1), (0, 70_000), (0, 2 * 10**6),
                              (0, 9 * 10**8), (10**12, 10**18), (-10**18, 10**18)])
-    array = values.integers(low, high, shape, endpoint=True)
+    array: np.ndarray = values.integers(low, high, shape, endpoint=True)
     if draw.random() < 0.5:
         array = array * draw.choice([1.0, 1.0, 0.5])
         array[values.random(shape) < draw.choice([0, 0.2, 1])] = draw.choice(

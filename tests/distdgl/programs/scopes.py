@@ -173,6 +173,8 @@ GROUPS: dict[str, Loss] = {
     "nodes": lambda s, loss: loss * s.blocks[0].num_nodes() * 1e-3,
     "nodes of a type": lambda s, loss: loss / s.blocks[0].num_src_nodes("author"),
     "length": lambda s, loss: loss * (s.n / len(s.ids["author"])),
+    "one more": lambda s, loss: loss / (len(s.ids["author"]) + 1),
+    "logarithm of one more": lambda s, loss: loss * math.log1p(len(s.ids["author"])),
     "root of a shape": lambda s, loss: loss / math.sqrt(s.levels[1]["author"].shape[0]),
     "total length": lambda s, loss: loss / sum(len(x) for x in s.ids.values()),
     "a tensor of lengths": lambda s, loss: loss * torch.tensor(
@@ -363,7 +365,10 @@ INCOMPLETE: dict[str, Write] = {
         ids, 0.9 * memory[ids] + 0.1 * states.relu()),
     "added": lambda memory, ids, states, n: memory.index_add_(0, ids, states),
     "scattered": lambda memory, ids, states, n: memory.scatter_(
-        0, ids[:, None].expand_as(states), states)}
+        0, ids[:, None].expand_as(states), states),
+    "another": lambda memory, ids, states, n: memory.index_put((ids,), states),
+    "one by one": lambda memory, ids, states, n: [
+        memory.__setitem__(node, row) for node, row in zip(ids.tolist(), states)]}
 COMPLETE: dict[str, Write] = {
     "own": lambda memory, ids, states, n: memory.__setitem__(ids[:n], states[:n]),
     "numbers": lambda memory, ids, states, n: memory.__setitem__(ids, 1.0)}
