@@ -26,7 +26,6 @@ from torch.utils._python_dispatch import (
     _push_mode,
 )
 from torch.utils._pytree import tree_flatten, tree_unflatten
-from torch.utils.weak import TensorWeakRef, WeakTensorKeyDictionary
 
 from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import LazyRows, peek
@@ -104,7 +103,7 @@ class Made:
 class View(NamedTuple):
     """How a tensor is a view of another one: `steps` lead from its base to it."""
 
-    base: TensorWeakRef
+    base: Tensor
     steps: tuple[Callable[[Tensor], Tensor], ...]
 
 
@@ -122,12 +121,13 @@ class Trace(TorchDispatchMode):
         self._forget()
 
     def _forget(self) -> None:
-        self._refs: Any = WeakTensorKeyDictionary()
-        self._views: Any = WeakTensorKeyDictionary()
-        """Of tensors :class:`Ref` and :class:`View`. As attributes scripts would save them. None is
-        asked for without need: another thread may be about to free a tensor that it has sent."""
-        self._of_base: dict[int, list[TensorWeakRef]] = {}
-        """By the base's id, its views."""
+        self._refs: dict[int, Ref] = {}
+        self._views: dict[int, View] = {}
+        self._of_base: dict[int, list[Tensor]] = {}
+        """By the ids of tensors. As attributes scripts would save them."""
+        self._kept: dict[int, Tensor] = {}
+        """These tensors. Weak references would be wrong: PyTorch cannot take hold of a tensor that
+        another thread (of gloo, of DGL) is about to free."""
 
     def start(self) -> None:
         """Look at operations from now on, below the modes that the script uses; no other trace does
@@ -198,12 +198,12 @@ class Trace(TorchDispatchMode):
         return len(self._entries) - 1
 
     def _note(self, tensor: Tensor, ref: Ref) -> None:
-        self._refs[tensor] = ref
+        self._kept[id(tensor)] = tensor
+        self._refs[id(tensor)] = ref
 
     def _ref(self, item: Any) -> Ref | None:
         if isinstance(item, Tensor):
-            found: Ref | None = self._refs.get(item)
-            return found
+            return self._refs.get(id(item))
         return self._floats.get(item) if type(item) is float else None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -267,23 +267,24 @@ class Trace(TorchDispatchMode):
         given = [None if i == place else item for i, item in enumerate(given)] + [before]
         out = func(*args, **kwargs)
         self._made([base, written], Made(run, given, numbers))
-        for known in self._of_base.get(id(base), ()):
-            other = known()
-            if other is not None and other is not written and self._base(other)[0] is base:
-                self._made([other], Made(_following(self._views[other].steps), [self._refs[base]]))
+        for other in self._of_base.get(id(base), ()):
+            if other is not written and self._base(other)[0] is base:
+                self._made([other], Made(_following(self._views[id(other)].steps),
+                                         [self._refs[id(base)]]))
         return out
 
     def carry(self, tensor: Tensor, other: Tensor) -> None:
         """Another object has a tensor's values and memory."""
         if (ref := self._ref(tensor)) is not None:
             base, steps = self._base(tensor)
-            self._refs[other] = ref
+            self._note(other, ref)
             self._is_view(other, base, steps)
 
     def _is_view(self, tensor: Tensor, base: Tensor,
                  steps: tuple[Callable[[Tensor], Tensor], ...]) -> None:
-        self._views[tensor] = View(TensorWeakRef(base), steps)
-        self._of_base.setdefault(id(base), []).append(TensorWeakRef(tensor))
+        self._kept[id(tensor)] = tensor
+        self._views[id(tensor)] = View(base, steps)
+        self._of_base.setdefault(id(base), []).append(tensor)
 
     def _note_views(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Note what is a view of which argument."""
@@ -301,9 +302,8 @@ class Trace(TorchDispatchMode):
 
     def _base(self, tensor: Tensor) -> tuple[Tensor, tuple[Callable[[Tensor], Tensor], ...]]:
         """What a tensor is a view of, itself if of nothing, and how."""
-        view: View | None = self._views.get(tensor)
-        base = view and view.base()
-        return (tensor, ()) if view is None or base is None else (base, view.steps)
+        view = self._views.get(id(tensor))
+        return (tensor, ()) if view is None else (view.base, view.steps)
 
     # --- asking ---------------------------------------------------------------------------------
 

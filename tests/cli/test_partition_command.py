@@ -158,7 +158,7 @@ def test_a_split_by_time_is_said_with_its_boundaries(heta, tmp_path):
             "2024-03-01T10:00:00 to 2024-03-01T10:00:00, test 2024-03-02T00:00:00 to "
             "2024-03-02T00:00:00\n") in done.err
     shown = heta("inspect", tmp_path / "out")
-    assert "split: {'time': 'when', 'train': ['2024-03-01T00:00:00'" in shown.out
+    assert "times: {'time': 'when', 'train': ['2024-03-01T00:00:00'" in shown.out
 
 
 def test_a_target_without_labels_is_named(heta, store, tmp_path):
