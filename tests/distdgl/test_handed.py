@@ -24,8 +24,13 @@ IDS, BITS, RANK = [5, 3, 9, 1, 7], [1, 3, 2, 3, 7], 1
 
 
 @pytest.fixture
-def handed() -> Handed:
-    made = Handed()
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def handed(said: list[str]) -> Handed:
+    made = Handed(said.append)
     made.rank = RANK
     return made
 
@@ -80,6 +85,17 @@ def test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused(handed: H
             handed.readers("a", torch.tensor([3, 9]))
         kept.popitem()
     assert handed.readers("a", torch.tensor([3, 9])) is None  # the batch is gone
+
+
+def test_others_taken_out_as_numbers_are_said_in_training(handed: Handed, said: list[str]) -> None:
+    marks = torch.tensor(BITS)
+    own, others = (handed.ids("a", torch.tensor(IDS), each) for each in (marks, marks | 1 << 62))
+    own.numpy(), own.tolist(), others.sum()
+    with torch.no_grad():
+        others.numpy()
+    assert not said
+    others.tolist()
+    assert "taken out as numbers" in said[0]
 
 
 def test_an_id_of_a_batch_twice_is_refused_but_of_own_seeds(handed: Handed) -> None:
