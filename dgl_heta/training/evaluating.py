@@ -47,9 +47,10 @@ def evaluate(engine: Engine, split: str, count: bool = False) -> Evaluated:
 def not_finite_text(found: Evaluated, split: str) -> str:
     """One sentence where outputs were not finite, or ""."""
     what = {"val": "validation", "test": "test"}[split]
-    return (f"{several(found.not_finite, 'output')} of {what} nodes: NaN or infinite, so there is "
-            f"no score of {what}: look for such values in the features of these nodes and of "
-            "their neighbours (`dgl-heta inspect`); if they have none, training diverged"
+    be = "is" if found.not_finite == 1 else "are"
+    return (f"{several(found.not_finite, 'output')} of {what} nodes {be} NaN or infinite, so that "
+            f"there is no score of {what}: look for such values in the features of these nodes and "
+            "of their neighbours (`dgl-heta inspect`); if they have none, training diverged"
             if found.not_finite else "")
 
 

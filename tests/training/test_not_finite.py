@@ -77,7 +77,7 @@ def test_features_and_predictions_that_are_not_finite_are_said(store: Path, tmp_
     said = " ".join(done.stderr.split())
     assert "feat.npy have 4 numbers that single precision has no finite value for" in said
     assert "first in row 31" in said
-    assert "epoch 1: 2 outputs of validation nodes NaN or infinite" in said
+    assert "epoch 1: 2 outputs of validation nodes are NaN or infinite" in said
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["val_acc"] is None
     assert "NaN" not in (tmp_path / "run/metrics.jsonl").read_text()
@@ -106,7 +106,7 @@ def test_a_run_that_diverges_says_which_epoch_is_good_and_how_it_is_used(tmp_pat
                  "train.schedule_options={milestones=[1], gamma=1e39}")
     assert done.returncode == 2
     said = " ".join(done.stderr.split())
-    assert "epoch 2: 10 outputs of validation nodes NaN or infinite" in said
+    assert "epoch 2: 10 outputs of validation nodes are NaN or infinite" in said
     assert "the loss of epoch 3 is nan: training diverged; lower train.lr" in said
     assert f"model of epoch 1, the best that was saved ({tmp_path}/run/checkpoints/epoch" in said
     before = heta("predict", str(tmp_path / "run"), "--out", str(tmp_path / "out.npy"))
