@@ -172,7 +172,8 @@ def _read(g: RafBlock, functions: Functions) -> Columns:
 
 
 def _of_no_edges(graph: RelationGraph, functions: Functions) -> dict[str, Tensor]:
-    """Zeros, as a script's own functions would give them rows if there were messages."""
+    """Zeros, as a script's own functions would give them rows if there were messages; nothing where
+    they fail without any: then machines that have edges tell the form (:func:`_told`)."""
     rows = graph.num_dst_nodes()
     try:
         messages = _values(graph, functions.message)
@@ -183,7 +184,7 @@ def _of_no_edges(graph: RelationGraph, functions: Functions) -> dict[str, Tensor
                 graph, torch.empty(0, dtype=torch.int64), graph.dsttypes[0],
                 graph._node_frames[1].subframe(torch.empty(0, dtype=torch.int64)),
                 msgs={name: x[:, None] for name, x in messages.items()}))
-    except Exception:  # they may not be made for this
+    except Exception:  # DGL does not call them without edges, so this is no fault of theirs
         return {}
     return {name: x.new_zeros(rows, *x.shape[1:]) for name, x in form.items()}
 
