@@ -34,10 +34,11 @@ run_tests() {  # ENVIRONMENT ARGUMENTS…
     local failed="${cache[1]#cache_dir=}/v/cache/lastfailed"
     "$python" -m pytest "${cache[@]}" --cache-clear -n "$workers" --dist loadfile "${chosen[@]}" "${@:2}" || status=$?
     [[ $status == 1 && -f "$failed" && $(grep -c '": true' "$failed") -le 3 ]] || return $status
-    local names && names="$(grep -o '".*"' "$failed")"
-    echo "Once more, alone:" && echo "$names"
-    "$python" -m pytest "${cache[@]}" --last-failed --last-failed-no-failures none "${chosen[@]}" "${@:2}"
-    again+="$names"$'\n'
+    local names && mapfile -t names < <(python3 -c "import json, sys
+print(*json.load(open(sys.argv[1])), sep='\n')" "$failed")
+    echo "Once more, alone:" && printf '%s\n' "${names[@]}"
+    "$python" -m pytest "${cache[@]}" "${chosen[@]}" "${names[@]}"
+    again+="$(printf '%s\n' "${names[@]}")"$'\n'
 }
 again="" left=""
 time_for() {  # ENVIRONMENT

@@ -461,6 +461,8 @@ class Trainer:
 class Sampler:
     """A class of samplers that is not derived from DGL's."""
 
+    prob = None  # DGL 2.4's loaders read it of every sampler
+
     def __init__(self, sample: Callable[[Tensor], Any]) -> None:
         self.sample = sample
 
