@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dgl_heta.comm.dgl_connections import wait_at_most
-from dgl_heta.distdgl.selection import select
+from dgl_heta.distdgl.state import select
 from dgl_heta.distdgl.versions import release
 from dgl_heta.hooks.manager import plugins, use
 from dgl_heta.settings import load_settings
@@ -58,19 +58,22 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
         chosen = plain_settings(chosen)
     select(chosen)
     if chosen.run.record is not None:
-        from dgl_heta.distdgl.recording import start_recording
+        from dgl_heta.distdgl.proof.recording import start_recording
 
         start_recording(Path(chosen.run.record), chosen.run.reference, chosen.run.double)
 
 
 def disable() -> None:
     """Put DGL back as it was, and forget the graph that is open."""
-    from dgl_heta.distdgl import ending, graphbolt_parts, partitions, proof, tensors
-    from dgl_heta.distdgl.epochs import forget_epochs
-    from dgl_heta.distdgl.own_part import close_part
+    from dgl_heta.distdgl.graph import graphbolt_parts, partitions
+    from dgl_heta.distdgl.loading.epochs import forget_epochs
     from dgl_heta.distdgl.programs import forget_programs
+    from dgl_heta.distdgl.proof import step_proof
+    from dgl_heta.distdgl.rows import node_data
+    from dgl_heta.distdgl.rows.local_partition import close_part
+    from dgl_heta.distdgl.rows.uneven_steps import forget_steps
     from dgl_heta.distdgl.session import close_session
-    from dgl_heta.distdgl.sparse_steps import forget_steps
+    from dgl_heta.distdgl.training import ending
 
     remove()
     forget_programs()
@@ -78,9 +81,9 @@ def disable() -> None:
     ending.forget()
     graphbolt_parts.forget()
     partitions.keep_earlier(False)
-    proof.stop()
+    step_proof.stop()
     close_session()
-    tensors.close()
+    node_data.close()
     forget_epochs()
     forget_steps()
     use(None)

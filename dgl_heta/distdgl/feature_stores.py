@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dgl_heta.distdgl.selection import selected
+from dgl_heta.distdgl.state import selected
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.graphbolt import AsyncReads, CachedFeatureStore
 from dgl_heta.hooks.manager import plugins

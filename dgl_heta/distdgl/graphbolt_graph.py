@@ -15,9 +15,9 @@ import numpy as np
 import torch.distributed as dist
 from dgl import graphbolt as gb
 
-from dgl_heta.distdgl.parallel import check_no_plain_module
-from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.session import Session, current, use_session
+from dgl_heta.distdgl.state import selected
+from dgl_heta.distdgl.training.parallel import check_no_plain_module
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins, plugins

@@ -18,13 +18,13 @@ import torch
 from dgl import graphbolt as gb
 from torch.utils.data import IterDataPipe, get_worker_info
 
-from dgl_heta.distdgl.drawing import draw_told
-from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.graphbolt_batch import LINKS, RafMiniBatch, halves, own_seeds, seeds_of
 from dgl_heta.distdgl.graphbolt_graph import GraphBoltSession, RafGraph, open_graph
-from dgl_heta.distdgl.loader import RafLoader
-from dgl_heta.distdgl.selection import selected
+from dgl_heta.distdgl.loading.epochs import current_epochs
+from dgl_heta.distdgl.loading.group_sampling import draw_told
+from dgl_heta.distdgl.loading.raf_loader import RafLoader
 from dgl_heta.distdgl.session import current
+from dgl_heta.distdgl.state import selected
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.system.patching import patch_all

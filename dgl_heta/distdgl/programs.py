@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from dgl_heta.distdgl import graphstorm
-from dgl_heta.distdgl.hetero_convs import register_hetero_conv
+from dgl_heta.distdgl.modules.hetero_convs import register_hetero_conv
 
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "graphstorm.config.argument": graphstorm.adapt,

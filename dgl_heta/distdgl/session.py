@@ -18,15 +18,15 @@ import torch.distributed as dist
 
 from dgl_heta.comm.collectives import Comm, Traffic, wire_dtype
 from dgl_heta.comm.machines import join_machine
-from dgl_heta.distdgl.backward import BackwardEnd
-from dgl_heta.distdgl.chains import Chains
-from dgl_heta.distdgl.drawing import DrawingGroups
-from dgl_heta.distdgl.edge_ends import EdgeEnds
-from dgl_heta.distdgl.handed import Handed
+from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
+from dgl_heta.distdgl.autograd.collective_order import Chains
+from dgl_heta.distdgl.autograd.loss_scope import Scope
+from dgl_heta.distdgl.batch_ids import Handed
+from dgl_heta.distdgl.loading.group_sampling import DrawingGroups
 from dgl_heta.distdgl.reference import Reference
-from dgl_heta.distdgl.scope import Scope
-from dgl_heta.distdgl.selection import without_effect
-from dgl_heta.distdgl.whereabouts import meet, skip_alike
+from dgl_heta.distdgl.state import without_effect
+from dgl_heta.distdgl.store.edge_ends import EdgeEnds
+from dgl_heta.distdgl.watchdog import meet, skip_alike
 from dgl_heta.errors import HetaError, InputError, listing, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import graph_names
@@ -145,7 +145,7 @@ class Session:
         self.watch: Any = None
         self.reading: Any = None
         """What looks at calls at steps to prove, and what is given rows of tables meanwhile (see
-        :mod:`dgl_heta.distdgl.proof`)."""
+        :mod:`dgl_heta.distdgl.proof.step_proof`)."""
         self.shapes: dict[Any, Any] = {}
         self.types: dict[Any, dict[str, tuple[torch.Size, torch.dtype] | None]] = {}
         self._answers: dict[Any, bool] = {}

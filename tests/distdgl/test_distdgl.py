@@ -17,7 +17,7 @@ import torch
 
 import dgl_heta
 from dgl_heta.distdgl import patches
-from dgl_heta.distdgl.selection import OF_TRAINING, without_effect
+from dgl_heta.distdgl.state import OF_TRAINING, without_effect
 from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.settings import Settings, TrainSettings

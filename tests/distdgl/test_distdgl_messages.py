@@ -18,8 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dgl_heta.distdgl import gat_conv, message_passing, patches
-from dgl_heta.distdgl.layers import RelationGraph
+from dgl_heta.distdgl import patches
+from dgl_heta.distdgl.blocks import message_passing
+from dgl_heta.distdgl.blocks.layer import RelationGraph
+from dgl_heta.distdgl.modules import gat_conv
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.aggregate import reduce_each, segment_reduce
