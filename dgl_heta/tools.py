@@ -32,6 +32,7 @@ _LAZY = {
     "check_room": "dgl_heta.system.disk",
     "reserve": "dgl_heta.system.disk",
     "scratch_directory": "dgl_heta.system.leftovers",
+    "Patch": "dgl_heta.system.patching",
     "optional": "dgl_heta.system.optional",
     "peak_rss_mb": "dgl_heta.system.memory",
     # graphs and partitions
@@ -74,8 +75,8 @@ _LAZY = {
 }
 
 __all__ = [
-    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "NodeShape", "Plugins",
-    "RelationShape", "SettingsOptions", "Shape", "Traffic", "check_file", "check_room",
+    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "NodeShape", "Patch",
+    "Plugins", "RelationShape", "SettingsOptions", "Shape", "Traffic", "check_file", "check_room",
     "check_source", "config_name", "data_parallel", "file_sum", "generate", "graph_names",
     "grouped", "init_workers", "kernel", "listing", "load_settings", "log_line", "make_request",
     "nearest", "new_array", "new_directory", "new_rows", "open_input", "optional", "out",
@@ -110,6 +111,7 @@ if TYPE_CHECKING:
     from dgl_heta.system.leftovers import scratch_directory
     from dgl_heta.system.memory import peak_rss_mb
     from dgl_heta.system.optional import optional
+    from dgl_heta.system.patching import Patch
     from dgl_heta.system.prefetch import prefetch
     from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 

@@ -9,11 +9,10 @@ back.
 from __future__ import annotations
 
 from dgl_heta.comm import dgl_connections, meeting
-from dgl_heta.distdgl import feature_stores, graphbolt_loader
-from dgl_heta.distdgl.blocks import message_passing, raf_block
+from dgl_heta.distdgl.blocks import message_passing
 from dgl_heta.distdgl.graph import dist_graph, graphbolt_parts, partitions
 from dgl_heta.distdgl.loading import collated_loader, edge_loader, node_loader
-from dgl_heta.distdgl.modules import slices
+from dgl_heta.distdgl.modules import merging_block, slices
 from dgl_heta.distdgl.rows import embedding, local_partition, node_data
 from dgl_heta.distdgl.training import autograd_calls, ending, parallel
 from dgl_heta.system.patching import Patch
@@ -26,12 +25,10 @@ PATCHES: tuple[Patch, ...] = (
     *node_loader.PATCHES,
     *edge_loader.PATCHES,
     *collated_loader.PATCHES,
-    *raf_block.PATCHES,
+    *merging_block.PATCHES,
     *message_passing.PATCHES,
     *slices.PATCHES,
     *embedding.PATCHES,
-    *feature_stores.PATCHES,
-    *graphbolt_loader.PATCHES,
     *parallel.PATCHES,
     *autograd_calls.PATCHES,
     *local_partition.PATCHES,

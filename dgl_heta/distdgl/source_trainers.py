@@ -8,8 +8,7 @@ whose.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -20,32 +19,33 @@ from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
 
-if TYPE_CHECKING:
-    from dgl_heta.distdgl.session import Session
-
 Reached = list[dict[str, np.ndarray]]
 """For each layer, from the input on, and node type: for each source row of its block the bits of
 the trainers whose seeds reach it."""
 
 
-def reached_by(session: Session, batch: MiniBatch, group: Comm) -> Reached:
-    """The trainers' bits, by rank (at most 62); nothing if there is no embedding.
+def reached_by(batch: MiniBatch, group: Comm, ranks: Sequence[int], ntypes: Collection[str]
+               ) -> Reached:
+    """Return the trainers' bits, by rank (at most 62); nothing if there is no embedding.
 
-    `group` is this trainer's, with process groups that are used by nobody else meanwhile.
+    Parameters
+    ----------
+    group : this trainer's, with process groups that are used by nobody else meanwhile.
+    ranks : of its trainers.
+    ntypes : node types that have an embedding.
 
     A node that is a seed of one trainer and a neighbour of another's is reached by both, which
     only the machine with that relation sees: the bits of seeds are exchanged at each layer.
     """
-    if not session.embeddings:
+    if not ntypes:
         return []
-    ranks = group.ranks if session.world.size > 1 else (0,)
     shares = batch.blocks[-1].seeds
     rows = of_seeds(shares, ranks)
     levels: Reached = []
     for block in reversed(batch.blocks):
         asked = shares if block is not batch.blocks[0] else {
             t: share for t, share in shares.items()
-            if any(e.ntype == t for e in session.embeddings)}  # of input nodes
+            if t in ntypes}  # of input nodes
         rows = below(block, rows, asked, group, "seeds")
         levels.insert(0, rows)
     return levels

@@ -1,21 +1,65 @@
-"""Which settings are in force in a process, for all that is patched in it."""
+"""The state of this process between `enable` and `disable`: one object, closed once.
+
+Patched functions of DGL cannot be handed an object of ours, so they ask here. Each room keeps its
+state in a class, and gets the only instance of it by :func:`state_of`. What belongs to one graph
+hangs on its :class:`~.session.Session`, which is kept here, too.
+"""
 
 from __future__ import annotations
 
+from typing import Any, TypeVar
+
 from dgl_heta.settings import Settings
 
-_settings: Settings | None = None
+Kind = TypeVar("Kind")
 
 
-def select(settings: Settings | None) -> None:
-    """Let these settings be in force, or none."""
-    global _settings
-    _settings = settings
+class State:
+    """The settings in force, the session, and an instance of each class that was asked for.
+
+    Attributes
+    ----------
+    settings : in force; the defaults before `enable`.
+    session : of the meta-partitioned graph that is open, or None.
+    """
+
+    def __init__(self) -> None:
+        self.settings = Settings()
+        self.session: Any = None
+        self._instances: dict[type, Any] = {}
+
+    def of(self, kind: type[Kind]) -> Kind:
+        """Return this process's instance of a class, made without arguments at the first call."""
+        if kind not in self._instances:
+            self._instances[kind] = kind()
+        instance: Kind = self._instances[kind]
+        return instance
+
+    def close(self) -> None:
+        """Close every instance that has a `close`, the last one first, and forget them all."""
+        while self._instances:
+            _, instance = self._instances.popitem()
+            getattr(instance, "close", lambda: None)()
+        # Instances may look at the session while they are closed, so it goes last.
+        self.settings, self.session = Settings(), None
+
+
+_state = State()
+
+
+def state_of(kind: type[Kind]) -> Kind:
+    """Return this process's instance of a class of state."""
+    return _state.of(kind)
+
+
+def process_state() -> State:
+    """Return the state of this process."""
+    return _state
 
 
 def selected() -> Settings:
-    """The settings in force; the defaults if there are none."""
-    return _settings or Settings()
+    """Return the settings in force."""
+    return _state.settings
 
 
 OF_TRAINING = ("epochs", "lr", "sparse_lr", "weight_decay", "optimizer", "optimizer_options",
@@ -25,7 +69,7 @@ OF_TRAINING = ("epochs", "lr", "sparse_lr", "weight_decay", "optimizer", "optimi
 
 
 def without_effect(settings: Settings) -> str | None:
-    """What to say of settings that are given and have no effect on a script."""
+    """Return a line on settings that are given and have no effect on a script, or None."""
     given = [f"train.{key}" for key in OF_TRAINING if key in settings.train.model_fields_set]
     given += [f"task.{key}" for key in sorted(settings.task.model_fields_set)]
     given += ["run.loggers"] * bool(settings.run.loggers)
@@ -35,5 +79,5 @@ def without_effect(settings: Settings) -> str | None:
 
 
 def names(section: str, key: str) -> bool:
-    """Whether the settings in force name a value themselves."""
+    """Return whether the settings in force name a value themselves."""
     return key in getattr(selected(), section).model_fields_set

@@ -19,14 +19,26 @@ from typing import Any
 import torch.distributed as dist
 
 from dgl_heta.comm.collectives import PeerLostError
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 
 _PATIENCE_S = 3.0
 """After so long a trainer that waits looks where the others are."""
 _SURE_S = 2.0
 """A trainer that was in a barrier all this time will not leave it by itself."""
-_posted: list[bool] = []
-_skips = itertools.count()
+
+
+class _Meetings:
+    """The meetings of this trainer; where others look, it says at exit that it has ended."""
+
+    def __init__(self) -> None:
+        self.skips = itertools.count()
+        atexit.register(_post, "ended")
+
+    def close(self) -> None:
+        atexit.unregister(_post)
+
+
 Batch = tuple[int, int, int]
 """Data loader, epoch and step, from 0 on."""
 
@@ -75,9 +87,7 @@ def meet(number: int, timeout_s: float, left: Batch | None = None) -> None:
         this one has left, so it will not come.
     """
     store, size = _store(), dist.get_world_size()
-    if not _posted:
-        _posted.append(True)
-        atexit.register(_post, "ended")
+    state_of(_Meetings)
     key, start, pause = f"dgl-heta meeting {number}", time.monotonic(), 0.0005
     if store.add(key, 1) >= size:
         return
@@ -116,7 +126,7 @@ def skip_alike(skipped: Iterable[tuple[int, str]], ranks: Sequence[int], timeout
     PeerLostError
         One has skipped none within `timeout_s`.
     """
-    store, own, number = _store(), dist.get_rank(), next(_skips)
+    store, own, number = _store(), dist.get_rank(), next(state_of(_Meetings).skips)
     key = f"dgl-heta skipped {number} by"
     mine = ", ".join(f"'{ntype}' at layer {layer}" for layer, ntype in sorted(skipped))
     store.set(f"{key} {own}", mine)

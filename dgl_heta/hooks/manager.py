@@ -34,6 +34,7 @@ KINDS = {
     "dataset": "dgl_heta_datasets",
     "reader": "dgl_heta_readers",
     "model": "dgl_heta_models",
+    "patches": "dgl_heta_patches",
     "command": "dgl_heta_commands",
     "settings": "dgl_heta_settings",
 }
@@ -48,6 +49,7 @@ PROTOCOLS: dict[str, type] = {
     "dataset": protocols.Dataset,
     "reader": protocols.Reader,
     "model": protocols.ModelProvider,
+    "patches": protocols.Patches,
     "command": protocols.Command,
     "settings": protocols.Provider,
 }

@@ -79,6 +79,16 @@ def test_a_command_of_a_plugin_is_there_and_says_what_is_wrong(site, tmp_path):
     assert run.stderr.endswith("is no data set or directory of edge files\n")
 
 
+def test_the_patches_of_a_plugin_are_in_place_while_dgl_heta_is_enabled(install):
+    pytest.importorskip("dgl")
+    install("pickled", example("class Pickled"))
+    from dgl_heta.distdgl.activate import every_patch
+
+    patch = every_patch(Plugins())[-1]
+    assert patch.target == "torch.distributed:all_gather_object"
+    assert patch.make(lambda objects, value, group: value)([], 3, None) == 3
+
+
 def test_the_backend_that_knows_relations_keeps_those_of_a_source_type_together(install):
     install("by-source-type", example("BySourceType"))
     backend = Plugins().get("partition backend", "by-source-type")

@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import (
 )
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import LazyRows, peek
 
@@ -40,10 +41,20 @@ _WRITTEN_COPIES = {f"aten::{name}" for name in (
     "index_put", "index_copy", "index_add", "scatter", "scatter_add", "scatter_reduce",
     "masked_scatter", "select_scatter", "slice_scatter")}
 """Operations that give their first argument with other rows in it."""
-_running: list[Trace] = []
-"""The trace that looks at operations now, if there is one."""
-_stopped: list[Trace] = []
-"""Those that look no longer, and are still among PyTorch's modes."""
+
+
+class Traces:
+    """The traces of this process.
+
+    Attributes
+    ----------
+    running : the one that looks at operations now, if there is one.
+    stopped : those that look no longer, and are still among PyTorch's modes.
+    """
+
+    def __init__(self) -> None:
+        self.running: Trace | None = None
+        self.stopped: list[Trace] = []
 
 
 @dataclass(eq=False)
@@ -132,10 +143,11 @@ class Trace(TorchDispatchMode):
     def start(self) -> None:
         """Look at operations from now on, below the modes that the script uses; no other trace does
         so any longer."""
-        for other in _running:
-            other.stop()
+        traces = state_of(Traces)
+        if traces.running is not None:
+            traces.running.stop()
         tidy()
-        _running[:] = [self]
+        traces.running = self
         above = _popped()
         for mode in (self, *above):
             _push_mode(mode)
@@ -144,7 +156,7 @@ class Trace(TorchDispatchMode):
     def stop(self) -> None:
         """Look no longer, and forget everything."""
         if self._on:
-            _stopped.append(self)
+            state_of(Traces).stopped.append(self)
             tidy()
         self._on = False
         self._entries.clear()
@@ -399,7 +411,7 @@ class Trace(TorchDispatchMode):
 
 def carried(tensor: Tensor, other: Tensor) -> Tensor:
     """Another object of a tensor's values and memory, with what a trace knows of it."""
-    for trace in _running:
+    if (trace := state_of(Traces).running) is not None:
         trace.carry(tensor, other)
     return other
 
@@ -415,11 +427,12 @@ def _noisy(value: Tensor, rows: Tensor) -> Tensor:
 
 def tidy() -> None:
     """Take away traces that look no longer, if they may be."""
-    if gone := [trace for trace in _stopped if trace.can_go]:
+    traces = state_of(Traces)
+    if gone := [trace for trace in traces.stopped if trace.can_go]:
         for mode in _popped():
             if mode not in gone:
                 _push_mode(mode)
-        _stopped[:] = [trace for trace in _stopped if trace not in gone]
+        traces.stopped = [trace for trace in traces.stopped if trace not in gone]
 
 
 def _popped() -> list[Any]:

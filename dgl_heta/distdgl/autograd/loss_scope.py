@@ -37,7 +37,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from dgl import NID
@@ -45,7 +45,9 @@ from torch import Tensor
 from torch.autograd.graph import GradientEdge
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.autograd.batch_counts import Counts
+from dgl_heta.distdgl.autograd.collective_order import Chains
 from dgl_heta.distdgl.autograd.dependence import Source, Trace, tidy
 from dgl_heta.distdgl.autograd.partial_gradients import watch
 from dgl_heta.distdgl.batch_ids import bare
@@ -53,11 +55,10 @@ from dgl_heta.errors import HetaError
 from dgl_heta.proof.gather import CAUSE
 from dgl_heta.raf.chain import is_link, walk, walk_below
 from dgl_heta.sampling.blocks import Block, MiniBatch
+from dgl_heta.settings import Settings
+from dgl_heta.store import Store
 from dgl_heta.system.nested import items_of, of_type
 from dgl_heta.system.patching import plain
-
-if TYPE_CHECKING:
-    from dgl_heta.distdgl.session import Session
 
 _KEY = "dgl-heta rows"
 """In the metadata of a node of autograd's graph: output → :class:`Rows`."""
@@ -76,10 +77,21 @@ class Rows(NamedTuple):
     what: str
 
 
+class _Run(Protocol):
+    """What is asked of the session of a run."""
+
+    group: Comm
+    chains: Chains
+    settings: Settings
+    store: Store
+
+    def say(self, text: str) -> None: ...
+
+
 class Scope:
     """Holds the principle for the batches of one trainer."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: _Run) -> None:
         self._session = session
         self._checked: set[int] = set()
         self._below: Any = WeakTensorKeyDictionary()

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 from dgl_heta.raf.chain import is_link, walk, walk_below
 from dgl_heta.system.nested import of_type
@@ -183,15 +184,23 @@ def is_part(item: Any) -> bool:
     return not item.summed[0] if isinstance(item, Partial) else getattr(item, "heta_part", False)
 
 
-_parameters: Any = WeakTensorKeyDictionary()
-"""Those that have had a partial gradient."""
+class _Marked:
+    """Parameters that have had a partial gradient; every optimizer's step is checked for them."""
+
+    def __init__(self) -> None:
+        self.parameters: Any = WeakTensorKeyDictionary()
+        self._hook = register_optimizer_step_pre_hook(_check_step)
+
+    def close(self) -> None:
+        self._hook.remove()
 
 
 def _steps(written: Any) -> bool:
     """Whether what is written to is such a parameter, or shows its memory."""
     memory = {x.untyped_storage().data_ptr() for x in tree_flatten(written)[0]
               if isinstance(x, Tensor) and not isinstance(x, Partial) and not x.is_sparse}
-    return bool(memory) and any(p.untyped_storage().data_ptr() in memory for p in _parameters)
+    return bool(memory) and any(p.untyped_storage().data_ptr() in memory
+                                for p in state_of(_Marked).parameters)
 
 
 def _refusal(grad: Tensor, how: str) -> str:
@@ -207,9 +216,7 @@ def mark(parameter: Tensor) -> None:
     grad = parameter.grad
     if grad is None:
         return
-    if not _checking:
-        _checking.append(register_optimizer_step_pre_hook(_check_step))
-    _parameters[parameter] = True
+    state_of(_Marked).parameters[parameter] = True
     if grad.layout == torch.strided:
         part = grad.as_subclass(Partial)
         part.summed = [False]
@@ -219,7 +226,6 @@ def mark(parameter: Tensor) -> None:
 
 
 mark.dgl_heta = True  # type: ignore[attr-defined]
-_checking: list[Any] = []
 
 
 def _check_step(optimizer: Any, *_: Any) -> None:

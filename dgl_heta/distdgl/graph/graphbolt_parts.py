@@ -11,13 +11,22 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import is_part_config
 from dgl_heta.system.patching import patch_all
 
-_asked: list[bool] = []
-"""What the last call of `dgl.distributed.initialize` in this process asked for."""
+
+class _Asked:
+    """What the last call of `dgl.distributed.initialize` in this process asked for.
+
+    Attributes
+    ----------
+    graphbolt : whether it was `use_graphbolt`.
+    """
+
+    graphbolt = False
 
 
 def no_graphbolt(what: str, part_config: Any) -> InputError:
@@ -36,7 +45,7 @@ def check_graph(part_config: Any) -> None:
     InputError
         It has.
     """
-    if _asked and _asked[-1]:
+    if state_of(_Asked).graphbolt:
         raise no_graphbolt("dgl.distributed.initialize(use_graphbolt=True)", part_config)
 
 
@@ -55,15 +64,10 @@ def check_own_part(graph: Any) -> None:
                          "plugins.model_average.inside = false)")
 
 
-def forget() -> None:
-    """Nothing was asked for."""
-    _asked.clear()
-
-
 def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize(*args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(original).bind(*args, **kwargs).arguments
-        _asked[:] = [bool(given.get("use_graphbolt", False))]
+        state_of(_Asked).graphbolt = bool(given.get("use_graphbolt", False))
         config = os.environ.get("DGL_CONF_PATH")
         if config is not None and is_part_config(config):
             check_graph(config)

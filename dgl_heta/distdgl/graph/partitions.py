@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.distdgl.graph.graphbolt_parts import no_graphbolt
-from dgl_heta.distdgl.state import selected
+from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.graph.source import graph_names, part_tensor
@@ -44,11 +44,11 @@ def partition(original: Callable[..., Any], settings: Settings, /, *args: Any, *
     given = _decided(settings, arguments_of(*args, **kwargs))
     ours = given["part_method"] not in DGL_METHODS
     if ours and "overwrite" not in kwargs:
-        _earlier.check(given["out_path"])
+        state_of(_Earlier).check(given["out_path"])
     result = perform(given, original)
     if ours:
         out = given["out_path"]
-        _earlier.made.add(Path(out).resolve())
+        state_of(_Earlier).made.add(Path(out).resolve())
         print(f"{several(given['num_parts'], 'partition')} of {given['graph_name']} by "
               f"{given['part_method']} in {out}; `dgl-heta inspect {out}` shows them", flush=True)
     return result
@@ -83,14 +83,12 @@ class _Earlier:
                              "partition_graph)")
 
 
-_earlier = _Earlier()
-
-
 def keep_earlier(kept: bool) -> None:
     """Whether `partition_graph` refuses to replace a partition that this program did not make,
     unless the script says `overwrite`."""
-    _earlier.kept = kept
-    _earlier.made.clear()
+    earlier = state_of(_Earlier)
+    earlier.kept = kept
+    earlier.made.clear()
 
 
 _SETTINGS = {"target_ntype": "target", "metapaths": "metapaths", "seed": "seed",
@@ -314,13 +312,21 @@ def _load_partition_on_server(original: Any) -> Any:
     def load_partition(part_config: str, *args: Any, **kwargs: Any) -> Any:
         if not is_part_config(part_config):
             return original(part_config, *args, **kwargs)
-        _serving.append(part_config)
+        state_of(_Served).graphs.append(part_config)
         return _loaded(load_nothing, part_config, *args, **kwargs)
     return load_partition
 
 
-_serving: list[str] = []
-"""The meta-partitioned graphs of which this process is a server."""
+class _Served:
+    """The meta-partitioned graphs of which this process is a server.
+
+    Attributes
+    ----------
+    graphs : their part_config files.
+    """
+
+    def __init__(self) -> None:
+        self.graphs: list[str] = []
 
 
 def _loaded(load: Callable[[str, int], Any], part_config: str, /, part_id: int,
@@ -348,7 +354,7 @@ def _features(part_config: str, /, part_id: int, load_nodes: bool = True, load_e
     """What `load_partition_feats` returns."""
     found = (load_features(part_config, part_id) if load_nodes else None,
              load_edge_data(part_config, part_id) if load_edges else None)
-    if part_config in _serving:
+    if part_config in state_of(_Served).graphs:
         for kind, data in zip(("node", "edge"), found):
             _check_served(kind, data or {})
     return found
@@ -382,9 +388,9 @@ def _refuse_another_programs(name: str) -> None:
 
 def _refused_request(original: Any) -> Any:
     def process_request(self: Any, server_state: Any) -> Any:
-        if _serving:
+        if served := state_of(_Served).graphs:
             raise HetaError(f"{type(self).__name__} reached the server of the meta-partitioned "
-                            f"graph {_serving[-1]}, which holds no edges: a trainer runs without "
+                            f"graph {served[-1]}, which holds no edges: a trainer runs without "
                             "dgl-heta; start all processes by `dgl-heta launch` or `dgl-heta run`")
         return original(self, server_state)
     return process_request

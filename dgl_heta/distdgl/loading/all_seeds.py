@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.sampling.blocks import MiniBatch
-
-_NAME = "heta_seeds"
 
 
 def all_seeds(blocks: Sequence[Any] | Any) -> dict[str, Tensor]:
@@ -44,6 +40,7 @@ def all_seeds(blocks: Sequence[Any] | Any) -> dict[str, Tensor]:
     from dgl import NID
     from dgl.heterograph import DGLBlock
 
+    from dgl_heta.distdgl.blocks.dgl_block import SEEDS
     from dgl_heta.distdgl.blocks.raf_block import RafBlock
 
     last = blocks[-1] if isinstance(blocks, list | tuple) and blocks else blocks
@@ -54,20 +51,7 @@ def all_seeds(blocks: Sequence[Any] | Any) -> dict[str, Tensor]:
             raise HetaError("all_seeds wants a whole block, not a slice of it")
         ids, shares = last.layer.ids, last.layer.blocks[-1].seeds
         return {t: ids[t][:share.total] for t, share in shares.items()}
-    if (known := getattr(last, _NAME, None)) is not None:
+    if (known := getattr(last, SEEDS, None)) is not None:
         return dict(known)
     own = {t: last.dstnodes[t].data[NID] for t in last.dsttypes}
     return {t: ids for t, ids in own.items() if len(ids)}
-
-
-def note_seeds(blocks: Sequence[Any], batch: MiniBatch) -> None:
-    """Let plain blocks that stand for a batch's tell the same seeds."""
-    shares = batch.blocks[-1].seeds
-    tell(blocks, {t: torch.from_numpy(batch.input_nodes[t][:share.total])
-                  for t, share in shares.items()})
-
-
-def tell(blocks: Sequence[Any], seeds: dict[str, Tensor]) -> None:
-    """Let plain blocks tell these seeds."""
-    for block in blocks:
-        setattr(block, _NAME, seeds)

@@ -22,6 +22,7 @@ from dgl_heta.distdgl.loading.loader_scope import BY_ITSELF, fanouts_of
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
 from dgl_heta.distdgl.loading.seed_loader import edges_at
 from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.sampling.kernels import hash_key
@@ -70,16 +71,16 @@ class CollatedLoader(RafLoader):
 
     def next(self) -> Any:
         """What the collator gives for the next batch; StopIteration at the end of the epoch."""
-        global _asking
         self._begin_step()
         sizes = self.sizes[self._session.world.rank]
         begin = sum(sizes[:self._step - 1])
         chosen = self._order[begin:begin + sizes[self._step - 1]]
-        self._calls, before, _asking = 0, _asking, self
+        collating, self._calls = state_of(_Collating), 0
+        before, collating.loader = collating.loader, self
         try:
             sample = self._collator.collate(edges_at(self._collator, chosen))
         finally:
-            _asking = before
+            collating.loader = before
         if not self._calls:
             self._session.say(BY_ITSELF)
         return sample
@@ -146,15 +147,18 @@ def collators() -> Any:
     return sys.modules[next(iter(homes("DistEdgeDataLoader"))).partition(":")[0]]
 
 
-_asking: CollatedLoader | None = None
-"""The loader whose collator is at work."""
+class _Collating:
+    """The loader whose collator is at work, if one is."""
+
+    loader: CollatedLoader | None = None
 
 
 def _sample_blocks(original: Any) -> Any:
     def sample_blocks(self: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
-        if _asking is None or getattr(g, "heta", None) is None:
+        loader = state_of(_Collating).loader
+        if loader is None or getattr(g, "heta", None) is None:
             return original(self, g, seed_nodes, exclude_eids)
-        return _asking.sample_blocks(self, seed_nodes, exclude_eids)
+        return loader.sample_blocks(self, seed_nodes, exclude_eids)
     return sample_blocks
 
 

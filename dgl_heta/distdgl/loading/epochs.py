@@ -62,16 +62,3 @@ class Epochs:
             for _, ended in self._modules:
                 ended(self._number)
 
-
-_epochs = Epochs()
-
-
-def current_epochs() -> Epochs:
-    """Those of this process."""
-    return _epochs
-
-
-def forget_epochs() -> None:
-    """Forget loaders and modules."""
-    global _epochs
-    _epochs = Epochs()

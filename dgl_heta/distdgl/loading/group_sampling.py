@@ -5,10 +5,8 @@ A drawing refers to no data loader: a loader that is forgotten ends its pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -16,15 +14,13 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.drawn_rows import delivery
+from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.source_trainers import Reached, reached_by
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.seeds import join_seeds
-
-if TYPE_CHECKING:
-    from dgl_heta.distdgl.session import Session
 
 Drawn = tuple[MiniBatch, Reached]
 """A batch, and which trainers' seeds reach its input nodes."""
@@ -79,7 +75,8 @@ def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str
         block.done = done
     if len(batch.blocks) > 1 and not session.all_complete:
         mark_reads(batch.blocks[-2], batch.blocks[-1])
-    return batch, reached_by(session, batch, group)
+    ranks = group.ranks if session.world.size > 1 else (0,)
+    return batch, reached_by(batch, group, ranks, {e.ntype for e in session.embeddings})
 
 
 def draw_told(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor], number: int,
@@ -117,28 +114,3 @@ def check_once(ids: np.ndarray, ntype: str, what: str) -> None:
 
 
 _NONE = torch.empty(0, dtype=torch.int64)
-
-
-class DrawingGroups:
-    """Process groups for what the trainers of a group agree on when they draw.
-
-    Each pass that is under way has its own: passes over several loaders may be drawn side by side,
-    on threads, in an order that differs from trainer to trainer.
-    """
-
-    def __init__(self) -> None:
-        self._groups: list[Comm] = []
-        self._taken: set[int] = set()
-
-    @contextmanager
-    def one(self, session: Session) -> Iterator[Comm]:
-        """One that no trainer uses; all trainers enter alike, and leave when they like."""
-        free = torch.tensor([int(n not in self._taken) for n in range(len(self._groups) + 1)])
-        number = session.world.all_reduce(free, "min", "control").tolist().index(1)
-        if number == len(self._groups):
-            self._groups.append(session.make_group())
-        self._taken.add(number)
-        try:
-            yield self._groups[number]
-        finally:
-            self._taken.discard(number)

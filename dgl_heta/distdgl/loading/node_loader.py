@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from dgl_heta.distdgl.loading.collated_loader import CollatedLoader, Sampler, collators
-from dgl_heta.distdgl.loading.epochs import current_epochs
+from dgl_heta.distdgl.loading.epochs import Epochs
 from dgl_heta.distdgl.loading.loader_scope import BY_ITSELF, fanouts_of, way_of
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
 from dgl_heta.distdgl.loading.seed_loader import SeedLoader
 from dgl_heta.distdgl.proof.recording import recorder
 from dgl_heta.distdgl.rows.local_partition import open_nodes
 from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import InputError
 from dgl_heta.system.patching import patch_all
@@ -75,7 +76,7 @@ def _init(original: Any) -> Any:
 def start_pass(original: Any) -> Any:
     def __iter__(self: Any) -> Any:
         loader = getattr(self, "heta", None)
-        current_epochs().started(self, _seeds_of(self))
+        state_of(Epochs).started(self, _seeds_of(self))
         if loader is None:
             return original(self)
         loader.start()
@@ -89,7 +90,7 @@ def take_batch(original: Any) -> Any:
         try:
             return original(self) if loader is None else loader.next()
         except StopIteration:
-            current_epochs().ended(self, _seeds_of(self))
+            state_of(Epochs).ended(self, _seeds_of(self))
             raise
     return __next__
 

@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.distdgl.blocks.raf_block import RafBlock, make_blocks
-from dgl_heta.distdgl.loading.all_seeds import tell
+from dgl_heta.distdgl.blocks.dgl_block import PlainBlock, tell
+from dgl_heta.distdgl.blocks.raf_block import RafBlock
 from dgl_heta.distdgl.loading.group_sampling import Drawing, check_once
 from dgl_heta.distdgl.loading.loader_scope import check_types, fanouts_of, loader_scope
+from dgl_heta.distdgl.modules.merging_block import make_blocks
 from dgl_heta.distdgl.proof import step_proof
 from dgl_heta.distdgl.proof.recording import recorder
-from dgl_heta.distdgl.reference import PlainBlock
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.source_trainers import Reached
 from dgl_heta.distdgl.store.masked_store import masked_store
@@ -129,11 +129,6 @@ class RafLoader:
                                  f"{int(ids.min())} to {int(ids.max())}, but the graph has {count}")
 
     @property
-    def planned(self) -> bool:
-        """Whether relations are where the plan has them."""
-        return self._of.planned
-
-    @property
     def seeds(self) -> int:
         """The number of this trainer's nodes."""
         return len(self._seeds[self._session.group.rank])
@@ -158,7 +153,7 @@ class RafLoader:
             self._check_batches()
         in_order = bool(session.plan.delegates) or (bool(session.embeddings) and any(
             len(members) > 1 for members in session.plan.groups))
-        group = (self._open.enter_context(session.drawing.one(session)) if in_order
+        group = (self._open.enter_context(session.sampling.one(session.world)) if in_order
                  else session.group)
         drawing = Drawing(session, self.sampler, self._of.targets, [*self._seeds],
                           [self.sizes[rank] for rank in self._ranks], group,
@@ -234,8 +229,10 @@ class RafLoader:
         if (recording := recorder()) is not None:
             recording.begin_batch(*sample[:2])
         step = self._step - 1
-        due = step_proof.handed_out(self, session, batch, sample[2], self._epoch, step,
-                               self._draws(self._epoch, step) if number is None else number)
+        due = step_proof.handed_out(step_proof.Step(
+            self.sampler, self.seed, self._epoch, step, len(self),
+            self._draws(self._epoch, step) if number is None else number, self._of.planned),
+            session, batch, sample[2])
         session.scope.begin(batch, (sample[0], *sample[2]), due)
         return sample
 

@@ -29,7 +29,12 @@ from dgl_heta.distdgl.modules.merging import (
     wide,
 )
 from dgl_heta.distdgl.modules.module_hooks import is_plain_module
-from dgl_heta.distdgl.modules.relation_modules import call_module, runs_alone, share_state, state_of
+from dgl_heta.distdgl.modules.relation_modules import (
+    buffers_of,
+    call_module,
+    runs_alone,
+    share_state,
+)
 from dgl_heta.distdgl.modules.remote_destinations import has_guests, with_guests, without_absent
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.deferred import LazyRows
@@ -110,7 +115,7 @@ def _forward(conv: Any, g: RafBlock, layer: Layer, inputs: Any, mod_args: Any, m
                                 args, kwargs)}
     attended.update(zip(means, sage_conv.run_together([*means.values()])))
     called: set[Relation] = set()
-    state = state_of(conv, layer)
+    state = buffers_of(conv, layer)
     before = state.marks() if state else []
     for place, (edges, module, args, kwargs) in chosen.items():
         relation = edges.relation

@@ -37,7 +37,9 @@ class Called:
 
 
 DGLS = Called()
-_registered: dict[type, Called] = {}
+_REGISTERED = "heta_called"
+"""The attribute of a registered class that says how it is called. It stands on the class, which may
+be registered before anything is enabled and is not forgotten after."""
 
 
 @overload
@@ -91,9 +93,10 @@ def register_hetero_conv(cls: Any = None, *, keys: str = "canonical") -> Any:
         if not there:
             raise InputError(f"{cls.__name__} cannot be registered: it has no {name} of its own; "
                              "write it as dgl.nn.HeteroGraphConv has it")
-    if cls in _registered:
+    if _REGISTERED in vars(cls):
         return cls
-    called = _registered[cls] = Called(keys)
+    called = Called(keys)
+    setattr(cls, _REGISTERED, called)
     original = cls.forward
 
     @functools.wraps(original)
@@ -108,7 +111,7 @@ def register_hetero_conv(cls: Any = None, *, keys: str = "canonical") -> Any:
     return cls
 
 
-def hetero_convs() -> tuple[type, ...]:
-    """DGL's HeteroGraphConv and all that are registered."""
+def is_hetero_conv(module: Any) -> bool:
+    """Return whether a module is DGL's HeteroGraphConv, or of a registered class."""
     dgl = optional("dgl.nn.pytorch.hetero", "HeteroGraphConv", "dgl")
-    return (dgl.HeteroGraphConv, *_registered)
+    return isinstance(module, dgl.HeteroGraphConv) or hasattr(type(module), _REGISTERED)

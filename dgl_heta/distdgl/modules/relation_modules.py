@@ -16,6 +16,7 @@ from dgl.nn.pytorch import GATConv, GraphConv, SAGEConv
 from torch import Tensor, nn
 
 from dgl_heta.distdgl.blocks.layer import Layer, RelationGraph
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock
@@ -56,14 +57,24 @@ def call_module(module: Any, edges: RelationBlock, graph: RelationGraph, rows: A
     return value
 
 
-_told: set[Any] = set()
+class _Told:
+    """What was logged once: functions and classes of modules."""
+
+    def __init__(self) -> None:
+        self.of: set[Any] = set()
+
+    def first(self, what: Any) -> bool:
+        """Return whether it is told of for the first time."""
+        if what in self.of:
+            return False
+        self.of.add(what)
+        return True
 
 
 def fails_without_rows(function: Any, ntype: str, error: Exception) -> None:
     """Log, once for each, that what a script merges relations with fails where a batch reaches no
     node of a type: it is left out there, as by DistDGL. In one process it would fail."""
-    if function not in _told:
-        _told.add(function)
+    if state_of(_Told).first(function):
         logging.getLogger("dgl_heta").warning(
             "%s fails for a batch that reaches no node of '%s' (%s: %s); it is left out there, and "
             "parameters that nothing else uses have no gradient (None) in place of zeros",
@@ -74,8 +85,7 @@ def fails_without_rows(function: Any, ntype: str, error: Exception) -> None:
 def runs_alone(relation: Relation, module: Any) -> None:
     """Log, once for each class of modules, that one is called by itself and why."""
     kind = type(module)
-    if kind not in _told:
-        _told.add(kind)
+    if state_of(_Told).first(kind):
         why = ("hooks, options or inputs of it ask for its own forward"
                if kind in (GraphConv, GATConv, SAGEConv) else "it is none of DGL's GraphConv, "
                "GATConv and SAGEConv, of which all relations are computed together")
@@ -103,14 +113,19 @@ class State:
         return [(id(b), 0 if b is None or b.is_inference() else b._version) for b in found]
 
 
-_stateful: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
+class _States:
+    """HeteroGraphConv → the buffers of its modules."""
+
+    def __init__(self) -> None:
+        self.of: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
 
 
-def state_of(conv: Any, layer: Layer) -> State | None:
+def buffers_of(conv: Any, layer: Layer) -> State | None:
     """The buffers of a HeteroGraphConv's modules, if they may change and there are any."""
     if layer.session.group.size == 1 or not conv.training:
         return None
-    if conv not in _stateful:
+    known = state_of(_States).of
+    if conv not in known:
         modules, users = [], Counter[tuple[nn.Module, str]]()
         for relation in layer.session.store.schema.relations:
             try:
@@ -122,8 +137,8 @@ def state_of(conv: Any, layer: Layer) -> State | None:
             users.update((part, name) for part in module.modules() for name, _ in
                          part.named_buffers(recurse=False)
                          if not isinstance(part, nn.modules.batchnorm._NormBase))
-        _stateful[conv] = State(modules, [place for place, n in users.items() if n > 1])
-    return _stateful[conv] if _stateful[conv].modules else None
+        known[conv] = State(modules, [place for place, n in users.items() if n > 1])
+    return known[conv] if known[conv].modules else None
 
 
 def share_state(state: State, before: list[tuple[int, int]], layer: Layer, ran: set[Relation]

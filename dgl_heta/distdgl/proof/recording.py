@@ -30,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.edge_rows import EdgeRows
-from dgl_heta.distdgl.modules.hetero_convs import hetero_convs
+from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
 from dgl_heta.distdgl.modules.module_hooks import own_hook
 from dgl_heta.distdgl.proof.comparable import (
     fill_embeddings,
@@ -52,6 +52,7 @@ from dgl_heta.distdgl.proof.row_nodes import (
     sources,
 )
 from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.proof.comparison import TOLERANCES
 from dgl_heta.proof.records import ROWS, Key, Record, fewest
 from dgl_heta.system.nested import items_of, of_type
@@ -62,19 +63,23 @@ PASSES = 4
 """Passes over data loaders after the first step, in which nothing is evaluated."""
 PASSES_WITHOUT_STEP = 8
 
-_recorder: Recorder | None = None
+
+class _Recording:
+    """What this process records, if it does."""
+
+    recorder: Recorder | None = None
 
 
 def recorder() -> Recorder | None:
     """That of this process, if it records."""
-    return _recorder
+    return state_of(_Recording).recorder
 
 
 def start_recording(directory: Path, reference: bool, double: bool = False) -> None:
     """Record what this process computes, in double precision if wanted, if it is a trainer; the
     first call counts."""
-    global _recorder
-    if _recorder is not None:
+    recording = state_of(_Recording)
+    if recording.recorder is not None:
         return
     seed_all(int(os.environ.get("RANK", os.environ.get("DGL_SERVER_ID", "0"))))
     if os.environ.get("DGL_ROLE") == "server":
@@ -83,9 +88,9 @@ def start_recording(directory: Path, reference: bool, double: bool = False) -> N
     ranks_of_the_launch()
     if double:
         in_double()
-    _recorder = Recorder(directory, reference)
-    _recorder.listen()
-    atexit.register(_recorder.save)
+    recording.recorder = Recorder(directory, reference)
+    recording.recorder.listen()
+    atexit.register(recording.recorder.save)
 
 
 class Recorder:
@@ -172,7 +177,7 @@ class Recorder:
             _note(self.record.norms, self._named(module))
         if outermost:
             self._outputs(module, blocks, output)
-        elif blocks and not any(isinstance(m, hetero_convs()) for m in self._within):
+        elif blocks and not any(map(is_hetero_conv, self._within)):
             self._layer(module, blocks[-1], output)
         return output
 

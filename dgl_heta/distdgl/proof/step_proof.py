@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dgl
 import torch
@@ -26,11 +26,13 @@ from dgl_heta.comm.drawn_rows import delivery
 from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.collective_order import Chains
 from dgl_heta.distdgl.batch_ids import bare
+from dgl_heta.distdgl.blocks.dgl_block import note_seeds
 from dgl_heta.distdgl.blocks.layer import csc_with_ids
-from dgl_heta.distdgl.blocks.raf_block import RafBlock, make_blocks
-from dgl_heta.distdgl.loading.all_seeds import note_seeds
+from dgl_heta.distdgl.blocks.raf_block import RafBlock
+from dgl_heta.distdgl.modules.merging_block import make_blocks
 from dgl_heta.distdgl.modules.module_hooks import own_hook
 from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 from dgl_heta.proof.copies import NotProvedError, unwrap
 from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds, levels
@@ -43,12 +45,9 @@ from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block, MiniBatch, mark_reads
 from dgl_heta.sampling.kernels import hash_key
+from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.seeds import join_seeds
 from dgl_heta.system.nested import of_type
-
-if TYPE_CHECKING:
-    from dgl_heta.distdgl.loading.raf_loader import RafLoader
-    from dgl_heta.sampling.sampler import NeighborSampler
 
 log = logging.getLogger("dgl_heta")
 _CALLS = 16
@@ -86,18 +85,39 @@ def schedule_of(session: Session) -> Schedule:
     return Schedule.parse(run.prove)
 
 
-def handed_out(loader: RafLoader, session: Session, batch: MiniBatch, blocks: list[RafBlock],
-               epoch: int, step: int, number: int) -> bool:
-    """A loader hands out blocks: note those of a step to prove; returns whether this is one."""
+@dataclass(frozen=True)
+class Step:
+    """A step of a data loader, whose blocks a script is given.
+
+    Attributes
+    ----------
+    sampler : the loader's.
+    seed : the loader's, the same on all trainers.
+    epoch, step, steps : which one it is, from 0 on, and how many an epoch has.
+    number : what the samples of the step follow from.
+    planned : whether relations are where the plan has them.
+    """
+
+    sampler: NeighborSampler
+    seed: int
+    epoch: int
+    step: int
+    steps: int
+    number: int
+    planned: bool
+
+
+def handed_out(step: Step, session: Session, batch: MiniBatch, blocks: list[RafBlock]) -> bool:
+    """Note the blocks of a step to prove, and return whether this is one."""
     schedule = schedule_of(session)
     if schedule.off:
         return False
     watch = _watch_of(session)
     watch.settle()
-    if not schedule.due(loader.seed, epoch, step, len(loader)):
+    if not schedule.due(step.seed, step.epoch, step.step, step.steps):
         return False
-    origin = Origin(session, loader.sampler, batch, number, torch.get_rng_state(),
-                    epoch == step == 0, loader.planned)
+    origin = Origin(session, step.sampler, batch, step.number, torch.get_rng_state(),
+                    step.epoch == step.step == 0, step.planned)
     for block in blocks:
         if block.layer is not None:
             block.layer.origin = origin
@@ -106,21 +126,22 @@ def handed_out(loader: RafLoader, session: Session, batch: MiniBatch, blocks: li
 
 
 def _watch_of(session: Session) -> Watch:
-    global _watch
+    watching = state_of(_Watching)
     if session.watch is None:
-        stop()
-        session.watch = _watch = Watch(session)
+        watching.close()
+        session.watch = watching.watch = Watch(session)
     watch: Watch = session.watch
     return watch
 
 
-_watch: Watch | None = None
+class _Watching:
+    """What looks at calls of modules in this process, of the graph that was opened last."""
 
+    watch: Watch | None = None
 
-def stop() -> None:
-    """Look at no module of this process any longer."""
-    if _watch is not None:
-        _watch.stop()
+    def close(self) -> None:
+        if self.watch is not None:
+            self.watch.stop()
 
 
 class Watch:

@@ -28,6 +28,7 @@ from dgl import EID, NID
 from dgl.distributed.graph_services import LocalSampledGraph, merge_graphs
 from torch import Tensor
 
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.system.patching import patch_all
@@ -206,26 +207,22 @@ def _draw(groups: Tensor, most: Tensor) -> Tensor:
     return order[(limit < 0) | (place - begin < limit)].sort().values
 
 
-_current: OwnPart | None = None
+class _Open:
+    """The part that this trainer stays within, if it does."""
+
+    part: OwnPart | None = None
 
 
 def own_part() -> OwnPart | None:
     """The part that this trainer stays within, if it does."""
-    return _current
+    return state_of(_Open).part
 
 
 def open_part(graph: Any, wanted: bool) -> None:
     """A graph on parts in DGL's format was opened; trainers are to stay within them, or not."""
-    global _current
-    _current = OwnPart(graph) if wanted else None
-    if _current is not None:
-        atexit.register(_current.tell)
-
-
-def close_part() -> None:
-    """Forget the part."""
-    global _current
-    _current = None
+    part = state_of(_Open).part = OwnPart(graph) if wanted else None
+    if part is not None:
+        atexit.register(part.tell)
 
 
 def open_nodes(loader: Any) -> None:

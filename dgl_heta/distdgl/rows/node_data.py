@@ -20,10 +20,9 @@ from torch import Tensor
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.edge_rows import EdgeIds
-from dgl_heta.distdgl.feature_stores import tell
 from dgl_heta.distdgl.rows.local_partition import own_part
 from dgl_heta.distdgl.session import Session, current
-from dgl_heta.distdgl.state import selected
+from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import lazy_rows, peek
@@ -36,9 +35,20 @@ from dgl_heta.system.patching import patch_all
 Pull = Callable[[Any, Any], Tensor]
 
 _CPU = torch.device("cpu")
-_cache: ObservingCache | None = None
-_graph_data: set[str] = set()
-"""Names of the node data of graphs that DGL partitioned."""
+
+
+class _Cached:
+    """The cache of this process.
+
+    Attributes
+    ----------
+    cache : made when it is first needed.
+    names : of the node data of the graph that DGL partitioned, in the key-value store.
+    """
+
+    def __init__(self) -> None:
+        self.cache: ObservingCache | None = None
+        self.names: set[str] = set()
 
 
 def totensor(index: Any) -> Tensor:
@@ -59,7 +69,7 @@ def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor
             rows = part.read(tensor, ids.to(torch.int64), pull)
             if rows is not None:
                 return rows
-    if array is None and tensor._name not in _graph_data:
+    if array is None and tensor._name not in state_of(_Cached).names:
         return None
     if array is not None and tensor.dtype not in _known(array):
         return None
@@ -99,7 +109,7 @@ def refuse_write(session: Session | None, tensor: Any) -> None:
     part = own_part()
     if part is not None:
         part.refuse_write(tensor)
-    if tensor._name in _graph_data and _cacheable(tensor):
+    if tensor._name in state_of(_Cached).names and _cacheable(tensor):
         raise HetaError(f"'{tensor.name}' belongs to the graph, and trainers may have cached rows "
                         "of it (cache.policy), which would not see what is written; use "
                         "cache.policy=none, or create a dgl.distributed.DistTensor for results")
@@ -107,34 +117,28 @@ def refuse_write(session: Session | None, tensor: Any) -> None:
 
 def open_graph(graph: Any) -> None:
     """A graph that DGL partitioned was opened: its node data may be cached."""
-    _graph_data.clear()
+    names = state_of(_Cached).names
+    names.clear()
     if selected().cache.policy == "none":
         return
     data = graph._ndata_store
     tables = [data] if len(graph.ntypes) == 1 else [data[t] for t in graph.ntypes]
-    _graph_data.update(tensor._name for table in tables for tensor in table.values())
-
-
-def close() -> None:
-    """Forget what is cached."""
-    global _cache
-    _cache = None
-    _graph_data.clear()
+    names.update(tensor._name for table in tables for tensor in table.values())
 
 
 def _cache_in_force() -> ObservingCache | None:
     """The cache of this process, made when it is first needed; None where none is wanted."""
-    global _cache
-    cache = selected().cache
+    state, cache = state_of(_Cached), selected().cache
     if cache.policy == "none":
         return None
-    if _cache is None:
+    if state.cache is None:
         sharers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        _cache = made = ObservingCache(plugins().get("cache policy", cache.policy),
-                                       capacity_bytes(cache.capacity_mb, _CPU, sharers),
-                                       batches=cache.batches, gate=cache.gate)
-        atexit.register(lambda: tell(made))
-    return _cache
+        state.cache = made = ObservingCache(
+            plugins().get("cache policy", cache.policy),
+            capacity_bytes(cache.capacity_mb, _CPU, sharers),
+            batches=cache.batches, gate=cache.gate)
+        atexit.register(made.tell)
+    return state.cache
 
 
 def _cacheable(tensor: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,13 +19,12 @@ from dgl.distributed.optim import SparseAdagrad, SparseAdam
 
 from dgl_heta.comm.row_routing import RowRoute
 from dgl_heta.distdgl.autograd.partial_gradients import whole
+from dgl_heta.distdgl.rows.embedding_table import Table
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import each_once, marked, sum_rows, sum_rows_with_bits
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
-
-if TYPE_CHECKING:
-    from dgl_heta.distdgl.rows.embedding import Table
 
 
 class Rows(NamedTuple):
@@ -118,8 +117,11 @@ def collect(tables: Sequence[Table], reads: Sequence[Sequence[Read]]) -> list[li
     return [_counted(*each) for each in zip(tables, pieces, forms)]
 
 
-_checked: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-"""Optimizers whose shared embeddings all trainers have agreed upon, with these."""
+class _Checked:
+    """Optimizers whose shared embeddings all trainers have agreed upon, with these."""
+
+    def __init__(self) -> None:
+        self.of: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
 
 def _check_alike(optimizer: Any, embeddings: Sequence[Any]) -> None:
@@ -130,7 +132,8 @@ def _check_alike(optimizer: Any, embeddings: Sequence[Any]) -> None:
         The optimizers of two trainers have other embeddings, or the same in another order.
     """
     own = [[e.name, e.heta.count, e.heta.width] for e in embeddings]
-    if _checked.get(optimizer) == own:
+    checked = state_of(_Checked).of
+    if checked.get(optimizer) == own:
         return
     world = embeddings[0].heta.session.world
     for rank, other in enumerate(world.all_gather_json(own, "control")):
@@ -139,7 +142,7 @@ def _check_alike(optimizer: Any, embeddings: Sequence[Any]) -> None:
             raise HetaError(f"a sparse optimizer has the DistEmbeddings {names[0]} here and "
                             f"{names[1]} on trainer {rank}; give all trainers' the same, in the "
                             "same order")
-    _checked[optimizer] = own
+    checked[optimizer] = own
 
 
 def _read(index: Any, rows: Any, bits: np.ndarray | None) -> Read:

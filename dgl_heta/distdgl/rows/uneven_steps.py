@@ -57,29 +57,20 @@ class SparseSteps:
         return int(self._world.all_reduce(torch.tensor([number]), "max", "control"))
 
 
-_optimizers: list[Any] = []
-_current: SparseSteps | None = None
+class Optimizers:
+    """The sparse optimizers that the script has made.
 
+    Attributes
+    ----------
+    optimizers : in the order in which they were made.
+    uneven : takes their steps where trainers take different numbers of them, else None.
+    """
 
-def made(optimizer: Any) -> None:
-    """A sparse optimizer was made."""
-    _optimizers.append(optimizer)
+    def __init__(self) -> None:
+        self.optimizers: list[Any] = []
+        self.uneven: SparseSteps | None = None
 
-
-def step_apart(world: Comm, step: Step) -> SparseSteps:
-    """Trainers may take different numbers of steps from now on."""
-    global _current
-    _current = _current or SparseSteps(world, _optimizers, step)
-    return _current
-
-
-def sparse_steps() -> SparseSteps | None:
-    """Where trainers take different numbers of steps."""
-    return _current
-
-
-def forget_steps() -> None:
-    """Forget optimizers and trainers."""
-    global _current
-    _optimizers.clear()
-    _current = None
+    def step_apart(self, world: Comm, step: Step) -> SparseSteps:
+        """Let trainers take different numbers of steps from now on."""
+        self.uneven = self.uneven or SparseSteps(world, self.optimizers, step)
+        return self.uneven

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.store.edge_ends import EdgeEnds
 from dgl_heta.errors import InputError
 from dgl_heta.features.row_kernels import check_ids
@@ -34,7 +35,8 @@ def masked_store(store: Store, mask: str, made: Columns | None = None) -> _Maske
     from 2³¹ nodes on) and 8 for each destination in memory; with other values than 0 and 1 also
     8 for each edge that is left.
     """
-    made, versions = made or {}, _stores.setdefault(store, {}).setdefault(mask, [])
+    made = made or {}
+    versions = state_of(_MaskedStores).of.setdefault(store, {}).setdefault(mask, [])
     for version in versions:
         if version.reads(made):
             return version
@@ -64,7 +66,7 @@ def places_of(store: Store, ends: EdgeEnds, relation: Relation, ids: np.ndarray)
 def ids_of_drawn(store: Store, relation: Relation, csc: CSC) -> np.ndarray:
     """Edge ids, int64, for each position of a relation's CSC that a sampler draws from: the
     store's own, or that of a masked one."""
-    for versions in _stores.get(store, {}).values():
+    for versions in state_of(_MaskedStores).of.get(store, {}).values():
         for masked in versions:
             if masked.has(relation, csc):
                 return masked.edge_ids(relation)
@@ -170,5 +172,9 @@ class _MaskedStore(Store):
         return np.concatenate(kept), np.concatenate(weights)
 
 
-_stores: weakref.WeakKeyDictionary[Store, dict[str, list[_MaskedStore]]] = (
-    weakref.WeakKeyDictionary())
+class _MaskedStores:
+    """Masked stores by the store that they are of, and by the name of the mask."""
+
+    def __init__(self) -> None:
+        self.of: weakref.WeakKeyDictionary[Store, dict[str, list[_MaskedStore]]] = (
+            weakref.WeakKeyDictionary())

@@ -16,22 +16,27 @@ from typing import Any
 import torch.distributed as dist
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.distdgl.state import selected
+from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.hooks.protocols import WrappedModule
 from dgl_heta.system.patching import patch_all
 
-_wrapped: list[tuple[WrappedModule, Comm]] = []
-_registered: list[bool] = []
+
+class _Ending:
+    """Modules whose wrappers finish at the end of this script, with all trainers of each."""
+
+    def __init__(self) -> None:
+        self.wrapped: list[tuple[WrappedModule, Comm]] = []
+        atexit.register(_leave)
+
+    def close(self) -> None:
+        atexit.unregister(_leave)
 
 
 def at_end(wrapped: WrappedModule, world: Comm) -> None:
     """Let a module's wrapper finish at the end of this script."""
-    _wrapped.append((wrapped, world))
-    if not _registered:
-        _registered.append(True)
-        atexit.register(_leave)
+    state_of(_Ending).wrapped.append((wrapped, world))
 
 
 def end() -> None:
@@ -42,18 +47,14 @@ def end() -> None:
     HetaError
         Not all trainers have ended within the limit of every wait.
     """
-    waiting, _wrapped[:] = list(_wrapped), []
+    ending = state_of(_Ending)
+    waiting, ending.wrapped = ending.wrapped, []
     together = [world for wrapped, world in waiting
                 if type(wrapped).finish is not WrappedModule.finish and world.size > 1]
     if together:
         _meet(selected().run.timeout_s)
     for wrapped, _ in waiting:
         wrapped.finish()
-
-
-def forget() -> None:
-    """Let nothing finish."""
-    _wrapped.clear()
 
 
 def _leave() -> None:

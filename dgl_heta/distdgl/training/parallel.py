@@ -22,11 +22,11 @@ from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.partial_gradients import check_hooks, mark, unmark
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
-from dgl_heta.distdgl.loading.epochs import current_epochs
-from dgl_heta.distdgl.modules.hetero_convs import hetero_convs
-from dgl_heta.distdgl.rows.uneven_steps import sparse_steps, step_apart
+from dgl_heta.distdgl.loading.epochs import Epochs
+from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
+from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import Session, current
-from dgl_heta.distdgl.state import names, selected
+from dgl_heta.distdgl.state import names, selected, state_of
 from dgl_heta.distdgl.training import ddp_options, ending
 from dgl_heta.distdgl.training.ddp_options import on_device, take_options, unsynchronized
 from dgl_heta.distdgl.versions import homes
@@ -56,7 +56,7 @@ class Parallel:
         self._trained = True
         tables = {id(m.weight): m.weight for m in module.modules()
                   if isinstance(m, nn.Embedding) and m.weight.requires_grad}
-        epochs = current_epochs()
+        epochs = state_of(Epochs)
         for state in [*module.parameters(), *(module.buffers() if buffers else ())]:
             _copy_from_first(world, state.data)
         self.wrapped = wrapper.wrap(module, WrapContext(
@@ -86,7 +86,7 @@ class Parallel:
             return
         self._ran = False
         self.wrapped.after_backward()
-        current_epochs().trained()
+        state_of(Epochs).trained()
 
     def took_part(self) -> bool:
         """Whether the module, which ran, had a part in the backward pass that ends."""
@@ -101,7 +101,7 @@ class RafParallel(Parallel):
         self.session = session
         session.all_complete = session.all_complete or any(
             isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
-        self._merges = any(isinstance(m, hetero_convs()) for m in module.modules())
+        self._merges = any(map(is_hetero_conv, module.modules()))
         self._chains: set[int] = set()
         self._averaged: set[int] = set()
         self._fired = self._reached = False
@@ -191,9 +191,10 @@ def _on_any_graph(module: nn.Module, wrapper: ModuleWrapper, buffers: bool) -> P
         limit = timedelta(seconds=selected().run.timeout_s)
         world = Comm(Traffic(), everyone,
                      dist.new_group(list(everyone), timeout=limit, backend="gloo"))
-        if wrapper.uneven_steps and sparse_steps() is None:
+        optimizers = state_of(Optimizers)
+        if wrapper.uneven_steps and optimizers.uneven is None:
             step = plain(DistSparseGradOptimizer.step)
-            current_epochs().before.append(step_apart(world, step).join)
+            state_of(Epochs).before.append(optimizers.step_apart(world, step).join)
     return Parallel(module, wrapper, world, Comm(Traffic()), BackwardEnd(), buffers)
 
 
@@ -209,8 +210,11 @@ def _copy_from_first(world: Comm, state: Tensor) -> None:
         world.broadcast(state, "control")
 
 
-_plain: weakref.WeakSet[Any] = weakref.WeakSet()
-"""Modules that were wrapped DGL's own way."""
+class _Unwrapped:
+    """Modules that DGL's own DistributedDataParallel serves."""
+
+    def __init__(self) -> None:
+        self.modules: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def check_no_plain_module(what: str = "DistGraph of a meta-partitioned graph",
@@ -221,7 +225,7 @@ def check_no_plain_module(what: str = "DistGraph of a meta-partitioned graph",
     InputError
         A module was wrapped before the graph that it should have been wrapped for was opened.
     """
-    if _plain:
+    if state_of(_Unwrapped).modules:
         raise InputError(f"DistributedDataParallel was called before the {what} {was}, so it "
                          f"averages gradients the plain way; {do} first")
 
@@ -232,7 +236,7 @@ def _init(original: Any) -> Any:
         wrapper = wrapper_for_any_graph() if session is None else session.wrapper
         if wrapper is None:
             original(self, module, *args, **kwargs)
-            _plain.add(self)
+            state_of(_Unwrapped).modules.add(self)
             return
         nn.Module.__init__(self)
         take_options(self, module, original, args, kwargs)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import atexit
-import sys
 from collections.abc import Callable
 from typing import Any
 
 from dgl_heta.distdgl.state import selected
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.graphbolt import AsyncReads, CachedFeatureStore
+from dgl_heta.graphbolt.cached_store import AsyncReads, CachedFeatureStore
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.system.patching import patch_all
 
@@ -41,7 +40,7 @@ def cached(store: Any, read: Callable[..., Any]) -> Any:
         made = CachedFeatureStore(_Plain(store, read), plugins().get("cache policy", cache.policy),
                                   cache.capacity_mb, batches=cache.batches, gate=cache.gate)
         kept = store.__dict__["heta"] = (store._features, made)
-        atexit.register(lambda: tell(made.cache))
+        atexit.register(made.cache.tell)
     return kept[1]
 
 
@@ -50,11 +49,6 @@ def written(store: Any, key: tuple[str, str | None, str]) -> None:
     kept = store.__dict__.get("heta")
     if kept is not None:
         kept[1].forget(key)
-
-
-def tell(cache: Any) -> None:
-    """Say at the end what a cache did."""
-    print(f"dgl-heta: cache {cache.describe()}", file=sys.stderr, flush=True)
 
 
 def _read_cached(original: Any) -> Any:

@@ -18,15 +18,15 @@ import torch
 from dgl import graphbolt as gb
 from torch.utils.data import IterDataPipe, get_worker_info
 
-from dgl_heta.distdgl.graphbolt_batch import LINKS, RafMiniBatch, halves, own_seeds, seeds_of
-from dgl_heta.distdgl.graphbolt_graph import GraphBoltSession, RafGraph, open_graph
-from dgl_heta.distdgl.loading.epochs import current_epochs
+from dgl_heta.distdgl.loading.epochs import Epochs
 from dgl_heta.distdgl.loading.group_sampling import draw_told
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
 from dgl_heta.distdgl.session import current
-from dgl_heta.distdgl.state import selected
+from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.graphbolt.raf_graph import GraphBoltSession, RafGraph, open_graph
+from dgl_heta.graphbolt.raf_minibatch import LINKS, RafMiniBatch, halves, own_seeds, seeds_of
 from dgl_heta.system.patching import patch_all
 
 _MORE, _LAST, _NONE = 2, 1, 0
@@ -81,7 +81,7 @@ class GraphBoltLoader(RafLoader):
                             "and other data loaders than gb.DataLoader out")
         self._begin_pass()
         self._given = 0
-        current_epochs().started(self, 0)
+        state_of(Epochs).started(self, 0)
         ahead = next(items, None)
         while True:
             batch, ahead = ahead, None if ahead is None else next(items, None)
@@ -93,7 +93,7 @@ class GraphBoltLoader(RafLoader):
             yield batch
         self._steps = max(self._step, 1)
         self._end_pass()
-        current_epochs().ended(self, self._given)
+        state_of(Epochs).ended(self, self._given)
 
     def _together(self, batch: Any, ahead: Any) -> tuple[Any, Any]:
         """This rank's batch of a step, and what follows; None at the end on all ranks.

@@ -11,9 +11,9 @@ from dgl import graphbolt as gb
 from dgl.utils import recursive_apply
 from torch import Tensor
 
-from dgl_heta.distdgl.graphbolt_graph import check_targets
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.graphbolt.raf_graph import check_targets
 
 LINKS = ("link prediction and edges in GraphBolt pipelines cannot be sampled on a meta-partition; "
          "DistEdgeDataLoader can (docs/switching.md)")
