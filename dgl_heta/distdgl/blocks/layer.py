@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dgl
 import torch
@@ -21,9 +21,6 @@ from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.attended import Reads
 from dgl_heta.sampling.blocks import Block, RelationBlock
-
-if TYPE_CHECKING:
-    from dgl_heta.distdgl.blocks.raf_block import RafBlock
 
 
 class Layer:
@@ -58,7 +55,7 @@ class Layer:
         graph = self._graphs[place]
         return graph if graph.device == device else graph.to(device)
 
-    def relation(self, relation: Relation, g: RafBlock, destinations: Frame | None = None
+    def relation(self, relation: Relation, g: DGLBlock, destinations: Frame | None = None
                  ) -> tuple[RelationBlock, RelationGraph]:
         """All edges of a relation, and their graph with the data that `g` has of its ends, or with
         other data of the `destinations`.
@@ -105,7 +102,7 @@ class Layer:
             self._counts = dict(zip(relations, every))
         return self._counts[relation]
 
-    def data_of(self, place: int, g: RafBlock) -> dict[str, Tensor]:
+    def data_of(self, place: int, g: DGLBlock) -> dict[str, Tensor]:
         """Data that a script has put on the edges at a place in `block.edges`."""
         wanted = self.block.edges[place]
         begin = 0
@@ -134,7 +131,7 @@ class Layer:
         return Reads(len(some), sum(len(e.indices) for e in some),
                      sum(e.num_rows for e in some))
 
-    def _destinations(self, edges: RelationBlock, g: RafBlock) -> Frame:
+    def _destinations(self, edges: RelationBlock, g: DGLBlock) -> Frame:
         """The data of a relation's destinations, with the ids of other trainers' seeds."""
         relation = edges.relation
         known = g._node_frames[g.get_ntype_id_from_dst(relation.dst)]
