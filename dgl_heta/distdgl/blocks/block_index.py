@@ -23,10 +23,10 @@ from dgl.heterograph_index import (
 )
 from torch import Tensor
 
+from dgl_heta.distdgl.blocks.block_names import refuse
 from dgl_heta.distdgl.blocks.edge_count import EdgeCount
 from dgl_heta.distdgl.blocks.edge_rows import EdgeIds, edge_rows, of_edges
 from dgl_heta.distdgl.blocks.layer import Layer, csc_with_ids
-from dgl_heta.distdgl.blocks.refusals import refuse
 from dgl_heta.graph.schema import Relation
 
 

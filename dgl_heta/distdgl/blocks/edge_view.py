@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import dgl
 from torch import Tensor
 
+from dgl_heta.distdgl.blocks.block_names import EDGES, refuse
 from dgl_heta.distdgl.blocks.edge_rows import EdgeIds, edge_rows, ids_of, of_edges
-from dgl_heta.distdgl.blocks.refusals import EDGES, refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 

@@ -14,7 +14,7 @@ from dgl.heterograph import DGLBlock
 from torch import Tensor
 
 from dgl_heta.distdgl.blocks import message_passing
-from dgl_heta.distdgl.blocks.refusals import SOURCES
+from dgl_heta.distdgl.blocks.block_names import SOURCES
 from dgl_heta.distdgl.blocks.refused_column import Absent
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError

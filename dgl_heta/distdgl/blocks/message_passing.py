@@ -15,7 +15,7 @@ import torch
 from dgl.base import is_all
 from torch import Tensor
 
-from dgl_heta.distdgl.blocks.refusals import EDGES, refuse, refuse_partial
+from dgl_heta.distdgl.blocks.block_names import EDGES, refuse, refuse_partial
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.nn.aggregate import segment_reduce

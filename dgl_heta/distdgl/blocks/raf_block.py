@@ -14,10 +14,10 @@ from typing import Any
 from dgl.heterograph import DGLBlock
 
 from dgl_heta.distdgl.blocks.block_index import BlockIndex, itself
+from dgl_heta.distdgl.blocks.block_names import EDGES, REFUSED, SLICE, SLICED, refuse
 from dgl_heta.distdgl.blocks.dgl_block import PlainBlock
 from dgl_heta.distdgl.blocks.edge_view import Columns, EdgeFrames, EdgeView, SliceData
 from dgl_heta.distdgl.blocks.layer import Layer
-from dgl_heta.distdgl.blocks.refusals import EDGES, REFUSED, SLICE, SLICED, refuse
 
 
 class RafBlock(DGLBlock):

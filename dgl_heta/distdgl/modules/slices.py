@@ -24,9 +24,9 @@ from dgl.frame import Frame
 from dgl.udf import NodeBatch
 from torch import Tensor
 
+from dgl_heta.distdgl.blocks.block_names import EDGES, refuse
 from dgl_heta.distdgl.blocks.edge_rows import EdgeIds, edge_rows, of_edges
 from dgl_heta.distdgl.blocks.layer import RelationGraph
-from dgl_heta.distdgl.blocks.refusals import EDGES, refuse
 from dgl_heta.distdgl.modules.merging import DTYPES, check_forward, destination_rows, merge_agreed
 from dgl_heta.distdgl.modules.message_functions import EXTREMES, Functions, builtin
 from dgl_heta.distdgl.modules.remote_destinations import gathered, has_guests
