@@ -77,8 +77,8 @@ def partition(
     request = partition_request(
         backend, opened, options, parts=2 if options.parts is None else options.parts,
         cutter=cutter_of(options, registry), hubs=settings.partition.hubs,
-        shared=settings.partition.shared if "shared" in settings.partition.model_fields_set
-        else None, workload=Workload(
+        shared=settings.partition.shared, shared_origin=settings.origin("partition.shared"),
+        workload=Workload(
             model=settings.model.name, in_script=True,
             wire_itemsize=wire_itemsize(settings.train)))
     notes = [*without_labels(opened, request.target, settings.task),
@@ -86,9 +86,10 @@ def partition(
     if dry_run:
         _check(opened.source, directory, overwrite)
         from dgl_heta.cli.plan import show
-        from dgl_heta.planning.delegates import choose
+        from dgl_heta.planning.shared_rows import share_rows
 
-        plan, _ = choose(backend.plan(opened.schema, request), request.workload, request.shared)
+        plan, _ = share_rows(backend.plan(opened.schema, request), request.workload,
+                             request.shared, request.shared_origin)
         check_divided(plan, request)
         say_of_graph(opened, request.target, bool(request.metapaths), notes)
         show(plan, Workload(), as_json=as_json)

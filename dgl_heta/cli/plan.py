@@ -129,15 +129,16 @@ def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | 
     """Show a plan with what partition.shared makes of it, and why."""
     from dataclasses import replace
 
-    from dgl_heta.planning.delegates import choose
     from dgl_heta.planning.delegation import undelegated
+    from dgl_heta.planning.shared_rows import share_rows
 
     workload = work.workload(settings, plan.hops)
     if settings.partition.shared != "rows":
         workload = replace(workload, model=settings.model.name, reduce=settings.model.reduce,
                            seed_states=settings.train.seed_states)
-    chosen, choices = choose(undelegated(plan), workload, settings.partition.shared)
-    asked = "shared" in settings.partition.model_fields_set
+    origin = settings.origin("partition.shared")
+    chosen, choices = share_rows(undelegated(plan), workload, settings.partition.shared, origin)
+    asked = origin.asked
     show(chosen if asked else plan, workload, svg, as_json)
     if not as_json and (asked or not plan.delegates):
         if choices and not asked:

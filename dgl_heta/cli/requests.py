@@ -108,13 +108,14 @@ def of_one_class(opened: GraphInput, targets: tuple[str, ...], task: TaskSetting
     return texts
 
 
+_ASKED_BY_OPTIONS = ("method", "parts", "metapaths", "seed", "replication", "memory_mb", "cut")
+"""Settings of `partition` that options replace; of the targets, a graph's own task decides."""
+
+
 def filled(options: PlanOptions, settings: Settings) -> PlanOptions:
     """The options, where they leave something open with what the settings say of it."""
-    said = settings.partition.model_fields_set
-    values = {name: getattr(settings.partition, name)
-              for name in ("method", "parts", "metapaths", "seed", "replication", "memory_mb",
-                           "cut")
-              if getattr(options, name) is None and name in said}
+    values = {name: value for name, value in settings.asked("partition").items()
+              if name in _ASKED_BY_OPTIONS and getattr(options, name) is None}
     return replace(options, **values)
 
 

@@ -26,7 +26,7 @@ from dgl_heta.distdgl.ddp_options import on_device, take_options, unsynchronized
 from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.hetero_convs import hetero_convs
 from dgl_heta.distdgl.partial import check_hooks, mark, unmark
-from dgl_heta.distdgl.selection import names, selected
+from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.sparse_steps import sparse_steps, step_apart
 from dgl_heta.distdgl.versions import homes
@@ -178,7 +178,7 @@ class RafParallel(Parallel):
 
 def wrapper_for_any_graph() -> ModuleWrapper | None:
     """The selected wrapper for parts that DGL made; None for DGL's own way."""
-    if not names("train", "wrapper"):
+    if not selected().origin("train.wrapper").asked:
         return None
     wrapper: ModuleWrapper = plugins().get("module wrapper", selected().train.wrapper)
     return wrapper if wrapper.any_graph else None

@@ -76,13 +76,19 @@ def choose(plan: Plan, work: Workload, way: str) -> tuple[Plan, list[Choice]]:
         `way` is "delegate" and the plan cannot delegate.
     """
     if way == "rows" or (way == "auto" and (
-            can_delegate(plan) is not None or work.reduce in ("max", "min"))):
+            can_delegate(plan) is not None or not worth_choosing(work))):
         return plan, []
     choices = _choices(plan, work, way == "delegate") if can_delegate(plan) is None else []
     owners = {c.ntype: c.owner for c in choices if c.chosen}
     if way == "delegate" and can_delegate(plan) is not None:
         owners = {plan.schema.node_types[0]: 0}  # says why it cannot
     return delegated(plan, owners), choices
+
+
+def worth_choosing(work: Workload) -> bool:
+    """Whether "auto" may delegate. For max and min every relation's aggregation is sent by itself,
+    which may be more than the rows; "delegate" does it all the same."""
+    return not work.takes_extremes
 
 
 def _choices(plan: Plan, work: Workload, always: bool) -> list[Choice]:

@@ -74,6 +74,11 @@ class Workload:
                    wire_itemsize=wire_itemsize(train))
 
     @property
+    def takes_extremes(self) -> bool:
+        """Whether AGG_all is max or min."""
+        return self.reduce in ("max", "min")
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row of hidden states or learnable features."""
         return self.hidden * self.itemsize

@@ -16,6 +16,7 @@ from dgl_heta.settings.loading import (
     read_section,
     section_name,
 )
+from dgl_heta.settings.origins import Origin
 from dgl_heta.settings.sections import (
     CacheSettings,
     ModelSettings,
@@ -28,6 +29,7 @@ from dgl_heta.settings.sections import (
 )
 from dgl_heta.settings.toml import parse_toml, read_toml
 
-__all__ = ["ENV_PREFIX", "PLAIN_VARIABLES", "CacheSettings", "ModelSettings", "PartitionSettings",
-           "RunSettings", "Settings", "TaskSettings", "TrainSettings", "default_fanouts", "keys",
-           "load_settings", "parse_toml", "read_section", "read_toml", "section_name"]
+__all__ = ["ENV_PREFIX", "PLAIN_VARIABLES", "CacheSettings", "ModelSettings", "Origin",
+           "PartitionSettings", "RunSettings", "Settings", "TaskSettings", "TrainSettings",
+           "default_fanouts", "keys", "load_settings", "parse_toml", "read_section", "read_toml",
+           "section_name"]

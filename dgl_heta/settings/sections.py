@@ -6,9 +6,18 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from dgl_heta.errors import InputError, several
+from dgl_heta.settings.origins import Origin
 
 
 def default_fanouts(layers: int) -> tuple[int, ...]:
@@ -323,6 +332,27 @@ class Settings(_Section):
     cache: CacheSettings = CacheSettings()
     run: RunSettings = RunSettings()
     plugins: dict[str, dict[str, Any]] = {}
+    _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare values; who named them makes no difference."""
+        return isinstance(other, Settings) and self.model_dump() == other.model_dump()
+
+    def note_origins(self, origins: Mapping[str, Origin]) -> None:
+        """Note who named each setting ("section.key"), once, when they are loaded."""
+        self._origins.update(origins)
+
+    def origin(self, name: str) -> Origin:
+        """Who named the value of a setting, by its name "section.key"."""
+        section, _, key = name.partition(".")
+        given: set[str] = getattr(self, section).model_fields_set
+        return self._origins.get(name, Origin.PROGRAM if key in given else Origin.DEFAULT)
+
+    def asked(self, section: str) -> dict[str, Any]:
+        """The values of a section that somebody asked for, by key."""
+        values = getattr(self, section)
+        return {key: getattr(values, key) for key in type(values).model_fields
+                if self.origin(f"{section}.{key}").asked}
 
     def check(self) -> Settings:
         """Check what concerns several sections.

@@ -283,6 +283,7 @@ def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
         "parameters": sum(p.numel() for p in engine.model.parameters()),
         "settings": settings.model_dump(), "versions": versions(),
         "plan": engine.plan.to_json(),
+        "shared": engine.plan.shared and engine.plan.shared.to_json(),
     }
 
 

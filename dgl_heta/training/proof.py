@@ -65,7 +65,7 @@ class StepProof:
         self.told = _never(engine, wrapper)
         if self.told is not None:
             self._schedule = Schedule()
-            if engine.rank == 0 and "prove" in engine.settings.run.model_fields_set:
+            if engine.rank == 0:
                 log.warning("not proved: %s", self.told)
 
     def due(self, number: int, steps: int) -> bool:
