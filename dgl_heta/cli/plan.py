@@ -45,12 +45,14 @@ class WorkOptions:
 
     def workload(self, settings: Settings, hops: int | None = None) -> Workload:
         """The workload of a model with so many layers; without fanouts if none are given."""
-        from dgl_heta.cli.requests import fanouts_of
         from dgl_heta.planning.workload import Workload, wire_itemsize
+        from dgl_heta.settings import parse_fanouts
 
+        fanouts = (() if hops is None or not self.fanouts
+                   else parse_fanouts(self.fanouts, hops, "--fanouts"))
         return Workload(at_least_one(self.batch_size, "--batch-size"),
                         at_least_one(self.hidden, "--hidden"),
-                        fanouts=() if hops is None else fanouts_of(self.fanouts, hops),
+                        fanouts=fanouts,
                         wire_itemsize=wire_itemsize(settings.train))
 
 

@@ -29,8 +29,8 @@ from dgl_heta.distdgl.row_steps import step
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.sparse_steps import made, sparse_steps
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import check_ids, gather_rows
+from dgl_heta.sampling.trainer_bits import check_trainers
 from dgl_heta.system.patching import patch_all, plain
 
 Pull = Callable[[Any, Any], Tensor]  # DGL's own DistTensor.__getitem__
@@ -51,9 +51,8 @@ class Table:
         self.session, self.ntype, self._pull = session, ntype, pull
         self._tensor = embedding._tensor
         session.connect()
-        if session.world.size > 62:
-            raise HetaError(f"DistEmbedding on a meta-partitioned graph takes at most 62 trainers; "
-                            f"there are {session.world.size}")
+        check_trainers(session.world.size, "DistEmbedding on a meta-partitioned graph takes at "
+                       "most {most} trainers; there are {count}")
         users = session.users(ntype)
         self.own = users == [session.world.rank]
         """Whether no other trainer's batches have rows of it."""

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import dgl
 import torch
 from dgl import graphbolt as gb
 from torch.utils.data import IterDataPipe, get_worker_info
@@ -23,6 +22,7 @@ from dgl_heta.distdgl.epochs import current_epochs
 from dgl_heta.distdgl.graphbolt_batch import LINKS, RafMiniBatch, halves, own_seeds, seeds_of
 from dgl_heta.distdgl.graphbolt_graph import GraphBoltSession, RafGraph, open_graph
 from dgl_heta.distdgl.loader import RafLoader
+from dgl_heta.distdgl.loader_scope import check_depth
 from dgl_heta.distdgl.selection import selected
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
@@ -47,8 +47,9 @@ class GraphBoltLoader(RafLoader):
     """
 
     def __init__(self, session: GraphBoltSession, fanouts: list[dict[Any, int]]) -> None:
-        self._prepare("sample_neighbor", session, 0, dgl.dataloading.NeighborSampler(fanouts), 1,
-                      False, False, 0, {}, kind=2)
+        check_depth("sample_neighbor", len(fanouts), session.plan.hops)
+        self._prepare("sample_neighbor", session, 0, None, 1, False, False, 0, {}, kind=2,
+                      fanouts=fanouts)
         if self._source.ahead:
             session.say("batches of GraphBolt pipelines are sampled when they are asked for, not "
                         "ahead of time")

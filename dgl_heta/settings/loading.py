@@ -12,8 +12,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from dgl_heta.errors import InputError, listing, nearest, quoted, shortened
+from dgl_heta.settings.fanouts import default_fanouts
 from dgl_heta.settings.origins import Origin
-from dgl_heta.settings.sections import Settings, default_fanouts, renamed
+from dgl_heta.settings.sections import Settings, renamed
 from dgl_heta.settings.toml import NotToml, parse_toml, read_toml
 
 ENV_PREFIX = "DGL_HETA_"

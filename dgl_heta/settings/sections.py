@@ -16,13 +16,9 @@ from pydantic import (
     model_validator,
 )
 
-from dgl_heta.errors import InputError, several
+from dgl_heta.errors import InputError
+from dgl_heta.settings.fanouts import LARGEST, check_layers, default_fanouts, wrong_fanout
 from dgl_heta.settings.origins import Origin
-
-
-def default_fanouts(layers: int) -> tuple[int, ...]:
-    """Neighbours per relation and layer where none are given: 25, then 20; input layer first."""
-    return (25, *[20] * (layers - 1))
 
 
 class _Section(BaseModel):
@@ -254,8 +250,8 @@ class TrainSettings(_Section):
     @classmethod
     def _known_fanouts(cls, value: list[int] | None) -> list[int] | None:
         for fanout in value or []:
-            if not 1 <= fanout < 2**31 and fanout != -1:
-                raise ValueError("a fanout is 1 or more and below 2^31, or -1 for all neighbours")
+            if why := wrong_fanout(fanout, below=LARGEST):
+                raise ValueError(why)
         return value
 
 
@@ -375,9 +371,7 @@ class Settings(_Section):
                              f"{self.train.autocast} would round; set one of them otherwise")
         for name in ("fanouts", "eval_fanouts"):
             fanouts = getattr(self.train, name)
-            if fanouts is not None and len(fanouts) != self.model.layers:
-                raise InputError(
-                    f"train.{name} has {several(len(fanouts), 'number')}, but model.layers is "
-                    f"{self.model.layers}; give one fanout per layer, input layer first"
-                )
+            if fanouts is not None:
+                check_layers(fanouts, self.model.layers, f"train.{name}",
+                             f"model.layers is {self.model.layers}")
         return self

@@ -17,7 +17,8 @@ from dgl_heta.errors import InputError, several
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.averages import common_width
 from dgl_heta.features.disk_tables import DiskTables, memory_tables
-from dgl_heta.features.sparse_adam import AdamSettings, RowTable
+from dgl_heta.features.row_table import RowTable
+from dgl_heta.features.sparse_optimizers import AdamSettings
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.models import ModelProvider, ModelSpec, find_model

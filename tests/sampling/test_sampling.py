@@ -136,9 +136,9 @@ def test_sampler_leaves_no_trace_after_an_error(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("fanouts", "says"), [
-    ([5], "1 fanouts are given, but the plan has 2 hops"),
-    ([5, 0], "fanout 0 is wrong"),
-    ([5, -2], "fanout -2 is wrong")])
+    ([5], "fanouts has 1 number, but the plan has 2 hops"),
+    ([5, 0], "fanouts has 0; a fanout is 1 or more"),
+    ([5, -2], "fanouts has -2; a fanout is 1 or more")])
 def test_wrong_fanouts_are_refused(store: Store, fanouts: list[int], says: str) -> None:
     plan = make_plan(store.schema, "paper", 2, 1)
     with pytest.raises(InputError, match=says):
