@@ -56,8 +56,8 @@ def partition(
         without_labels,
     )
     from dgl_heta.hooks.manager import plugins
-    from dgl_heta.partition.backends.base import MetatreeBackend, check_divided
-    from dgl_heta.partition.inputs import open_input
+    from dgl_heta.partition.backends.metatree_backend import MetatreeBackend, check_divided
+    from dgl_heta.partition.graph_input import open_input
     from dgl_heta.planning.workload import Workload, wire_itemsize
     from dgl_heta.settings import load_settings
 
@@ -85,7 +85,7 @@ def partition(
              *of_one_class(opened, request.target, settings.task)]
     if dry_run:
         _check(opened.source, directory, overwrite)
-        from dgl_heta.cli.plan import show
+        from dgl_heta.cli.plan_command import show
         from dgl_heta.planning.shared_rows import share_rows
 
         plan, _ = share_rows(backend.plan(opened.schema, request), request.workload,

@@ -12,7 +12,7 @@ from dgl_heta.graph.changes import columns_text, features_text, labels_text, unr
 from dgl_heta.graph.source import Task
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import Cutter, PartitionBackend
-from dgl_heta.partition.inputs import GraphInput, Reading
+from dgl_heta.partition.graph_input import GraphInput, Reading
 from dgl_heta.partition.request import PartitionRequest, make_request, option
 from dgl_heta.report.console import note
 from dgl_heta.settings import Settings, TaskSettings, section_name

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.drawn_rows import delivery
+from dgl_heta.comm.remote_destinations import delivery
 from dgl_heta.distdgl.reach import Reached, reached_by
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation

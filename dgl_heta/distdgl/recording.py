@@ -53,7 +53,7 @@ from dgl_heta.distdgl.sides import (
     sources,
 )
 from dgl_heta.proof.comparison import TOLERANCES
-from dgl_heta.proof.records import ROWS, Key, Record, fewest
+from dgl_heta.proof.recorded_run import ROWS, Key, Record, fewest
 from dgl_heta.system.nested import items_of, of_type
 
 BATCHES = 8

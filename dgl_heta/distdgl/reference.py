@@ -15,7 +15,7 @@ from dgl.heterograph import DGLBlock
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.gradients import average_rows
+from dgl_heta.comm.gradient_average import average_rows
 from dgl_heta.distdgl.edge_view import EdgeView, SliceData
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext, WrappedModule

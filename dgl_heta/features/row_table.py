@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.features.files import CPU
+from dgl_heta.features.row_files import CPU
 from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.features.sparse_optimizers import AdamSettings, fused_step
 

@@ -13,9 +13,9 @@ from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.protocols import Cutter, PartitionBackend
 from dgl_heta.partition.arguments import ScriptArguments, script_arguments
-from dgl_heta.planning.delegates import WAYS
 from dgl_heta.planning.making import check_parts
 from dgl_heta.planning.metatree import Metapath, load_metapaths, parse_metapaths
+from dgl_heta.planning.owner_choice import WAYS
 from dgl_heta.planning.workload import DEFAULT_HOPS, Workload
 from dgl_heta.settings import Origin
 

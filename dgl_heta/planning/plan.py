@@ -26,7 +26,6 @@ from dgl_heta.planning.assignment import (
     partitions_of_shares,
     used_relations,
 )
-from dgl_heta.planning.delegation import delegated
 from dgl_heta.planning.metatree import (
     Metapath,
     SubMetatree,
@@ -34,9 +33,10 @@ from dgl_heta.planning.metatree import (
     parse_metapaths,
     sub_metatrees,
 )
+from dgl_heta.planning.offloading import delegated
 from dgl_heta.planning.ownership import Ownership, check_counts
 from dgl_heta.settings import Origin
-from dgl_heta.system.sums import KEY, agrees, signed
+from dgl_heta.system.checksums import KEY, agrees, signed
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -107,7 +107,7 @@ class Plan:
     """Relations that are cut by an array, not by ranges; without replication."""
     delegates: dict[Relation, int] = field(default_factory=dict)
     """Relations that one partition runs at layer 1 for all others of its group, and its place in
-    the group (:mod:`dgl_heta.planning.delegation`)."""
+    the group (:mod:`dgl_heta.planning.offloading`)."""
     shared: SharedRows | None = field(default=None, compare=False)
     """What became of `partition.shared`, and why; None where nobody has decided yet."""
 

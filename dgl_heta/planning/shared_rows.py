@@ -1,7 +1,7 @@
 """`partition.shared`, decided in one place for all who partition, train and run scripts.
 
 Learnable features that several partitions read at layer 1 are shared in one of two ways: their rows
-move, or one partition aggregates them for the others (:mod:`dgl_heta.planning.delegation`). What
+move, or one partition aggregates them for the others (:mod:`dgl_heta.planning.offloading`). What
 decides: the setting with its origin, the plan as it was partitioned, and the training.
 """
 
@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dgl_heta.errors import InputError
-from dgl_heta.planning.delegates import Choice, choose, worth_choosing
-from dgl_heta.planning.delegation import undelegated
+from dgl_heta.planning.offloading import undelegated
+from dgl_heta.planning.owner_choice import Choice, choose, worth_choosing
 from dgl_heta.planning.plan import Plan, SharedRows
 from dgl_heta.planning.workload import MODELS, Workload
 from dgl_heta.settings import Origin, Settings

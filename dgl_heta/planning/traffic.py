@@ -1,10 +1,10 @@
 """Bytes that workers send in a step, by cause: the one model of traffic, rows in, bytes out.
 
-Rows are counted (:mod:`dgl_heta.partition.comparison`), expected (:mod:`dgl_heta.planning.reach`)
-or follow from the batch size. Sizes are payloads as the algorithms send them, as
-:class:`dgl_heta.comm.collectives.Traffic` counts them: an all-reduce is a ring. With n workers, r
-rows of each, h the hidden width, e bytes per element, and s bytes per element that is sent
-(`train.exchange_dtype`; else s = e):
+Rows are counted (:mod:`dgl_heta.partition.method_comparison`), expected
+(:mod:`dgl_heta.planning.receptive_field`) or follow from the batch size. Sizes are payloads as the
+algorithms send them, as :class:`dgl_heta.comm.collectives.Traffic` counts them: an all-reduce is a
+ring. With n workers, r rows of each, h the hidden width, e bytes per element, and s bytes per
+element that is sent (`train.exchange_dtype`; else s = e):
 
 partials
     Partial aggregations of rows that n workers have in common, and their gradients (Heta §4,

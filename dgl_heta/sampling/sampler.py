@@ -17,11 +17,11 @@ from torch import Tensor
 from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, GuestRows, MiniBatch, RelationBlock
-from dgl_heta.sampling.draws import FEW, Draw, Threads, draw_in_turn, draw_on_threads
 from dgl_heta.sampling.held_out import HeldOut
-from dgl_heta.sampling.kernels import hash_key
+from dgl_heta.sampling.relation_samples import FEW, Draw, Threads, draw_in_turn, draw_on_threads
 from dgl_heta.sampling.rows import NodeRows, RowScratch
-from dgl_heta.sampling.scope import HubPieces, SamplingScope, by_destination
+from dgl_heta.sampling.sampling_kernels import hash_key
+from dgl_heta.sampling.sampling_scope import HubPieces, SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.settings import check_layers, wrong_fanout
 from dgl_heta.store import CSC, Store

@@ -29,7 +29,7 @@ from dgl_heta.cache.penalties import (
     ungated,
 )
 from dgl_heta.cache.policies import CachePolicy, choose
-from dgl_heta.cache.profile import ProfileFiles, Visits, hardware
+from dgl_heta.cache.visit_profile import ProfileFiles, Visits, hardware
 from dgl_heta.features.row_kernels import count_ids
 from dgl_heta.features.row_table import RowTable
 from dgl_heta.features.sparse_optimizers import AdamSettings

@@ -22,8 +22,8 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from dgl_heta.features import row_kernels, sparse_optimizers
-from dgl_heta.nn import messages, sums
-from dgl_heta.sampling import kernels
+from dgl_heta.nn import messages, row_sums
+from dgl_heta.sampling import sampling_kernels
 
 HEADS = 4
 
@@ -94,7 +94,8 @@ def cases(chosen: argparse.Namespace) -> list[tuple[str, Any, list[Any]]]:
     return [
         ("rows gathered", row_kernels._gather, [table, ids, of_edges]),
         ("sums", row_kernels.add_edges, [indptr, indices, table, False, of_rows]),
-        ("gradient of sums", sums._sum_backward, [indptr, indices, of_rows, False, table.copy()]),
+        ("gradient of sums", row_sums._sum_backward,
+         [indptr, indices, of_rows, False, table.copy()]),
         ("products per head", dots.forward, [indptr, indices, heads, ends, scores]),
         ("gradient of products", dots.backward,
          [indptr, indices, scores, heads, ends, heads.copy(), ends.copy()]),
@@ -105,7 +106,7 @@ def cases(chosen: argparse.Namespace) -> list[tuple[str, Any, list[Any]]]:
          [ids, np.arange(len(ids)), of_edges, np.ones(len(ids), f32), table.copy(),
           np.zeros(count, f32), np.zeros_like(table), np.zeros_like(table),
           *map(f32, (0.01, 0.9, 0.1, 0.999, 0.001, 1e-8))]),
-        ("neighbours drawn", kernels.draw,
+        ("neighbours drawn", sampling_kernels.draw,
          [whole, generator.integers(count, size=10 * edges, dtype=np.int32),
           generator.permutation(edges)[:edges // 10], 5, np.uint64(7), None, drawn[:edges // 10 + 1]
           * 5, np.empty(edges, np.int32), *places, 0, None, None])]

@@ -13,10 +13,16 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.datasets.synthetic import SHAPES, generate
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.making import make_plan
-from dgl_heta.planning.reach import covered, destinations, reach, reach_of_one_process, taken
+from dgl_heta.planning.receptive_field import (
+    covered,
+    destinations,
+    reach,
+    reach_of_one_process,
+    taken,
+)
 from dgl_heta.planning.workload import Workload
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import schemas
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgl_heta import InputError, Relation, Schema, make_plan
-from dgl_heta.planning.delegation import delegated, undelegated
+from dgl_heta.planning.offloading import delegated, undelegated
 from dgl_heta.planning.plan import Plan, SharedRows
 from dgl_heta.planning.shared_rows import share_rows, share_rows_in_script, share_rows_in_training
 from dgl_heta.planning.workload import Workload

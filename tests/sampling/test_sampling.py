@@ -16,7 +16,7 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.metatree import parse_metapaths
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seeds import join_seeds
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
@@ -229,7 +229,7 @@ def test_weighted_draws_are_the_same_on_all_workers_and_threads(
     batch = sampled(1, 0)
     whole = drawn(batch)
     with monkeypatch.context() as patched:
-        patched.setattr("dgl_heta.sampling.draws.PIECE", 5)
+        patched.setattr("dgl_heta.sampling.relation_samples.PIECE", 5)
         patched.setattr("dgl_heta.sampling.sampler.FEW", 0)
         assert drawn(sampled(1, 0, threads=2)) == whole
     assert whole != drawn(sample(store, 1, 0, fanouts, seeds))

@@ -12,7 +12,7 @@ from typing import Any
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import is_partition
-from dgl_heta.partition.inputs import GraphInput, Reading, open_input
+from dgl_heta.partition.graph_input import GraphInput, Reading, open_input
 from dgl_heta.partition.request import make_request
 from dgl_heta.planning.limit import within
 from dgl_heta.planning.metatree import load_metapaths

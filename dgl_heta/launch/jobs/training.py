@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dgl_heta.cache.profile import DIRECTORY
+from dgl_heta.cache.visit_profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
@@ -20,7 +20,7 @@ from dgl_heta.launch.jobs.choices import open_for, plan_for, restarted, under_to
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import find_model
-from dgl_heta.partition.inputs import GraphInput, Reading
+from dgl_heta.partition.graph_input import GraphInput, Reading
 from dgl_heta.planning.cost import predict
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload

@@ -24,8 +24,8 @@ from dgl_heta.report.console import err, out, print_json
 
 if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins
-    from dgl_heta.partition.inputs import GraphInput
-    from dgl_heta.planning.cluster import Cluster, Coefficients
+    from dgl_heta.partition.graph_input import GraphInput
+    from dgl_heta.planning.cluster_estimate import Cluster, Coefficients
     from dgl_heta.planning.plan import Plan
     from dgl_heta.planning.workload import Workload
     from dgl_heta.settings import Settings
@@ -90,7 +90,7 @@ def plan(
     """
     from dgl_heta.cli.requests import reading
     from dgl_heta.hooks.manager import plugins
-    from dgl_heta.partition.inputs import open_input
+    from dgl_heta.partition.graph_input import open_input
     from dgl_heta.settings import load_settings
 
     settings = load_settings(source.config, source.overrides)
@@ -131,7 +131,7 @@ def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | 
     """Show a plan with what partition.shared makes of it, and why."""
     from dataclasses import replace
 
-    from dgl_heta.planning.delegation import undelegated
+    from dgl_heta.planning.offloading import undelegated
     from dgl_heta.planning.shared_rows import share_rows
 
     workload = work.workload(settings, plan.hops)
@@ -174,9 +174,9 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     from dataclasses import asdict, replace
 
     from dgl_heta.cli.requests import partition_request, targets_of
-    from dgl_heta.planning.cluster import Cluster, Coefficients, estimate
+    from dgl_heta.planning.cluster_estimate import Cluster, Coefficients, estimate
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
-    from dgl_heta.report.tables import show_estimates
+    from dgl_heta.report.console_tables import show_estimates
 
     own = opened.plan if not options.given() else None
     hops = options.hops if options.hops is not None else (
@@ -255,8 +255,8 @@ def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, settin
              as_json: bool) -> None:
     from dgl_heta.cli.requests import partition_request, parts_of
     from dgl_heta.hooks.manager import plugins
-    from dgl_heta.partition.comparison import compare
-    from dgl_heta.report.tables import show_comparison
+    from dgl_heta.partition.method_comparison import compare
+    from dgl_heta.report.console_tables import show_comparison
     from dgl_heta.store import Store, write_store
     from dgl_heta.system.leftovers import scratch_directory
 

@@ -18,6 +18,7 @@ from dgl_heta.report.charts import (
     without_waiting,
 )
 from dgl_heta.report.classes import class_sections
+from dgl_heta.report.epoch_records import CAUSES, STAGES
 from dgl_heta.report.figures import (
     as_mapping,
     as_number,
@@ -29,9 +30,8 @@ from dgl_heta.report.figures import (
     percent,
     stopped_early,
 )
-from dgl_heta.report.parts import Picture, Section, Table
+from dgl_heta.report.page_parts import Picture, Section, Table
 from dgl_heta.report.reading import Run
-from dgl_heta.report.records import CAUSES, STAGES
 from dgl_heta.report.started import started_rows
 from dgl_heta.report.text import human_bytes, printable
 

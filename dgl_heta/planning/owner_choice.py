@@ -1,7 +1,7 @@
 """Which learnable types are delegated, and to which partition: the fewest expected bytes.
 
 For each type that several partitions read at layer 1 there are two ways
-(:mod:`dgl_heta.planning.delegation`): its rows move, or partial aggregations do. Rows cost an id, a
+(:mod:`dgl_heta.planning.offloading`): its rows move, or partial aggregations do. Rows cost an id, a
 row and a gradient for each that another partition keeps. Delegated, each destination row
 that is no seed costs an id, a partial aggregation and its gradient, once for all types that the
 same partition aggregates; and what a partition reads of the type as a destination still moves.
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dgl_heta.planning import traffic
-from dgl_heta.planning.delegation import can_delegate, delegated, shared_learnable
+from dgl_heta.planning.offloading import can_delegate, delegated, shared_learnable
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.reach import Reach, reach_of_each
+from dgl_heta.planning.receptive_field import Reach, reach_of_each
 from dgl_heta.planning.workload import Workload
 
 log = logging.getLogger("dgl_heta")
