@@ -20,14 +20,14 @@ _LAZY = {
     "kernel": "dgl_heta.system.jit",
     "prefetch": "dgl_heta.system.prefetch",
     "new_rows": "dgl_heta.features.row_kernels",
-    "new_directory": "dgl_heta.system.files",
-    "replacing": "dgl_heta.system.files",
-    "write_atomic": "dgl_heta.system.files",
-    "check_file": "dgl_heta.system.sums",
-    "file_sum": "dgl_heta.system.sums",
-    "read_signed": "dgl_heta.system.sums",
-    "write_signed": "dgl_heta.system.sums",
-    "log_line": "dgl_heta.report.log",
+    "new_directory": "dgl_heta.system.atomic_files",
+    "replacing": "dgl_heta.system.atomic_files",
+    "write_atomic": "dgl_heta.system.atomic_files",
+    "check_file": "dgl_heta.system.checksums",
+    "file_sum": "dgl_heta.system.checksums",
+    "read_signed": "dgl_heta.system.checksums",
+    "write_signed": "dgl_heta.system.checksums",
+    "log_line": "dgl_heta.report.metrics_log",
     "new_array": "dgl_heta.system.disk",
     "check_room": "dgl_heta.system.disk",
     "reserve": "dgl_heta.system.disk",
@@ -45,7 +45,7 @@ _LAZY = {
     "config_name": "dgl_heta.partition.part_config",
     "make_request": "dgl_heta.partition.request",
     "graph_names": "dgl_heta.graph.source",
-    "open_input": "dgl_heta.partition.inputs",
+    "open_input": "dgl_heta.partition.graph_input",
     "part_tensor": "dgl_heta.graph.source",
     "read_dgl_graph": "dgl_heta.graph.readers.dgl_graph",
     # providers, settings, messages
@@ -96,24 +96,24 @@ if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers
     from dgl_heta.launch.worker import main as worker_main
-    from dgl_heta.partition.inputs import open_input
+    from dgl_heta.partition.graph_input import open_input
     from dgl_heta.partition.part_config import config_name
     from dgl_heta.partition.request import make_request
     from dgl_heta.raf.wrapper import data_parallel
     from dgl_heta.report.console import Advance, out, print_json, progress, table
-    from dgl_heta.report.log import log_line
+    from dgl_heta.report.metrics_log import log_line
     from dgl_heta.sampling.blocks import InEdges
     from dgl_heta.settings import load_settings, section_name
     from dgl_heta.store.writer import check_source
+    from dgl_heta.system.atomic_files import new_directory, replacing, write_atomic
+    from dgl_heta.system.checksums import check_file, file_sum, read_signed, write_signed
     from dgl_heta.system.disk import check_room, new_array, reserve
-    from dgl_heta.system.files import new_directory, replacing, write_atomic
     from dgl_heta.system.jit import COMPILES, kernel
     from dgl_heta.system.leftovers import scratch_directory
     from dgl_heta.system.memory import peak_rss_mb
     from dgl_heta.system.optional import optional
     from dgl_heta.system.patching import Patch
     from dgl_heta.system.prefetch import prefetch
-    from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 
 
 def __getattr__(name: str) -> Any:

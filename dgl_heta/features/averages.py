@@ -33,11 +33,11 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.metatree import Metapath
 from dgl_heta.store import Store
 from dgl_heta.store.structure import changed
+from dgl_heta.system.atomic_files import new_directory
+from dgl_heta.system.checksums import KEY, agrees, file_sum, write_signed
 from dgl_heta.system.disk import new_array
-from dgl_heta.system.files import new_directory
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
-from dgl_heta.system.sums import KEY, agrees, file_sum, write_signed
 
 log = logging.getLogger("dgl_heta")
 

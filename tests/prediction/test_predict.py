@@ -18,10 +18,10 @@ from dgl_heta.cli import main
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.prediction import PredictionJob
-from dgl_heta.models.linked import without_decoder
+from dgl_heta.models.link_model import without_decoder
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.checkpoint import load_model
 from tests.support.graphs import academic, with_tasks

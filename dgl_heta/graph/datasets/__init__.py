@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, Field
 
-from dgl_heta.graph.options import read_options, split_options
+from dgl_heta.graph.reading_options import read_options, split_options
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.protocols import Dataset
 

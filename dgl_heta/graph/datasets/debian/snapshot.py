@@ -15,7 +15,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.readers.sizes import check_archive
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeArrays, EdgeSource, GraphSource, Task
-from dgl_heta.system.files import replacing
+from dgl_heta.system.atomic_files import replacing
 
 SNAPSHOT = Path(__file__).parents[1] / "data" / "debian.npz"
 FORMAT = "dgl-heta debian snapshot 1"
