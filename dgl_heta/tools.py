@@ -42,6 +42,7 @@ _LAZY = {
     "Shape": "dgl_heta.graph.datasets.synthetic",
     "generate": "dgl_heta.graph.datasets.synthetic",
     "config_name": "dgl_heta.partition.part_config",
+    "is_part_config": "dgl_heta.partition.directory",
     "make_request": "dgl_heta.partition.request",
     "graph_names": "dgl_heta.graph.source",
     "open_input": "dgl_heta.partition.inputs",
@@ -74,14 +75,15 @@ _LAZY = {
 }
 
 __all__ = [
-    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "NodeShape", "Plugins",
-    "RelationShape", "SettingsOptions", "Shape", "Traffic", "check_file", "check_room",
-    "check_source", "config_name", "data_parallel", "file_sum", "generate", "graph_names",
-    "grouped", "init_workers", "kernel", "listing", "load_settings", "log_line", "make_request",
-    "nearest", "new_array", "new_directory", "new_rows", "open_input", "optional", "out",
-    "part_tensor", "peak_rss_mb", "plugins", "prefetch", "print_json", "progress",
-    "read_dgl_graph", "read_signed", "replacing", "reserve", "run_workers", "scratch_directory",
-    "section_name", "table", "worker_main", "write_atomic", "write_signed",
+    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "NodeShape",
+    "Plugins", "RelationShape", "SettingsOptions", "Shape", "Traffic", "check_file",
+    "check_room", "check_source", "config_name", "data_parallel", "file_sum", "generate",
+    "graph_names", "grouped", "init_workers", "is_part_config", "kernel", "listing",
+    "load_settings", "log_line", "make_request", "nearest", "new_array", "new_directory",
+    "new_rows", "open_input", "optional", "out", "part_tensor", "peak_rss_mb", "plugins",
+    "prefetch", "print_json", "progress", "read_dgl_graph", "read_signed", "replacing",
+    "reserve", "run_workers", "scratch_directory", "section_name", "table", "worker_main",
+    "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers
     from dgl_heta.launch.worker import main as worker_main
+    from dgl_heta.partition.directory import is_part_config
     from dgl_heta.partition.inputs import open_input
     from dgl_heta.partition.part_config import config_name
     from dgl_heta.partition.request import make_request

@@ -49,8 +49,8 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
     from dgl_heta.distdgl.patches import PATCHES
     from dgl_heta.distdgl.programs import watch_programs
 
+    watch_programs(known)
     apply(PATCHES)
-    watch_programs()
     use(known)
     if chosen.run.reference:
         from dgl_heta.distdgl.reference import plain_settings

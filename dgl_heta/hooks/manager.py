@@ -19,6 +19,7 @@ from dgl_heta._version import __version__
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.hooks import protocols, specs
 from dgl_heta.hooks.kernel_protocol import Kernel
+from dgl_heta.hooks.packaged import to_install
 from dgl_heta.settings import Settings, read_section, section_name
 from dgl_heta.system.memory import no_memory
 
@@ -34,6 +35,7 @@ KINDS = {
     "dataset": "dgl_heta_datasets",
     "reader": "dgl_heta_readers",
     "model": "dgl_heta_models",
+    "program": "dgl_heta_programs",
     "command": "dgl_heta_commands",
     "settings": "dgl_heta_settings",
 }
@@ -48,6 +50,7 @@ PROTOCOLS: dict[str, type] = {
     "dataset": protocols.Dataset,
     "reader": protocols.Reader,
     "model": protocols.ModelProvider,
+    "program": protocols.Program,
     "command": protocols.Command,
     "settings": protocols.Provider,
 }
@@ -140,7 +143,7 @@ class Plugins:
         known = self.providers(kind)
         if name not in known:
             raise InputError(f"unknown {kind} '{name}'; known are: {listing(known)}"
-                             + nearest(name, known))
+                             + (to_install(kind, name) or nearest(name, known)))
         provider = known[name].value
         if provider.settings is None:
             return provider

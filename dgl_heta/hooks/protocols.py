@@ -18,6 +18,7 @@ from dgl_heta.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
     import numpy as np
     from pydantic import BaseModel
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from dgl_heta.store.writer import Progress
 
 Batch = TypeVar("Batch")
+Adapt = Callable[["ModuleType"], None]
 
 
 class Provider(Protocol):
@@ -190,6 +192,19 @@ class Command(Provider, Protocol):
         it raises is told as for the built-in ones: an :class:`InputError` in a line, with exit
         status 2, any other `HetaError` with 1.
         """
+
+
+class Program(Provider, Protocol):
+    """A program that runs as a DistDGL script, adapted when it is imported; hook
+    `dgl_heta_programs`.
+
+    `name` is that of its top-level package.
+    """
+
+    modules: Mapping[str, Adapt]
+    """Modules of the program and what is called with each, once, after it was imported while
+    dgl-heta is enabled (or when it is enabled, if that is later). What it does stays after
+    `disable()`: on graphs that are not meta-partitioned it must change nothing."""
 
 
 class ModelProvider(Provider, Protocol):

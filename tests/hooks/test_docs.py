@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from dgl_heta.partition.directory import open_partition
 from dgl_heta.partition.request import make_request
 from tests.support.command_line import MAG
 from tests.support.plugins import ROOT, distribution, heta
+from tests.support.waiting import PATIENCE
 
 TEXT = (ROOT / "docs/hooks.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
@@ -77,6 +81,27 @@ def test_a_command_of_a_plugin_is_there_and_says_what_is_wrong(site, tmp_path):
     run = heta("isolated", tmp_path / "mag.json", path=site)
     assert run.returncode == 2
     assert run.stderr.endswith("is no data set or directory of edge files\n")
+
+
+@pytest.mark.needs("dgl")
+def test_a_program_that_is_adapted_when_it_is_imported(site, tmp_path):
+    (tmp_path / "relational").mkdir()
+    (tmp_path / "relational/__init__.py").write_text("")
+    (tmp_path / "relational/layers.py").write_text("""
+class Convolutions:
+    def _get_module(self, etype): ...
+    def forward(self, g, inputs, mod_args=None, mod_kwargs=None): return "its own"
+""")
+    script = """
+import dgl_heta; dgl_heta.enable()
+from relational.layers import Convolutions
+from dgl_heta.distdgl.hetero_convs import hetero_convs
+print(Convolutions in hetero_convs(), Convolutions().forward(None, {}))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (site, tmp_path, ROOT)))})
+    assert run.stdout == "True its own\n", run.stderr
 
 
 def test_the_backend_that_knows_relations_keeps_those_of_a_source_type_together(install):

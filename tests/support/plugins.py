@@ -156,6 +156,13 @@ EVERY_KIND = BACKEND.format(name="mine") + """
     def dgl_heta_readers():
         return [Saved()]
 
+    class Program(dgl_heta.Program):
+        name, modules = "mine", {}
+
+    @hookimpl
+    def dgl_heta_programs():
+        return [Program()]
+
     class Command(dgl_heta.Command):
         name, description = "mine", "says so"
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("dgl")
 from tests.support.dist_reference import parts, whole_graph
 from tests.support.link_reference import edge_graph
 from tests.support.link_reference import parts as edge_parts
