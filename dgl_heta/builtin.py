@@ -86,8 +86,7 @@ def dgl_heta_models() -> list[protocols.ModelProvider]:
     from dgl_heta import models as m
 
     return [m.BlockModel("rgcn", m.RGCNLayer), m.BlockModel("rgat", m.RGATLayer),
-            m.BlockModel("hgt", m.HGTLayer), m.BlockModel("han", m.HANLayer), m.PathModel(),
-            m.SubsetModel()]
+            m.BlockModel("hgt", m.HGTLayer), m.BlockModel("han", m.HANLayer)]
 
 
 @hookimpl

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 DISTRIBUTIONS = {
     ("program", "graphstorm"): "dgl-heta-graphstorm",
+    ("model", "nars"): "dgl-heta-precomputed",
+    ("model", "sehgnn"): "dgl-heta-precomputed",
+    ("model inputs", "paths"): "dgl-heta-precomputed",
+    ("model inputs", "subsets"): "dgl-heta-precomputed",
 }
 """(kind, name) of a provider that was part of dgl-heta → the plugin that has it."""
 

@@ -64,6 +64,13 @@ def test_a_training_uses_all_that_it_can_use_at_once(site, tmp_path):
     assert job["plan"]["method"] == "alternate"
 
 
+def test_a_model_reads_what_was_computed_before(site, tmp_path):
+    run = heta("train", "ring:nodes=200", "--model", "by-degree", "--parts", 2, "--json",
+               "--run-dir", tmp_path / "run", "--set", "train.epochs=2", path=site)
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path / "run/model.json").read_text())["provider"] == "by-degree"
+
+
 def test_a_reader_and_a_stream_partitioner_meet(site, tmp_path):
     (tmp_path / "few.triples").write_text("0 knows 1\n1 knows 2\n2 likes 0\n3 knows 0\n")
     run = heta("partition", f"{tmp_path}/few.triples:type=person", "--method", "by-source",

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from tests.support.link_script import CITES, WRITES
 from tests.support.waiting import PATIENCE, PROMPT
 
 RUN = "graphstorm.run"
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "version": 1.0,
     "gsf": {
         "basic": {"model_encoder_type": "rgcn", "backend": "gloo"},
