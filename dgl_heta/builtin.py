@@ -35,9 +35,9 @@ def dgl_heta_cutters() -> list[protocols.Cutter]:
 
 @hookimpl
 def dgl_heta_datasets() -> list[protocols.Dataset]:
-    from dgl_heta.graph.datasets import Debian, Git, Synthetic
+    from dgl_heta.graph.datasets import Synthetic
 
-    return [Debian(), Git(), *Synthetic.all()]
+    return [*Synthetic.all()]
 
 
 @hookimpl

@@ -40,6 +40,7 @@ _LAZY = {
     "peak_rss_mb": "dgl_heta.system.memory",
     # graphs and partitions
     "MASKS": "dgl_heta.graph.source",
+    "check_archive": "dgl_heta.graph.readers.sizes",
     "check_source": "dgl_heta.store.writer",
     "changed": "dgl_heta.store.structure",
     "NodeShape": "dgl_heta.graph.datasets.synthetic",
@@ -87,14 +88,14 @@ _LAZY = {
 __all__ = [
     "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Block", "Comm", "InEdges", "MiniBatch",
     "NodeShape", "PeerLostError", "Plugins", "RelationBlock", "RelationShape", "SettingsOptions",
-    "Shape", "StaticFeatures", "Traffic", "agrees", "changed", "check_file", "check_room",
-    "check_source", "config_name", "data_parallel", "file_sum", "gather_rows", "generate",
-    "graph_names", "grouped", "head_width", "init_workers", "initial_rows", "is_part_config",
-    "kernel", "listing", "load_settings", "log_line", "make_request", "nearest", "new_array",
-    "new_directory", "new_rows", "open_input", "optional", "out", "part_tensor", "peak_rss_mb",
-    "plugins", "prefetch", "print_json", "progress", "read_dgl_graph", "read_signed", "replacing",
-    "reserve", "run_workers", "scratch_directory", "section_name", "table", "worker_main",
-    "write_atomic", "write_signed",
+    "Shape", "StaticFeatures", "Traffic", "agrees", "changed", "check_archive", "check_file",
+    "check_room", "check_source", "config_name", "data_parallel", "file_sum", "gather_rows",
+    "generate", "graph_names", "grouped", "head_width", "init_workers", "initial_rows",
+    "is_part_config", "kernel", "listing", "load_settings", "log_line", "make_request", "nearest",
+    "new_array", "new_directory", "new_rows", "open_input", "optional", "out", "part_tensor",
+    "peak_rss_mb", "plugins", "prefetch", "print_json", "progress", "read_dgl_graph",
+    "read_signed", "replacing", "reserve", "run_workers", "scratch_directory", "section_name",
+    "table", "worker_main", "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -106,6 +107,7 @@ if TYPE_CHECKING:
     from dgl_heta.features.static import StaticFeatures
     from dgl_heta.graph.datasets.synthetic import NodeShape, RelationShape, Shape, generate
     from dgl_heta.graph.readers.dgl_graph import read_dgl_graph
+    from dgl_heta.graph.readers.sizes import check_archive
     from dgl_heta.graph.source import MASKS, graph_names, part_tensor
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers

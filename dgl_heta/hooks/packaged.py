@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 DISTRIBUTIONS = {
+    ("dataset", "debian"): "dgl-heta-datasets",
+    ("dataset", "git"): "dgl-heta-datasets",
     ("program", "graphstorm"): "dgl-heta-graphstorm",
     ("model", "nars"): "dgl-heta-precomputed",
     ("model", "sehgnn"): "dgl-heta-precomputed",

@@ -85,7 +85,7 @@ def test_core_imports_without_dgl_and_planning_without_torch():
         import dgl_heta.partition.inputs, dgl_heta.report.plan_terminal, dgl_heta.planning.cost
         import dgl_heta.graph.readers, dgl_heta.graph.datasets.synthetic
         from dgl_heta.hooks.manager import plugins
-        plugins().get("partition backend", "meta"), plugins().get("dataset", "debian")
+        plugins().get("partition backend", "meta"), plugins().get("dataset", "synthetic-mag")
         assert "torch" not in sys.modules, "planning imports torch"
         for module in pkgutil.walk_packages(dgl_heta.__path__, "dgl_heta."):
             adapter = module.name.startswith(("dgl_heta.distdgl.", "dgl_heta.graphbolt"))
