@@ -35,6 +35,7 @@ _LAZY = {
     "ModelProvider": "dgl_heta.hooks.protocols",
     "ModuleWrapper": "dgl_heta.hooks.protocols",
     "PartitionBackend": "dgl_heta.hooks.protocols",
+    "Patches": "dgl_heta.hooks.protocols",
     "Program": "dgl_heta.hooks.protocols",
     "Provider": "dgl_heta.hooks.protocols",
     "Reader": "dgl_heta.hooks.protocols",
@@ -61,8 +62,8 @@ _LAZY = {
     "slot": "dgl_heta.models",
     "enable": "dgl_heta.distdgl.activate",
     "disable": "dgl_heta.distdgl.activate",
-    "all_seeds": "dgl_heta.distdgl.group_seeds",
-    "register_hetero_conv": "dgl_heta.distdgl.hetero_convs",
+    "all_seeds": "dgl_heta.distdgl.loading.all_seeds",
+    "register_hetero_conv": "dgl_heta.distdgl.modules.hetero_convs",
     "load_model": "dgl_heta.training.checkpoint",
     "HetaError": "dgl_heta.errors",
     "InputError": "dgl_heta.errors",
@@ -95,6 +96,7 @@ __all__ = [
     "PartitionBackend",
     "PartitionRequest",
     "PartitionResult",
+    "Patches",
     "Plan",
     "Program",
     "Provider",
@@ -128,8 +130,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.activate import disable, enable
-    from dgl_heta.distdgl.group_seeds import all_seeds
-    from dgl_heta.distdgl.hetero_convs import register_hetero_conv
+    from dgl_heta.distdgl.loading.all_seeds import all_seeds
+    from dgl_heta.distdgl.modules.hetero_convs import register_hetero_conv
     from dgl_heta.errors import HetaError, InputError
     from dgl_heta.graph.readers.files import open_edges
     from dgl_heta.graph.readers.pyg import read_hetero_data
@@ -150,6 +152,7 @@ if TYPE_CHECKING:
         ModelProvider,
         ModuleWrapper,
         PartitionBackend,
+        Patches,
         Program,
         Provider,
         Reader,

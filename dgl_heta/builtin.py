@@ -82,6 +82,14 @@ def dgl_heta_loggers() -> list[protocols.Logger]:
 
 
 @hookimpl
+def dgl_heta_patches() -> list[protocols.Patches]:
+    from dgl_heta.system.patching import PatchTable
+
+    return [PatchTable("distdgl", "dgl_heta.distdgl.patches"),
+            PatchTable("graphbolt", "dgl_heta.graphbolt.graphbolt_patches")]
+
+
+@hookimpl
 def dgl_heta_models() -> list[protocols.ModelProvider]:
     from dgl_heta import models as m
 

@@ -36,6 +36,7 @@ _LAZY = {
     "check_room": "dgl_heta.system.disk",
     "reserve": "dgl_heta.system.disk",
     "scratch_directory": "dgl_heta.system.leftovers",
+    "Patch": "dgl_heta.system.patching",
     "optional": "dgl_heta.system.optional",
     "peak_rss_mb": "dgl_heta.system.memory",
     # graphs and partitions
@@ -87,15 +88,15 @@ _LAZY = {
 
 __all__ = [
     "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Block", "Comm", "InEdges", "MiniBatch",
-    "NodeShape", "PeerLostError", "Plugins", "RelationBlock", "RelationShape", "SettingsOptions",
-    "Shape", "StaticFeatures", "Traffic", "agrees", "changed", "check_archive", "check_file",
-    "check_room", "check_source", "config_name", "data_parallel", "file_sum", "gather_rows",
-    "generate", "graph_names", "grouped", "head_width", "init_workers", "initial_rows",
-    "is_part_config", "kernel", "listing", "load_settings", "log_line", "make_request", "nearest",
-    "new_array", "new_directory", "new_rows", "open_input", "optional", "out", "part_tensor",
-    "peak_rss_mb", "plugins", "prefetch", "print_json", "progress", "read_dgl_graph",
-    "read_signed", "replacing", "reserve", "run_workers", "scratch_directory", "section_name",
-    "table", "worker_main", "write_atomic", "write_signed",
+    "NodeShape", "Patch", "PeerLostError", "Plugins", "RelationBlock", "RelationShape",
+    "SettingsOptions", "Shape", "StaticFeatures", "Traffic", "agrees", "changed", "check_archive",
+    "check_file", "check_room", "check_source", "config_name", "data_parallel", "file_sum",
+    "gather_rows", "generate", "graph_names", "grouped", "head_width", "init_workers",
+    "initial_rows", "is_part_config", "kernel", "listing", "load_settings", "log_line",
+    "make_request", "nearest", "new_array", "new_directory", "new_rows", "open_input", "optional",
+    "out", "part_tensor", "peak_rss_mb", "plugins", "prefetch", "print_json", "progress",
+    "read_dgl_graph", "read_signed", "replacing", "reserve", "run_workers", "scratch_directory",
+    "section_name", "table", "worker_main", "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
@@ -130,6 +131,7 @@ if TYPE_CHECKING:
     from dgl_heta.system.leftovers import scratch_directory
     from dgl_heta.system.memory import peak_rss_mb
     from dgl_heta.system.optional import optional
+    from dgl_heta.system.patching import Patch
     from dgl_heta.system.prefetch import prefetch
     from dgl_heta.system.sums import agrees, check_file, file_sum, read_signed, write_signed
 

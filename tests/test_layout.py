@@ -37,8 +37,8 @@ models
 raf
 report
 proof
-graphbolt
 distdgl
+graphbolt
 training
 prediction
 launch

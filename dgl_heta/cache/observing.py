@@ -7,6 +7,7 @@ pre-sampled but counted in its first batches, which changes nothing of what it c
 from __future__ import annotations
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -192,6 +193,10 @@ class ObservingCache:
         if free:
             parts.append(f"not cached: {', '.join(free)}")
         return f"policy {self.policy.name}, {'; '.join(parts) or 'nothing cached'}"
+
+    def tell(self) -> None:
+        """Print on standard error what the cache did; for the end of a process."""
+        print(f"dgl-heta: cache {self.describe()}", file=sys.stderr, flush=True)
 
 
 def _name(key: Hashable) -> str:

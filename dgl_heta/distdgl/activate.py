@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from dgl_heta.comm.dgl_connections import wait_at_most
-from dgl_heta.distdgl.selection import select
+from dgl_heta.distdgl.state import process_state
 from dgl_heta.distdgl.versions import release
-from dgl_heta.hooks.manager import plugins, use
+from dgl_heta.hooks.manager import Plugins, plugins, use
 from dgl_heta.settings import load_settings
-from dgl_heta.system.patching import apply, remove
+from dgl_heta.system.patching import Patch, apply, remove
 
 
 def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) -> None:
@@ -46,42 +46,33 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
         known.get(kind, name)
     release()
     wait_at_most(chosen.run.timeout_s)
-    from dgl_heta.distdgl.patches import PATCHES
     from dgl_heta.distdgl.programs import watch_programs
 
     watch_programs(known)
-    apply(PATCHES)
+    apply(every_patch(known))
     use(known)
     if chosen.run.reference:
         from dgl_heta.distdgl.reference import plain_settings
 
         chosen = plain_settings(chosen)
-    select(chosen)
+    process_state().settings = chosen
     if chosen.run.record is not None:
-        from dgl_heta.distdgl.recording import start_recording
+        from dgl_heta.distdgl.proof.recording import start_recording
 
         start_recording(Path(chosen.run.record), chosen.run.reference, chosen.run.double)
 
 
+def every_patch(known: Plugins) -> list[Patch]:
+    """Return the patches of all plugins, the built-ins' first."""
+    return [patch for provider in known.providers("patches").values()
+            for patch in provider.value.patches()]
+
+
 def disable() -> None:
-    """Put DGL back as it was, and forget the graph that is open."""
-    from dgl_heta.distdgl import ending, graphbolt_parts, partitions, proof, tensors
-    from dgl_heta.distdgl.epochs import forget_epochs
-    from dgl_heta.distdgl.own_part import close_part
+    """Put DGL back as it was, and forget the graph that is open and all that was kept of it."""
     from dgl_heta.distdgl.programs import forget_programs
-    from dgl_heta.distdgl.session import close_session
-    from dgl_heta.distdgl.sparse_steps import forget_steps
 
     remove()
     forget_programs()
-    close_part()
-    ending.forget()
-    graphbolt_parts.forget()
-    partitions.keep_earlier(False)
-    proof.stop()
-    close_session()
-    tensors.close()
-    forget_epochs()
-    forget_steps()
+    process_state().close()
     use(None)
-    select(None)

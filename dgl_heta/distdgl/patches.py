@@ -9,44 +9,29 @@ back.
 from __future__ import annotations
 
 from dgl_heta.comm import dgl_connections, meeting
-from dgl_heta.distdgl import (
-    blocks,
-    collated_loader,
-    edge_loader,
-    embedding,
-    ending,
-    feature_stores,
-    gradients,
-    graphbolt_loader,
-    graphbolt_parts,
-    graphs,
-    message_passing,
-    node_loader,
-    own_part,
-    parallel,
-    partitions,
-    slices,
-    tensors,
-)
+from dgl_heta.distdgl.blocks import message_passing
+from dgl_heta.distdgl.graph import dist_graph, graphbolt_parts, partitions
+from dgl_heta.distdgl.loading import collated_loader, edge_loader, node_loader
+from dgl_heta.distdgl.modules import merging_block, slices
+from dgl_heta.distdgl.rows import embedding, local_partition, node_data
+from dgl_heta.distdgl.training import autograd_calls, ending, parallel
 from dgl_heta.system.patching import Patch
 
 PATCHES: tuple[Patch, ...] = (
     *partitions.PATCHES,
     *graphbolt_parts.PATCHES,
-    *graphs.PATCHES,
-    *tensors.PATCHES,
+    *dist_graph.PATCHES,
+    *node_data.PATCHES,
     *node_loader.PATCHES,
     *edge_loader.PATCHES,
     *collated_loader.PATCHES,
-    *blocks.PATCHES,
+    *merging_block.PATCHES,
     *message_passing.PATCHES,
     *slices.PATCHES,
     *embedding.PATCHES,
-    *feature_stores.PATCHES,
-    *graphbolt_loader.PATCHES,
     *parallel.PATCHES,
-    *gradients.PATCHES,
-    *own_part.PATCHES,
+    *autograd_calls.PATCHES,
+    *local_partition.PATCHES,
     *ending.PATCHES,
     *meeting.PATCHES,
     *dgl_connections.PATCHES,

@@ -8,49 +8,16 @@ gradients are averaged plainly. It needs the complete store on every machine.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from dgl.heterograph import DGLBlock
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.gradients import average_rows
-from dgl_heta.distdgl.edge_view import EdgeView, SliceData
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext, WrappedModule
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.wrapper import data_parallel
 from dgl_heta.settings import Settings
-
-
-class PlainBlock(DGLBlock):
-    """DGL's block as it is, or a slice of one.
-
-    Attributes
-    ----------
-    heta_layer : 1 … number of layers; 0 of a slice.
-    layer : what it was made of; None of a slice.
-    """
-
-    heta_layer: int = 0
-    layer: Any = None
-    _of: Any = None
-
-    @property
-    def edges(self) -> EdgeView:
-        return EdgeView(self, super().edges, self.layer or self._of)
-
-    @property
-    def edata(self) -> Any:
-        if len(self.etypes) > 1:
-            return super().edata
-        return SliceData(self, self.etypes[0], super().edata, self.layer or self._of)
-
-    def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        found._of = self.layer or self._of
-        return found
 
 
 class Reference(ModuleWrapper):

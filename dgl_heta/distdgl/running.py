@@ -59,7 +59,7 @@ def run_module(name: str, arguments: Sequence[str], config: Path | None,
 
 def _enable(config: Path | None, overrides: Iterable[str], overwrite: bool) -> None:
     enable(config, settings=overrides)
-    from dgl_heta.distdgl.partitions import keep_earlier
+    from dgl_heta.distdgl.graph.partitions import keep_earlier
 
     keep_earlier(not overwrite)
 
@@ -110,7 +110,7 @@ def _run(name: str, arguments: Sequence[str], start: Callable[[], Any]) -> None:
     except Exception:
         traceback.print_exc()
         raise HetaError(f"{name} failed") from None
-    from dgl_heta.distdgl.ending import end
+    from dgl_heta.distdgl.training.ending import end
 
     end()
     # DistDGL leaves its servers when the interpreter ends; after that the threads of a process

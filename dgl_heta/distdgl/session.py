@@ -18,15 +18,15 @@ import torch.distributed as dist
 
 from dgl_heta.comm.collectives import Comm, Traffic, wire_dtype
 from dgl_heta.comm.machines import join_machine
-from dgl_heta.distdgl.backward import BackwardEnd
-from dgl_heta.distdgl.chains import Chains
-from dgl_heta.distdgl.drawing import DrawingGroups
-from dgl_heta.distdgl.edge_ends import EdgeEnds
-from dgl_heta.distdgl.handed import Handed
+from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
+from dgl_heta.distdgl.autograd.collective_order import Chains
+from dgl_heta.distdgl.autograd.loss_scope import Scope
+from dgl_heta.distdgl.batch_ids import Handed
+from dgl_heta.distdgl.groups import SamplingGroups
 from dgl_heta.distdgl.reference import Reference
-from dgl_heta.distdgl.scope import Scope
-from dgl_heta.distdgl.selection import without_effect
-from dgl_heta.distdgl.whereabouts import meet, skip_alike
+from dgl_heta.distdgl.state import process_state, without_effect
+from dgl_heta.distdgl.store.edge_ends import EdgeEnds
+from dgl_heta.distdgl.watchdog import meet, skip_alike
 from dgl_heta.errors import HetaError, InputError, listing, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import graph_names
@@ -113,9 +113,9 @@ class Session:
         self._wire = None if exact else wire_dtype(train.exchange_dtype)
         self.world = self.group = Comm(self.traffic)
         """All trainers; those of this trainer's group."""
-        self.drawing = DrawingGroups()
-        """The group with process groups for what it agrees on when batches are drawn, maybe on
-        another thread."""
+        self.sampling = SamplingGroups(self.make_group)
+        """Process groups for what the group agrees on when batches are sampled, maybe on another
+        thread."""
         self._groups: list[list[int]] = []
         self._said: set[str] = set()
         self._ahead = [0.0, 0.0]
@@ -145,7 +145,7 @@ class Session:
         self.watch: Any = None
         self.reading: Any = None
         """What looks at calls at steps to prove, and what is given rows of tables meanwhile (see
-        :mod:`dgl_heta.distdgl.proof`)."""
+        :mod:`dgl_heta.distdgl.proof.step_proof`)."""
         self.shapes: dict[Any, Any] = {}
         self.types: dict[Any, dict[str, tuple[torch.Size, torch.dtype] | None]] = {}
         self._answers: dict[Any, bool] = {}
@@ -389,12 +389,10 @@ class Session:
         return sorted(r for m in self.plan.users(ntype) for r in self.trainers[m])
 
 
-_current: Session | None = None
-
-
 def current() -> Session | None:
-    """The session of this process, if it has opened a meta-partitioned graph."""
-    return _current
+    """Return the session of this process, if it has opened a meta-partitioned graph."""
+    session: Session | None = process_state().session
+    return session
 
 
 def open_session(part_config: str, part: int, settings: Settings, plugins: Plugins) -> Session:
@@ -404,12 +402,5 @@ def open_session(part_config: str, part: int, settings: Settings, plugins: Plugi
 
 def use_session(session: Session) -> Session:
     """Let a session be that of this process."""
-    global _current
-    _current = session
+    process_state().session = session
     return session
-
-
-def close_session() -> None:
-    """Forget the session of this process."""
-    global _current
-    _current = None

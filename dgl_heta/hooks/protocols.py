@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dgl_heta.settings import Settings
     from dgl_heta.store import Store
     from dgl_heta.store.writer import Progress
+    from dgl_heta.system.patching import Patch
 
 Batch = TypeVar("Batch")
 Adapt = Callable[["ModuleType"], None]
@@ -181,6 +182,18 @@ class Dataset(Provider, Protocol):
     @abstractmethod
     def load(self, **options: Any) -> GraphSource:
         """Make or read the graph; every declared option is given."""
+
+
+class Patches(Provider, Protocol):
+    """Changes in other packages while dgl-heta is enabled; hook `dgl_heta_patches`.
+
+    The patches of all plugins that are installed are used. Each hands over to the original unless
+    a meta-partitioned graph or a selected provider is meant; `dgl_heta.disable` undoes them.
+    """
+
+    def patches(self) -> Sequence[Patch]:
+        """Return the names that are replaced, each by one provider only."""
+        ...
 
 
 class Command(Provider, Protocol):

@@ -87,6 +87,11 @@ def dgl_heta_commands() -> list[protocols.Command]:  # type: ignore[empty-body]
 
 
 @hookspec
+def dgl_heta_patches() -> list[protocols.Patches]:  # type: ignore[empty-body]
+    """What is changed in other packages while dgl-heta is enabled in a process."""
+
+
+@hookspec
 def dgl_heta_settings() -> list[protocols.Provider]:  # type: ignore[empty-body]
     """Sections `[plugins.NAME]` of a plugin that has settings without such a provider."""
 

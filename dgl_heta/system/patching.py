@@ -39,6 +39,23 @@ class Patch:
         return owner, name
 
 
+class PatchTable:
+    """Patches that are the tuple `PATCHES` of a module, imported when they are applied.
+
+    So it can be listed where what they change is not installed.
+    """
+
+    settings: Any = None
+
+    def __init__(self, name: str, module: str) -> None:
+        self.name, self._module = name, module
+
+    def patches(self) -> Sequence[Patch]:
+        """Import the module and return its patches."""
+        patches: Sequence[Patch] = importlib.import_module(self._module).PATCHES
+        return patches
+
+
 def patch_all(targets: Iterable[str], make: Callable[[Any], Any], why: str) -> Iterator[Patch]:
     """The same patch for several names of one thing."""
     for target in targets:

@@ -21,7 +21,7 @@ from common import in_turns, markdown
 from numba import njit, types
 from numba.extending import intrinsic
 
-from dgl_heta.distdgl import row_steps
+from dgl_heta.distdgl.rows import sparse_optimizers
 from dgl_heta.features import row_kernels
 from dgl_heta.nn import messages, sums
 from dgl_heta.sampling import kernels
@@ -102,7 +102,7 @@ def cases(chosen: argparse.Namespace) -> list[tuple[str, Any, list[Any]]]:
         ("weighted sums", weighted.forward, [indptr, indices, heads, scores, ends.copy()]),
         ("gradient of weighted sums", weighted.backward,
          [indptr, indices, ends, heads, scores, heads.copy(), scores.copy()]),
-        ("SparseAdam", row_steps._adam_rows,
+        ("SparseAdam", sparse_optimizers._adam_rows,
          [ids, np.arange(len(ids)), of_edges, np.ones(len(ids), f32), table.copy(),
           np.zeros(count, f32), np.zeros_like(table), np.zeros_like(table),
           *map(f32, (0.01, 0.9, 0.1, 0.999, 0.001, 1e-8))]),

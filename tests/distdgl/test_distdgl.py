@@ -16,9 +16,10 @@ import pytest
 import torch
 
 import dgl_heta
-from dgl_heta.distdgl import patches
-from dgl_heta.distdgl.selection import OF_TRAINING, without_effect
+from dgl_heta.distdgl.activate import every_patch
+from dgl_heta.distdgl.state import OF_TRAINING, without_effect
 from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.settings import Settings, TrainSettings
 from dgl_heta.system import patching
@@ -57,7 +58,7 @@ def two(graph, tmp_path_factory) -> Path:
 def there() -> dict[str, object]:
     """What stands at every name that is patched."""
     found = {}
-    for patch in patches.PATCHES:
+    for patch in every_patch(Plugins(guests=False)):
         owner, name = patch.place()
         found[patch.target] = vars(owner).get(name, MISSING)
     return found
@@ -79,7 +80,7 @@ def run(*command: object, heta: bool, status: int = 0) -> str:
 
 def test_disable_puts_every_name_back(off):
     before = there()
-    assert len(before) == len(patches.PATCHES)
+    assert len(before) == len(every_patch(Plugins(guests=False)))
     dgl_heta.enable()
     assert patching.applied()
     during = there()

@@ -18,10 +18,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dgl_heta.distdgl import gat_conv, message_passing, patches
-from dgl_heta.distdgl.layers import RelationGraph
+from dgl_heta.distdgl.activate import every_patch
+from dgl_heta.distdgl.blocks import message_passing
+from dgl_heta.distdgl.blocks.layer import RelationGraph
+from dgl_heta.distdgl.modules import gat_conv
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.hooks.manager import Plugins
 from dgl_heta.nn.aggregate import reduce_each, segment_reduce
 from dgl_heta.nn.attended import Reads
 from dgl_heta.nn.messages import edge_add, edge_dot, weighted_sum
@@ -35,7 +38,7 @@ OURS = ("_Pair", "_Add", "_Softmax", "_FusedSums")
 @pytest.fixture(autouse=True, scope="module")
 def patched() -> Iterator[None]:
     before = patching.applied()
-    patching.apply(patches.PATCHES)
+    patching.apply(every_patch(Plugins(guests=False)))
     yield
     if not before:
         patching.remove()

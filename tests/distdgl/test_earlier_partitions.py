@@ -10,7 +10,7 @@ import dgl.distributed
 import pytest
 
 import dgl_heta
-from dgl_heta.distdgl.partitions import keep_earlier
+from dgl_heta.distdgl.graph.partitions import keep_earlier
 from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import open_partition
 from tests.support.partition_doors import direct, graph

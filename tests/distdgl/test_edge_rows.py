@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from dgl_heta.distdgl.edge_rows import EdgeRows, edge_rows, unguarded
+from dgl_heta.distdgl.blocks.edge_rows import EdgeRows, edge_rows, unguarded
 from dgl_heta.errors import HetaError
 
 Use = Callable[[Tensor], Any]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_heta.distdgl.edge_ends import EdgeEnds
-from dgl_heta.distdgl.excluding import stored_again
+from dgl_heta.distdgl.loading.excluded_edges import stored_again
+from dgl_heta.distdgl.store.edge_ends import EdgeEnds
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource
 from dgl_heta.store import Store, write_store

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dgl_heta.distdgl.handed import BatchIds, Handed
+from dgl_heta.distdgl.batch_ids import BatchIds, Handed
 from dgl_heta.errors import HetaError
 
 IDS, BITS, RANK = [5, 3, 9, 1, 7], [1, 3, 2, 3, 7], 1

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_heta.distdgl import tensors
-from dgl_heta.distdgl.embedding import Table
+from dgl_heta.distdgl.rows import node_data
+from dgl_heta.distdgl.rows.embedding import Table
 
 
 @pytest.mark.parametrize("wrong", [-1, 5])
@@ -23,11 +23,11 @@ def test_an_index_out_of_range_of_node_data_is_an_error(wrong: int, lazy: bool) 
     train = SimpleNamespace(lazy_features=lazy)
     session: Any = SimpleNamespace(rows=lambda name: array, settings=SimpleNamespace(train=train))
     tensor = SimpleNamespace(_name="node~paper~feat", dtype=torch.float32, shape=(5, 2))
-    read = tensors.read(session, tensor, torch.tensor([4, 0]), lambda *_: torch.empty(0))
+    read = node_data.read(session, tensor, torch.tensor([4, 0]), lambda *_: torch.empty(0))
     assert read is not None
     assert read.shape == (2, 2)
     with pytest.raises(IndexError, match="5 rows"):
-        tensors.read(session, tensor, torch.tensor([0, wrong]), lambda *_: torch.empty(0))
+        node_data.read(session, tensor, torch.tensor([0, wrong]), lambda *_: torch.empty(0))
 
 
 @pytest.mark.parametrize("wrong", [-1, 5])

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import dgl_heta
-from dgl_heta.distdgl.edge_ends import EdgeEnds
+from dgl_heta.distdgl.store.edge_ends import EdgeEnds
 from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.directory import open_partition
 from tests.support.dist_reference import read

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dgl_heta import InputError
-from dgl_heta.distdgl.masked import masked_store
+from dgl_heta.distdgl.store.masked_store import masked_store
 from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.sampling.sampler import NeighborSampler

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from dgl.heterograph import DGLBlock
 
-from dgl_heta.distdgl.refusals import ALLOWED, REFUSED
+from dgl_heta.distdgl.blocks.block_names import ALLOWED, REFUSED
 from tests.support.programs import differences, run
 
 HERE = "tests.distdgl.programs.own_operations"

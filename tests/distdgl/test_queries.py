@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_heta.distdgl.edge_ends import EdgeEnds
-from dgl_heta.distdgl.queries import Queries, answer
+from dgl_heta.distdgl.graph.queries import Queries, answer
+from dgl_heta.distdgl.store.edge_ends import EdgeEnds
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.readers import read_dgl_graph
 from dgl_heta.partition.directory import open_partition, write_partition

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import dgl_heta
-from dgl_heta.distdgl import partitions
+from dgl_heta.distdgl.graph import partitions
 from dgl_heta.errors import InputError
 from tests.support import read_back
 from tests.support.waiting import PATIENCE, PROMPT

@@ -10,7 +10,7 @@ import torch
 from dgl.nn.pytorch import GraphConv, SAGEConv
 from torch import nn
 
-from dgl_heta.distdgl import children, sage_conv
+from dgl_heta.distdgl.modules import relation_modules, sage_conv
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock
 
@@ -60,7 +60,7 @@ def test_what_asks_for_its_own_forward_is_not_known(caplog: pytest.LogCaptureFix
 
     with caplog.at_level(logging.INFO, "dgl_heta"):
         for _ in range(3):
-            children.runs_alone(Relation("a", "r", "b"), Mine())
+            relation_modules.runs_alone(Relation("a", "r", "b"), Mine())
     assert [record.getMessage() for record in caplog.records] == [
         "Mine of relation a r b runs relation by relation: it is none of DGL's GraphConv, GATConv "
         "and SAGEConv, of which all relations are computed together"]

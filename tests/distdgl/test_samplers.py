@@ -14,7 +14,7 @@ import dgl
 import pytest
 
 import dgl_heta
-from dgl_heta.distdgl.loader_scope import way_of
+from dgl_heta.distdgl.loading.loader_scope import way_of
 from tests.support.programs import differences
 
 HERE = "tests.distdgl.programs.samplers"

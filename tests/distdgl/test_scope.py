@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dgl_heta.distdgl import dependence
-from dgl_heta.distdgl.counts import Counts
-from dgl_heta.distdgl.dependence import Source, Trace
+from dgl_heta.distdgl.autograd import dependence
+from dgl_heta.distdgl.autograd.batch_counts import Counts
+from dgl_heta.distdgl.autograd.dependence import Source, Trace
 from tests.distdgl.programs import averages, scopes
 from tests.support.dist_reference import parts, whole_graph
 from tests.support.programs import SHAPES, Found, compare, dealt, differences, run

@@ -16,9 +16,9 @@ from tests.support.waiting import PATIENCE
 
 gb = pytest.importorskip("dgl.graphbolt")
 import dgl_heta  # noqa: E402
-from dgl_heta.distdgl.feature_stores import cached  # noqa: E402
 from dgl_heta.distdgl.versions import release  # noqa: E402
 from dgl_heta.graphbolt import CachedFeature, CachedFeatureStore  # noqa: E402
+from dgl_heta.graphbolt.feature_stores import cached  # noqa: E402
 
 PAPER, AUTHOR = ("node", "paper", "feat"), ("node", "author", "feat")
 

@@ -102,13 +102,23 @@ class Convolutions:
     script = """
 import dgl_heta; dgl_heta.enable()
 from relational.layers import Convolutions
-from dgl_heta.distdgl.hetero_convs import hetero_convs
+from dgl_heta.distdgl.modules.hetero_convs import hetero_convs
 print(Convolutions in hetero_convs(), Convolutions().forward(None, {}))
 """
     run = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (site, tmp_path, ROOT)))})
     assert run.stdout == "True its own\n", run.stderr
+
+
+def test_the_patches_of_a_plugin_are_in_place_while_dgl_heta_is_enabled(install):
+    pytest.importorskip("dgl")
+    install("pickled", example("class Pickled"))
+    from dgl_heta.distdgl.activate import every_patch
+
+    patch = every_patch(Plugins())[-1]
+    assert patch.target == "torch.distributed:all_gather_object"
+    assert patch.make(lambda objects, value, group: value)([], 3, None) == 3
 
 
 def test_the_backend_that_knows_relations_keeps_those_of_a_source_type_together(install):

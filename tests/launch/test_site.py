@@ -22,8 +22,8 @@ before = sorted(name for name in sys.modules if name.split(".")[0] in (
 if len(sys.argv) > 1:
     from dgl.distributed import partition_graph
     found = {"enabled": "dgl_heta" in partition_graph.__code__.co_filename}
-    if "dgl_heta.distdgl.selection" in sys.modules:
-        found["method"] = sys.modules["dgl_heta.distdgl.selection"].selected().partition.method
+    if "dgl_heta.distdgl.state" in sys.modules:
+        found["method"] = sys.modules["dgl_heta.distdgl.state"].selected().partition.method
 else:
     found = {}
 print(json.dumps({**found, "before": before, "other": os.environ.get("OTHER_SITE")}))

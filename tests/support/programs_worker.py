@@ -29,9 +29,9 @@ from dgl.distributed import role
 from torch import Tensor, nn
 
 import dgl_heta
-from dgl_heta.distdgl.loader import _step_sizes
-from dgl_heta.distdgl.selection import selected
+from dgl_heta.distdgl.loading.raf_loader import _step_sizes
 from dgl_heta.distdgl.session import Session, open_session
+from dgl_heta.distdgl.state import selected
 from dgl_heta.features.deferred import lazy_rows
 from dgl_heta.hooks.manager import plugins
 from tests.support.copies import print_to, write

@@ -87,7 +87,7 @@ def read(g: Any) -> dict[str, list[Any]]:
 
 def wrong_reads(g: Any) -> list[str]:
     """What the comparison of reads says where a script would read something else."""
-    from dgl_heta.distdgl.as_given import check_as_given
+    from dgl_heta.distdgl.graph.given_data import check_as_given
     from dgl_heta.distdgl.session import Session
     from dgl_heta.errors import HetaError
 

@@ -13,14 +13,14 @@ from torch import Tensor
 
 def s3() -> None:
     """Own operations over a block see this machine's relations, without a word."""
-    from dgl_heta.distdgl import block_index
+    from dgl_heta.distdgl.blocks import block_index
 
     block_index.is_partial = lambda layer: False
 
 
 def s9() -> None:
     """Exchanges whose results nobody uses give zeros as gradients, where plain DGL has none."""
-    from dgl_heta.distdgl.chains import Chains
+    from dgl_heta.distdgl.autograd.collective_order import Chains
 
     Chains.flags = False
 
@@ -29,7 +29,7 @@ def s2() -> None:
     """Rows of a DistEmbedding are taken for those of the batch that was drawn last."""
     import numpy as np
 
-    from dgl_heta.distdgl.handed import Handed
+    from dgl_heta.distdgl.batch_ids import Handed
 
     right, last = Handed.hand_out, {}
 
@@ -51,7 +51,7 @@ def s2() -> None:
 def s4() -> None:
     """GraphConv and GATConv are computed from their weights whatever hangs on them: no hook runs,
     and norms of weights are those of the first step."""
-    from dgl_heta.distdgl import gat_conv, graph_conv, hetero
+    from dgl_heta.distdgl.modules import gat_conv, graph_conv, hetero
 
     for module in (gat_conv, graph_conv, hetero):
         module.is_plain_module = lambda module, kind: type(module) is kind  # type: ignore[attr-defined]
@@ -59,33 +59,34 @@ def s4() -> None:
 
 def s5() -> None:
     """Out-degrees in a relation's own module, with the edges of other trainers' seeds."""
-    from dgl_heta.distdgl.layers import RelationGraph
+    from dgl_heta.distdgl.blocks.layer import RelationGraph
 
     RelationGraph._refuse = lambda self, operation: None  # type: ignore[method-assign]
 
 
 def s6() -> None:
     """A callable and 'stack' get the relations' outputs in another order than DGL's."""
-    from dgl_heta.distdgl import hetero
+    from dgl_heta.distdgl.modules import hetero
 
     hetero.in_order = lambda relations: sorted(relations, reverse=True)  # type: ignore[assignment]
 
 
 def s10() -> None:
     """Hooks, `autograd.grad` and inputs are given this machine's part of a gradient."""
-    from dgl_heta.distdgl import chains, parallel
+    from dgl_heta.distdgl.autograd import collective_order
+    from dgl_heta.distdgl.training import parallel
 
     def nothing(*_: object) -> None:
         pass
 
-    chains.check_inputs = chains.check_grad = parallel.check_hooks = nothing
+    collective_order.check_inputs = collective_order.check_grad = parallel.check_hooks = nothing
 
 
 def s1() -> None:
     """multi_update_all exchanges fields in the order of a machine's own relations."""
-    from dgl_heta.distdgl import agreement
+    from dgl_heta.distdgl.modules import message_functions
 
-    right = agreement.fields_in_order
+    right = message_functions.fields_in_order
 
     def by_own_relations(layer: Any, plan: Any) -> dict[str, list[str]]:
         order: dict[str, list[str]] = {}
@@ -97,12 +98,12 @@ def s1() -> None:
                                                 order.get(t, []).index(n)
                                                 if n in order.get(t, ()) else 0))
                 for t, names in right(layer, plan).items()}
-    agreement.fields_in_order = by_own_relations
+    message_functions.fields_in_order = by_own_relations
 
 
 def s8() -> None:
     """A relation counts for a trainer's rows where only another trainer's batch has edges of it."""
-    from dgl_heta.distdgl.presence import Presence
+    from dgl_heta.distdgl.modules.relation_presence import Presence
 
     def everywhere(self: Any, edges: Any) -> tuple[Tensor, Tensor]:
         none = torch.zeros(edges.num_rows, dtype=torch.bool)

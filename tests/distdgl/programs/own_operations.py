@@ -13,7 +13,7 @@ import torch
 from dgl.nn.functional import edge_softmax
 from dgl.nn.pytorch import GraphConv, HeteroGraphConv
 
-from dgl_heta.distdgl.refusals import REFUSED, SLICED
+from dgl_heta.distdgl.blocks.block_names import REFUSED, SLICED
 from dgl_heta.errors import HetaError
 from tests.distdgl.programs.usual import Net, train
 from tests.support.programs_worker import Trainer

@@ -1,0 +1,64 @@
+"""When an epoch of training ends in a script, which only its data loader knows.
+
+An epoch is one pass over a data loader in which a backward pass ends, or in which the wrapped
+modules are in training mode with gradients: a trainer without a node to train on takes part, too.
+A loader that is left early has ended when it is started again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Epochs:
+    """The epochs of training in this process.
+
+    Attributes
+    ----------
+    seeds : nodes of this trainer in the data loader that was started or ended last.
+    before : called at the end of each epoch, before the modules are told.
+    """
+
+    def __init__(self) -> None:
+        self.seeds = 0
+        self.before: list[Callable[[], None]] = []
+        self._modules: list[tuple[nn.Module, Callable[[int], None]]] = []
+        self._open: dict[int, int] = {}  # loader → backward passes when it was started
+        self._number = self._passes = 0
+
+    def add(self, module: nn.Module, ended: Callable[[int], None]) -> None:
+        """Call `ended` with the number of each epoch that a module was trained in."""
+        self._modules.append((module, ended))
+
+    def trained(self) -> None:
+        """A backward pass has ended."""
+        self._passes += 1
+
+    def started(self, loader: Any, seeds: int) -> None:
+        """A pass over a data loader begins, with so many nodes of this trainer."""
+        if id(loader) in self._open:
+            self._end(loader, seeds, self._passes > self._open[id(loader)])
+        self.seeds = seeds
+        self._open[id(loader)] = self._passes
+
+    def ended(self, loader: Any, seeds: int) -> None:
+        """A data loader has no batch left."""
+        before = self._open.get(id(loader))
+        if before is not None:
+            self._end(loader, seeds, self._passes > before or (torch.is_grad_enabled() and all(
+                module.training for module, _ in self._modules)))
+
+    def _end(self, loader: Any, seeds: int, training: bool) -> None:
+        del self._open[id(loader)]
+        self.seeds = seeds
+        if training and self._modules:
+            self._number += 1
+            for action in self.before:
+                action()
+            for _, ended in self._modules:
+                ended(self._number)
+

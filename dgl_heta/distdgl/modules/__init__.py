@@ -1,0 +1,1 @@
+"""Modules that run on blocks: HeteroGraphConv, convolutions, the merge over the group."""

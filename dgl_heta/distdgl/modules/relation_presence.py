@@ -1,0 +1,80 @@
+"""Which trainers' batches have an edge of a relation, and which rows belong to which batches.
+
+Plain DGL leaves a relation out where a batch has no edge of it: a user-defined reduce function then
+gives nothing, a built-in maximum 0 in place of minus infinity. Under RAF a machine's batch is that
+of all trainers of its group, so this must be known for each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.comm.collectives import Comm
+from dgl_heta.distdgl.blocks.layer import Layer
+from dgl_heta.distdgl.source_trainers import below, of_seeds, with_guests
+from dgl_heta.errors import HetaError
+from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.blocks import Block, RelationBlock
+
+_MOST = 62  # trainers of a group, a bit each
+
+
+@dataclass
+class Presence:
+    """Of one block; trainers are bits by their place in the group.
+
+    Attributes
+    ----------
+    rows : per node type the trainers whose batches have each destination row, int64; rows that
+        are aggregated here for others included.
+    there : per relation the trainers whose batches have an edge of it at this layer.
+    """
+
+    rows: dict[str, Tensor]
+    there: dict[Relation, int]
+
+    def of(self, edges: RelationBlock) -> tuple[Tensor, Tensor]:
+        """Of a relation's rows here: those without an edge in whose trainers' batches the relation
+        is absent, and those where it is absent in some and there in others."""
+        rows = edges.of(self.rows[edges.relation.dst])
+        with_it = rows & self.there[edges.relation]
+        empty = edges.indptr.diff() == 0
+        return empty & (with_it == 0), empty & (with_it != 0) & (with_it != rows)
+
+
+def presence(layer: Layer) -> Presence:
+    """Agreed on over the group, once per block; all trainers must ask alike.
+
+    Sends 8 bytes a seed and layer above, and 8 a relation.
+    """
+    if layer.presence is None:
+        group, block = layer.session.group, layer.block
+        if group.size > _MOST:
+            raise HetaError(f"a group has {group.size} trainers; a user-defined reduce function, "
+                            f"or a maximum or minimum, in multi_update_all works with {_MOST}")
+        blocks = layer.blocks
+        rows = with_guests(block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group,
+                           "control")
+        relations = list(layer.session.store.schema.relations)
+        words = np.zeros(len(relations), np.int64)
+        for edges in block.edges:
+            bits = rows[edges.relation.dst][edges.start:edges.stop]
+            found = bits[edges.indptr.diff().numpy() > 0]
+            words[edges.place] |= np.bitwise_or.reduce(found, initial=0)
+        every = group.all_reduce(torch.from_numpy(words), "or", "control").tolist()
+        layer.presence = Presence({t: torch.from_numpy(bits) for t, bits in rows.items()},
+                                  dict(zip(relations, every)))
+    return layer.presence
+
+
+def _rows(group: Comm, last: Block, above: Sequence[Block]) -> dict[str, np.ndarray]:
+    """The trainers of a worker's own destination rows of a block, from the blocks above it."""
+    rows = of_seeds(last.seeds, range(group.size))
+    for block in above:
+        rows = below(block, rows, last.seeds, group, "control")
+    return rows

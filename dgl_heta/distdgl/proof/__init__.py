@@ -1,0 +1,1 @@
+"""The proof that a script computes what plain DGL does, inside a run and between two."""

@@ -1,0 +1,406 @@
+"""Recording the first steps of a script (`run.record`), for `dgl-heta prove` to compare.
+
+Seen are, through the first optimizer step and the first evaluated batch: what outermost modules are
+given and return, what modules within them that are given a block return, the loss, gradients after
+the backward pass, parameters and rows of embeddings after the step. Rows go by node id.
+
+A script's data loaders give one batch per pass meanwhile, and the process ends, as by sys.exit(0),
+when all has been seen. What is patched here is patched for the life of the process.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from dgl.distributed import DistEmbedding
+from dgl.distributed.optim.pytorch.sparse_optim import DistSparseGradOptimizer
+from dgl.heterograph import DGLBlock
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from dgl_heta.distdgl.batch_ids import bare
+from dgl_heta.distdgl.blocks.edge_rows import EdgeRows
+from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
+from dgl_heta.distdgl.modules.module_hooks import own_hook
+from dgl_heta.distdgl.proof.comparable import (
+    fill_embeddings,
+    fill_parameters,
+    in_double,
+    is_norm,
+    ranks_of_the_launch,
+    seed_all,
+    without_randomness,
+)
+from dgl_heta.distdgl.proof.row_nodes import (
+    Side,
+    destinations,
+    dtype_name,
+    layer_of,
+    node_data,
+    numbers,
+    side_of,
+    sources,
+)
+from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.state import state_of
+from dgl_heta.proof.comparison import TOLERANCES
+from dgl_heta.proof.records import ROWS, Key, Record, fewest
+from dgl_heta.system.nested import items_of, of_type
+
+BATCHES = 8
+"""Batches of a pass in which neither an optimizer steps nor anything is evaluated."""
+PASSES = 4
+"""Passes over data loaders after the first step, in which nothing is evaluated."""
+PASSES_WITHOUT_STEP = 8
+
+
+class _Recording:
+    """What this process records, if it does."""
+
+    recorder: Recorder | None = None
+
+
+def recorder() -> Recorder | None:
+    """That of this process, if it records."""
+    return state_of(_Recording).recorder
+
+
+def start_recording(directory: Path, reference: bool, double: bool = False) -> None:
+    """Record what this process computes, in double precision if wanted, if it is a trainer; the
+    first call counts."""
+    recording = state_of(_Recording)
+    if recording.recorder is not None:
+        return
+    seed_all(int(os.environ.get("RANK", os.environ.get("DGL_SERVER_ID", "0"))))
+    if os.environ.get("DGL_ROLE") == "server":
+        return
+    without_randomness()
+    ranks_of_the_launch()
+    if double:
+        in_double()
+    recording.recorder = Recorder(directory, reference)
+    recording.recorder.listen()
+    atexit.register(recording.recorder.save)
+
+
+class Recorder:
+    """What a trainer has recorded so far."""
+
+    def __init__(self, directory: Path, reference: bool) -> None:
+        self.directory = directory
+        self.record = Record(reference, int(os.environ.get("RANK", "0")))
+        self._world: Any = None
+        self._roots: dict[str, nn.Module] = {}
+        self._names: dict[int, str] = {}
+        self._kept: list[Any] = []  # objects whose id is used
+        self._within: list[nn.Module] = []
+        self._step: str | None = None  # what the outermost call is of; None: not recorded
+        self._sides: list[Side] = []
+        self._drawn = 0
+        self._calls: Counter[tuple[str, str]] = Counter()
+        self._batches = self._passes = self._backward = 0
+        self._evaluated: int | None = None  # the batch after the first step
+        self._first_evaluated: int | None = None  # that before it
+        self._batch_sides: list[Side] = []
+        self._settled = False
+        self._looked_up: dict[int, list[Tensor]] = {}
+        self._optimizers: set[int] = set()
+
+    def listen(self) -> None:
+        """Hear of modules, backward passes, optimizers and embeddings from now on."""
+        nn.Module._call_impl = _around(nn.Module._call_impl, self._call)  # type: ignore[method-assign]
+        torch.autograd.backward = _around(torch.autograd.backward, self._backward_pass)
+        register_optimizer_step_post_hook(self._stepped)
+        DistSparseGradOptimizer.step = _around(DistSparseGradOptimizer.step, self._sparse_step)
+        DistEmbedding.__call__ = _around(DistEmbedding.__call__, self._look_up)
+
+    # --- what the loader tells -------------------------------------------------------------
+
+    def start_pass(self, session: Session) -> None:
+        """A pass over a data loader begins, on all trainers; the process ends if all was seen."""
+        if self._world is None:
+            self._world = session.world
+            self.record.group = list(session.group.ranks) if session.world.size > 1 else [0]
+            self.record.learnable = session.settings.train.learnable
+            fill_embeddings(session)
+        self._passes += 1
+        limit = PASSES if self.record.steps else PASSES_WITHOUT_STEP
+        over = self.record.evaluations > 0 or self._passes > limit
+        if self._world.all_reduce(torch.tensor([int(over)]), "max", "control").item():
+            raise SystemExit(0)
+        self._settled = False
+
+    def ends_pass(self, batches: int) -> bool:
+        """Whether a pass that has given so many batches is to end."""
+        return batches >= 1 and (self._settled or batches >= BATCHES)
+
+    def begin_batch(self, inputs: Mapping[str, Tensor], seeds: Mapping[str, Tensor]) -> None:
+        """A batch is handed out."""
+        self._batches += 1
+        self._batch_sides = [Side(t, bare(ids).numpy()) for part in (seeds, inputs)
+                             for t, ids in part.items() if len(ids)]
+        if self._batches <= 2:
+            for t, ids in seeds.items():
+                self.record.add(Key("seeds", f"batch {self._batches}", t), bare(ids).numpy())
+
+    # --- modules ---------------------------------------------------------------------------
+
+    def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
+              ) -> Any:
+        if isinstance(module, DistributedDataParallel) or not self._batches:
+            return original(module, *args, **kwargs)
+        outermost = not self._within
+        blocks = [b for b in of_type(DGLBlock, (args, kwargs)) if layer_of(b)]
+        if outermost:
+            self._enter(module, blocks, args, kwargs)
+        if self._step is None:
+            return self._inside(original, module, args, kwargs)
+        drawn, state = self._drawn, torch.get_rng_state()
+        output = self._inside(original, module, args, kwargs)
+        if not torch.equal(state, torch.get_rng_state()):
+            if drawn == self._drawn:
+                self._drawn += 1
+                _note(self.record.random, self._named(module))
+            if outermost:  # what follows is drawn alike in both runs
+                torch.set_rng_state(state)
+        if is_norm(module) and self._step == "training":
+            _note(self.record.norms, self._named(module))
+        if outermost:
+            self._outputs(module, blocks, output)
+        elif blocks and not any(map(is_hetero_conv, self._within)):
+            self._layer(module, blocks[-1], output)
+        return output
+
+    def _inside(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any
+                ) -> Any:
+        self._within.append(module)
+        try:
+            return original(module, *args, **kwargs)
+        finally:
+            self._within.pop()
+
+    def _enter(self, module: nn.Module, blocks: list[Any], args: Any, kwargs: Any) -> None:
+        """An outermost module is called."""
+        self._step = self._step_of(module, bool(blocks))
+        self._root(module)
+        if self._step is None:
+            return
+        for dtype in (torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None,
+                      torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None):
+            if dtype is not None:
+                self._coarsen(str(dtype).removeprefix("torch."))
+        self._add("draws", self._named(module), (), torch.tensor(
+            [zlib.crc32(torch.get_rng_state().numpy().tobytes())]), None)
+        self._sides = [*destinations(blocks[-1]), *sources(blocks[0])] if blocks else (
+            self._batch_sides)
+        if not blocks:
+            return
+        sides = sources(blocks[0])
+        for path, tensor in (*items_of(Tensor, (*args, kwargs)), *node_data(blocks[0])):
+            side = None if isinstance(tensor, EdgeRows) else side_of(
+                path, len(tensor) if tensor.dim() else -1, sides)
+            if side is not None:
+                self._add("input", self._named(module), path, tensor, side)
+
+    def _step_of(self, module: nn.Module, blocks: bool) -> str | None:
+        """Of which step an outermost call is, if it is to be recorded."""
+        if torch.is_grad_enabled() and (module.training or not blocks):
+            return None if self.record.steps else "training"
+        if blocks:
+            self._settled = True
+            if self.record.steps and self._evaluated is None:
+                self._evaluated = self._batches
+                self.record.evaluations += 1
+            elif not self.record.steps and self._first_evaluated is None:
+                self._first_evaluated = self._batches
+        if self._batches == self._evaluated:
+            return "evaluation"
+        return "evaluation before training" if self._batches == self._first_evaluated else None
+
+    def _outputs(self, module: nn.Module, blocks: list[Any], output: Any) -> None:
+        """An outermost module returns."""
+        for path, tensor in items_of(Tensor, output):
+            if tensor.is_floating_point():
+                self._coarsen(dtype_name(tensor))
+            if tensor.numel() == 1:
+                self._add("output", self._named(module), path, tensor, None)
+            elif tensor.dim():
+                side = side_of(path, len(tensor), self._sides)
+                if side is not None:
+                    self._add("output", self._named(module), path, tensor, side)
+
+    def _layer(self, module: nn.Module, block: Any, output: Any) -> None:
+        """A module within the outermost one, that was given a block, returns."""
+        sides = destinations(block)
+        for path, tensor in items_of(Tensor, output):
+            side = side_of(path, len(tensor) if tensor.dim() else -1, sides)
+            if side is not None:
+                self._add("layer", self._named(module), path, tensor, side, layer_of(block))
+
+    def _add(self, kind: str, name: str, path: tuple[Any, ...], tensor: Tensor, side: Side | None,
+             layer: int = 0) -> None:
+        assert self._step is not None
+        words = [f"layer {layer}"] if layer else []
+        if side is not None:
+            words.append(f"node type '{side.ntype}'")
+        rest = [repr(p) for p in path if isinstance(p, str) and (
+            side is None or p != side.ntype)]
+        words += [f"argument {' '.join(rest)}"] if rest and kind == "input" else rest
+        places = [str(p) for p in path if isinstance(p, int)]
+        if kind == "input" and places:
+            words.append(f"argument {places[0]}" + (
+                f", tensor {places[1]}" if len(places) > 1 else ""))
+        elif places:
+            words.append(f"tensor {places[0]}")
+        key = Key(kind, name, ", ".join(words), self._step)
+        number = self._calls[(str(key), "")] = self._calls[(str(key), "")] + 1
+        if number > 1:
+            key = key._replace(detail=f"{key.detail}, call {number}")
+        values, ids = numbers(tensor), None
+        if side is not None:
+            values, ids = side.rows_of(values)
+        self.record.add(key, values, ids, dtype_name(tensor))
+
+    def _coarsen(self, dtype: str) -> None:
+        if TOLERANCES.get(dtype, 0) > TOLERANCES[self.record.precision]:
+            self.record.precision = dtype
+
+    # --- names -----------------------------------------------------------------------------
+
+    def _root(self, module: nn.Module) -> None:
+        """Name an outermost module and its children, when it is called first."""
+        if id(module) in self._names:
+            return
+        kind = type(module).__name__
+        count = sum(type(m).__name__ == kind for m in self._roots.values())
+        name = f"{kind} {count + 1}" if count else kind
+        self._roots[name] = module
+        self._kept.append(module)
+        for path, child in module.named_modules():
+            self._names.setdefault(id(child), f"{name}.{path}" if path else name)
+        self.record.tables += [f"{self._named(m)}.weight" for m in module.modules()
+                               if isinstance(m, nn.Embedding)]
+        named = [(f"{name}.{p}", parameter) for p, parameter in module.named_parameters()]
+        for path, parameter in named:
+            if not is_lazy(parameter):
+                self.record.add(Key("start", path), numbers(parameter), None, dtype_name(parameter))
+        if not self.record.steps:
+            fill_parameters(named)
+
+    def _named(self, module: nn.Module) -> str:
+        return self._names.get(id(module), type(module).__name__)
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        seen = set()
+        for name, root in self._roots.items():
+            for path, parameter in root.named_parameters():
+                if id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield f"{name}.{path}", parameter
+
+    # --- the step --------------------------------------------------------------------------
+
+    def _backward_pass(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any
+                       ) -> Any:
+        if self.record.steps or not self._batches:
+            return original(tensors, *args, **kwargs)
+        self._backward += 1
+        detail = f"backward pass {self._backward}" if self._backward > 1 else ""
+        losses = [tensors] if isinstance(tensors, Tensor) else [*tensors]
+        for place, loss in enumerate(losses):
+            if loss.numel() == 1:
+                self.record.add(Key("loss", f"{place + 1}" if place else "", detail),
+                                numbers(loss).reshape(-1), None, dtype_name(loss))
+        result = original(tensors, *args, **kwargs)
+        self._gradients(self._parameters(), detail)
+        return result
+
+    def _gradients(self, named: Iterable[tuple[str, nn.Parameter]], detail: str) -> None:
+        for name, parameter in named:
+            if parameter.requires_grad:
+                grad = parameter.grad
+                self.record.add(Key("gradient", name, detail),
+                                None if grad is None else numbers(grad), None,
+                                dtype_name(parameter))
+
+    def _stepped(self, optimizer: Any, *_: Any) -> None:
+        """A dense optimizer has stepped."""
+        self._settled = True
+        if not self._batches or id(optimizer) in self._optimizers:
+            return
+        self._known(optimizer)
+        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        names = {id(p): name for name, p in self._parameters()}
+        number = len(self._optimizers)
+        detail = f"optimizer {number}" if number > 1 else ""
+        for place, parameter in enumerate(
+                p for group in optimizer.param_groups for p in group["params"]):
+            name = names.get(id(parameter))
+            if name is None:  # of a module that nobody called
+                name = f"{place} of optimizer {number}"
+                self._gradients([(name, parameter)], detail)
+            if id(parameter) in mine:
+                self.record.add(Key("parameter", name, detail), numbers(parameter), None,
+                                dtype_name(parameter))
+
+    def _known(self, optimizer: Any) -> None:
+        self._optimizers.add(id(optimizer))
+        self._kept.append(optimizer)
+        self.record.steps += 1
+
+    def _look_up(self, original: Callable[..., Any], embedding: Any, ids: Any, *args: Any,
+                 **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and not self.record.steps:
+            self._kept.append(embedding)
+            self._looked_up.setdefault(id(embedding), []).append(torch.as_tensor(ids).cpu())
+        return original(embedding, ids, *args, **kwargs)
+
+    def _sparse_step(self, original: Callable[..., Any], optimizer: Any) -> None:
+        """A sparse optimizer steps, on all trainers alike; what it made is read when all have."""
+        original(optimizer)
+        self._settled = True
+        if self._world is None or id(optimizer) in self._optimizers:
+            return
+        self._known(optimizer)
+        self._world.barrier()
+        for embedding in optimizer._params:
+            looked_up = self._looked_up.get(id(embedding))
+            if not looked_up:
+                continue
+            ids = np.unique(torch.cat(looked_up).numpy())
+            ids = ids[fewest(ids, ROWS)] if len(ids) > ROWS else ids
+            state = optimizer._state[embedding.name]
+            states = state if isinstance(state, tuple) else (state,)
+            where = torch.from_numpy(ids)
+            for place, tensor in enumerate(states):
+                self.record.add(Key("state", embedding.name, f"{place + 1} of {len(states)}"),
+                                numbers(tensor[where]), ids)
+            self.record.add(Key("row", embedding.name), numbers(embedding.weight[where]), ids)
+        self._world.barrier()
+
+    def save(self) -> None:
+        """Write the record; once, when the process ends."""
+        if self._batches:
+            self.record.save(self.directory)
+
+
+def _note(names: list[str], name: str) -> None:
+    if name not in names:
+        names.append(name)
+
+
+def _around(original: Callable[..., Any], listener: Callable[..., Any]) -> Callable[..., Any]:
+    """A function or method that goes through a listener, which is given the original one."""
+    def heard(*args: Any, **kwargs: Any) -> Any:
+        return listener(original, *args, **kwargs)
+    return own_hook(heard)

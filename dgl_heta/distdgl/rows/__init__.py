@@ -1,0 +1,1 @@
+"""Rows of nodes in a script: features, DistEmbedding, and its sparse optimizers."""

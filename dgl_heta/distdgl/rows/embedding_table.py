@@ -1,0 +1,94 @@
+"""The rows of a DistEmbedding as one trainer has them: own ones, others', and copies of these."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.distdgl.batch_ids import bare
+from dgl_heta.distdgl.session import Session
+from dgl_heta.errors import HetaError
+from dgl_heta.features.row_kernels import check_ids, gather_rows
+
+Pull = Callable[[Any, Any], Tensor]  # DGL's own DistTensor.__getitem__
+
+
+class Table:
+    """One DistEmbedding as this trainer sees it.
+
+    Parameters
+    ----------
+    session : of this trainer.
+    embedding : the DistEmbedding.
+    ntype : the node type whose rows it holds.
+    pull : reads rows of a DistTensor over the network.
+    """
+
+    def __init__(self, session: Session, embedding: Any, ntype: str, pull: Pull) -> None:
+        self.session, self.ntype, self._pull = session, ntype, pull
+        self._tensor = embedding._tensor
+        session.connect()
+        if session.world.size > 62:
+            raise HetaError(f"DistEmbedding on a meta-partitioned graph takes at most 62 trainers; "
+                            f"there are {session.world.size}")
+        users = session.users(ntype)
+        self.own = users == [session.world.rank]
+        """Whether no other trainer's batches have rows of it."""
+        self.shared = len(users) > 1
+        self.replica = session.settings.train.learnable == "replica" and self.shared
+        book = self._tensor.part_policy.partition_book
+        bounds = [0]
+        for part in range(book.num_partitions()):
+            bounds.append(bounds[-1] + len(book.partid2nids(part, ntype)))
+        self.bounds = np.asarray(bounds)
+        self.low, self.high = bounds[book.partid], bounds[book.partid + 1]
+        count, width = self._tensor.shape
+        self._slots: np.ndarray | None = None
+        self.width, self.count = width, count
+        self._copies: dict[str, np.ndarray] = {}
+        self._pulled = np.zeros(count if self.replica else 0, bool)
+
+    def read(self, index: Tensor) -> Tensor:
+        """Rows by node id, (ids, width) float32."""
+        ids = bare(index).to("cpu", torch.int64).numpy()
+        check_ids(ids, self.count)
+        inside = (ids >= self.low) & (ids < self.high)
+        if inside.all():
+            return torch.from_numpy(gather_rows(self.local(self._tensor), ids - self.low))
+        if not self.replica:
+            return self._pull(self._tensor, torch.from_numpy(ids))
+        copies = self.copies("value", self.local(self._tensor))
+        missing = np.unique(ids[~inside & ~self._pulled[ids]])
+        if len(missing):
+            copies[missing] = self._pull(self._tensor, torch.from_numpy(missing)).numpy()
+            self._pulled[missing] = True
+        rows = gather_rows(copies, ids)
+        rows[inside] = gather_rows(self.local(self._tensor), ids[inside] - self.low)
+        return torch.from_numpy(rows)
+
+    def owners_rows(self, index: Tensor) -> Tensor:
+        """Rows by node id as their owners have them, (ids, width) float32."""
+        return self._pull(self._tensor, bare(index).to("cpu", torch.int64)) if self.replica else (
+            self.read(index))
+
+    def copies(self, name: str, like: np.ndarray) -> np.ndarray:
+        """This trainer's copies of rows that others own; only touched ones cost memory."""
+        if name not in self._copies:
+            self._copies[name] = np.zeros((self.count, *like.shape[1:]), like.dtype)
+        return self._copies[name]
+
+    def local(self, tensor: Any) -> np.ndarray:
+        """The rows of a DistTensor of this type that this machine owns, in shared memory."""
+        rows: np.ndarray = tensor.local_partition.numpy()
+        return rows
+
+    @property
+    def slots(self) -> np.ndarray:
+        """Scratch of :func:`dgl_heta.features.row_kernels.sum_rows`."""
+        if self._slots is None:
+            self._slots = np.full(self.count, -1, np.int32)
+        return self._slots

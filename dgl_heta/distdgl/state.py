@@ -1,0 +1,83 @@
+"""The state of this process between `enable` and `disable`: one object, closed once.
+
+Patched functions of DGL cannot be handed an object of ours, so they ask here. Each room keeps its
+state in a class, and gets the only instance of it by :func:`state_of`. What belongs to one graph
+hangs on its :class:`~.session.Session`, which is kept here, too.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from dgl_heta.settings import Settings
+
+Kind = TypeVar("Kind")
+
+
+class State:
+    """The settings in force, the session, and an instance of each class that was asked for.
+
+    Attributes
+    ----------
+    settings : in force; the defaults before `enable`.
+    session : of the meta-partitioned graph that is open, or None.
+    """
+
+    def __init__(self) -> None:
+        self.settings = Settings()
+        self.session: Any = None
+        self._instances: dict[type, Any] = {}
+
+    def of(self, kind: type[Kind]) -> Kind:
+        """Return this process's instance of a class, made without arguments at the first call."""
+        if kind not in self._instances:
+            self._instances[kind] = kind()
+        instance: Kind = self._instances[kind]
+        return instance
+
+    def close(self) -> None:
+        """Close every instance that has a `close`, the last one first, and forget them all."""
+        while self._instances:
+            _, instance = self._instances.popitem()
+            getattr(instance, "close", lambda: None)()
+        # Instances may look at the session while they are closed, so it goes last.
+        self.settings, self.session = Settings(), None
+
+
+_state = State()
+
+
+def state_of(kind: type[Kind]) -> Kind:
+    """Return this process's instance of a class of state."""
+    return _state.of(kind)
+
+
+def process_state() -> State:
+    """Return the state of this process."""
+    return _state
+
+
+def selected() -> Settings:
+    """Return the settings in force."""
+    return _state.settings
+
+
+OF_TRAINING = ("epochs", "lr", "sparse_lr", "weight_decay", "optimizer", "optimizer_options",
+               "schedule", "schedule_options", "clip_grad_norm", "class_weights", "early_stopping",
+               "metrics", "monitor", "autocast", "eval_fanouts", "eval_every")
+"""Settings of `train` that `dgl-heta train` alone follows; a script decides these itself."""
+
+
+def without_effect(settings: Settings) -> str | None:
+    """Return a line on settings that are given and have no effect on a script, or None."""
+    given = [f"train.{key}" for key in OF_TRAINING if key in settings.train.model_fields_set]
+    given += [f"task.{key}" for key in sorted(settings.task.model_fields_set)]
+    given += ["run.loggers"] * bool(settings.run.loggers)
+    if not given:
+        return None
+    return f"no effect on a script, which trains by itself: {', '.join(given)} (of dgl-heta train)"
+
+
+def names(section: str, key: str) -> bool:
+    """Return whether the settings in force name a value themselves."""
+    return key in getattr(selected(), section).model_fields_set

@@ -1,0 +1,1 @@
+"""Training in a script: module wrappers, backward passes, the end of epochs and of the run."""

@@ -1,0 +1,114 @@
+"""What a script asks of autograd: backward passes through exchanges."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from dgl_heta.distdgl.autograd.dependence import carried
+from dgl_heta.distdgl.autograd.partial_gradients import is_part, summed
+from dgl_heta.distdgl.session import current
+from dgl_heta.distdgl.versions import homes
+from dgl_heta.distdgl.watchdog import at
+from dgl_heta.errors import HetaError
+from dgl_heta.nn.gradients import check_views
+from dgl_heta.system.patching import patch_all
+
+
+def _backward(original: Any) -> Any:
+    def backward(*args: Any, **kwargs: Any) -> None:
+        session = current()
+        if session is None:
+            original(*args, **kwargs)
+        else:
+            given = kwargs.get("inputs")
+            check_views(() if given is None else [given] if isinstance(given, Tensor) else given)
+            with session.scope.aside():
+                session.chains.backward(original, *args, **kwargs)
+    return backward
+
+
+def _grad(original: Any) -> Any:
+    def grad(outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        if session is None:
+            return original(outputs, inputs, *args, **kwargs)
+        check_views([inputs] if isinstance(inputs, Tensor) else inputs)
+        with session.scope.aside():
+            return session.chains.grad(original, outputs, inputs, *args, **kwargs)
+    return grad
+
+
+def _looked_at(original: Any) -> Any:
+    def look(self: Any, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        if session is not None and not self.is_leaf and session.group.size > 1 and (
+                session.chains.under_way and session.chains.checking):
+            raise HetaError(f"{original.__name__} on a tensor inside a model would see this "
+                            "machine's part of its gradient alone; use it on what the model "
+                            "returns")
+        if session is not None and args and callable(args[0]):
+            args = (_but_in_checks(args[0], session), *args[1:])
+        return original(self, *args, **kwargs)
+    return look
+
+
+def _but_in_checks(hook: Any, session: Any) -> Any:
+    """A script's hook, which is not called where gradients are computed to look at them."""
+    @functools.wraps(hook)
+    def call(grad: Any) -> Any:
+        return None if session.chains.cut else hook(grad)
+    return call
+
+
+def _subclass(original: Any) -> Any:
+    def as_subclass(self: Any, cls: Any) -> Any:
+        with _disable_current_modes():  # or PyTorch makes two objects of one tensor, and fails
+            return carried(self, original(self, cls))
+    return as_subclass
+
+
+def _summing(original: Any) -> Any:
+    def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        session = current()
+        if session is not None and is_part(tensor):
+            given = _signature(original).bind(tensor, *args, **kwargs).arguments
+            group: Any = given.get("group") or dist.group.WORLD
+            summed(tensor, given.get("op", dist.ReduceOp.SUM),
+                   {*session.group.ranks} <= {*dist.get_process_group_ranks(group)})
+        return original(tensor, *args, **kwargs)
+    return reduce
+
+
+_signature = functools.cache(inspect.signature)
+
+
+def _torch_barrier(original: Any) -> Any:
+    def barrier(*args: Any, **kwargs: Any) -> Any:
+        if current() is None or args or kwargs.get("group") is not None:
+            return original(*args, **kwargs)
+        with at("torch.distributed.barrier()"):
+            return original(*args, **kwargs)
+    return barrier
+
+
+PATCHES = (
+    *patch_all(homes("backward"), _backward,
+               "one order of exchanges where a loss depends on several forward passes"),
+    *patch_all(homes("grad"), _grad,
+               "gradients of the own loss; refuse those that are in parts on several trainers"),
+    *patch_all(homes("Tensor", "register_hook"), _looked_at,
+               "refuse gradients that are in parts on several trainers"),
+    *patch_all(homes("Tensor", "retain_grad"), _looked_at,
+               "refuse gradients that are in parts on several trainers"),
+    *patch_all(homes("Tensor", "as_subclass"), _subclass,
+               "works while operations are looked at, at steps to prove"),
+    *patch_all(homes("all_reduce"), _summing, "gradients that a script averages itself"),
+    *patch_all(homes("reduce"), _summing, "gradients that a script averages itself"),
+    *patch_all(homes("barrier of torch"), _torch_barrier, "say where a trainer waits"),
+)

@@ -1,0 +1,293 @@
+"""DistributedDataParallel in a script: a module wrapper in its place.
+
+On a meta-partitioned graph that is the selected wrapper, `raf` if none is; its `after_backward` is
+called at the end of every backward pass, also for parameters that a trainer's relations do not use.
+On parts that DGL made it is the wrapper that `train.wrapper` names, if that serves any graph; else
+DistributedDataParallel stays as it is.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from dgl.distributed.optim.pytorch.sparse_optim import DistSparseGradOptimizer
+from torch import Tensor, nn
+
+from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
+from dgl_heta.distdgl.autograd.partial_gradients import check_hooks, mark, unmark
+from dgl_heta.distdgl.blocks.raf_block import RafBlock
+from dgl_heta.distdgl.loading.epochs import Epochs
+from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
+from dgl_heta.distdgl.rows.uneven_steps import Optimizers
+from dgl_heta.distdgl.session import Session, current
+from dgl_heta.distdgl.state import names, selected, state_of
+from dgl_heta.distdgl.training import ddp_options, ending
+from dgl_heta.distdgl.training.ddp_options import on_device, take_options, unsynchronized
+from dgl_heta.distdgl.versions import homes
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.hooks.manager import plugins
+from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
+from dgl_heta.system.nested import of_type
+from dgl_heta.system.patching import patch_all, plain
+
+
+class Parallel:
+    """What replaces the reducer of one DistributedDataParallel module.
+
+    Parameters
+    ----------
+    module : the script's.
+    wrapper : keeps its parameters equal on all trainers.
+    world, group : all trainers, and those of this trainer's model-parallel group.
+    backward : tells when a backward pass has ended.
+    buffers : whether all have the buffers of trainer 0 when a pass after a training one begins.
+    """
+
+    def __init__(self, module: nn.Module, wrapper: ModuleWrapper, world: Comm, group: Comm,
+                 backward: BackwardEnd, buffers: bool = True) -> None:
+        self.module, self._world = module, world
+        self._ran = False
+        self._trained = True
+        tables = {id(m.weight): m.weight for m in module.modules()
+                  if isinstance(m, nn.Embedding) and m.weight.requires_grad}
+        epochs = state_of(Epochs)
+        for state in [*module.parameters(), *(module.buffers() if buffers else ())]:
+            _copy_from_first(world, state.data)
+        self.wrapped = wrapper.wrap(module, WrapContext(
+            world, group, lambda: epochs.seeds, tuple(tables.values()),  # type: ignore[arg-type]
+            selected().train.learnable == "replica"))
+        # Those of workers that step apart would be of different steps.
+        self._buffers = list(module.buffers()) if buffers and not wrapper.uneven_steps else []
+        backward.watch(p for p in module.parameters() if p.requires_grad)
+        backward.actions.append(self.end_backward)
+        epochs.add(module, self.wrapped.epoch_ended)
+        ending.at_end(self.wrapped, world)
+
+    def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
+                ) -> Any:
+        """Run the module; gradients are averaged if this was to `synchronize`."""
+        trains = torch.is_grad_enabled() and synchronize
+        self._ran = self._ran or trains
+        if self._trained:
+            for buffer in self._buffers:
+                _copy_from_first(self._world, buffer.data)
+        self._trained = trains
+        return self.wrapped(*inputs, **kwargs)
+
+    def end_backward(self) -> None:
+        """Tell the wrapper of the backward pass of a module that took part in it."""
+        if not self._ran or not self.took_part():
+            return
+        self._ran = False
+        self.wrapped.after_backward()
+        state_of(Epochs).trained()
+
+    def took_part(self) -> bool:
+        """Whether the module, which ran, had a part in the backward pass that ends."""
+        return True
+
+
+class RafParallel(Parallel):
+    """The same on a meta-partitioned graph, whose blocks a module must reduce."""
+
+    def __init__(self, session: Session, module: nn.Module, buffers: bool = True) -> None:
+        session.connect()
+        self.session = session
+        session.all_complete = session.all_complete or any(
+            isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
+        self._merges = any(map(is_hetero_conv, module.modules()))
+        self._chains: set[int] = set()
+        self._averaged: set[int] = set()
+        self._fired = self._reached = False
+        super().__init__(module, session.wrapper, session.world, session.group, session.backward,
+                         buffers)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(self._fire)
+                session.chains.parameters.append(parameter)
+        session.parallels.append(self)
+
+    def _fire(self, parameter: Tensor) -> None:
+        self._fired = True
+        if not self._ran and self.session.scope.is_below(parameter):
+            mark(parameter)
+
+    _fire.dgl_heta = True  # type: ignore[attr-defined]
+
+    def took_part(self) -> bool:
+        """By its forward passes; where the loss depends on no exchange of theirs, it is agreed
+        upon, unless no module but this can have had a part."""
+        if self._chains & self.session.chains.passed:
+            return True
+        if not self._chains and sum(p._ran for p in self.session.parallels) < 2:
+            return True
+        fired = torch.tensor([int(self._reached)])
+        return bool(self.session.world.all_reduce(fired, "max", "control"))
+
+    def end_backward(self) -> None:
+        """
+        Raises
+        ------
+        HetaError
+            A second backward pass runs through a forward pass whose gradients were averaged.
+        """
+        self._reached, self._fired = self._fired, False
+        passed = self.session.chains.passed
+        if self._ran:
+            unmark(self.module.parameters())
+        if passed & self._averaged and self.session.world.size > 1:
+            raise HetaError(
+                "a second backward pass through one forward pass of a DistributedDataParallel "
+                "module is not averaged over the trainers; add the losses up and call backward "
+                "once, or run both inside no_sync and average yourself")
+        super().end_backward()
+        if not self._ran:
+            self._averaged = self._chains & passed or set(self._chains)
+            self._chains -= self._averaged
+            self._ran = bool(self._chains)
+
+    def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
+                ) -> Any:
+        """Run the module, and check that it reduced what its blocks need."""
+        blocks = [b.layer.block for b in of_type(RafBlock, (inputs, kwargs)) if b.layer is not None]
+        before = [(block.done, set(block.done)) for block in blocks]
+        layers = {block.layer for block in blocks}
+        for done, _ in before:
+            done -= {pair for pair in done if pair[0] in layers}
+        with self.session.chains.call() as chains:
+            output = super().forward(inputs, kwargs, synchronize)
+        if chains and self.session.world.size > 1:
+            check_hooks(self.module)
+        if synchronize:
+            self._chains |= chains
+        # A module that only looks at blocks (an input layer) is no model over them; one that
+        # should have reduced and did not is found when the next batch is asked for.
+        merged = {pair for done, _ in before for pair in done if pair[0] in layers}
+        if blocks and (self._merges or merged):
+            self.session.check({pair for b in blocks for pair in self.session.expected(b)}, merged)
+        for done, earlier in before:
+            done |= earlier | merged
+        return output
+
+
+def wrapper_for_any_graph() -> ModuleWrapper | None:
+    """The selected wrapper for parts that DGL made; None for DGL's own way."""
+    if not names("train", "wrapper"):
+        return None
+    wrapper: ModuleWrapper = plugins().get("module wrapper", selected().train.wrapper)
+    return wrapper if wrapper.any_graph else None
+
+
+def _on_any_graph(module: nn.Module, wrapper: ModuleWrapper, buffers: bool) -> Parallel:
+    world = Comm(Traffic())
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        everyone = range(dist.get_world_size())
+        limit = timedelta(seconds=selected().run.timeout_s)
+        world = Comm(Traffic(), everyone,
+                     dist.new_group(list(everyone), timeout=limit, backend="gloo"))
+        optimizers = state_of(Optimizers)
+        if wrapper.uneven_steps and optimizers.uneven is None:
+            step = plain(DistSparseGradOptimizer.step)
+            state_of(Epochs).before.append(optimizers.step_apart(world, step).join)
+    return Parallel(module, wrapper, world, Comm(Traffic()), BackwardEnd(), buffers)
+
+
+def _reference(session: Session, module: nn.Module, buffers: bool) -> Parallel:
+    """Plain averages in reference mode: of a module whose own backward pass has ended."""
+    session.connect()
+    return Parallel(module, session.wrapper, session.world, session.group, BackwardEnd(), buffers)
+
+
+def _copy_from_first(world: Comm, state: Tensor) -> None:
+    """Equal initial values everywhere, those of trainer 0, as DistributedDataParallel does."""
+    if world.size > 1 and state.numel():
+        world.broadcast(state, "control")
+
+
+class _Unwrapped:
+    """Modules that DGL's own DistributedDataParallel serves."""
+
+    def __init__(self) -> None:
+        self.modules: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def check_no_plain_module(what: str = "DistGraph of a meta-partitioned graph",
+                          was: str = "was made", do: str = "make the DistGraph") -> None:
+    """
+    Raises
+    ------
+    InputError
+        A module was wrapped before the graph that it should have been wrapped for was opened.
+    """
+    if state_of(_Unwrapped).modules:
+        raise InputError(f"DistributedDataParallel was called before the {what} {was}, so it "
+                         f"averages gradients the plain way; {do} first")
+
+
+def _init(original: Any) -> Any:
+    def __init__(self: Any, module: Any, *args: Any, **kwargs: Any) -> None:
+        session = current()
+        wrapper = wrapper_for_any_graph() if session is None else session.wrapper
+        if wrapper is None:
+            original(self, module, *args, **kwargs)
+            state_of(_Unwrapped).modules.add(self)
+            return
+        nn.Module.__init__(self)
+        take_options(self, module, original, args, kwargs)
+        self.module = module
+        buffers = self.broadcast_buffers
+        object.__setattr__(self, "heta", (
+            _on_any_graph(module, wrapper, buffers) if session is None else
+            _reference(session, module, buffers) if session.reference else
+            RafParallel(session, module, buffers)))
+    return __init__
+
+
+def _forward(original: Any) -> Any:
+    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+        parallel = self.__dict__.get("heta")
+        if parallel is None:
+            return original(self, *inputs, **kwargs)
+        inputs, kwargs = on_device(self, (inputs, kwargs))
+        return parallel.forward(inputs, kwargs, self.require_backward_grad_sync)
+    return forward
+
+
+def _train(original: Any) -> Any:
+    def train(self: Any, mode: bool = True) -> Any:
+        if self.__dict__.get("heta") is None:
+            return original(self, mode)
+        return nn.Module.train(self, mode)
+    return train
+
+
+def _no_sync(original: Any) -> Any:
+    def no_sync(self: Any) -> Any:
+        return original(self) if self.__dict__.get("heta") is None else unsynchronized(self)
+    return no_sync
+
+
+def _join(original: Any) -> Any:
+    def join(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.__dict__.get("heta") is None:
+            return original(self, *args, **kwargs)
+        return nullcontext()
+    return join
+
+
+PATCHES = (
+    *patch_all(homes("DistributedDataParallel", "__init__"), _init,
+               "the module wrapper, which averages gradients after RAF's backward pass"),
+    *patch_all(homes("DistributedDataParallel", "forward"), _forward,
+               "check that all reductions were done"),
+    *patch_all(homes("DistributedDataParallel", "train"), _train, "there is no reducer"),
+    *patch_all(homes("DistributedDataParallel", "no_sync"), _no_sync, "there is no reducer"),
+    *patch_all(homes("DistributedDataParallel", "join"), _join, "there is no reducer"),
+    *ddp_options.PATCHES,
+)
