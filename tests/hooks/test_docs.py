@@ -102,8 +102,8 @@ class Convolutions:
     script = """
 import dgl_heta; dgl_heta.enable()
 from relational.layers import Convolutions
-from dgl_heta.distdgl.modules.hetero_convs import hetero_convs
-print(Convolutions in hetero_convs(), Convolutions().forward(None, {}))
+from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
+print(is_hetero_conv(Convolutions()), Convolutions().forward(None, {}))
 """
     run = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE,
