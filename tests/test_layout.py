@@ -157,7 +157,6 @@ rows
 loading
 training
 graph
-graphstorm
 programs patches
 activate
 running

@@ -14,6 +14,7 @@ from dgl_heta.graph.reading_options import split_options
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import TRAIN_MASK, GraphSource, Task
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.hooks.packaged import to_install
 from dgl_heta.partition.directory import is_partition, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
@@ -145,7 +146,7 @@ def _opened(text: str, plugins: Plugins, verify: bool) -> GraphInput:
     raise InputError(
         f"'{text}' is no file, directory or data set; give a schema (.json), a relation "
         f"store, a partition, a directory of edge files or of a GraphBolt data set, or one of the "
-        f"data sets {listing(datasets)}" + nearest(name, datasets)
+        f"data sets {listing(datasets)}" + (to_install("dataset", name) or nearest(name, datasets))
     )
 
 

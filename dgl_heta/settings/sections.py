@@ -193,7 +193,7 @@ class TrainSettings(_Section):
     kernel: str = Field("fused", description="aggregation kernel")
     batches: str = Field("on-demand", description="batch source: when batches are sampled")
     precompute_mb: int = Field(512, ge=1, description="memory of buffers in which sehgnn and nars "
-                               "compute neighbour averages, per worker")
+                               "compute their inputs, per worker")
     complete_states: bool = Field(
         False, description="DistDGL scripts: complete all seeds' states below the last layer on "
         "all machines, not only those that are read there; for models that look at all rows of a "

@@ -301,9 +301,10 @@ def attach(engine: Engine, plugins: Plugins, directory: Path | None,
     policy = plugins.get("cache policy", engine.settings.cache.policy)
     if policy.name == "none":
         return None
-    if engine.averages is not None:
+    if engine.precomputed is not None:
         report({"event": "note", "text": f"cache.policy = {policy.name} has no effect: model "
-                f"'{engine.settings.model.name}' reads averages, and each of their rows once"})
+                f"'{engine.settings.model.name}' reads inputs that were computed before, each "
+                "row once"})
         return None
     profiler = Profiler(engine, directory, getattr(policy, "counts", "visits"), report)
     engine.caches = FeatureCaches(engine, policy, profiler)

@@ -119,8 +119,8 @@ def _never(engine: Engine, wrapper: ModuleWrapper) -> str | None:
         return "the plan follows metapaths, where a node can have two rows"
     if plan.replication != "full":
         return "the plan is one without replication"
-    if engine.averages is not None:
-        return "the model reads averages that were computed before"
+    if engine.precomputed is not None:
+        return "the model reads inputs that were computed before"
     if not train.seed_states:
         return "train.seed_states is false"
     return None

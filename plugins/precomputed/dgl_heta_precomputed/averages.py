@@ -3,8 +3,7 @@
 Models of the precomputed family read, per target node, averages of its neighbours' features:
 one per metapath (SeHGNN, Yang et al. 2023, https://arxiv.org/abs/2207.02547), or one per subset of
 relations and hop (NARS, Yu et al. 2020, https://arxiv.org/abs/2011.09679). This module makes and
-reads the arrays; :mod:`dgl_heta.training.average_inputs` makes batches of them, and
-:mod:`dgl_heta.models.sehgnn` and :mod:`dgl_heta.models.nars` are the models.
+reads the arrays.
 
 The last relation of a metapath is a root relation of the plan, so what a partition needs follows
 from its sub-metatrees. Arrays are plain `.npy` files that are mapped; their directory is reused
@@ -26,20 +25,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.errors import InputError
-from dgl_heta.features.learnable import initial_rows
-from dgl_heta.features.row_kernels import gather_rows
-from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.planning.metatree import Metapath
-from dgl_heta.store import Store
-from dgl_heta.store.structure import changed
-from dgl_heta.system.atomic_files import new_directory
-from dgl_heta.system.checksums import KEY, agrees, file_sum, write_signed
-from dgl_heta.system.disk import new_array
-from dgl_heta.system.jit import kernel
-from dgl_heta.system.prefetch import prefetch
+from dgl_heta import InputError, Relation, Schema, Store
+from dgl_heta.tools import (
+    agrees,
+    changed,
+    file_sum,
+    gather_rows,
+    initial_rows,
+    kernel,
+    new_array,
+    new_directory,
+    prefetch,
+    write_signed,
+)
 
-log = logging.getLogger("dgl_heta")
+log = logging.getLogger(__name__)
+
+Metapath = tuple[Relation, ...]
 
 MANIFEST = "precomputed.json"
 MOST_PATHS = 10_000
@@ -88,7 +90,6 @@ class Averages:
 
     def __init__(self, directory: Path, names: Sequence[str], rows: int) -> None:
         self._arrays = [_opened(directory / f"{name}.npy", rows) for name in names]
-        self.bytes = sum(array.nbytes for array in self._arrays)
 
     def read(self, index: int, ids: np.ndarray) -> Tensor:
         """Rows of array `index` for node ids (int64)."""
@@ -312,7 +313,7 @@ def _add(indptr, indices, states, first, out):  # type: ignore[no-untyped-def]
 
 
 def _key(store: Store, what: Any, width: int, double: bool, seed: int) -> str:
-    content = json.dumps([store.manifest.to_json()[KEY], what, width, double, seed])
+    content = json.dumps([store.manifest.to_json()["sha256"], what, width, double, seed])
     return hashlib.sha256(content.encode()).hexdigest()
 
 

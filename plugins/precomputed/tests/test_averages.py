@@ -10,15 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from dgl_heta.errors import InputError
-from dgl_heta.features import initial_rows
-from dgl_heta.features.averages import (
+from dgl_heta_precomputed.averages import (
     path_averages,
     paths_into,
     relation_subsets,
     subset_averages,
 )
+
+from dgl_heta.errors import InputError
+from dgl_heta.features import initial_rows
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource
 from dgl_heta.planning.making import make_plan
@@ -147,6 +147,24 @@ def test_an_interrupted_run_leaves_nothing_that_looks_complete(
     assert [f.name for f in tmp_path.iterdir()] == ["store"]
 
 
+CITES = Relation("paper", "cites", "paper")
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("indices", -1), ("indices", 2**31 - 1), ("indices", 60), ("indptr", -5), ("indptr", 2**62),
+    ("indptr", 181)])
+def test_numbers_in_files_that_lead_out_of_the_graph_are_noticed(
+        store: Store, tmp_path: Path, name: str, value: int) -> None:
+    entry = next(each for each in store.manifest.relations if each.relation == CITES)
+    path = store.directory / getattr(entry, name).file
+    array = np.lib.format.open_memmap(path, "r+")
+    array[len(array) // 4:] = value
+    array.flush()
+    with pytest.raises(InputError, match=str(path)):
+        path_averages(store, [(CITES,)], tmp_path / "out", width=4)
+    assert not (tmp_path / "out").exists()
+
+
 def test_memory_stays_bounded_where_features_are_larger(tmp_path: Path) -> None:
     """120 MB of features, 4 MB of buffers: the process's own memory stays far below."""
     nodes, width = 60_000, 500
@@ -159,7 +177,7 @@ def test_memory_stays_bounded_where_features_are_larger(tmp_path: Path) -> None:
     script = """
 import json, sys
 from pathlib import Path
-from dgl_heta.features.averages import path_averages, paths_into
+from dgl_heta_precomputed.averages import path_averages, paths_into
 from dgl_heta.store import Store
 def own():  # anonymous memory, in kB: what is mapped does not count
     return sum(int(line.split()[1]) for line in open("/proc/self/status")

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dgl_heta.errors import InputError
-from dgl_heta.graph.datasets.debian.records import (
+from dgl_heta import InputError, Relation
+from dgl_heta_datasets.debian.records import (
     maintainer,
     named_packages,
     section,
@@ -22,8 +22,7 @@ from dgl_heta.graph.datasets.debian.records import (
     tags,
     words,
 )
-from dgl_heta.graph.datasets.debian.snapshot import FORMAT, WORD_BUCKETS
-from dgl_heta.graph.schema import Relation
+from dgl_heta_datasets.debian.snapshot import FORMAT, WORD_BUCKETS
 
 DROPPED_FACETS = frozenset({"section", "role", "devel", "made-of", "implemented-in"})
 PACKAGE_FIELDS = {

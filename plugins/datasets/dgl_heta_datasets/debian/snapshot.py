@@ -11,11 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from dgl_heta.errors import InputError
-from dgl_heta.graph.readers.sizes import check_archive
-from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import MASKS, EdgeArrays, EdgeSource, GraphSource, Task
-from dgl_heta.system.atomic_files import replacing
+from dgl_heta import EdgeArrays, GraphSource, InputError, Relation, Task
+from dgl_heta.tools import MASKS, check_archive, replacing
 
 SNAPSHOT = Path(__file__).parents[1] / "data" / "debian.npz"
 FORMAT = "dgl-heta debian snapshot 1"
@@ -70,8 +67,8 @@ def _source(arrays: dict[str, np.ndarray]) -> GraphSource:
     classes: list[str] = meta["classes"]
     packages = counts["package"]
 
-    forward: dict[Relation, EdgeSource] = {}
-    backward: dict[Relation, EdgeSource] = {}
+    forward: dict[Relation, Any] = {}
+    backward: dict[Relation, Any] = {}
     for i, (src_type, etype, dst_type, edges) in enumerate(meta["relations"]):
         dst = arrays[f"dst_{i}"].astype(np.int32)
         if len(dst) != edges:

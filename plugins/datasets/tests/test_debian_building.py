@@ -11,21 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from dgl_heta.errors import InputError
-from dgl_heta.graph.datasets import debian
-from dgl_heta.graph.datasets.debian.building import Rules, _hashed_order, build
-from dgl_heta.graph.datasets.debian.records import (
+from dgl_heta_datasets import debian
+from dgl_heta_datasets.debian.building import Rules, _hashed_order, build
+from dgl_heta_datasets.debian.records import (
     named_packages,
     parse_records,
     section_words,
     words,
 )
-from dgl_heta.graph.datasets.debian.snapshot import write
+from dgl_heta_datasets.debian.snapshot import write
+
+from dgl_heta.errors import InputError
 from dgl_heta.graph.source import MASKS, GraphSource
 from tests.support.debian import ARCHIVE, TINY, tiny_arrays
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "build_debian_snapshot.py"
+SCRIPT = Path(__file__).parents[3] / "scripts" / "build_debian_snapshot.py"
 
 
 def tiny(tmp_path: Path) -> GraphSource:

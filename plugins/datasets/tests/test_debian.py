@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from dgl_heta_datasets import debian
+from dgl_heta_datasets.debian.building import DROPPED_FACETS
+from dgl_heta_datasets.debian.snapshot import WORD_BUCKETS, write
 
 from dgl_heta.errors import InputError
-from dgl_heta.graph.datasets import debian
-from dgl_heta.graph.datasets.debian.building import DROPPED_FACETS
-from dgl_heta.graph.datasets.debian.snapshot import WORD_BUCKETS, write
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, GraphSource
 from tests.support.debian import tiny_arrays

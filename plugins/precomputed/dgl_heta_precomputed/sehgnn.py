@@ -1,8 +1,7 @@
 """SeHGNN (Yang et al. 2023, https://arxiv.org/abs/2207.02547): a model over neighbour averages.
 
 It samples nothing: per metapath its input is the mean of features over the nodes at the metapath's
-far end, computed once before training (:mod:`dgl_heta.features.averages`) and read per batch
-(:mod:`dgl_heta.training.average_inputs`).
+far end.
 """
 
 from __future__ import annotations
@@ -12,19 +11,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.hooks.protocols import ModelProvider
-from dgl_heta.models.rgat import head_width
-from dgl_heta.models.spec import ModelSpec, slot
-from dgl_heta.nn.cross import CrossStack
-from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
-
-
-def part_key(edges: RelationBlock, *numbers: int) -> str:
-    """The name among a model's inputs of the rows that belong to a part of its block.
-
-    No node type is named so: a schema refuses names with a NUL.
-    """
-    return "\0".join([edges.relation.dst, *map(str, (edges.place, edges.start, *numbers))])
+from dgl_heta import ModelSpec, slot
+from dgl_heta.nn import CrossStack
+from dgl_heta.tools import Block, MiniBatch, head_width
+from dgl_heta_precomputed.inputs import part_key
 
 
 class SeHGNN(nn.Module):
@@ -137,12 +127,3 @@ class _Batched(nn.Module):
         out = torch.baddbmm(self.bias[chosen], states, self.weight[chosen])
         out = nn.functional.layer_norm(out, out.shape[-1:]) * self.gain[chosen] + self.shift[chosen]
         return torch.where(out > 0, out, self.slope[chosen] * out)
-
-
-class PathModel(ModelProvider):
-    """A provider of models over metapaths' neighbour averages."""
-
-    name, precomputed = "sehgnn", "paths"
-
-    def build(self, spec: ModelSpec) -> nn.Module:
-        return SeHGNN(spec)

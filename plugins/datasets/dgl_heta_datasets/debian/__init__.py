@@ -39,6 +39,6 @@ What remains is honest signal: a package that depends on the Perl interpreter, o
 team for Haskell maintains, can be told by its edges; combinations of words tell much too.
 """
 
-from dgl_heta.graph.datasets.debian.snapshot import SNAPSHOT, load
+from dgl_heta_datasets.debian.snapshot import SNAPSHOT, load
 
 __all__ = ["SNAPSHOT", "load"]

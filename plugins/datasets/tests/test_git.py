@@ -9,11 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from dgl_heta_datasets import Git, git
+from dgl_heta_datasets.git.building import kind, system
+from dgl_heta_datasets.git.log import read_log
 
 from dgl_heta.errors import InputError
-from dgl_heta.graph.datasets import Git, git, load_dataset
-from dgl_heta.graph.datasets.git.building import kind, system
-from dgl_heta.graph.datasets.git.log import read_log
+from dgl_heta.graph.datasets import load_dataset
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS
 
@@ -116,13 +117,14 @@ def test_the_graph_of_a_small_history(repository):
     for relation in list(source.edges)[::2]:
         back = Relation(relation.dst, f"rev-{relation.etype}", relation.src)
         assert edges(source, *back) == [(v, u) for u, v in edges(source, *relation)]
+    assert source.task is not None
     assert (source.task.target, source.task.num_classes) == ("file", 2)
     assert source.info["classes"] == ["md", "py"]
     label = source.node_arrays["file"]["label"]
     assert label[:len(files)].tolist() == [0, 1, 1, 1]
     assert sorted(label.tolist()) == [-1, 0, 0, 0, 1, 1, 1]
-    assert sum(source.node_arrays["file"][name].astype(int) for name in MASKS).tolist() == (
-        label >= 0).astype(int).tolist()
+    masks = [source.node_arrays["file"][name].astype(int) for name in MASKS]
+    assert np.sum(masks, 0).tolist() == (label >= 0).astype(int).tolist()
 
 
 def test_times_are_on_edges_and_commits(repository):
@@ -139,6 +141,7 @@ def test_times_are_on_edges_and_commits(repository):
 
 def test_sub_systems_are_told_without_the_files_of_labelled_commits(repository):
     source = git.load(repository.path, "commit", least=1)
+    assert source.task is not None
     assert source.task.target == "commit"
     assert source.info["classes"] == ["docs", "src"]
     assert source.node_arrays["commit"]["label"].tolist() == [-1, -1, -1, 1, -1, 0]
@@ -148,6 +151,7 @@ def test_sub_systems_are_told_without_the_files_of_labelled_commits(repository):
 
 def test_it_is_named_on_the_command_line_by_its_path(repository):
     source = load_dataset(Git(), f"{repository.path},target=commit,least=1")
+    assert source.task is not None
     assert source.task.target == "commit"
     assert source.node_counts["commit"] == 6
 

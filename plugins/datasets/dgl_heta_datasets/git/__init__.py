@@ -24,10 +24,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dgl_heta.errors import InputError
-from dgl_heta.graph.datasets.git.building import TARGETS, Builder
-from dgl_heta.graph.datasets.git.log import read_log
-from dgl_heta.graph.source import GraphSource
+from dgl_heta import GraphSource, InputError
+from dgl_heta_datasets.git.building import TARGETS, Builder
+from dgl_heta_datasets.git.log import read_log
 
 __all__ = ["load"]
 

@@ -1,8 +1,7 @@
 """NARS (Yu et al. 2020, https://arxiv.org/abs/2011.09679): a model over neighbour averages.
 
 It samples nothing: its inputs are means of features over the neighbours of 1 … L hops, by each of K
-subsets of the relations, computed once before training (:mod:`dgl_heta.features.averages`) and read
-per batch (:mod:`dgl_heta.training.average_inputs`).
+subsets of the relations.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.hooks.protocols import ModelProvider
-from dgl_heta.models.sehgnn import part_key
-from dgl_heta.models.spec import ModelSpec, slot
-from dgl_heta.nn.cross import CrossRelation
-from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta import ModelSpec, slot
+from dgl_heta.nn import CrossRelation
+from dgl_heta.tools import MiniBatch
+from dgl_heta_precomputed.inputs import part_key
 
 
 class NARS(nn.Module):
@@ -62,12 +60,3 @@ class NARS(nn.Module):
             merged = self.cross(block, ntype, parts, self.width * self._hops, own)
             out[ntype] = self.heads[slot(ntype)](torch.cat([own, merged], 1))
         return out
-
-
-class SubsetModel(ModelProvider):
-    """A provider of models over neighbour averages by subsets of relations."""
-
-    name, precomputed = "nars", "subsets"
-
-    def build(self, spec: ModelSpec) -> nn.Module:
-        return NARS(spec)

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from dgl_heta.errors import InputError, listing
-from dgl_heta.graph.datasets.git.log import Commit
-from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import MASKS, EdgeArrays, EdgeSource, GraphSource, Task
+from dgl_heta import EdgeArrays, GraphSource, InputError, Relation, Task
+from dgl_heta.tools import MASKS, listing
+from dgl_heta_datasets.git.log import Commit
 
 TARGETS = ("file", "commit")
 WORD_COMMITS = 3  # commits that mention a word, at least
@@ -107,7 +106,7 @@ class Builder:
         }
         counts = {"commit": len(times), "author": len(self.authors), "file": len(self.files),
                   "folder": len(self.folders), "word": words}
-        edges: dict[Relation, EdgeSource] = {}
+        edges: dict[Relation, Any] = {}
         data: dict[Relation, dict[str, np.ndarray]] = {}
         for relation, ((src, dst), end) in forward.items():
             if not len(src):

@@ -1,5 +1,5 @@
-"""GraphStorm's command line on meta-partitioned graphs: what it cannot do there, named when its
-arguments are read; and where it looks for the ids of nodes."""
+"""GraphStorm's commands on meta-partitioned graphs: its HeteroGraphConv, what its command line
+cannot do there, named when its arguments are read, and where it looks for the ids of nodes."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import os
 from types import ModuleType
 from typing import Any
 
-from dgl_heta.errors import InputError, listing
-from dgl_heta.partition.directory import is_part_config
+from dgl_heta import InputError, Program, hookimpl
+from dgl_heta.tools import listing
 
-log = logging.getLogger("dgl_heta")
+log = logging.getLogger(__name__)
 RELEASES = ("0.5.0.post1",)
 """Releases of GraphStorm that the tests run with."""
 ENCODERS = ("rgcn", "rgat", "hgt")
@@ -40,8 +40,8 @@ WITH_EDGE_FEATURES = ("rgcn",)
 """Encoders that may be given `edge_feat_name`; GraphStorm itself refuses RGAT."""
 
 
-def adapt(module: ModuleType) -> None:
-    """GraphStorm's arguments were imported."""
+def adapt_arguments(module: ModuleType) -> None:
+    """Let GraphStorm check its arguments for a meta-partitioned graph, too."""
     release = importlib.metadata.version("graphstorm")
     if release not in RELEASES:
         log.warning("graphstorm %s is installed; meta-partitioned graphs were tried with %s, and "
@@ -55,6 +55,8 @@ def adapt(module: ModuleType) -> None:
 def _checked(original: Any) -> Any:
     @functools.wraps(original)
     def verify_arguments(self: Any, is_train: bool) -> Any:
+        from dgl_heta.tools import is_part_config
+
         if is_part_config(self.part_config):
             check(self)
         return original(self, is_train)
@@ -98,8 +100,32 @@ def _mapping(original: Any, name: str) -> Any:
     """Where ids were relabelled, a file says how; dgl-heta relabels none, and GraphStorm looks
     into DGL's directories of parts for it."""
     def get(self: Any) -> Any:
+        from dgl_heta.tools import is_part_config
+
         if is_part_config(self.part_config):
             path = os.path.join(os.path.dirname(self.part_config), f"{name}.pt")
             return path if os.path.isfile(path) else None
         return original.fget(self)
     return property(get, doc=original.__doc__)
+
+
+def adapt_encoders(module: ModuleType) -> None:
+    """Let GraphStorm's own HeteroGraphConv merge relations over the machines."""
+    from dgl_heta import register_hetero_conv
+
+    register_hetero_conv(module.HeteroGraphConv, keys="canonical")
+
+
+class GraphStorm(Program):
+    """GraphStorm; docs/graphstorm.md says what it can do on meta-partitioned graphs."""
+
+    name = "graphstorm"
+    modules = {
+        "graphstorm.config.argument": adapt_arguments,
+        "graphstorm.model.gnn_encoder_base": adapt_encoders,
+    }
+
+
+@hookimpl
+def dgl_heta_programs() -> list[Program]:
+    return [GraphStorm()]

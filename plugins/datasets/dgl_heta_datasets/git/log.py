@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dgl_heta.errors import InputError
+from dgl_heta import InputError
 
 #: What begins the line of a commit; in a path git would quote it.
 _MARK = "\x01"

@@ -7,11 +7,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+pytest.importorskip("dgl")
 from tests.support.dist_reference import parts, whole_graph
 from tests.support.link_reference import edge_graph
 from tests.support.link_reference import parts as edge_parts
@@ -19,7 +21,7 @@ from tests.support.link_script import CITES, WRITES
 from tests.support.waiting import PATIENCE, PROMPT
 
 RUN = "graphstorm.run"
-CONFIG = {
+CONFIG: dict[str, Any] = {
     "version": 1.0,
     "gsf": {
         "basic": {"model_encoder_type": "rgcn", "backend": "gloo"},
