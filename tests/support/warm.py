@@ -87,8 +87,11 @@ def can_be_handed_over(words):
 
 def main():
     words = sys.argv[1:]
+    unbuffered = words[:1] == ["-u"]
+    if unbuffered:
+        words = words[1:]
     if not can_be_handed_over(words):
-        os.execv(PYTHON, [PYTHON, *words])
+        os.execv(PYTHON, [PYTHON, *sys.argv[1:]])
     import array
     import json
     import signal
@@ -104,6 +107,7 @@ def main():
     request = json.dumps(dict(
         words=words, directory=os.getcwd(), environment=dict(os.environ), files=files,
         program=sys.argv[0], parent=os.getppid(),
+        unbuffered=unbuffered or bool(os.environ.get("PYTHONUNBUFFERED")),
         ignored=[n for n in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
                  if signal.getsignal(n) == signal.SIG_IGN])).encode()
     server.sendmsg([b"%{size}d" % len(request)],
@@ -369,7 +373,7 @@ def _take_over(told: dict[str, Any], files: list[int], keep: set[int]) -> None:
     os.environ.update(told["environment"])
     os.chdir(told["directory"])
     for name, file in (("stdin", 0), ("stdout", 1), ("stderr", 2)):
-        stream = _stream(file, getattr(sys, name))
+        stream = _stream(file, getattr(sys, name), told["unbuffered"])
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
     words = told["words"]
@@ -383,13 +387,13 @@ def _take_over(told: dict[str, Any], files: list[int], keep: set[int]) -> None:
         sys.modules["torch"].set_num_threads(int(threads))
 
 
-def _stream(file: int, like: io.TextIOWrapper) -> io.TextIOWrapper:
+def _stream(file: int, like: io.TextIOWrapper, unbuffered: bool) -> io.TextIOWrapper:
     """A standard stream as Python would open it."""
     raw = io.FileIO(file, "w" if file else "r", closefd=False)
     return io.TextIOWrapper(
         io.BufferedWriter(raw) if file else io.BufferedReader(raw), encoding=like.encoding,
         errors=like.errors, line_buffering=file == 2 or raw.isatty(),
-        write_through=file > 0 and bool(os.environ.get("PYTHONUNBUFFERED")))
+        write_through=file > 0 and unbuffered)
 
 
 def _python_path(environment: Any) -> list[str]:
