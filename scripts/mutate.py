@@ -110,7 +110,8 @@ def check(mutations: Sequence[Mutation], root: Path = ROOT) -> list[str]:
 
 
 def copy_tree(root: Path, copy: Path) -> None:
-    """Copy what git has of a tree, and what it does not ignore."""
+    """Copy what git has of a tree, and what it does not ignore; and compiled kernels, which numba
+    finds again by the time and the size of their file."""
     listed = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root,
         check=True, capture_output=True, text=True).stdout
@@ -118,6 +119,10 @@ def copy_tree(root: Path, copy: Path) -> None:
         if (root / name).is_file():
             (copy / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(root / name, copy / name)
+    for kernels in (root / PACKAGE).rglob("__pycache__/*.nb[ic]"):
+        target = copy / kernels.relative_to(root)
+        target.parent.mkdir(exist_ok=True)
+        shutil.copy2(kernels, target)
 
 
 def run_tests(copy: Path, tests: Sequence[str], limit_s: float) -> tuple[str, str]:
@@ -136,7 +141,7 @@ def run_tests(copy: Path, tests: Sequence[str], limit_s: float) -> tuple[str, st
         process.communicate()
         return "caught", f"(a test that hangs: over {limit_s:.0f} s)"
     if process.returncode == 1:
-        failed = re.search(r"^(?:FAILED|ERROR) (\S+)", text, re.MULTILINE)
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", text, re.MULTILINE)
         return "caught", failed[1] if failed else "?"
     return ("not caught" if process.returncode == 0 else "broken"), text[-2000:]
 
@@ -144,13 +149,14 @@ def run_tests(copy: Path, tests: Sequence[str], limit_s: float) -> tuple[str, st
 def try_mutation(mutation: Mutation, copy: Path, limit_s: float, unchanged: bool) -> Outcome:
     """Put a mutation into a copy, run its tests, and take it out again."""
     file, started = find(mutation, copy), time.monotonic()
-    before = file.read_text(encoding="utf-8")
+    before, times = file.read_text(encoding="utf-8"), file.stat()
     if not unchanged:
         file.write_text(before.replace(mutation.old, mutation.new), encoding="utf-8")
     try:
         outcome, by = run_tests(copy, mutation.tests, limit_s)
     finally:
         file.write_text(before, encoding="utf-8")
+        os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     return Outcome(mutation.id, str(file.relative_to(copy)), outcome, by,
                    round(time.monotonic() - started, 1))
 
