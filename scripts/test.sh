@@ -79,27 +79,34 @@ time_for() {  # ENVIRONMENT
     [[ -z "$minutes" || $SECONDS -lt $((minutes * 60)) ]] || { left+="$1; "; return 1; }
 }
 
-# Switching on, partitions, loaders, messages, embeddings, DDP, GraphBolt's stores, proofs, GraphStorm:
-# each on DGL's own names. What does not depend on them runs with DGL 2.1.0 alone.
+# With DGL 2.4.0: what stands on DGL's own names, each once; more ways to it with --all.
 with_other_dgl=(
     tests/distdgl/test_versions.py
     tests/distdgl/test_distdgl.py
-    tests/distdgl/test_distdgl_docs.py
     tests/distdgl/test_distdgl_messages.py
     tests/distdgl/test_distdgl_hosts.py::test_two_hosts_compute_what_one_process_does
-    tests/distdgl/test_links.py
+    tests/distdgl/test_links.py::test_a_script_computes_what_it_does_on_distdgl
     tests/distdgl/test_masked.py
-    tests/distdgl/test_distdgl_cache.py
     "tests/distdgl/test_wrappers.py::test_options_and_methods[2-1]"
     "tests/distdgl/test_multi_update.py::test_results_and_gradients_are_those_of_plain_dgl[2-1]"
     tests/distdgl/test_own_operations.py::test_every_public_name_of_a_block_is_refused_or_allowed
     tests/distdgl/test_prove.py::test_a_right_script_is_proved
     "tests/distdgl/test_hetero_convs.py::test_graphstorms_layers_compute_what_plain_dgl_does[2-2]"
-    tests/distdgl/test_graphstorm.py::test_training_saves_a_model_that_plain_graphstorm_infers_the_same_with
     tests/distdgl/test_partition_arguments.py
     tests/graphbolt
     tests/partition/test_partition_graph.py
 )
+[[ -z "$all" ]] || with_other_dgl+=(
+    tests/distdgl/test_distdgl_docs.py
+    tests/distdgl/test_links.py
+    tests/distdgl/test_distdgl_cache.py
+    tests/distdgl/test_graphstorm.py::test_training_saves_a_model_that_plain_graphstorm_infers_the_same_with
+)
+
+# With the newest releases: quick tests, which are most of those of graphs, stores, features, kernels and
+# models, and those marked `releases`. Launching and what plugins do on workers depends on no release.
+newest_chosen=(-m "not thorough and (not slow or releases)" --ignore plugins/catgnn)
+[[ -z "$all" ]] || newest_chosen=(-m "")
 
 ./scripts/setup.sh
 bin="${VENV:-.venv}/bin"
@@ -119,9 +126,7 @@ fi
 if [[ -n "$newest" ]] && time_for "the newest releases"; then
     latest="${VENV_NEWEST:-.venv-newest}"
     VENV="$latest" ./scripts/setup.sh --newest
-    # Launching, campaigns, benchmarks and what plugins do on several workers depend on no release of a
-    # package: the first set has them.
-    run_tests "$latest" --ignore tests/launch --ignore tests/scripts --ignore plugins/catgnn \
+    run_tests "$latest" "${newest_chosen[@]}" --ignore tests/launch --ignore tests/scripts \
         --ignore-glob 'plugins/hifuse/tests/test_pipeline*' "$@"
     VENV="$latest" ./scripts/smoke.sh
     done_with "$latest"
