@@ -32,6 +32,7 @@ def read(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@pytest.mark.releases
 def test_a_run_of_a_graph_with_ids_predicts_in_its_own_terms(tmp_path: Path) -> None:
     source = academic()
     names = [f"paper {i}, é" for i in range(source.node_counts["paper"])]

@@ -86,7 +86,8 @@ def directly(store: Path, run_dir: Path, ntype: str) -> tuple[np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("model", [
-    "rgcn", "hgt", pytest.param("han", marks=pytest.mark.thorough)])
+    "rgcn", pytest.param("hgt", marks=pytest.mark.releases),
+    pytest.param("han", marks=pytest.mark.thorough)])
 def test_all_workers_together_compute_what_the_model_does(
         store: Path, tmp_path: Path, model: str) -> None:
     run_dir = trained(store, tmp_path / "run", f"model.name={model}", "model.reduce=mean")

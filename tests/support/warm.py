@@ -48,6 +48,7 @@ from typing import Any, NoReturn
 from tests.support.waiting import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
+COLD = "HETA_TESTS_COLD" in os.environ or sys.platform != "linux"
 IMPORTED = ("torch", "torch._dynamo", "torch.distributed", "torch.distributed.run", "numpy",
             "numba", "networkx", "pydantic.main", "pydantic.fields", "pydantic.dataclasses",
             "pluggy", "typer", "rich.console", "rich.table", "rich.progress", "safetensors.numpy",
@@ -76,7 +77,7 @@ PASSED_ON = {passed_on!r}
 def can_be_handed_over(words):
     if not words or words[0].startswith("-") and (words[0] != "-m" or len(words) < 2):
         return False
-    if os.stat("/proc/self/ns/user").st_ino != USER or not os.path.exists(SOCKET):
+    if os.stat("/proc/self/ns/user").st_ino != USER:
         return False
     names = {{n for n in {{*os.environ, *VARIABLES}} if n.startswith(AT_LOADING)
              and not n.startswith(NO_DIFFERENCE)}}
@@ -103,7 +104,10 @@ def main():
         ctypes.CDLL(None).prctl({dies}, signal.SIGKILL)  # these ask for it, when they begin
     files = [file for file in map(int, os.listdir("/proc/self/fd")) if is_open(file)]
     server = socket.socket(socket.AF_UNIX)
-    server.connect(SOCKET)
+    try:
+        server.connect(SOCKET)
+    except OSError:  # it has ended
+        os.execv(PYTHON, [PYTHON, *sys.argv[1:]])
     request = json.dumps(dict(
         words=words, directory=os.getcwd(), environment=dict(os.environ), files=files,
         program=sys.argv[0], parent=os.getppid(),
@@ -149,7 +153,7 @@ def python(*more: str) -> str:
     It ends with this process; with HETA_TESTS_COLD set, it is Python itself. `more` are modules
     that are imported beforehand as well.
     """
-    if "HETA_TESTS_COLD" in os.environ or sys.platform != "linux":
+    if COLD:
         return sys.executable
     directory = Path(tempfile.mkdtemp(prefix="heta-warm-"))
     at = directory / "socket"
@@ -432,6 +436,8 @@ def become(told: dict[str, Any]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    job = Server(Path(sys.argv[1]), sys.argv[2:]).serve()
+    at = Path(sys.argv[1])
+    job = Server(at, sys.argv[2:]).serve()
     if job is not None:
         become(job)
+    shutil.rmtree(at, ignore_errors=True)  # a worker of xdist ends without doing so

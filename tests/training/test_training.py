@@ -139,6 +139,7 @@ def test_prediction_of_bytes_is_what_training_counts(
     assert gradients / 3 <= run["bytes"]["gradients"] <= gradients + 3 * flags
 
 
+@pytest.mark.releases
 def test_two_workers_reach_what_one_reaches(store: Path, tmp_path: Path) -> None:
     """No dropout, the same global batch: equal up to rounding, sampled neighbourhoods or not."""
     runs = [train(store, tmp_path / f"run{parts}", "--parts", str(parts),
@@ -268,6 +269,7 @@ def test_no_worker_outlives_the_command(store: Path, tmp_path: Path, number: int
         process.kill()
 
 
+@pytest.mark.releases
 def test_torchrun_ranks_are_workers(store: Path, of_two: Path, tmp_path: Path) -> None:
     opened = Store(store)
     write_partition(opened, make_plan(opened.schema, "paper", 2, 2), tmp_path / "parts")
