@@ -63,16 +63,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @functools.cache
 def _starts_commands(function: Any) -> bool:
-    """Return whether a function of the tests names `subprocess`, or one that does."""
-    function = inspect.unwrap(function)
-    code = getattr(function, "__code__", None)
-    if code is None or f"{os.sep}tests{os.sep}" not in code.co_filename:
-        return False
-    named = set(_names(code))
-    if named & {"subprocess", "warm"}:
-        return True
-    others = [function.__globals__.get(name) for name in named - {function.__name__}]
-    return any(_starts_commands(other) for other in others if inspect.isroutine(other))
+    """Return whether a function of the tests names `subprocess`, or calls one that does."""
+    pending, seen = [function], set()
+    while pending:
+        one = inspect.unwrap(pending.pop())
+        code = getattr(one, "__code__", None)
+        if code is None or code in seen or f"{os.sep}tests{os.sep}" not in code.co_filename:
+            continue
+        seen.add(code)
+        named = set(_names(code))
+        if named & {"subprocess", "warm"}:
+            return True
+        pending += filter(inspect.isroutine, map(one.__globals__.get, named))
+    return False
 
 
 def _names(code: CodeType) -> Iterator[str]:
