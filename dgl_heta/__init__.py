@@ -25,14 +25,14 @@ _LAZY = {
     "BatchSource": "dgl_heta.hooks.protocols",
     "CachePolicy": "dgl_heta.hooks.protocols",
     "Command": "dgl_heta.hooks.protocols",
-    "Cutter": "dgl_heta.hooks.protocols",
+    "Cutter": "dgl_heta.hooks.cutter_protocol",
     "Dataset": "dgl_heta.hooks.protocols",
     "Kernel": "dgl_heta.hooks.kernel_protocol",
     "Logger": "dgl_heta.hooks.protocols",
     "ModelProvider": "dgl_heta.hooks.protocols",
     "ModuleWrapper": "dgl_heta.hooks.protocols",
     "PartitionBackend": "dgl_heta.hooks.protocols",
-    "Provider": "dgl_heta.hooks.protocols",
+    "Provider": "dgl_heta.hooks.provider",
     "Reader": "dgl_heta.hooks.protocols",
     "RunLog": "dgl_heta.hooks.protocols",
     "Stage": "dgl_heta.hooks.protocols",
@@ -128,12 +128,12 @@ if TYPE_CHECKING:
     from dgl_heta.graph.readers.torch_file import SavedObject, read_saved
     from dgl_heta.graph.schema import Relation, Schema
     from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
+    from dgl_heta.hooks.cutter_protocol import Cutter
     from dgl_heta.hooks.kernel_protocol import Kernel
     from dgl_heta.hooks.protocols import (
         BatchSource,
         CachePolicy,
         Command,
-        Cutter,
         Dataset,
         Logger,
         ModelProvider,

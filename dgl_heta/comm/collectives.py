@@ -71,14 +71,14 @@ class Comm:
         """The workers of this one's machine, where rows go another way between machines
         (:mod:`dgl_heta.comm.machines`); numbers are sent there as they are."""
         self._holders: dict[str | Relation, Comm] = {}
-        self._delegating: dict[str, Comm] = {}
+        self._offloading: dict[str, Comm] = {}
         self.rank = self.ranks.index(dist.get_rank()) if self.size > 1 else 0
 
     def counted_by(self, traffic: Traffic) -> Comm:
         """The same workers, whose bytes another counter gets; without holders of types. Numbers
         are sent as they are: it is for what must be exact."""
         other = Comm(traffic, self.ranks, self.group)
-        other._delegating = {t: comm.counted_by(traffic) for t, comm in self._delegating.items()}
+        other._offloading = {t: comm.counted_by(traffic) for t, comm in self._offloading.items()}
         other.machine = self.machine and self.machine.counted_by(traffic)
         return other
 
@@ -87,9 +87,9 @@ class Comm:
         which some nodes' in-edges are cut."""
         return self._holders.get(held, self)
 
-    def delegating(self, ntype: str) -> Comm:
+    def offloading(self, ntype: str) -> Comm:
         """The workers of this group that aggregate rows of a node type for others, and those."""
-        return self._delegating.get(ntype, self)
+        return self._offloading.get(ntype, self)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
         """Reduce over all workers; returns a new tensor."""
@@ -242,9 +242,9 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
 
     `wire` is what numbers are sent as, see :class:`Comm`.
 
-    Where the plan delegates, the group has a group of its own for the workers that aggregate rows
-    of a node type for each other. Where it replicates nothing, it has one for every set of
-    workers that holds a node type in common, or pieces of the same nodes' in-edges.
+    Where relations are offloaded, the workers that aggregate rows of a node type for each other
+    form a group inside it. Where the plan replicates nothing, so does every set of workers that
+    has a node type in common, or pieces of the same nodes' in-edges.
     """
     if not dist.is_initialized():
         return Comm(traffic), Comm(traffic)
@@ -275,8 +275,8 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
                     holders[key] = sharers
         own = Comm(traffic, own.ranks, own.group, wire)
         own._holders = holders
-    if plan.delegates and not apart:
-        delegating: dict[str, Comm] = {}
+    if plan.offloaded and not apart:
+        offloading: dict[str, Comm] = {}
         for ranks in plan.groups:
             for ntype in plan.schema.node_types:
                 taking_part = [rank for rank in ranks if any(
@@ -284,7 +284,7 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
                                              *plan.partitions[rank].served))]
                 workers = comm(taking_part) if len(taking_part) > 1 else None
                 if workers is not None:
-                    delegating[ntype] = workers
+                    offloading[ntype] = workers
         own = Comm(traffic, own.ranks, own.group, wire)
-        own._delegating = delegating
+        own._offloading = offloading
     return world, own

@@ -62,12 +62,12 @@ class RowRoute:
         to = np.where(place[owner] < 0, ids % machine.size, place[owner])
         self._near = near = _Way(machine, "machine", to, np.column_stack([keys, owner]))
         columns, owners = near.asked[:, :-1], near.asked[:, -1]
-        mine = owners == world.rank
-        first, self._group, united = _unite(columns[~mine])
-        self._far = _Way(world, "learnable", owners[~mine][first], united)
+        is_local = owners == world.rank
+        first, self._group, united = _unite(columns[~is_local])
+        self._far = _Way(world, "learnable", owners[~is_local][first], united)
         self._mine, self._passed = (torch.from_numpy(np.flatnonzero(some)) for some in
-                                    (mine, ~mine))
-        asked = np.concatenate([columns[mine], self._far.asked])
+                                    (is_local, ~is_local))
+        asked = np.concatenate([columns[is_local], self._far.asked])
         self.asked = asked.reshape(-1, *keys.shape[1:])
 
     def answer(self, rows: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ class RowRoute:
         if self._near is None:
             return self._far.answer(rows)
         own, others = rows.tensor_split([len(self._mine)])
-        found = rows.new_empty((len(self._near.asked), *rows.shape[1:]))
-        found[self._mine] = self._world.rounded(own, "learnable")
-        found[self._passed] = self._far.answer(others)[self._group]
-        return self._near.answer(found)
+        gathered = rows.new_empty((len(self._near.asked), *rows.shape[1:]))
+        gathered[self._mine] = self._world.rounded(own, "learnable")
+        gathered[self._passed] = self._far.answer(others)[self._group]
+        return self._near.answer(gathered)
 
     def deliver(self, rows: Tensor) -> Tensor:
         """Rows of this worker's keys (n, D) go to the owners; returns those for the keys in

@@ -11,8 +11,8 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.hooks.protocols import Cutter, PartitionBackend
-from dgl_heta.partition.arguments import ScriptArguments, script_arguments
+from dgl_heta.hooks.cutter_protocol import Cutter
+from dgl_heta.partition.arguments import BackendTraits, ScriptArguments, script_arguments
 from dgl_heta.planning.making import check_parts
 from dgl_heta.planning.metatree import Metapath, load_metapaths, parse_metapaths
 from dgl_heta.planning.owner_choice import WAYS
@@ -82,7 +82,7 @@ def option(name: str) -> str:
 
 
 def make_request(
-    backend: PartitionBackend,
+    backend: BackendTraits,
     schema: Schema,
     parts: int | str,
     target: Iterable[str] = (),

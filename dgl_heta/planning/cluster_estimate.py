@@ -23,7 +23,7 @@ from dgl_heta.planning.compute import UNITS, parameter_groups, step_units
 from dgl_heta.planning.footprint import distdgl_footprint, footprint, type_bytes
 from dgl_heta.planning.making import MOST_PARTS
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.receptive_field import Reach, reach, reach_of_one_process
+from dgl_heta.planning.receptive_field import ReceptiveField, field_of_one_process, receptive_field
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import read_toml
 
@@ -223,13 +223,13 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
                                   sum(size for size, owners in groups if owners == 1), work)
     row_bytes, script = traffic.script_bytes(plan.hops, work), replace(work, in_script=True)
     users = {t: len(plan.users(t)) for t in schema.node_types}
-    steps: dict[Any, Reach] = {}
+    steps: dict[Any, ReceptiveField] = {}
     loads = []
     for partition in plan.partitions:
         size = len(plan.groups[partition.group])
         key = (size, tuple(partition.sub_metatrees.items()))
         if key not in steps:
-            steps[key] = reach(plan, partition.index, fanouts, seeds * size, seeds)
+            steps[key] = receptive_field(plan, partition.index, fanouts, seeds * size, seeds)
         step = steps[key]
         # Forward and backward: one at the last layer, a ring at each below; then gradients.
         exchanges = 2 * plan.hops * (size > 1) + 2 * (machines > 1)
@@ -260,7 +260,7 @@ def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
     away is remote as often as under random parts but for the share `(1 - cut) ** k`.
     """
     schema, machines = plan.schema, cluster.machines
-    step = reach_of_one_process(plan, work.fanouts_of(plan.hops), seeds)
+    step = field_of_one_process(plan, work.fanouts_of(plan.hops), seeds)
 
     def remote(hops: int) -> float:
         return (1 - (1 - cut) ** hops) * (machines - 1) / machines

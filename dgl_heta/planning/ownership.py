@@ -113,10 +113,10 @@ class Ownership:
             return array
         counts = np.zeros(len(self.rows), np.int64)
         for start in range(0, len(array), _CHUNK):
-            found = np.bincount(array[start:start + _CHUNK], minlength=len(counts))
-            if len(found) > len(counts):
+            counted = np.bincount(array[start:start + _CHUNK], minlength=len(counts))
+            if len(counted) > len(counts):
                 break  # of a partition that there is not
-            counts += found
+            counts += counted
         if counts.tolist() != list(self.rows):
             raise InputError(f"{self.file} was edited or damaged: partitions own other numbers of "
                              "nodes in it than the plan says; make the partition again")

@@ -234,12 +234,12 @@ class _Anchor(torch.autograd.Function):
 
 def links_of(roots: Sequence[Tensor]) -> dict[int, int]:
     """Chain → the last of its links that a backward pass from `roots` comes to."""
-    found: dict[int, int] = {}
+    last_of: dict[int, int] = {}
     for node in walk(roots):
         place: Place | None = getattr(node, "place", None)
         if place is not None and type(node).__name__ == _NODE:
-            found[place[0]] = max(found.get(place[0], -1), place[1])
-    return found
+            last_of[place[0]] = max(last_of.get(place[0], -1), place[1])
+    return last_of
 
 
 def is_link(node: Any) -> bool:

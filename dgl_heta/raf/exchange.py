@@ -20,7 +20,7 @@ from dgl_heta.raf.maps import (
     AllGather,
     AllReduce,
     ColumnGather,
-    DelegatedSum,
+    OffloadedSum,
     ReduceForReaders,
     ReduceScatter,
 )
@@ -75,10 +75,10 @@ class GroupExchange:
         Tensor (destination rows, D), or at the last layer (own seeds, D). Below it, rows that
         nobody reads on this worker may have any finite values (`block.reads`).
         """
-        if ntype in block.guests:
+        if ntype in block.remote:
             self._note(block, ntype)
-            delegated = self._delegation(block, ntype)
-            partial = self._link(block, partial, delegated.forward, delegated.adjoint)
+            offloaded = self._offloaded(block, ntype)
+            partial = self._link(block, partial, offloaded.forward, offloaded.adjoint)
         shares = self._begin_exchange(block, ntype)
         if shares is None:
             return partial
@@ -110,7 +110,7 @@ class GroupExchange:
         -------
         Tensor as for :meth:`reduce_sum`; 0 where no relation reaches a row.
         """
-        if ntype in block.guests:
+        if ntype in block.remote:
             raise InputError(f"relations into '{ntype}' are delegated to another partition, which "
                              f"a model that merges relations by {op} cannot be; make the "
                              "partition with partition.shared = rows")
@@ -139,9 +139,9 @@ class GroupExchange:
     @torch.no_grad()
     def reduce_max(self, partial: Tensor, block: Block, ntype: str) -> Tensor:
         """The maxima of the seeds' rows, all of them, without a gradient; others as they are."""
-        if ntype in block.guests:
+        if ntype in block.remote:
             self._note(block, ntype)
-            partial = self._delegation(block, ntype).maxima(partial)
+            partial = self._offloaded(block, ntype).maxima(partial)
         shares = self._begin_exchange(block, ntype)
         if shares is None:
             return partial
@@ -206,17 +206,17 @@ class GroupExchange:
             lambda grad, carry: exchange.adjoint(grad.reshape(len(grad), width), carry).view(
                 -1, *shape))
 
-    def gather_guests(self, rows: Tensor, block: Block, ntype: str) -> Tensor:
-        """Rows (own destination rows, …) with those of guests after them, from who asked."""
+    def gather_remote(self, rows: Tensor, block: Block, ntype: str) -> Tensor:
+        """Rows (own destination rows, …) with those received after them, from who asked."""
         shape = rows.shape[1:]
-        width, exchange = math.prod(shape), self._delegation(block, ntype)
+        width, exchange = math.prod(shape), self._offloaded(block, ntype)
         return self._link(
-            block, rows, lambda x: exchange.guests(x.reshape(len(x), width)).view(-1, *shape),
-            lambda grad, carry: exchange.adjoint_of_guests(
+            block, rows, lambda x: exchange.gather(x.reshape(len(x), width)).view(-1, *shape),
+            lambda grad, carry: exchange.adjoint_of_gather(
                 grad.reshape(len(grad), width), carry).view(-1, *shape))
 
-    def _delegation(self, block: Block, ntype: str) -> DelegatedSum:
-        return DelegatedSum(self._group, ntype, block.guests[ntype], block.num_own(ntype))
+    def _offloaded(self, block: Block, ntype: str) -> OffloadedSum:
+        return OffloadedSum(self._group, ntype, block.remote[ntype], block.num_own(ntype))
 
     def _begin_exchange(self, block: Block, ntype: str) -> SeedShares | None:
         """How the seeds are shared; None if there are none, on all workers alike."""

@@ -22,8 +22,8 @@ exchange            forward                             adjoint
 all-gather          y_w = [x_1; …; x_n]                 ∂L/∂x_w = (Σ_v ∂L/∂y_v)[seeds of w]
 `ColumnGather`      y_w = [x_1 | … | x_n][seeds of w]   ∂L/∂x_w = own columns of [∂L/∂y_1; …]
 extreme             y_w = max_v x_v                     ∂L/∂x_w = [x_w attained it] Σ_v ∂L/∂y_v
-`DelegatedSum`      y_w = x_w[own] + Σ_v x_v[w's rows]  ∂L/∂x_w = [∂L/∂y_w; ∂L/∂y_v of v's rows; …]
-`.guests`           y_w = [x_w; x_v of v's rows; …]     ∂L/∂x_w = ∂L/∂y_w[own] + Σ_v ∂L/∂y_v
+`OffloadedSum`      y_w = x_w[own] + Σ_v x_v[w's rows]  ∂L/∂x_w = [∂L/∂y_w; ∂L/∂y_v of v's rows; …]
+`.gather`           y_w = [x_w; x_v of v's rows; …]     ∂L/∂x_w = ∂L/∂y_w[own] + Σ_v ∂L/∂y_v
 ==================  ==================================  ==========================================
 
 All but the extreme are linear, so the adjoint is the transposed map: a reduce-scatter's is an
@@ -40,44 +40,45 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.raf.chain import Carry
-from dgl_heta.sampling.blocks import GuestRows
+from dgl_heta.sampling.blocks import RemoteDestinations
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
 
 
-class DelegatedSum:
+class OffloadedSum:
     """Rows aggregated by the worker that has their neighbours go to the worker that asked for them.
 
-    With x_w = [own rows; guests of each worker], y_w = own rows + Σ_v (guests of w at v), at the
-    rows that w asked v for: its last ones. Sends one row for each guest forward, and in the
-    adjoint one for each row asked for.
+    With x_w = [own rows; remote rows of each worker], y_w = own rows + Σ_v (rows of w at v), at the
+    rows that w asked v for: its last ones. Sends one row for each remote destination
+    forward, and in the adjoint one for each row asked for.
     """
 
-    def __init__(self, group: Comm, ntype: str, guests: GuestRows, own: int) -> None:
-        self._comm, self._own = group.delegating(ntype), own
-        places = [group.ranks.index(rank) for rank in self._comm.ranks]
-        self._held = [guests.held[place] for place in places]
-        self._sent = [guests.sent[place] for place in places]
+    def __init__(self, group: Comm, ntype: str, remote: RemoteDestinations, own: int) -> None:
+        self._comm, self._own = group.offloading(ntype), own
+        # Workers that exchange these rows may be fewer than the group, in whose order `remote` is.
+        workers = [group.ranks.index(rank) for rank in self._comm.ranks]
+        self._received = [remote.received[worker] for worker in workers]
+        self._sent = [remote.sent[worker] for worker in workers]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(own rows + guests, D) to (own rows, D)."""
+        """(own + remote rows, D) to (own rows, D)."""
         return self._added(rows, self._comm)
 
     def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
-        """(own rows, D) to (own rows + guests, D)."""
+        """(own rows, D) to (own + remote rows, D)."""
         return torch.cat([grad, self._asked(grad, carry(self._comm))])
 
-    def guests(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """Of rows that are complete on who asked (own rows, D), those of all that are here
-        (own rows + guests, D): what is read of a destination."""
+        (own + remote rows, D): what is read of a destination."""
         rows = self._comm.rounded(rows)
         return torch.cat([rows, self._asked(rows, self._comm)])
 
-    def adjoint_of_guests(self, grad: Tensor, carry: Carry) -> Tensor:
-        """(own rows + guests, D) to (own rows, D)."""
+    def adjoint_of_gather(self, grad: Tensor, carry: Carry) -> Tensor:
+        """(own + remote rows, D) to (own rows, D)."""
         return self._added(grad, carry(self._comm))
 
     def maxima(self, rows: Tensor) -> Tensor:
-        """Maxima (own rows + guests, D) of both sides, on both."""
+        """Maxima (own + remote rows, D) of both sides, on both."""
         top = self._comm.rounded(rows[:self._own]).clone()
         for piece in self._returned(rows[self._own:], self._comm):
             if len(piece):
@@ -86,22 +87,22 @@ class DelegatedSum:
         return torch.cat([top, self._asked(top, self._comm)])
 
     def _added(self, rows: Tensor, comm: Comm) -> Tensor:
-        """Rows (own rows + guests, D) with those that others have of this worker's (own rows, D).
+        """Rows (own + remote rows, D) with those that others have of this worker's (own rows, D).
         """
         out = rows[:self._own].clone()
         for piece in self._returned(rows[self._own:], comm):
             out[self._own - len(piece):] += piece
         return out
 
-    def _returned(self, guests: Tensor, comm: Comm) -> Sequence[Tensor]:
-        """What others have of this worker's rows, for those of its guests."""
-        arrived = comm.all_to_all_rows(guests, self._held, self._sent, "partials")
+    def _returned(self, remote: Tensor, comm: Comm) -> Sequence[Tensor]:
+        """The others' results for this worker's rows, for its own of theirs (remote rows, D)."""
+        arrived = comm.all_to_all_rows(remote, self._received, self._sent, "partials")
         return arrived.split(self._sent)
 
     def _asked(self, rows: Tensor, comm: Comm) -> Tensor:
-        """Rows (own rows, D) to where they are guests; returns those of this worker's guests."""
+        """Rows (own rows, D) to where they are remote; returns those that are remote here."""
         return comm.all_to_all_rows(torch.cat([rows[self._own - n:] for n in self._sent]),
-                                    self._sent, self._held, "partials")
+                                    self._sent, self._received, "partials")
 
 
 class AllReduce:

@@ -111,7 +111,7 @@ class RafModule(nn.Module):
         outputs = self.module(batch, inputs)
         expected = {(block.layer, t) for block in batch.blocks
                     for t, shares in block.seeds.items() if shares.total}
-        expected |= {(block.layer, t) for block in batch.blocks for t in block.guests}
+        expected |= {(block.layer, t) for block in batch.blocks for t in block.remote}
         if self._several and (missing := expected - exchange.done):
             layer, ntype = min(missing)
             raise HetaError(

@@ -81,11 +81,11 @@ class HeldOut:
     def pairs(self, links: Iterable[Edges]) -> dict[Relation, np.ndarray]:
         """Per relation the pairs of its edges, and of its group's, that have some links; they
         ascend, int64."""
-        found: dict[SameLinks, list[np.ndarray]] = {}
+        by_group: dict[SameLinks, list[np.ndarray]] = {}
         for edges in links:
             group = self._group[edges[0]]
-            found.setdefault(group, []).append(group.pairs(edges))
-        return {relation: pairs for group, parts in found.items()
+            by_group.setdefault(group, []).append(group.pairs(edges))
+        return {relation: pairs for group, parts in by_group.items()
                 for pairs in [np.unique(np.concatenate(parts))] for relation in group.relations}
 
     def left_out(self, relation: Relation, without: np.ndarray | None) -> tuple[Any, ...] | None:

@@ -22,9 +22,9 @@ from torch import Tensor
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock, SharedRows
-from dgl_heta.sampling.positions import EdgeDraw
+from dgl_heta.sampling.positions import EdgeSample
 from dgl_heta.sampling.rows import NodeRows
-from dgl_heta.sampling.sampling_kernels import BAD, count_drawn, draw, draw_pieces, give_rows
+from dgl_heta.sampling.sampling_kernels import BAD, count_sampled, draw, give_rows, sample_pieces
 from dgl_heta.sampling.sampling_scope import HubPieces
 from dgl_heta.store import CSC
 from dgl_heta.store.structure import changed
@@ -34,7 +34,7 @@ FEW = 2048    # destination rows of a layer, over its relations, that one thread
 
 
 @dataclass
-class Draw:
+class Sample:
     """The in-edges by one relation that a layer needs.
 
     Attributes
@@ -63,8 +63,8 @@ class Draw:
     def most(self, indptr: np.ndarray) -> int:
         """Make room: the largest number of edges. `indptr` is filled, but not that of hubs."""
         if self.hubs is None:
-            most: int = count_drawn(self.csc.indptr, self.nodes, self.fanout,
-                                    len(self.csc.indices), indptr)
+            most: int = count_sampled(self.csc.indptr, self.nodes, self.fanout,
+                                      len(self.csc.indices), indptr)
             self.check(most)
             return most
         here = self.hubs.high - self.hubs.low
@@ -85,26 +85,26 @@ class Draw:
               ) -> RelationBlock:
         shared = None if self.hubs is None or order is None else SharedRows(
             torch.from_numpy(self.hubs.own), torch.from_numpy(order))
-        drawn = None if self.left_out is not None else EdgeDraw(
+        sample = None if self.left_out is not None else EdgeSample(
             self.relation, self.csc, self.fanout, self.key, self.hubs, self.weights,
             self.excluded)
         return RelationBlock(self.relation, self.start, torch.from_numpy(indptr),
-                             torch.from_numpy(indices), self.place, self.chosen, shared, drawn)
+                             torch.from_numpy(indices), self.place, self.chosen, shared, sample)
 
-    def pieces(self) -> list[Draw]:
+    def pieces(self) -> list[Sample]:
         """The same for some of the nodes each."""
         if self.hubs is not None or len(self.nodes) <= PIECE:
             return [self]
-        return [Draw(self.relation, self.place, self.csc, self.nodes[low:low + PIECE], 0, None,
+        return [Sample(self.relation, self.place, self.csc, self.nodes[low:low + PIECE], 0, None,
                      self.fanout, self.key, self.left_out, weights=self.weights,
                      excluded=self.excluded)
                 for low in range(0, len(self.nodes), PIECE)]
 
 
-class _Drawn:
+class _Sampled:
     """What was drawn of a piece: pointers, neighbours by their ids, the order of hubs' edges."""
 
-    def __init__(self, wanted: Draw) -> None:
+    def __init__(self, wanted: Sample) -> None:
         self.wanted = wanted
 
     def __call__(self) -> None:
@@ -115,10 +115,12 @@ class _Drawn:
         self.ids = ids[:total]
 
 
-def _run(wanted: Draw, indptr: np.ndarray, out: np.ndarray, place: np.ndarray | None,
+def _run(wanted: Sample, indptr: np.ndarray, out: np.ndarray, place: np.ndarray | None,
          rows: np.ndarray | None, size: int) -> tuple[int, np.ndarray | None, int]:
-    """Draw into `out`: rows, or ids without `place`. Returns the number of rows, the order of hubs'
-    edges, and the number of edges."""
+    """Sample into `out`: rows, or ids without `place`.
+
+    Returns the number of rows, the order of hubs' edges, and the number of edges.
+    """
     csc, hubs = wanted.csc, wanted.hubs
     if hubs is None:
         size, total = draw(csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key,
@@ -127,14 +129,15 @@ def _run(wanted: Draw, indptr: np.ndarray, out: np.ndarray, place: np.ndarray | 
         wanted.check(total)
         return size, None, total
     order = np.empty(len(out), np.int64)
-    size, total = draw_pieces(csc.indptr, csc.indices, wanted.nodes, hubs.low, hubs.high,
+    size, total = sample_pieces(csc.indptr, csc.indices, wanted.nodes, hubs.low, hubs.high,
                               wanted.fanout, wanted.key, wanted.weights, indptr, out, order, place,
                               rows, size, wanted.left_out, wanted.excluded)
     wanted.check(total)
     return size, order[:total], total
 
 
-def draw_in_turn(wanted: Iterable[Draw], rows: Mapping[str, NodeRows]) -> list[RelationBlock]:
+def sample_in_turn(wanted: Iterable[Sample], rows: Mapping[str, NodeRows]
+                   ) -> list[RelationBlock]:
     """The blocks of relations, one after the other; new neighbours become `rows`."""
     blocks = []
     for each in wanted:
@@ -149,10 +152,10 @@ def draw_in_turn(wanted: Iterable[Draw], rows: Mapping[str, NodeRows]) -> list[R
     return blocks
 
 
-def draw_on_threads(wanted: Sequence[Draw], rows: Mapping[str, NodeRows], threads: Threads
+def sample_on_threads(wanted: Sequence[Sample], rows: Mapping[str, NodeRows], threads: Threads
                     ) -> list[RelationBlock]:
-    """As :func:`draw_in_turn`, the same blocks."""
-    pieces = [[_Drawn(piece) for piece in each.pieces()] for each in wanted]
+    """As :func:`sample_in_turn`, the same blocks."""
+    pieces = [[_Sampled(piece) for piece in each.pieces()] for each in wanted]
     every = sorted(itertools.chain(*pieces), key=lambda piece: -len(piece.wanted.nodes))
     threads.run(every)
     blocks: list[RelationBlock | None] = [None] * len(wanted)
@@ -171,7 +174,7 @@ def draw_on_threads(wanted: Sequence[Draw], rows: Mapping[str, NodeRows], thread
     return [block for block in blocks if block is not None]
 
 
-def _with_rows(wanted: Draw, pieces: Sequence[_Drawn], sources: NodeRows) -> RelationBlock:
+def _with_rows(wanted: Sample, pieces: Sequence[_Sampled], sources: NodeRows) -> RelationBlock:
     """The block of a relation whose neighbours were drawn."""
     total = sum(len(piece.ids) for piece in pieces)
     sources.reserve(total)

@@ -45,7 +45,7 @@ BAD = -1
 
 
 @kernel
-def count_drawn(indptr, nodes, fanout, edges, out):  # type: ignore[no-untyped-def]
+def count_sampled(indptr, nodes, fanout, edges, out):  # type: ignore[no-untyped-def]
     """Fill `out` with the CSC pointers of the sample; return the number of its edges, or BAD.
 
     `edges` is how many the relation has.
@@ -127,17 +127,17 @@ def _choose_left(  # type: ignore[no-untyped-def]
         return 0
     state = _mix(key ^ (np.uint64(node) * _GOLDEN))
     degree = end - begin
-    found = 0
+    accepted = 0
     for _ in range(4 * drawn if degree > 2 * drawn else 0):
         state += _GOLDEN
         position = int(_mix(state) % np.uint64(degree))
-        if not _is_among(positions, found, position) and not _is_left_out(
+        if not _is_among(positions, accepted, position) and not _is_left_out(
                 left_out, np.int64(indices[begin + position]), node):
-            positions[found] = position
-            found += 1
-            if found == drawn:
-                return found
-    tried, seen = found, 0
+            positions[accepted] = position
+            accepted += 1
+            if accepted == drawn:
+                return accepted
+    tried, seen = accepted, 0
     for position in range(degree):
         if _is_among(positions, tried, position) or _is_left_out(
                 left_out, np.int64(indices[begin + position]), node):
@@ -169,7 +169,7 @@ def draw(  # type: ignore[no-untyped-def]
 
     `weights` (float64, positive and finite) has a number for each edge, which its chance is
     proportional to; without it, None, all edges of a node are alike. `out_ptr` is as
-    :func:`count_drawn` fills it. `place` (int32, a row per node id or -1), `rows`
+    :func:`count_sampled` fills it. `place` (int32, a row per node id or -1), `rows`
     (int64, the node of each row) and `size` are the rows so far; new nodes are appended. With
     `left_out` (see :meth:`HeldOut.left_out`, not with `weights`) others are drawn in place of those
     edges; `out_ptr` is corrected. Edges at the positions `excluded` (int64, ascending) are drawn
@@ -195,7 +195,7 @@ def draw(  # type: ignore[no-untyped-def]
         low = out_ptr[i + 1]
         if begin < 0 or end > len(indices) or drawn != (
                 fanout if 0 <= fanout < degree else degree):
-            return size, BAD  # not what :func:`count_drawn` has seen
+            return size, BAD  # not what :func:`count_sampled` has seen
         chosen = drawn < degree
         if chosen:
             if left_out is not None:
@@ -234,7 +234,7 @@ def draw(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def draw_pieces(  # type: ignore[no-untyped-def]
+def sample_pieces(  # type: ignore[no-untyped-def]
         indptr, indices, nodes, low, high, fanout, key, weights, out_ptr, out, order, place, rows,
         size, left_out, excluded):
     """As :func:`draw`, of nodes of which in-edges `low … high - 1` alone are here.
@@ -293,11 +293,11 @@ def draw_pieces(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def draw_positions(  # type: ignore[no-untyped-def]
+def sample_positions(  # type: ignore[no-untyped-def]
         indptr, nodes, low, high, fanout, key, weights, edges, out, excluded):
-    """Fill `out` with the CSC positions of what :func:`draw` draws, or :func:`draw_pieces` where
+    """Fill `out` with the CSC positions of what :func:`draw` draws, or :func:`sample_pieces` where
     `low` and `high` are not None; return their number, or BAD. `edges` is as in
-    :func:`count_drawn`, `excluded` as in :func:`draw`."""
+    :func:`count_sampled`, `excluded` as in :func:`draw`."""
     positions = np.empty(max(fanout, 0), np.int64)
     keys = np.empty(len(positions) if weights is not None else 0)
     total = 0

@@ -50,9 +50,9 @@ def delivery(store: Store, group: Comm) -> Deliver:
         pieces: list[list[np.ndarray]] = [[] for _ in range(group.size)]
         for column, ntype in enumerate(types):
             data = pack(own[ntype], [len(own[ntype])])[0] if ntype in asked else _NONE
-            for place in asked.get(ntype, ()):
-                sizes[place, column] = len(data)
-                pieces[place].append(data)
+            for worker in asked.get(ntype, ()):
+                sizes[worker, column] = len(data)
+                pieces[worker].append(data)
         ones = [1] * group.size
         arriving = group.all_to_all_rows(sizes, ones, ones, "sampling")
         arrived = group.all_to_all_rows(
@@ -60,11 +60,11 @@ def delivery(store: Store, group: Comm) -> Deliver:
             sizes.sum(1).tolist(), arriving.sum(1).tolist(), "sampling")
         ids, counts = unpack(arrived.numpy(), arriving.flatten().tolist())
         parts = iter(np.split(ids, np.cumsum(counts[:-1])))
-        found: dict[str, list[np.ndarray]] = {t: [] for t in types}
+        received: dict[str, list[np.ndarray]] = {t: [] for t in types}
         for _ in range(group.size):
             for ntype in types:
-                found[ntype].append(next(parts))
-        return found
+                received[ntype].append(next(parts))
+        return received
     return deliver
 
 
