@@ -138,7 +138,7 @@ class Comm:
         return self.all_to_all_rows(copies, [len(rows)] * self.size, sizes, cause)
 
     def all_gather_json(self, value: Any, cause: str) -> list[Any]:
-        """What every worker gives, by rank; anything that JSON knows."""
+        """Gather a value of every worker, by rank; anything that JSON knows."""
         text = torch.from_numpy(np.frombuffer(json.dumps(value).encode(), np.uint8).copy())
         sizes = self.all_gather_rows(torch.tensor([len(text)]), [1] * self.size, cause).tolist()
         every = self.all_gather_rows(text, sizes, cause)

@@ -22,7 +22,7 @@ VARIABLE = "DGL_HETA_MACHINE"
 
 
 def machine_name() -> str:
-    """What the workers of a machine have in common, and no others.
+    """The groups that the workers of a machine form by themselves.
 
     The host's name, the kernel's start, and the network namespace: containers and emulated hosts
     have networks of their own, and what goes from one to the other is sent.

@@ -1,4 +1,4 @@
-"""What the workers of a group tell each other of rows while they sample.
+"""Messages among the workers of a group about rows, while they sample.
 
 Ids are packed (:mod:`dgl_heta.comm.packed_ids`), and how many bytes there are goes before them.
 """

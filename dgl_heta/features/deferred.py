@@ -31,10 +31,10 @@ _RAW = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.data_ptr, Tensor.contig
         Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__, Tensor.__deepcopy__,
         Tensor.share_memory_, Tensor.untyped_storage, Tensor.storage, Tensor.__repr__,
         Tensor.data.__get__}  # type: ignore[attr-defined]
-"""What looks at memory, of which lazy rows have none."""
+"""Functions that look at memory, of which lazy rows have none."""
 _OBSERVING = {Tensor.register_hook, Tensor.retain_grad}
 _LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
-"""What shows a tensor's own gradient, and what makes a tensor a leaf that has one."""
+"""Functions that show a tensor's own gradient, or make a tensor a leaf that has one."""
 _IN_PLACE = ("cannot be written in place, as gradients are wanted; copy them by clone(), or use "
              "train.lazy_features=false")
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -131,12 +131,12 @@ class LazyRows(Tensor):
 
     @property
     def waits(self) -> bool:
-        """Whether nothing has been kept yet, so that something shorter may do."""
+        """Return whether nothing has been kept yet, so that something shorter may do."""
         return self.whole.value is None
 
 
 def defers(states: LazyRows) -> bool:
-    """Whether something can be computed of these rows without their values."""
+    """Return whether something can be computed of these rows without their values."""
     whole = states.whole
     return (states.part is None and whole.may_be_passed() and _unseen(states)
             and (whole.factor is None or whole.factor.may_be_passed())
@@ -145,7 +145,7 @@ def defers(states: LazyRows) -> bool:
 
 
 def _unseen(states: LazyRows) -> bool:
-    """Whether nobody looks at the rows' own gradient."""
+    """Return whether nobody looks at the rows' own gradient."""
     return not ((states.requires_grad and states.is_leaf) or states._backward_hooks
                 or states.retains_grad or states.whole.is_observed())
 

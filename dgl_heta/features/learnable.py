@@ -214,7 +214,7 @@ class LearnableFeatures:
         return ranges
 
     def shards(self) -> dict[str, tuple[int, Tensor]]:
-        """What this worker has of each type: `(first row, values)`."""
+        """The rows that this worker owns of each type: `(first row, values)`."""
         shards = {t: (0, table.value) for t, table in self.local.items()}
         value = self.owned.value if self.owned is not None else None
         for ntype, (low, start, rows) in self.owned_ranges().items():
@@ -262,7 +262,7 @@ class _Shared:
 
 @dataclass(frozen=True)
 class _Step:
-    """What a step has asked the owners for: the way there, rows of `owned` that are asked of this
+    """The requests of a step to the owners: the way there, rows of `owned` that are asked of this
     worker, and the types whose rows it asked for itself, in order."""
 
     route: RowRoute

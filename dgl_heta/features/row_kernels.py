@@ -166,7 +166,7 @@ def sum_rows_with_bits(rows: np.ndarray, values: np.ndarray, bits: np.ndarray, s
 
 
 def each_once(ids: np.ndarray, slots: np.ndarray) -> bool:
-    """Whether no id (int64) is there twice; `slots` as in :func:`sum_rows`."""
+    """Return whether no id (int64) is there twice; `slots` as in :func:`sum_rows`."""
     return bool(_each_once(ids, slots))
 
 

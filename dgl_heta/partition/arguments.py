@@ -48,7 +48,7 @@ class ScriptArguments:
     balance_edges: bool = False
     num_trainers_per_machine: int = 1
     objtype: str = "cut"
-    """What METIS minimises: `cut` or `vol`."""
+    """The objective of METIS: `cut` or `vol`."""
     graph_formats: Any = None
     """`coo`, `csr` or `csc`, or a list of these."""
     use_graphbolt: bool = False
@@ -144,7 +144,7 @@ def script_arguments(backend: BackendTraits, given: Mapping[str, Any], schema: S
 
 
 def _usual(name: str, value: Any) -> bool:
-    """Whether a value asks for nothing: it is DGL's default, or the like."""
+    """Return whether a value asks for nothing: it is DGL's default, or the like."""
     if name == "balance_ntypes":
         return value is None
     if name == "graph_formats":

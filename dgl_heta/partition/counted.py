@@ -17,7 +17,7 @@ from dgl_heta.store.structure import copied
 
 @dataclass(frozen=True)
 class CountedRows:
-    """What was counted on a graph for `dgl-heta plan --cluster`.
+    """The rows counted on a graph for `dgl-heta plan --cluster`.
 
     Attributes
     ----------

@@ -72,7 +72,7 @@ def _same(one: Schema, other: Schema) -> bool:
 
 
 def _others(directory: Path) -> Iterator[Path]:
-    """What in a partition directory :func:`write_partition` does not write."""
+    """The entries of a partition directory that :func:`write_partition` does not write."""
     store = directory / STORE_DIR
     for path in directory.iterdir():
         if path == store and not path.is_symlink() and Store.is_store(path):
@@ -84,7 +84,7 @@ def _others(directory: Path) -> Iterator[Path]:
 
 
 def is_part_config(path: str | Path) -> bool:
-    """Whether a file is the part_config of a partition of dgl-heta."""
+    """Return whether a file is the part_config of a partition of dgl-heta."""
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         return "dgl_heta_plan" in config["part-0"]
@@ -93,7 +93,7 @@ def is_part_config(path: str | Path) -> bool:
 
 
 def is_partition(path: Path) -> bool:
-    """Whether a directory was written by :func:`write_partition`."""
+    """Return whether a directory was written by :func:`write_partition`."""
     return (path / PLAN_FILE).is_file()
 
 

@@ -137,7 +137,7 @@ def compare(store: Store, request: PartitionRequest, work: Workload, steps: int 
 
 def counting_of(store: Store, whole: Plan, work: Workload, request: PartitionRequest, steps: int
               ) -> Counting:
-    """What samples `steps` steps over the training nodes.
+    """A sampler of `steps` steps over the training nodes.
 
     Raises
     ------
@@ -291,7 +291,7 @@ class Counting:
                     len(ids) / max(plan.schema.node_counts[ntype], 1)))
 
     def distdgl(self, name: str, owner: Owner) -> Partitioning:
-        """What data-parallel training over a partition of the nodes sends and holds."""
+        """The bytes that data-parallel training over a partition of the nodes sends and holds."""
         parts = self._request.parts
         sent: Counter[str] = Counter()
         edges = np.zeros(parts)

@@ -36,7 +36,7 @@ class _File(BaseModel):
 
 
 class Coefficients(_File):
-    """What a unit of work costs on the machine of the measurements.
+    """The seconds of a unit of work on the machine of the measurements.
 
     `seconds` has one value per key of :data:`UNITS`; `metis_cut` is the number of edges between
     METIS's parts ÷ that between random ones; `errors` are relative, of measurements held out.
@@ -114,7 +114,7 @@ def _read(kind: Any, data: Any, origin: str) -> Any:
 
 @dataclass(frozen=True)
 class Load:
-    """What one machine does in a step.
+    """The work of one machine in a step.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ def network_seconds(load: Load, cluster: Cluster) -> float:
 
 def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
               learnable: str) -> list[Load]:
-    """What every partition does in a step of `seeds` seeds per trainer."""
+    """The work of every partition in a step of `seeds` seeds per trainer."""
     if plan.replication != "full" or plan.num_parts != cluster.machines:
         raise InputError(f"a plan with replication = {plan.replication} for {plan.num_parts} "
                          f"partitions cannot be predicted on {cluster.machines} machines; it must "
@@ -254,7 +254,7 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
 
 def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
                  cut: float) -> Load:
-    """What a machine does in a step of data-parallel training over parts of the nodes.
+    """The work of a machine in a step of data-parallel training over parts of the nodes.
 
     `cut` is the number of edges between parts ÷ that between random ones: a row that is k hops
     away is remote as often as under random parts but for the share `(1 - cut) ** k`.

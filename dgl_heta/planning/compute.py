@@ -1,4 +1,4 @@
-"""What a step computes: the order of aggregation and projection, work in bytes, units of work."""
+"""The work of a step: the order of aggregation and projection, work in bytes, units of work."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MARGIN = 0.8
 
 def aggregated_first(rows: float, edges: float, destinations: float, own: float, width: float,
                      out: int) -> bool:
-    """Whether feature rows are aggregated before they are multiplied by a weight.
+    """Return whether feature rows are aggregated before they are multiplied by a weight.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ and per number of an edge's row of a product."""
 
 def attended_first(rows: float, relations: int, edges: float, destinations: float, width: float,
                    inner: float | None, heads: int, out: int) -> bool:
-    """Whether attention takes products of queries and of sums, not of feature rows.
+    """Return whether attention takes products of queries and of sums, not of feature rows.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What each partition of a plan costs: bytes that it holds, bytes that it sends in a step.
+"""The cost of each partition of a plan: bytes that it holds, bytes that it sends in a step.
 
 A test compares the figures with what the store holds and what training counts.
 """

@@ -33,12 +33,12 @@ WORK = 0.2
 what both take on a core and on a link of 1 Gbit/s."""
 
 WAYS = ("rows", "delegate", "auto")
-"""What `partition.shared` may be."""
+"""The values of `partition.shared`."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is expected of a learnable type that several partitions read at layer 1.
+    """The expected bytes of a learnable type that several partitions read at layer 1.
 
     Attributes
     ----------
@@ -85,8 +85,8 @@ def choose(plan: Plan, work: Workload, way: str) -> tuple[Plan, list[Choice]]:
 
 
 def worth_choosing(work: Workload) -> bool:
-    """Whether "auto" may delegate. For max and min every relation's aggregation is sent by itself,
-    which may be more than the rows; "delegate" does it all the same."""
+    """Return whether "auto" may offload. For max and min every relation's aggregation is sent by
+    itself, which may be more than the rows; "delegate" does it all the same."""
     return not work.takes_extremes
 
 
@@ -181,7 +181,7 @@ class Expected:
         return self._search(owners).total()
 
     def choices(self, owners: Owners) -> list[Choice]:
-        """What is expected of each type with these owners of all types."""
+        """The expected bytes of each type with these owners of all types."""
         search, choices = self._search(owners), []
         for number, ntype in enumerate(self.types):
             way = search.ways[number]

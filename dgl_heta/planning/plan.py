@@ -69,7 +69,7 @@ class Plan:
     """Relations that one partition runs at layer 1 for all others of its group → the index of that
     owner partition in the group (:mod:`dgl_heta.planning.offloading`)."""
     shared: SharingDecision | None = field(default=None, compare=False)
-    """What became of `partition.shared`, and why; None where nobody has decided yet."""
+    """The decision on `partition.shared`, with its reason; None where nobody has decided yet."""
 
     @property
     def num_parts(self) -> int:

@@ -76,7 +76,7 @@ class LayerField:
 
 @dataclass
 class ReceptiveField:
-    """What a worker samples in a step.
+    """The expected rows and edges that a worker samples in a step.
 
     Attributes
     ----------

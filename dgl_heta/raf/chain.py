@@ -70,7 +70,7 @@ class Silent(Carry):
 
 
 class _Carrying:
-    """What an adjoint calls of :class:`Comm`."""
+    """The collectives of :class:`Comm` that adjoints call."""
 
     def __init__(self, group: Comm, carry: Carry) -> None:
         self._group, self._carry = group, carry
@@ -137,8 +137,8 @@ class Watch:
         """No worker has a gradient of what the link gave."""
 
     def is_used(self, place: Place) -> bool:
-        """Whether a gradient that came to a link is one: not if it only stands for those that links
-        above have not passed on, for which some functions give zeros."""
+        """Return whether a gradient that came to a link is one: not if it only stands for those
+        that links above have not passed on, for which some functions give zeros."""
         return True
 
 
@@ -179,7 +179,7 @@ class Chain:
 
     @property
     def alive(self) -> bool:
-        """Whether a backward pass may still come to a link."""
+        """Return whether a backward pass may still come to a link."""
         return self._living is not None and self._living() is not None
 
 
@@ -220,7 +220,7 @@ class _Link(torch.autograd.Function):
 
 
 class _Anchor(torch.autograd.Function):
-    """What a model returns, depending on the last token."""
+    """The output of a model, made to depend on the last token."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, token: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def links_of(roots: Sequence[Tensor]) -> dict[int, int]:
 
 
 def is_link(node: Any) -> bool:
-    """Whether a node of autograd's graph is an exchange."""
+    """Return whether a node of autograd's graph is an exchange."""
     return type(node).__name__ == _NODE and hasattr(node, "place")
 
 

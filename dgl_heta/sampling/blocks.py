@@ -39,7 +39,7 @@ class InEdges(NamedTuple):
 
 
 class SharedRows(NamedTuple):
-    """What is known of rows whose in-edges by a relation are on several workers.
+    """The shared part of rows whose in-edges by a relation are on several workers.
 
     Attributes
     ----------

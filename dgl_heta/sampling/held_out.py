@@ -44,7 +44,7 @@ class SameLinks:
         return sources * self.tails + destinations
 
     def swapped(self, relation: Relation) -> bool:
-        """Whether a relation goes from the type of the links' destinations to that of sources."""
+        """Return whether a relation goes from the links' destination type to their source type."""
         return relation.src != self.relations[0].src
 
 
@@ -75,7 +75,7 @@ class HeldOut:
         return numbers
 
     def lists(self, edges: Edges) -> np.ndarray:
-        """Whether each edge is one of a pair that is listed, bool."""
+        """Return whether each edge is one of a pair that is listed, bool."""
         return np.isin(self._group[edges[0]].pairs(edges), self._listed.get(edges[0], _NONE))
 
     def pairs(self, links: Iterable[Edges]) -> dict[Relation, np.ndarray]:

@@ -71,7 +71,7 @@ class Sample:
         return int((here if self.fanout < 0 else np.minimum(here, self.fanout)).sum())
 
     def check(self, result: int) -> None:
-        """What a kernel has returned.
+        """Check the number that a kernel has returned.
 
         Raises
         ------
@@ -102,7 +102,7 @@ class Sample:
 
 
 class _Sampled:
-    """What was drawn of a piece: pointers, neighbours by their ids, the order of hubs' edges."""
+    """The sample of a piece: pointers, neighbours by their ids, the order of hubs' edges."""
 
     def __init__(self, wanted: Sample) -> None:
         self.wanted = wanted

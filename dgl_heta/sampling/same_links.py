@@ -101,8 +101,8 @@ def said(what: str, some: Iterable[Overlap], remedy: str) -> list[str]:
 
 
 def overlaps(store: Store, relations: Sequence[Relation]) -> list[Overlap]:
-    """What each relation has in common with every relation between its node types, and with itself
-    in the opposite direction; without what has nothing in common."""
+    """The links that each relation has in common with every relation between its node types, and
+    with itself in the opposite direction; without what has nothing in common."""
     alike = []
     most = max(MOST // len(relations), 1000)
     for src, dst in dict.fromkeys((r.src, r.dst) for r in relations):
@@ -161,7 +161,7 @@ class Joined:
                         lambda: self._opposite.count(store, relation))
 
     def are(self, relation: Relation, sources: np.ndarray, destinations: np.ndarray) -> np.ndarray:
-        """Whether each pair is joined by the edge of a relation that is given for it, as
+        """Return whether each pair is joined by the edge of a relation that is given for it, as
         :meth:`counts`."""
         left, right = self._ends
         return self._of(relation, lambda: (sources == left) & (destinations == right),

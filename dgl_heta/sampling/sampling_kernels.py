@@ -41,7 +41,7 @@ def _mix(value):  # type: ignore[no-untyped-def]
 BATCH = 32
 """How many drawn edges are read before their sources are looked up."""
 BAD = -1
-"""What kernels return for a number of edges where a number in a file leads out of an array."""
+"""The number of edges that kernels return where a number in a file leads out of an array."""
 
 
 @kernel
@@ -154,7 +154,7 @@ def _choose_left(  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_among(numbers, count, number):  # type: ignore[no-untyped-def]
-    """Whether a number is among the first `count` of `numbers`, in any order."""
+    """Return whether a number is among the first `count` of `numbers`, in any order."""
     for i in range(count):  # noqa: SIM110 - numba compiles no generator
         if numbers[i] == number:
             return True
@@ -361,8 +361,8 @@ def _row(source, place, rows, size):  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_left_out(left_out, source, node):  # type: ignore[no-untyped-def]
-    """Whether the pair of an edge (see :class:`SameLinks`) is held out by its hash, or listed in
-    `without` or `pairs` (ascending)."""
+    """Return whether the pair of an edge (see :class:`SameLinks`) is held out by its hash, or
+    listed in `without` or `pairs` (ascending)."""
     without, pairs, salt, share, tails, swapped, undirected = left_out
     if swapped or (undirected and node < source):
         source, node = node, source
@@ -374,7 +374,7 @@ def _is_left_out(left_out, source, node):  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_listed(numbers, number):  # type: ignore[no-untyped-def]
-    """Whether a number is among `numbers` (ascending)."""
+    """Return whether a number is among `numbers` (ascending)."""
     at = np.searchsorted(numbers, number)
     return at < len(numbers) and numbers[at] == number
 

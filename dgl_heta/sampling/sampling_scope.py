@@ -1,4 +1,4 @@
-"""What one worker samples, from the plan: relations, on which rows, at which layer."""
+"""The scope of one worker's sampling, from the plan: relations, on which rows, at which layer."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ class Offloading:
 
 @dataclass(frozen=True)
 class SamplingScope:
-    """What one worker samples.
+    """The relations that one worker samples, and on which rows.
 
     Attributes
     ----------
@@ -122,7 +122,7 @@ class SamplingScope:
     inner: dict[int, tuple[Relation, ...]]
     seed_relations: dict[str, tuple[Relation, ...]]
     seeds_apart: bool = False
-    """Whether a seed that is also a neighbour is two rows. With metapaths a neighbour is followed
+    """True if a seed that is also a neighbour is two rows. With metapaths a neighbour is followed
     by other relations than a seed; with hops by the same ones, and it is one row."""
     replicated: bool = True
     common: frozenset[str] = frozenset()

@@ -174,7 +174,7 @@ def _check_validation(engine: Engine, validates: bool) -> None:
 
 
 def _stops(settings: Settings, epoch: int, best: dict[str, Any]) -> bool:
-    """Whether training ends after an epoch, early: it follows from the checkpoint alone."""
+    """Return whether training ends after an epoch, early: it follows from the checkpoint alone."""
     patience = settings.train.early_stopping
     return (patience is not None and bool(best) and epoch % settings.train.eval_every == 0
             and epoch - best["epoch"] >= patience)
@@ -191,7 +191,7 @@ def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
 
 @dataclass(frozen=True)
 class OwnEpoch:
-    """What an epoch cost this worker: seconds, seconds of waiting for others, bytes sent."""
+    """The cost of an epoch on this worker: seconds, seconds of waiting for others, bytes sent."""
 
     seconds: float
     waiting: float
@@ -288,7 +288,7 @@ def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
 
 
 def _cache(engine: Engine, steady: list[EpochRecord]) -> dict[str, Any]:
-    """What the caches did in an average epoch, with what they were chosen by on worker 0."""
+    """Counts of the caches in an average epoch, with what they were chosen by on worker 0."""
     caches = engine.caches
     if caches is None:
         return {}
@@ -306,7 +306,7 @@ def _cache(engine: Engine, steady: list[EpochRecord]) -> dict[str, Any]:
 
 
 def _ahead(steady: list[EpochRecord]) -> dict[str, Any]:
-    """What it took in an average epoch to make batches ahead of time."""
+    """The seconds of an average epoch for making batches ahead of time."""
     epochs = [record.ahead for record in steady if record.ahead is not None]
     return {"ahead": {
         stage: {name: sum(epoch[stage][name] for epoch in epochs) / len(epochs) for name in first}

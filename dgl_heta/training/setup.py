@@ -235,7 +235,7 @@ def with_trainers(plan: Plan, trainers: int) -> Plan:
 
 def model_spec(store: Store, settings: Settings, outputs: Mapping[str, int], plan: Plan,
                precomputed: str | None = None) -> ModelSpec:
-    """What the model is built from: the store's types, the task's outputs, the settings."""
+    """The specification of the model: the store's types, the task's outputs, the settings."""
     model = settings.model
     widths = {t: store.array(t, "feat").shape[1] for t in store.schema.node_types
               if store.has_array(t, "feat")}
