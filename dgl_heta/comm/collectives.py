@@ -97,6 +97,8 @@ class Comm:
             return tensor
         if self._rounds(tensor, cause):
             return self._all_reduce_rounded(tensor, op, cause)
+        # A copy: the collective works in place, and callers keep what they gave, for the backward
+        # pass.
         work = tensor.to(self.device(tensor), copy=True).contiguous()
         with self._watched(cause, 2 * work.nbytes * (self.size - 1) // self.size):
             dist.all_reduce(work, _OPS[op], group=self.group)
@@ -127,6 +129,8 @@ class Comm:
         if self.size == 1:
             return rows
         own = sizes[self.rank]
+        # By an all-to-all, as gloo has no reduce-scatter; the sum is made here, always in one
+        # order.
         received = self.all_to_all_rows(rows.contiguous(), sizes, [own] * self.size, cause)
         return received.view(self.size, own, *rows.shape[1:]).sum(0)
 
@@ -134,6 +138,8 @@ class Comm:
         """Concatenate the workers' rows; worker i gives `sizes[i]` of them."""
         if self.size == 1:
             return rows
+        # An all-to-all again: an all-gather of gloo wants equal sizes, and workers have different
+        # numbers of rows.
         copies = rows.repeat(self.size, *([1] * (rows.dim() - 1)))
         return self.all_to_all_rows(copies, [len(rows)] * self.size, sizes, cause)
 
@@ -156,6 +162,7 @@ class Comm:
             return arrived.view(self.wire).to(rows.dtype)
         work = rows.contiguous().to(self.device(rows))
         out = work.new_empty((sum(receive), *rows.shape[1:]))
+        # What a worker sends to itself stays in memory, and is not counted.
         width = rows.element_size() * (rows[:1].numel() if len(rows) else 0)
         with self._watched(cause, (sum(send) - send[self.rank]) * width):
             dist.all_to_all_single(out, work, list(receive), list(send), group=self.group)
@@ -192,6 +199,8 @@ class Comm:
                 f"worker {dist.get_rank()} lost another worker of {list(self.ranks)} while "
                 f"exchanging {cause}: {error}"
             ) from error
+        # Counted after the collective: one that failed has sent nobody knows how much, and ends the
+        # run.
         self.traffic.seconds += time.perf_counter() - start
         self.traffic.bytes[cause] += size
 

@@ -120,8 +120,8 @@ class Waiting:
 
     def may_be_passed(self) -> bool:
         """Return whether something can be computed past the rows' values: nothing has needed
-        these, or something was computed so before. Then activation checkpointing, which computes again what
-        it has not kept, finds as many tensors saved as before."""
+        these, or something was computed so before. Then activation checkpointing, which computes
+        again what it has not kept, finds as many tensors saved as before."""
         return self.value is None or (self.bypassed and not self.exposed)
 
     def is_observed(self) -> bool:

@@ -51,6 +51,8 @@ class GroupExchange:
     def __init__(self, group: Comm, chain_of: Callable[[Block], Chain] | None = None) -> None:
         self._group, self._chain_of = group, chain_of or (lambda block: self.chain)
         self.done: set[tuple[int, str]] = set()
+        # By node type, layer and number of columns: agreeing is a collective, and the answer is the
+        # plan's, so it is asked for once.
         self._layouts: dict[tuple[str, int, int], list[list[int]] | None] = {}
         self.chain = Chain()
 
@@ -85,6 +87,8 @@ class GroupExchange:
         if block.last:
             scatter = ReduceScatter(self._group, shares)
             return self._link(block, partial, scatter.forward, scatter.adjoint)
+        # Where it is known which seeds are read above, only those rows are sent; else all workers
+        # get all.
         reads = block.reads.get(ntype)
         exchange = (ReduceForReaders(self._group, shares, reads) if reads is not None
                     else AllReduce(self._group.holders(ntype), shares))
@@ -124,9 +128,12 @@ class GroupExchange:
             rows = torch.where((own == NOBODY) & (partial[:seeds] == 0), unreached,
                                self._group.holders(ntype).rounded(partial[:seeds]))
             whole = holders.reduce(rows, op)
+            # Ties go to the relation that is first in the schema, as on one worker: the minimum of
+            # the places. Without it several workers would take the gradient of one number.
             claims = torch.where(rows == whole, own, NOBODY)
             winner = holders.reduce(claims, "min")
             attained = (claims == winner) & (winner != NOBODY)
+            # A row that no relation reaches is 0, as in DGL, not minus infinity.
             whole = torch.where(torch.isinf(whole) & (winner == NOBODY), 0, whole)
         if last:
             to_all = ReduceScatter(self._group, shares).adjoint
@@ -162,6 +169,8 @@ class GroupExchange:
         if key not in self._layouts:
             holders = self._group.holders(ntype)
             own = torch.tensor([[{None: 0, True: 1, False: 2}[w] for w in whole]])
+            # All holders must call it for the same key at the same time: whether columns are alone
+            # on a worker decides which collective follows, so nobody may decide by itself.
             every = holders.all_gather_rows(own, [1] * holders.size, "control")
             alone = bool((every.sum(0) == 1).all())
             self._layouts[key] = [torch.nonzero(row).flatten().tolist()
@@ -220,6 +229,8 @@ class GroupExchange:
 
     def _begin_exchange(self, block: Block, ntype: str) -> SeedShares | None:
         """How the seeds are shared; None if there are none, on all workers alike."""
+        # By the seeds of all workers, not by this one's: a worker without seeds must take part, and
+        # if nobody has one, all leave the exchange out.
         shares = block.seeds.get(ntype)
         if shares is None or not shares.total:
             return None

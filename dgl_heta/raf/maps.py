@@ -79,6 +79,8 @@ class OffloadedSum:
 
     def maxima(self, rows: Tensor) -> Tensor:
         """Maxima (own + remote rows, D) of both sides, on both."""
+        # Rounded as what arrives is: a softmax divides by sums over numbers that both sides must
+        # agree on.
         top = self._comm.rounded(rows[:self._own]).clone()
         for piece in self._returned(rows[self._own:], self._comm):
             if len(piece):
@@ -91,6 +93,9 @@ class OffloadedSum:
         """
         out = rows[:self._own].clone()
         for piece in self._returned(rows[self._own:], comm):
+            # Rows that were asked for are the last ones of the own rows
+            # (`RemoteDestinations.sent`): seeds lead, and are never remote, since their aggregation
+            # is merged by the group anyway.
             out[self._own - len(piece):] += piece
         return out
 
@@ -181,6 +186,8 @@ class ReduceForReaders:
         """Positions among the own seeds of the rows that others read, one worker's after the
         other's; asked for when the step's first exchange needs them."""
         group, reads, counts = self._group, self._reads, self._reads.counts()
+        # Nobody knows which rows another worker's edges read. Told once a step, the positions serve
+        # the forward and the backward pass.
         if reads.given is None:
             ones = [1] * group.size
             reads.given_counts = group.all_to_all_rows(torch.tensor(counts), ones, ones,
@@ -207,7 +214,10 @@ class ReduceForReaders:
         reads, given = self._reads, self._agree()
         arrived = self._group.all_to_all_rows(grad[reads.rows], reads.counts(), reads.given_counts,
                                               "partials")
+        # A row that several workers read has several gradients, and the own one; all belong to one
+        # sum.
         own = grad[:self._shares.own].index_add(0, given.to(grad.device), arrived)
+        # One flag is enough, and this collective brings it to all workers.
         return self._scatter.adjoint(own, carry)
 
 
@@ -240,6 +250,8 @@ class ColumnGather:
         rows = shares.own if self._own else shares.total
         flat = shares.canonical(columns).reshape(-1)
         arrived = group.all_to_all_rows(
+            # Where each wants its own seeds alone, the rows are split among workers; where all want
+            # all, every worker gets a copy of this worker's columns.
             flat if self._own else flat.repeat(group.size),
             [seeds * size for seeds in shares.sizes] if self._own else [rows * size] * group.size,
             [rows * count * width for count in self._columns], "partials")
