@@ -89,8 +89,8 @@ class HeldOut:
                 for pairs in [np.unique(np.concatenate(parts))] for relation in group.relations}
 
     def left_out(self, relation: Relation, without: np.ndarray | None) -> tuple[Any, ...] | None:
-        """The argument of :func:`dgl_heta.sampling.sampling_kernels.draw` by which it leaves out
-        edges of `relation`.
+        """The argument `left_out` of the kernels that sample `relation`
+        (:func:`dgl_heta.sampling.sampling_kernels.sample_neighbors`).
 
         `without` are more pairs to leave out, ascending. None for a relation of which none are.
         """

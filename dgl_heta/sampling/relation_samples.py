@@ -1,8 +1,8 @@
-"""The draws of a layer, one relation after the other or side by side on several threads.
+"""The samples of a layer, one relation after the other or side by side on several threads.
 
-A draw has two parts: which neighbours a node has, a function of the node alone, and the row that
-each neighbour gets, which depends on all that were drawn before it. On one thread both are done in
-one pass. On several, neighbours are drawn first, in any order and in pieces of relations; then they
+Sampling has two parts: which neighbours a node has, a function of the node alone, and the row that
+each neighbour gets, which depends on all that were sampled before it. On one thread both are done
+in one pass. On several, neighbours come first, in any order and in pieces of relations; then they
 get rows, each node type by one thread, its relations in their order. Blocks are the same bit for
 bit.
 """
@@ -24,13 +24,19 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock, SharedRows
 from dgl_heta.sampling.positions import EdgeSample
 from dgl_heta.sampling.rows import NodeRows
-from dgl_heta.sampling.sampling_kernels import BAD, count_sampled, draw, give_rows, sample_pieces
+from dgl_heta.sampling.sampling_kernels import (
+    BAD,
+    count_sampled,
+    give_rows,
+    sample_neighbors,
+    sample_pieces,
+)
 from dgl_heta.sampling.sampling_scope import HubPieces
 from dgl_heta.store import CSC
 from dgl_heta.store.structure import changed
 
-PIECE = 8192  # destination rows that a thread draws for at a time
-FEW = 2048    # destination rows of a layer, over its relations, that one thread draws for
+PIECE = 8192  # destination rows that a thread samples for at a time
+FEW = 2048    # destination rows of a layer, over its relations, that one thread samples for
 
 
 @dataclass
@@ -43,8 +49,8 @@ class Sample:
     start, chosen : which destination rows they are, as in :class:`RelationBlock`.
     hubs : where the nodes' in-edges are cut, the pieces that are here, an entry per node.
     left_out : as :meth:`HeldOut.left_out` has it.
-    weights : of the relation's edges, as :func:`draw` has them.
-    excluded : positions in `csc` of edges that are drawn like others and dropped, ascending.
+    weights : of the relation's edges, as :func:`sample_neighbors` has them.
+    excluded : positions in `csc` of edges that are sampled like others and dropped, ascending.
     """
 
     relation: Relation
@@ -123,9 +129,9 @@ def _run(wanted: Sample, indptr: np.ndarray, out: np.ndarray, place: np.ndarray 
     """
     csc, hubs = wanted.csc, wanted.hubs
     if hubs is None:
-        size, total = draw(csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key,
-                           wanted.weights, indptr, out, place, rows, size, wanted.left_out,
-                           wanted.excluded)
+        size, total = sample_neighbors(
+            csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key, wanted.weights,
+            indptr, out, place, rows, size, wanted.left_out, wanted.excluded)
         wanted.check(total)
         return size, None, total
     order = np.empty(len(out), np.int64)
@@ -175,7 +181,7 @@ def sample_on_threads(wanted: Sequence[Sample], rows: Mapping[str, NodeRows], th
 
 
 def _with_rows(wanted: Sample, pieces: Sequence[_Sampled], sources: NodeRows) -> RelationBlock:
-    """The block of a relation whose neighbours were drawn."""
+    """The block of a relation whose neighbours were sampled."""
     total = sum(len(piece.ids) for piece in pieces)
     sources.reserve(total)
     indices = np.empty(total, np.int32)

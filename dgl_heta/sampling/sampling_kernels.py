@@ -161,8 +161,10 @@ def _is_among(numbers, count, number):  # type: ignore[no-untyped-def]
     return False
 
 
+# The two kernels below are in one piece: in a call per node, numba would count references to all
+# the arrays, with locked instructions.
 @kernel
-def draw(  # type: ignore[no-untyped-def]
+def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         indptr, indices, nodes, fanout, key, weights, out_ptr, out, place, rows, size, left_out,
         excluded):
     """Draw the neighbours of `nodes` and turn them into rows, or without `place`, None, into ids.
@@ -234,13 +236,13 @@ def draw(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def sample_pieces(  # type: ignore[no-untyped-def]
+def sample_pieces(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         indptr, indices, nodes, low, high, fanout, key, weights, out_ptr, out, order, place, rows,
         size, left_out, excluded):
-    """As :func:`draw`, of nodes of which in-edges `low … high - 1` alone are here.
+    """As :func:`sample_neighbors`, of nodes of which in-edges `low … high - 1` alone are here.
 
-    The same are drawn as :func:`draw` draws of all of a node's in-edges, and those that are here
-    kept. `order` (int64, an entry per edge) is filled with the place of each among a node's drawn
+    The same are drawn as :func:`sample_neighbors` draws of all of a node's in-edges, and those that
+    are here kept. `order` (int64, an entry per edge) is filled with the place of each among a node's drawn
     edges, wherever these are.
     """
     positions = np.empty(max(fanout, 0), np.int64)
@@ -295,9 +297,9 @@ def sample_pieces(  # type: ignore[no-untyped-def]
 @kernel
 def sample_positions(  # type: ignore[no-untyped-def]
         indptr, nodes, low, high, fanout, key, weights, edges, out, excluded):
-    """Fill `out` with the CSC positions of what :func:`draw` draws, or :func:`sample_pieces` where
-    `low` and `high` are not None; return their number, or BAD. `edges` is as in
-    :func:`count_sampled`, `excluded` as in :func:`draw`."""
+    """Fill `out` with the CSC positions of what :func:`sample_neighbors` draws, or
+    :func:`sample_pieces` where `low` and `high` are not None; return their number, or BAD. `edges`
+    is as in :func:`count_sampled`, `excluded` as in :func:`sample_neighbors`."""
     positions = np.empty(max(fanout, 0), np.int64)
     keys = np.empty(len(positions) if weights is not None else 0)
     total = 0
