@@ -23,8 +23,11 @@ def agreement(store: Store, group: Comm
     types = store.schema.node_types
 
     def agree(new: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
+        # Sorted, they take a byte or two each, and all workers number them alike.
         packed = {t: pack(np.sort(ids), [len(ids)])[0] for t, ids in new.items()}
         own = torch.tensor([[len(packed.get(t, ())) for t in types]])
+        # All counts in one message; then one gather per type, among those that have it, in the
+        # schema's order.
         every = group.all_gather_rows(own, [1] * group.size, "sampling")
         united = {}
         for ntype, data in packed.items():
@@ -49,6 +52,7 @@ def delivery(store: Store, group: Comm) -> Deliver:
         sizes = torch.zeros((group.size, len(types)), dtype=torch.int64)
         pieces: list[list[np.ndarray]] = [[] for _ in range(group.size)]
         for column, ntype in enumerate(types):
+            # Not sorted: partial aggregations come back in this order.
             data = pack(own[ntype], [len(own[ntype])])[0] if ntype in asked else _NONE
             for worker in asked.get(ntype, ()):
                 sizes[worker, column] = len(data)

@@ -47,6 +47,7 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
         if place in (store, *store.parents):
             raise InputError(f"the store {source.directory} lies in {out}, which would be "
                              "overwritten; choose another directory for the partition")
+        # Relative, so that partition and store can be moved together, or mounted elsewhere.
         location = os.path.relpath(store, place)
     else:
         check_source(source)
@@ -56,6 +57,7 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
                          "feature sizes differ; make it again with `dgl-heta partition`")
     config = part_config(plan, name, location)
     file = config_name(name)
+    # Written beside and put in place whole: a partition that was interrupted is none.
     with new_directory(out, overwrite=overwrite, kind=PLAN_FILE, others=_others) as directory:
         if not isinstance(source, Store):
             (directory / STORE_DIR).mkdir()

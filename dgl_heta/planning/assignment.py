@@ -192,8 +192,11 @@ def partitions_of_pieces(schema: Schema, targets: Sequence[str], hops: int,
                  for r, o in (ownership or {}).items() if o.rows[index] or o.edges[index]}
         relations = tuple(sorted([*(r for r, _, _ in own), *owned], key=order.__getitem__))
         types = {t for r in relations for t in (r.src, r.dst)} | set(targets)
+        # A range that is the whole type is none: such a relation is not cut, and nothing has to be
+        # looked up.
         ranges = {r: (low, high) for r, low, high in sorted(own, key=lambda p: order[p[0]])
                   if (low, high) != (0, schema.node_counts[r.dst])}
+        # In proportion, as a plan from counts alone does not know where the edges are.
         edges = sum(schema.edge_counts[r] * (high - low) // max(schema.node_counts[r.dst], 1)
                     for r, low, high in own) + sum(count for _, count in owned.values())
         nodes = sum(schema.node_counts[t] for t in types)

@@ -158,6 +158,7 @@ class Expected:
         The search begins with types in turn, and with one owner for all: types that one partition
         aggregates share what is sent, so that moving one alone saves nothing.
         """
+        # Way 0 is that rows move; "delegate" does not have it.
         first = 1 if always else 0
         in_turn = _Search(self)
         for number in range(len(self.types)):
@@ -186,6 +187,7 @@ class Expected:
         for number, ntype in enumerate(self.types):
             way = search.ways[number]
             search.take_out(number)
+            # Where rows move, the owner that would have cost least is shown beside them.
             owner = (way or 1 + int(search.costs(number)[1:].argmin())) - 1
             asked = self.requests[number]
             asked = asked[self.asking[asked] != owner]
@@ -227,6 +229,7 @@ class _Search:
         expected, asked = self._expected, self._expected.requests[number]
         expected.compared += 1
         prices = np.where(self.users[asked] == 0, expected.price[asked, None], 0.0)
+        # A partition does not ask itself.
         prices[np.arange(len(asked)), expected.asking[asked]] = 0
         sent = np.append(expected.moved[number], expected.read[number] + prices.sum(0))
         load = np.append((self._load + expected.own[number]).max(), np.maximum(
@@ -263,6 +266,7 @@ class _Search:
         owner = way - 1
         asked = expected.requests[number]
         asked = asked[expected.asking[asked] != owner]
+        # A request is paid for by the first type that needs it, and saved with the last.
         new = self.users[asked, owner] == (0 if sign > 0 else 1)
         self.users[asked, owner] += sign
         self._sent += sign * (expected.read[number, owner] + expected.price[asked[new]].sum())

@@ -154,6 +154,7 @@ class Plan:
     def roots_at_first(self, part: int) -> dict[Relation, Share]:
         """Root relations that a partition runs on the seeds at layer 1, with its share of them."""
         kept = {r: share for r, share in self.roots(part).items() if r not in self.offloaded}
+        # `offloaded` knows a partition by its position in its group.
         owner = self.groups[self.partitions[part].group].index(part)
         every_root = {tree.root for tree in self.sub_metatrees}
         return {**kept, **{r: Share() for r, by in self.offloaded.items()
@@ -264,6 +265,8 @@ class Plan:
                                                   self.ownership.values())):
             entry["file"] = f"owner-{number}.npy"
             own.save(Path(path).with_name(entry["file"]))
+        # The lowest version that can say it, so that earlier releases still read plans that need
+        # nothing new.
         version = (3 if self.offloaded else
                    2 if any(own.hubs for own in self.ownership.values()) else 1)
         data = signed({"format": "dgl-heta-plan", "version": version,

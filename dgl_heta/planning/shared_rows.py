@@ -55,6 +55,8 @@ def share_rows_in_training(plan: Plan, settings: Settings) -> tuple[Plan, Sequen
                if settings.model.name not in MODELS else None)
         if why is not None:
             return _decided(plan.without_owners(), way, origin, why), []
+    # What was partitioned for stays: only a user's word, or a model for which it does not pay,
+    # changes it.
     if plan.offloaded and not origin.asked and worth_choosing(work):
         return _decided(plan, way, origin, "as it was partitioned"), []
     return share_rows(plan.without_owners(), work, way, origin)
@@ -77,6 +79,8 @@ def share_rows_in_script(plan: Plan, settings: Settings, where: str) -> Plan:
     if way == "delegate" and origin.asked and not plan.offloaded:
         raise InputError(f"partition.shared = delegate, but the partition {where} was made "
                          "without it; partition the graph with this setting")
+    # A part on a machine has the relations that it was partitioned with: less of them can be run,
+    # not more.
     why = ("partition.shared = rows" if way == "rows" else
            "train.learnable = replica moves no rows" if settings.train.learnable == "replica" else
            "a reference runs as plain DGL does" if settings.run.reference else None)

@@ -92,6 +92,7 @@ class NeighborSampler:
             upper = [scope.inner[layer] for layer in range(2, scope.hops + 1)]
             used = set(scope.roots).union(*upper, scope.offloading.roots, scope.inner[1],
                                           scope.offloading.served)
+        # Only relations that are run: opening one maps its files.
         self._graph: dict[Relation, CSC] = {r: store.relation(r) for r in self._order if r in used}
         self._weights = {r: store.weights(r) for r in self._graph}
         for relation, hubs in scope.hubs.items():
@@ -124,6 +125,8 @@ class NeighborSampler:
         """
         targets = self._scope.targets
         shares = shares or join_seeds([seeds])[1]
+        # Own seeds first, then the others': rows of a batch are numbered in this order on every
+        # worker, and only their order differs between workers.
         ordered = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
                    for t in targets}
         with self._scratch.borrow() as rows:
@@ -137,6 +140,8 @@ class NeighborSampler:
         blocks = []
         if self._seed_states:
             for ntype in scope.targets:
+                # Seeds come first in every block, so that the leading rows are those whose
+                # aggregation is partial.
                 rows[ntype].add(seeds[ntype], findable=not scope.seeds_apart)
         for layer in range(hops, 0, -1):
             last = layer == hops
@@ -187,6 +192,7 @@ class NeighborSampler:
         offloading = self._scope.offloading
         assert offloading is not None
         assert deliver is not None
+        # Without seeds: all workers of the group have their ids anyway.
         own = {t: ids[sharing[t].total if t in sharing else 0:]
                for t, ids in destinations.items()}
         arrived = deliver({t: own.get(t, _NONE) for t in offloading.asked}, offloading.asked)
@@ -257,6 +263,8 @@ class NeighborSampler:
         roots = self._scope.roots_at(layer)
         if shares and relation in roots:
             ranges = shares.local_ranges(*roots[relation].rows(seeds)) or [(0, 0)]
+        # Where the seeds' range ends at the last seed, the other rows join it: one call of the
+        # kernel.
         if relation in self._scope.inner[layer]:
             if ranges and ranges[-1][1] == seeds:
                 ranges[-1] = (ranges[-1][0], rows)
@@ -291,6 +299,8 @@ class NeighborSampler:
     def _of_parts(self, relation: Relation, parts: list[_Part], layer: int, step: int,
                   without: np.ndarray | None, excluded: np.ndarray | None) -> list[Sample]:
         place, given = self._order[relation], self._fanouts[layer - 1]
+        # Of the step and the place, never of who samples: so any worker, and any thread, samples
+        # the same neighbours.
         key = np.uint64(hash_key(self._seed, step, layer, place))
         fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
         left_out = self._held_out.left_out(relation, without) if self._held_out else None
@@ -306,6 +316,8 @@ class NeighborSampler:
         own = {t: rows[t].ids()[before[t]:].copy() for t in common}
         for ntype, of_workers in self._agree(own).items():
             table = rows[ntype]
+            # New rows were numbered in the order in which this worker met them. They are taken back
+            # and given out again in one order: that of the workers, each one's ids sorted.
             table.take_back(before[ntype])
             for ids in of_workers:
                 table.add(ids[table.place[ids] < 0])

@@ -242,8 +242,8 @@ def sample_pieces(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     """As :func:`sample_neighbors`, of nodes of which in-edges `low … high - 1` alone are here.
 
     The same are drawn as :func:`sample_neighbors` draws of all of a node's in-edges, and those that
-    are here kept. `order` (int64, an entry per edge) is filled with the place of each among a node's drawn
-    edges, wherever these are.
+    are here kept. `order` (int64, an entry per edge) is filled with the place of each among a
+    node's drawn edges, wherever these are.
     """
     positions = np.empty(max(fanout, 0), np.int64)
     keys = np.empty(len(positions) if weights is not None else 0)

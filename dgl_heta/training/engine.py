@@ -184,6 +184,8 @@ class Engine:
 
     def start_epoch(self, epoch: int) -> None:
         """Reset counters, and the generator of dropout, which each worker has its own of."""
+        # Of the epoch, not of what was drawn before: a run that goes on from a checkpoint draws the
+        # same.
         torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank) % 2**63)
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.making.reset()
@@ -213,6 +215,7 @@ class Engine:
         """This worker's batches of some steps, whose numbers start from `first`."""
         sampler = self._eval_sampler if evaluate else self._sampler
         batches = self.making.start(
+            # Where sampling is a collective, batches are sampled in their order, by one thread.
             self._source, len(steps), self.plan.replication == "none" or bool(self.plan.offloaded),
             {"sample": lambda index: self._batch(sampler, steps[index], first + index),
              "fetch": self._fetching.fetch})
@@ -241,8 +244,13 @@ class Engine:
         if prove is not None and self.proof is not None:
             self.proof.prove(step, prove, batch, inputs, loss)
         with self.timed("backward"):
+            # None, not zeros: whether a worker has a gradient tells who alone has a parameter
+            # (`comm/gradient_average.py`).
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            # After the exchanges' adjoints, which are in the backward pass, and before the
+            # optimizer: every worker comes here in every step, also one whose seeds gave no
+            # gradient.
             self.wrapped.after_backward()
         with self.timed("update"):
             if self.settings.train.clip_grad_norm is not None:

@@ -173,6 +173,7 @@ def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> d
 
 def _check_seeds(engine: Engine) -> None:
     """Refuse, on all workers alike, to train on nothing."""
+    # The least over all workers: all raise the error, or none does.
     least = torch.tensor([float(bool(engine.steps("train")))])
     if not engine.world.all_reduce(least, "min", "control").item():
         elsewhere = " and is owned by this worker" if engine.task.steps("train", 0, 1) else ""
