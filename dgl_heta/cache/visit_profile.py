@@ -32,12 +32,12 @@ FORMAT, VERSION = "dgl-heta-profile", 1
 DIRECTORY = "profiles"
 _BROKEN = (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, OverflowError,
            RecursionError)
-"""What reading a file raises that is no profile, however it was signed."""
+"""The errors of reading a file that is no profile, however it was signed."""
 
 
 @dataclass(frozen=True)
 class Visits:
-    """What pre-sampling found on one worker.
+    """The visits that pre-sampling counted on one worker.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """What miss penalties depend on, of this machine."""
+    """The properties of this machine that miss penalties depend on."""
     model = platform.processor() or platform.machine()
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

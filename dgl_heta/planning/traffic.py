@@ -144,7 +144,7 @@ def pulled(rows: float, work: Workload) -> float:
     return rows * (ID_BYTES + 2 * work.row_bytes)
 
 
-def delegated(rows: Number, work: Workload, nodes: Number) -> Number:
+def offloaded(rows: Number, work: Workload, nodes: Number) -> Number:
     """Bytes, of all workers together, for `rows` destination rows that another one aggregates,
     of a type of `nodes` nodes.
 
@@ -153,7 +153,7 @@ def delegated(rows: Number, work: Workload, nodes: Number) -> Number:
     return rows * (unsorted_id_bytes(nodes) + 2 * work.sent_row_bytes)
 
 
-def delegated_states(rows: Number, work: Workload) -> Number:
+def offloaded_states(rows: Number, work: Workload) -> Number:
     """Bytes for the states of such rows, where attention has them sent, and their gradients."""
     return rows * 2 * work.sent_row_bytes
 

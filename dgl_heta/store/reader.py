@@ -59,7 +59,7 @@ class Store:
 
     @staticmethod
     def is_store(directory: str | Path) -> bool:
-        """Whether `directory` looks like a relation store."""
+        """Return whether `directory` looks like a relation store."""
         return (Path(directory) / FILE_NAME).is_file()
 
     def relation(self, relation: Relation) -> CSC:

@@ -1,4 +1,4 @@
-"""What a worker computes in a few steps, to be compared with what one worker alone computes."""
+"""The results of a few steps of a worker, to be compared with what one worker alone computes."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def load_model(run_dir: str | Path, provider: ModelProvider | None = None) -> Pl
 def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
               given: ModelProvider | None = None
               ) -> tuple[ModelSpec, dict[str, int], ModelProvider]:
-    """What a run's model was built from, its learnable types with their rows, its provider.
+    """The specification of a run's model, its learnable types with their rows, its provider.
 
     The provider is the one `given`, or that of a `name` that the user said, or the plugin that
     the file names. A file must not say which code to import.
@@ -304,7 +304,7 @@ def _complete(run_dir: Path, rank: int) -> list[int]:
 
 
 def _files(rank: int) -> tuple[str, str]:
-    """What a worker writes of a checkpoint: its shard, its tables of learnable features."""
+    """The files of a checkpoint that a worker writes: its shard, its learnable features."""
     return f"rank-{rank}.safetensors", f"rows-{rank}.safetensors"
 
 
@@ -313,7 +313,7 @@ def _complete_name(rank: int) -> str:
 
 
 def _note(run_dir: Path, epoch: int, rank: int) -> dict[str, Any]:
-    """What stands in a checkpoint's file that says that it is complete."""
+    """The content of the file that says that a checkpoint is complete."""
     path, remedy = _folder(run_dir, epoch) / _complete_name(rank), _remedy(run_dir, epoch, rank)
     note = read_signed(path, remedy)
     if note.get("epoch") != epoch or not isinstance(note.get("best"), dict) or not isinstance(
@@ -323,7 +323,7 @@ def _note(run_dir: Path, epoch: int, rank: int) -> dict[str, Any]:
 
 
 def _remedy(run_dir: Path, epoch: int, rank: int) -> str:
-    """What can be done about a damaged checkpoint."""
+    """The remedy for a damaged checkpoint."""
     found = _complete(run_dir, rank)
     earlier = [e for e in found if e < epoch]
     if earlier and epoch == max(found):

@@ -1,4 +1,4 @@
-"""What an evaluation of a split finds, and which score of it training follows."""
+"""The result of evaluating a split, and which score of it training follows."""
 
 from __future__ import annotations
 

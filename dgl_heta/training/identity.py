@@ -1,4 +1,4 @@
-"""What a checkpoint must have in common with the run that goes on from it."""
+"""The identity of a run: what a checkpoint must share with the run that goes on from it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Identity:
                 "settings": self.settings}
 
     def difference(self, note: Mapping[str, Any]) -> str:
-        """What differs in the run of which a checkpoint's note speaks; "" where nothing does."""
+        """The differences of the run that a checkpoint's note speaks of; "" where nothing does."""
         if note.get("fingerprint") == self.mark:
             return ""
         before = note.get("settings")

@@ -62,12 +62,12 @@ def check_names(names: Iterable[str], kind: str, most: int) -> None:
 
 
 def smaller_is_better(name: str) -> bool:
-    """Whether a metric is an error, or a rank."""
+    """Return whether a metric is an error, or a rank."""
     return name in _SMALLER
 
 
 class Tally(Protocol):
-    """What is counted of the nodes of a type, or of edges, in a pass over a split."""
+    """Counts of the nodes of a type, or of edges, in a pass over a split."""
 
     def gather(self, comm: Comm) -> None:
         """Add up what all workers counted; each of them calls it, once."""

@@ -58,7 +58,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimizer keeps of its parameters, as `INDEX.NAME` → tensor."""
+    """The state that an optimizer keeps of its parameters, as `INDEX.NAME` → tensor."""
     return {f"{index}.{name}": torch.as_tensor(value)
             for index, state in optimizer.state_dict()["state"].items()
             for name, value in state.items() if value is not None}

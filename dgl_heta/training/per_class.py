@@ -1,4 +1,4 @@
-"""What a run records of single classes: precision, recall, F1, and which are confused."""
+"""The record of single classes: precision, recall, F1, and which are confused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is trained for: which seeds a step has, its loss, its score."""
+"""Training tasks: which seeds a step has, its loss, its score."""
 
 from __future__ import annotations
 

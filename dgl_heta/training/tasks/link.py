@@ -138,7 +138,7 @@ class LinkPrediction:
 
     @cached_property
     def _held_out(self) -> tuple[HeldOut, list[str]]:
-        """What is held out, and what is to be said of it."""
+        """The edges that are held out, and notes on them."""
         schema = self._store.schema
         groups, notes = same_links(
             self._store, self.relations, named_reverses(self._task, schema),

@@ -175,7 +175,7 @@ def chosen(mask: np.ndarray) -> np.ndarray:
 
 
 class Head(Protocol):
-    """What is predicted of one node type.
+    """The prediction of one node type.
 
     `values` are what :meth:`dgl_heta.graph.labels.NodeLabels.rows` gives of some nodes.
     """
@@ -187,7 +187,7 @@ class Head(Protocol):
         """The sum of the nodes' losses, and `statistics` numbers that add up."""
 
     def weight(self, values: np.ndarray) -> float:
-        """What the sum of these nodes' losses is divided by: their number as a rule."""
+        """The divisor of the sum of these nodes' losses: their number as a rule."""
 
     def counted(self, found: list[float]) -> list[float]:
         """Of summed statistics, how many labels there were."""
