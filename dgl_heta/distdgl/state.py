@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from dgl_heta.hooks.manager import plugins
+from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.settings import Settings
 
 Kind = TypeVar("Kind")
@@ -81,3 +83,11 @@ def without_effect(settings: Settings) -> str | None:
 def names(section: str, key: str) -> bool:
     """Return whether the settings in force name a value themselves."""
     return key in getattr(selected(), section).model_fields_set
+
+
+def wrapper_for_any_graph() -> ModuleWrapper | None:
+    """Return the selected wrapper for parts that DGL made; None for DGL's own way."""
+    if not names("train", "wrapper"):
+        return None
+    wrapper: ModuleWrapper = plugins().get("module wrapper", selected().train.wrapper)
+    return wrapper if wrapper.any_graph else None
