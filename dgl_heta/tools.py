@@ -23,15 +23,15 @@ _LAZY = {
     "gather_rows": "dgl_heta.features.row_kernels",
     "initial_rows": "dgl_heta.features.learnable",
     "StaticFeatures": "dgl_heta.features.static",
-    "new_directory": "dgl_heta.system.files",
-    "replacing": "dgl_heta.system.files",
-    "write_atomic": "dgl_heta.system.files",
-    "check_file": "dgl_heta.system.sums",
-    "agrees": "dgl_heta.system.sums",
-    "file_sum": "dgl_heta.system.sums",
-    "read_signed": "dgl_heta.system.sums",
-    "write_signed": "dgl_heta.system.sums",
-    "log_line": "dgl_heta.report.log",
+    "new_directory": "dgl_heta.system.atomic_files",
+    "replacing": "dgl_heta.system.atomic_files",
+    "write_atomic": "dgl_heta.system.atomic_files",
+    "check_file": "dgl_heta.system.checksums",
+    "agrees": "dgl_heta.system.checksums",
+    "file_sum": "dgl_heta.system.checksums",
+    "read_signed": "dgl_heta.system.checksums",
+    "write_signed": "dgl_heta.system.checksums",
+    "log_line": "dgl_heta.report.metrics_log",
     "new_array": "dgl_heta.system.disk",
     "check_room": "dgl_heta.system.disk",
     "reserve": "dgl_heta.system.disk",
@@ -58,7 +58,7 @@ _LAZY = {
     "is_part_config": "dgl_heta.partition.directory",
     "make_request": "dgl_heta.partition.request",
     "graph_names": "dgl_heta.graph.source",
-    "open_input": "dgl_heta.partition.inputs",
+    "open_input": "dgl_heta.partition.graph_input",
     "part_tensor": "dgl_heta.graph.source",
     "read_dgl_graph": "dgl_heta.graph.readers.dgl_graph",
     # providers, settings, messages
@@ -124,25 +124,31 @@ if TYPE_CHECKING:
     from dgl_heta.launch.worker import main as worker_main
     from dgl_heta.models.rgat import head_width
     from dgl_heta.partition.directory import is_part_config
-    from dgl_heta.partition.inputs import open_input
+    from dgl_heta.partition.graph_input import open_input
     from dgl_heta.partition.part_config import config_name
     from dgl_heta.partition.request import make_request
     from dgl_heta.raf.wrapper import data_parallel
     from dgl_heta.report.console import Advance, out, print_json, progress, table
-    from dgl_heta.report.log import log_line
+    from dgl_heta.report.metrics_log import log_line
     from dgl_heta.sampling.blocks import Block, InEdges, MiniBatch, RelationBlock
     from dgl_heta.settings import load_settings, section_name
     from dgl_heta.store.structure import changed
     from dgl_heta.store.writer import check_source
+    from dgl_heta.system.atomic_files import new_directory, replacing, write_atomic
+    from dgl_heta.system.checksums import (
+        agrees,
+        check_file,
+        file_sum,
+        read_signed,
+        write_signed,
+    )
     from dgl_heta.system.disk import check_room, new_array, reserve
-    from dgl_heta.system.files import new_directory, replacing, write_atomic
     from dgl_heta.system.jit import COMPILES, kernel
     from dgl_heta.system.leftovers import scratch_directory
     from dgl_heta.system.memory import peak_rss_mb
     from dgl_heta.system.optional import optional
     from dgl_heta.system.patching import Patch, PatchTable, patch_all, plain
     from dgl_heta.system.prefetch import prefetch
-    from dgl_heta.system.sums import agrees, check_file, file_sum, read_signed, write_signed
 
 
 def __getattr__(name: str) -> Any:

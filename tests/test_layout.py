@@ -54,7 +54,7 @@ NEEDS_DGL = (
     "dgl_heta.graphbolt",
     "dgl_heta.graph.readers.dgl_graph",
     "dgl_heta.partition.dgl",
-    "dgl_heta.partition.backends.distdgl",
+    "dgl_heta.partition.backends.dgl_methods",
 )
 
 

@@ -6,7 +6,7 @@ from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.han import HANLayer
 from dgl_heta.models.hgnn import HGNN, HGNNLayer
 from dgl_heta.models.hgt import HGTLayer
-from dgl_heta.models.loading import BlockModel, find_model
+from dgl_heta.models.model_names import BlockModel, find_model
 from dgl_heta.models.relations import Edges, Relations
 from dgl_heta.models.rgat import RGATLayer
 from dgl_heta.models.rgcn import RGCNLayer

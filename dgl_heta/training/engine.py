@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.comm.drawn_rows import delivery
+from dgl_heta.comm.remote_destinations import delivery
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.graph.schema import Relation
@@ -23,10 +23,10 @@ from dgl_heta.models import ModelSpec
 from dgl_heta.nn.precision import mixed_precision, widened
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.wrapper import RafModule
-from dgl_heta.report.records import STAGES
+from dgl_heta.report.epoch_records import STAGES
 from dgl_heta.sampling.blocks import MiniBatch
-from dgl_heta.sampling.kernels import hash_key
 from dgl_heta.sampling.sampler import Deliver
+from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.sampling.stages import Making
 from dgl_heta.settings import Settings
@@ -37,7 +37,7 @@ from dgl_heta.training.optimizers import Schedule, make_optimizer
 from dgl_heta.training.tasks import Step, TrainingTask
 
 if TYPE_CHECKING:
-    from dgl_heta.training.proof import StepProof
+    from dgl_heta.training.step_proof import StepProof
 
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 
 from dgl_heta.comm.collectives import Traffic, init_workers, make_comms, wire_dtype
-from dgl_heta.comm.drawn_rows import agreement, delivery
 from dgl_heta.comm.machines import join_machine, machine_name
+from dgl_heta.comm.remote_destinations import agreement, delivery
 from dgl_heta.errors import InputError, several
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.disk_tables import DiskTables, memory_tables
-from dgl_heta.features.sparse_adam import AdamSettings, RowTable
+from dgl_heta.features.row_table import RowTable
+from dgl_heta.features.sparse_optimizers import AdamSettings
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import InputReader, InputsContext, ModelInputs, ModuleWrapper
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
@@ -24,14 +25,14 @@ from dgl_heta.models.hgnn import attends
 from dgl_heta.nn import use_kernel
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seed_blocks import SeedBlocks
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
 from dgl_heta.training import optimizers
 from dgl_heta.training.engine import Engine, Inputs, Sampler, Workers
-from dgl_heta.training.proof import StepProof
+from dgl_heta.training.step_proof import StepProof
 from dgl_heta.training.tasks import TrainingTask, make_task
 
 log = logging.getLogger("dgl_heta")

@@ -82,7 +82,7 @@ def test_core_imports_without_dgl_and_planning_without_torch():
     code = """
         import importlib, pkgutil, sys
         import dgl_heta, dgl_heta.cli, dgl_heta.planning.plan, dgl_heta.store
-        import dgl_heta.partition.inputs, dgl_heta.report.plan_terminal, dgl_heta.planning.cost
+        import dgl_heta.partition.graph_input, dgl_heta.report.plan_terminal, dgl_heta.planning.cost
         import dgl_heta.graph.readers, dgl_heta.graph.datasets.synthetic
         from dgl_heta.hooks.manager import plugins
         plugins().get("partition backend", "meta"), plugins().get("dataset", "synthetic-mag")

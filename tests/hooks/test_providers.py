@@ -14,7 +14,7 @@ from dgl_heta._version import __version__
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import KINDS, Plugins
 from dgl_heta.hooks.packaged import DISTRIBUTIONS
-from dgl_heta.partition.inputs import open_input
+from dgl_heta.partition.graph_input import open_input
 from tests.support.plugins import BACKEND, EVERY_KIND, ROOT, distribution, heta
 
 GUEST = "dgl-heta-random-assignment"

@@ -11,7 +11,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from dgl_heta.store.structure import copied, in_edges
 from tests.support.graphs import academic

@@ -14,7 +14,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import TaskSettings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.tasks import LinkPrediction, TrainingTask, make_task, resolve

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dgl_heta.graph.options import read_options, split_options
+from dgl_heta.graph.reading_options import read_options, split_options
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.protocols import Dataset
 

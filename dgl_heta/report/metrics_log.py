@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.system.sums import KEY, agrees, signed
+from dgl_heta.system.checksums import KEY, agrees, signed
 
 log = logging.getLogger("dgl_heta")
 

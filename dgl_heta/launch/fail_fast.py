@@ -1,7 +1,7 @@
 """Run a script as it is, but end at once when it fails.
 
-A DistDGL process that fails waits at exit for the others, without end, so that nobody learns of
-it. `python -m dgl_heta.launch.plain SCRIPT ARGS` differs from `python SCRIPT ARGS` in that alone,
+A DistDGL process that fails waits at exit for the others, without end, so that nobody learns of it.
+`python -m dgl_heta.launch.fail_fast SCRIPT ARGS` differs from `python SCRIPT ARGS` in that alone,
 and with `-m MODULE ARGS` from `python -m MODULE ARGS`.
 """
 

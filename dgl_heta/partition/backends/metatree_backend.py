@@ -17,7 +17,6 @@ from dgl_heta.partition.cutters import check_hub, in_degrees, warn_of_ranges
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.request import PartitionRequest, PartitionResult
 from dgl_heta.planning.assignment import Piece
-from dgl_heta.planning.delegates import choose
 from dgl_heta.planning.hubs import share_hubs
 from dgl_heta.planning.limit import deal_within, within
 from dgl_heta.planning.making import (
@@ -29,6 +28,7 @@ from dgl_heta.planning.making import (
 from dgl_heta.planning.metatree import check_hops
 from dgl_heta.planning.ownership import Ownership, checked_cut
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.shared_rows import share_rows
 from dgl_heta.store import Store
 from dgl_heta.store.reader import as_source
 from dgl_heta.store.writer import Progress
@@ -130,8 +130,8 @@ class MetatreeBackend(PartitionBackend):
         schema = source.schema if isinstance(source, Store) else source.schema()
         plan = self.plan(schema, request)
         check_divided(plan, request)
-        plan, _ = choose(self._cut_by_edges(plan, source, request), request.workload,
-                         request.shared)
+        plan, _ = share_rows(self._cut_by_edges(plan, source, request), request.workload,
+                             request.shared, request.shared_origin)
         config = write_partition(source, plan, out, overwrite=overwrite, progress=progress,
                                  edge_ids=request.edge_ids)
         return PartitionResult(config, plan.num_parts, statistics={

@@ -1,43 +1,18 @@
-"""Adam for rows: one pass over the touched rows of value, first and second moment.
-
-Adam (Kingma and Ba 2015, https://arxiv.org/abs/1412.6980), as `torch.optim.SparseAdam` has it: with
-gradient g of a touched row in step t of the table,
-
-    m ← m + (1 - β₁)(g - m)
-    v ← v + (1 - β₂)(g² - v)
-    x ← x - lr √(1 - β₂ᵗ) / (1 - β₁ᵗ) · m / (√v + ε)
-
-The bias correction counts steps of the table; moments of rows that are not touched stay as they
-are.
-"""
+"""A table of learnable rows with their optimizer state: values, first and second moments."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.features.files import CPU
+from dgl_heta.features.row_files import CPU
 from dgl_heta.features.row_kernels import gather_rows
-from dgl_heta.system.jit import kernel
-from dgl_heta.system.prefetch import prefetch
+from dgl_heta.features.sparse_optimizers import AdamSettings, fused_step
 
 BLOCK = 2**13  # rows of a table that are moved at a time
-
-
-@dataclass(frozen=True)
-class AdamSettings:
-    """Learning rate, moment decays and the constant under the root (Kingma and Ba 2015)."""
-
-    lr: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-8
 
 
 class RowTable:
@@ -102,42 +77,4 @@ class RowTable:
         self.step += 1
         grads = grads.detach().to("cpu", self.dtype)
         fused_step(rows, grads.contiguous().numpy(), self.value.numpy(), self.first.numpy(),
-                   self.second.numpy(), *self.constants(scale, adam))
-
-    def constants(self, scale: float, adam: AdamSettings) -> tuple[Any, ...]:
-        """Scale, rate, 1 - β₁, 1 - β₂ and ε of the step that is counted, in the table's type."""
-        rate = adam.lr * math.sqrt(1 - adam.beta2**self.step) / (1 - adam.beta1**self.step)
-        number = np.float64 if self.dtype == torch.float64 else np.float32
-        return tuple(number(x) for x in (scale, rate, 1 - adam.beta1, 1 - adam.beta2, adam.eps))
-
-
-@kernel
-def fused_step(rows, grads, value, first, second, scale, rate, keep1, keep2, eps):  # type: ignore[no-untyped-def]
-    """The step of `rows` of value, first and second moment, in place."""
-    for i in range(len(rows)):
-        prefetch(value, rows, i)
-        prefetch(first, rows, i)
-        prefetch(second, rows, i)
-        row = rows[i]
-        g, x, m, v = grads[i], value[row], first[row], second[row]
-        for k in range(len(g)):
-            grad = g[k] * scale
-            m[k] += keep1 * (grad - m[k])
-            v[k] += keep2 * (grad * grad - v[k])
-            x[k] -= rate * m[k] / (np.sqrt(v[k]) + eps)
-
-
-def step_by_operators(state: Tensor, grads: Tensor, constants: tuple[Any, ...]) -> Tensor:
-    """The same step of rows `[value | first | second]` by PyTorch operators, for GPUs.
-
-    One rounding per operation, in the order of :func:`fused_step`, so the bits are the same where
-    operators round correctly. PyTorch's square root on CPUs does not (MKL, up to one unit).
-    """
-    # Floats, not NumPy scalars; an operator rounds them to the tensors' type.
-    scale, rate, keep1, keep2, eps = map(float, constants)
-    value, first, second = state.chunk(3, 1)
-    grads = grads * scale
-    first = first + (grads - first) * keep1
-    second = second + (grads * grads - second) * keep2
-    value = value - first * rate / (second.sqrt() + eps)
-    return torch.cat([value, first, second], 1)
+                   self.second.numpy(), *adam.constants(self.step, scale, self.dtype))

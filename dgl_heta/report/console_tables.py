@@ -13,8 +13,8 @@ from dgl_heta.report.console import PlainConsole, table
 from dgl_heta.report.text import human_bytes, printable
 
 if TYPE_CHECKING:
-    from dgl_heta.partition.comparison import Comparison
-    from dgl_heta.planning.cluster import Coefficients, Estimate
+    from dgl_heta.partition.method_comparison import Comparison
+    from dgl_heta.planning.cluster_estimate import Coefficients, Estimate
     from dgl_heta.planning.workload import Workload
     from dgl_heta.store.manifest import Manifest
 

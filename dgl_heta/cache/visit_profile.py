@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 
 from dgl_heta.cache.penalties import Penalty
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.system.files import replacing, utf8_name
-from dgl_heta.system.sums import agrees, signed
+from dgl_heta.system.atomic_files import replacing, utf8_name
+from dgl_heta.system.checksums import agrees, signed
 
 _SETTINGS = {"epochs": "cache.epochs", "fanouts": "train.fanouts", "learnable": "train.learnable",
              "batch_size": "train.batch_size", "seed_states": "train.seed_states",

@@ -24,8 +24,8 @@ from dgl_heta.report.console import err, out, print_json
 
 if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins
-    from dgl_heta.partition.inputs import GraphInput
-    from dgl_heta.planning.cluster import Cluster, Coefficients
+    from dgl_heta.partition.graph_input import GraphInput
+    from dgl_heta.planning.cluster_estimate import Cluster, Coefficients
     from dgl_heta.planning.plan import Plan
     from dgl_heta.planning.workload import Workload
     from dgl_heta.settings import Settings
@@ -45,12 +45,14 @@ class WorkOptions:
 
     def workload(self, settings: Settings, hops: int | None = None) -> Workload:
         """The workload of a model with so many layers; without fanouts if none are given."""
-        from dgl_heta.cli.requests import fanouts_of
         from dgl_heta.planning.workload import Workload, wire_itemsize
+        from dgl_heta.settings import parse_fanouts
 
+        fanouts = (() if hops is None or not self.fanouts
+                   else parse_fanouts(self.fanouts, hops, "--fanouts"))
         return Workload(at_least_one(self.batch_size, "--batch-size"),
                         at_least_one(self.hidden, "--hidden"),
-                        fanouts=() if hops is None else fanouts_of(self.fanouts, hops),
+                        fanouts=fanouts,
                         wire_itemsize=wire_itemsize(settings.train))
 
 
@@ -88,7 +90,7 @@ def plan(
     """
     from dgl_heta.cli.requests import reading
     from dgl_heta.hooks.manager import plugins
-    from dgl_heta.partition.inputs import open_input
+    from dgl_heta.partition.graph_input import open_input
     from dgl_heta.settings import load_settings
 
     settings = load_settings(source.config, source.overrides)
@@ -129,15 +131,16 @@ def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | 
     """Show a plan with what partition.shared makes of it, and why."""
     from dataclasses import replace
 
-    from dgl_heta.planning.delegates import choose
-    from dgl_heta.planning.delegation import undelegated
+    from dgl_heta.planning.offloading import undelegated
+    from dgl_heta.planning.shared_rows import share_rows
 
     workload = work.workload(settings, plan.hops)
     if settings.partition.shared != "rows":
         workload = replace(workload, model=settings.model.name, reduce=settings.model.reduce,
                            seed_states=settings.train.seed_states)
-    chosen, choices = choose(undelegated(plan), workload, settings.partition.shared)
-    asked = "shared" in settings.partition.model_fields_set
+    origin = settings.origin("partition.shared")
+    chosen, choices = share_rows(undelegated(plan), workload, settings.partition.shared, origin)
+    asked = origin.asked
     show(chosen if asked else plan, workload, svg, as_json)
     if not as_json and (asked or not plan.delegates):
         if choices and not asked:
@@ -171,9 +174,9 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     from dataclasses import asdict, replace
 
     from dgl_heta.cli.requests import partition_request, targets_of
-    from dgl_heta.planning.cluster import Cluster, Coefficients, estimate
+    from dgl_heta.planning.cluster_estimate import Cluster, Coefficients, estimate
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
-    from dgl_heta.report.tables import show_estimates
+    from dgl_heta.report.console_tables import show_estimates
 
     own = opened.plan if not options.given() else None
     hops = options.hops if options.hops is not None else (
@@ -252,8 +255,8 @@ def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, settin
              as_json: bool) -> None:
     from dgl_heta.cli.requests import partition_request, parts_of
     from dgl_heta.hooks.manager import plugins
-    from dgl_heta.partition.comparison import compare
-    from dgl_heta.report.tables import show_comparison
+    from dgl_heta.partition.method_comparison import compare
+    from dgl_heta.report.console_tables import show_comparison
     from dgl_heta.store import Store, write_store
     from dgl_heta.system.leftovers import scratch_directory
 

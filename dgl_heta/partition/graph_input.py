@@ -9,8 +9,8 @@ from typing import Any
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.changes import with_features, with_reverse
-from dgl_heta.graph.options import split_options
-from dgl_heta.graph.readers.distdgl import find_config
+from dgl_heta.graph.readers.dgl_parts import find_config
+from dgl_heta.graph.reading_options import split_options
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import TRAIN_MASK, GraphSource, Task
 from dgl_heta.hooks.manager import Plugins

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.features.row_kernels import add_edges
-from dgl_heta.nn.gradients import Reading, array_of, differentiable_once, done, opened
+from dgl_heta.nn.gradient_hub import Reading, array_of, differentiable_once, done, opened
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
 

@@ -13,7 +13,7 @@ from dgl_heta.errors import InputError, listing, several
 from dgl_heta.launch.jobs.choices import under_torchrun
 from dgl_heta.launch.jobs.run_directory import claimed, holds_run, run_directory
 from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob, TrainingResult
-from dgl_heta.system.sums import read_signed
+from dgl_heta.system.checksums import read_signed
 
 _MOST = 1000
 Report = Callable[[dict[str, Any]], None]

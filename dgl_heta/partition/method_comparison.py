@@ -19,22 +19,22 @@ import numpy as np
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import TRAIN_MASK
-from dgl_heta.partition.backends.distdgl import metis_parts
+from dgl_heta.partition.backends.dgl_methods import metis_parts
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
 from dgl_heta.planning.assignment import Partition, Share
 from dgl_heta.planning.compute import parameter_groups
-from dgl_heta.planning.delegates import choose
-from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.footprint import DISTDGL_EDGE_BYTES, footprint, type_bytes
 from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.offloading import undelegated
+from dgl_heta.planning.owner_choice import choose
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import DEFAULT_HOPS, Workload
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store
 from dgl_heta.store.structure import copied

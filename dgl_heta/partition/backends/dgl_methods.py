@@ -22,7 +22,7 @@ from dgl_heta.store import Store
 from dgl_heta.store.csc import count_in_degrees
 from dgl_heta.store.structure import copied
 from dgl_heta.store.writer import Progress, check_source
-from dgl_heta.system.files import new_directory
+from dgl_heta.system.atomic_files import new_directory
 from dgl_heta.system.optional import optional
 from dgl_heta.system.patching import plain
 

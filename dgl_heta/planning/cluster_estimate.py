@@ -23,7 +23,7 @@ from dgl_heta.planning.compute import UNITS, parameter_groups, step_units
 from dgl_heta.planning.footprint import distdgl_footprint, footprint, type_bytes
 from dgl_heta.planning.making import MOST_PARTS
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.reach import Reach, reach, reach_of_one_process
+from dgl_heta.planning.receptive_field import Reach, reach, reach_of_one_process
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import read_toml
 

@@ -25,7 +25,7 @@ from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.nn.cross import Alone, CrossRelation, Exchange
 from dgl_heta.proof.copies import NotProvedError
 from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds, levels
-from dgl_heta.proof.inputs import Call, complete
+from dgl_heta.proof.module_call import Call, complete
 from dgl_heta.proof.proving import Instead, Proof
 from dgl_heta.proof.replay import Reads
 from dgl_heta.proof.schedule import Schedule
@@ -33,8 +33,8 @@ from dgl_heta.raf.chain import Chain, Place
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.raf.wrapper import Raf, data_parallel
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
-from dgl_heta.sampling.kernels import hash_key
-from dgl_heta.sampling.scope import SamplingScope, by_destination
+from dgl_heta.sampling.sampling_kernels import hash_key
+from dgl_heta.sampling.sampling_scope import SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class StepProof:
         self.told = _never(engine, wrapper)
         if self.told is not None:
             self._schedule = Schedule()
-            if engine.rank == 0 and "prove" in engine.settings.run.model_fields_set:
+            if engine.rank == 0:
                 log.warning("not proved: %s", self.told)
 
     def due(self, number: int, steps: int) -> bool:

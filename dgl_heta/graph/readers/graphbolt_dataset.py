@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.graph.readers.array_files import CsvEdges, NpyEdges, inside, open_npy
 from dgl_heta.graph.readers.arrays import joined_labels, node_array, node_mask, node_task
-from dgl_heta.graph.readers.files import CsvEdges, NpyEdges, inside, open_npy
 from dgl_heta.graph.readers.sizes import YAML_BYTES, parse_yaml, read_text
 from dgl_heta.graph.readers.torch_file import read_tensor
 from dgl_heta.graph.schema import Relation

@@ -17,13 +17,13 @@ from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.models import HGNN, slot
-from dgl_heta.models.linked import without_decoder
-from dgl_heta.planning.delegation import undelegated
+from dgl_heta.models.link_model import without_decoder
+from dgl_heta.planning.offloading import undelegated
 from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction.layerwise import Layerwise, head
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
-from dgl_heta.system.files import utf8_name
+from dgl_heta.system.atomic_files import utf8_name
 from dgl_heta.training.checkpoint import MODEL_FILE, read_spec
 from dgl_heta.training.engine import not_finite
 from dgl_heta.training.setup import build_engine

@@ -31,7 +31,7 @@ def profile(
     from dgl_heta.cli.events import drawn_events
     from dgl_heta.errors import InputError
     from dgl_heta.hooks.manager import plugins
-    from dgl_heta.launch.jobs.profile import profile_graph
+    from dgl_heta.launch.jobs.profiling_job import profile_graph
     from dgl_heta.system.optional import optional
 
     if svg is not None and not svg.parent.is_dir():

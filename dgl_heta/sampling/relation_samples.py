@@ -22,10 +22,10 @@ from torch import Tensor
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock, SharedRows
-from dgl_heta.sampling.kernels import BAD, count_drawn, draw, draw_pieces, give_rows
 from dgl_heta.sampling.positions import EdgeDraw
 from dgl_heta.sampling.rows import NodeRows
-from dgl_heta.sampling.scope import HubPieces
+from dgl_heta.sampling.sampling_kernels import BAD, count_drawn, draw, draw_pieces, give_rows
+from dgl_heta.sampling.sampling_scope import HubPieces
 from dgl_heta.store import CSC
 from dgl_heta.store.structure import changed
 

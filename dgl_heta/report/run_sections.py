@@ -18,6 +18,7 @@ from dgl_heta.report.charts import (
     without_waiting,
 )
 from dgl_heta.report.classes import class_sections
+from dgl_heta.report.epoch_records import CAUSES, STAGES
 from dgl_heta.report.figures import (
     as_mapping,
     as_number,
@@ -29,9 +30,8 @@ from dgl_heta.report.figures import (
     percent,
     stopped_early,
 )
-from dgl_heta.report.parts import Picture, Section, Table
+from dgl_heta.report.page_parts import Picture, Section, Table
 from dgl_heta.report.reading import Run
-from dgl_heta.report.records import CAUSES, STAGES
 from dgl_heta.report.started import started_rows
 from dgl_heta.report.text import human_bytes, printable
 
@@ -47,7 +47,7 @@ def sections_of(run: Run, plan_svg: str | None) -> list[Section]:
     return [_run(run), *_curves(run), *class_sections(summary),
             _relations(as_mapping(summary.get("relations"))),
             _cache(as_mapping(summary.get("cache"))),
-            _plan(as_mapping(summary.get("plan")), plan_svg),
+            _plan(as_mapping(summary.get("plan")), plan_svg, as_mapping(summary.get("shared"))),
             _workers(_objects(summary.get("workers"))), _settings(summary)]
 
 
@@ -176,7 +176,8 @@ def _cache(cache: Mapping[str, Any]) -> Section:
         *none, *(str(note) for note in (notes if isinstance(notes, list) else []))])
 
 
-def _plan(plan: Mapping[str, Any], plan_svg: str | None) -> Section:
+def _plan(plan: Mapping[str, Any], plan_svg: str | None, shared: Mapping[str, Any]) -> Section:
+    """Who has what, and whether rows of shared learnable features move."""
     roots = [" ".join(map(str, tree.get("root_relation") or ["?"]))
              for tree in _objects(plan.get("sub_metatrees"))]
     alone = plan.get("replication") == "none"
@@ -196,7 +197,10 @@ def _plan(plan: Mapping[str, Any], plan_svg: str | None) -> Section:
         "The metatree with node and edge counts, and the relations that each partition runs at "
         "each layer (L1 is the layer farthest from the target).")), _tables(Table(
             ["partition", "its own" if alone else "root relations", "relations", "nodes",
-             "edges", "weight"], rows, (2, 3, 4, 5))))
+             "edges", "weight"], rows, (2, 3, 4, 5))),
+        notes=(f"Learnable features of several partitions: partition.shared = "
+               f"{shared.get('asked')} ({shared.get('origin')}); {shared.get('reason')}.",)
+        if shared else ())
 
 
 def _workers(workers: Sequence[Mapping[str, Any]]) -> Section:

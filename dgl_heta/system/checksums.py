@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError
+from dgl_heta.system.atomic_files import plainly, write_atomic
 from dgl_heta.system.disk import npy_header
-from dgl_heta.system.files import plainly, write_atomic
 
 KEY = "sha256"
 _BLOCK = 2**22

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.cache.profile import DIRECTORY
+from dgl_heta.cache.visit_profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.choices import open_for, plan_for

@@ -1,7 +1,7 @@
 """Which learnable types are delegated, and to which partition: the fewest expected bytes.
 
 For each type that several partitions read at layer 1 there are two ways
-(:mod:`dgl_heta.planning.delegation`): its rows move, or partial aggregations do. Rows cost an id, a
+(:mod:`dgl_heta.planning.offloading`): its rows move, or partial aggregations do. Rows cost an id, a
 row and a gradient for each that another partition keeps. Delegated, each destination row
 that is no seed costs an id, a partial aggregation and its gradient, once for all types that the
 same partition aggregates; and what a partition reads of the type as a destination still moves.
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from dgl_heta.planning import traffic
-from dgl_heta.planning.delegation import can_delegate, delegated, shared_learnable
+from dgl_heta.planning.offloading import can_delegate, delegated, shared_learnable
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.reach import Reach, reach_of_each
+from dgl_heta.planning.receptive_field import Reach, reach_of_each
 from dgl_heta.planning.workload import Workload
 
 log = logging.getLogger("dgl_heta")
@@ -76,13 +76,19 @@ def choose(plan: Plan, work: Workload, way: str) -> tuple[Plan, list[Choice]]:
         `way` is "delegate" and the plan cannot delegate.
     """
     if way == "rows" or (way == "auto" and (
-            can_delegate(plan) is not None or work.reduce in ("max", "min"))):
+            can_delegate(plan) is not None or not worth_choosing(work))):
         return plan, []
     choices = _choices(plan, work, way == "delegate") if can_delegate(plan) is None else []
     owners = {c.ntype: c.owner for c in choices if c.chosen}
     if way == "delegate" and can_delegate(plan) is not None:
         owners = {plan.schema.node_types[0]: 0}  # says why it cannot
     return delegated(plan, owners), choices
+
+
+def worth_choosing(work: Workload) -> bool:
+    """Whether "auto" may delegate. For max and min every relation's aggregation is sent by itself,
+    which may be more than the rows; "delegate" does it all the same."""
+    return not work.takes_extremes
 
 
 def _choices(plan: Plan, work: Workload, always: bool) -> list[Choice]:
