@@ -59,8 +59,10 @@ class OwnPart:
                              "servers run elsewhere; start both by `dgl-heta launch`")
         self._graph = graph
         outside = (~local.ndata["inner_node"].bool()).nonzero().flatten()
+        # Sorted, so that a node's row among the copies is found by bisection.
         ids, order = local.ndata[NID][outside].sort()
         self._halo, self._places = ids, outside[order]
+        # With `num_hops` 1 a part has no in-edges of halo nodes, and none need be looked for.
         degrees = local.in_degrees(self._places) if len(ids) else self._places
         self._deep = bool((degrees > 0).any())
         self._typed: dict[str, Tensor] = {}
@@ -351,6 +353,7 @@ def _node_split(original: Any) -> Any:
                    force_even: bool = True, node_trainer_ids: Any = None) -> Any:
         if own_part() is None:
             return original(nodes, partition_book, ntype, rank, force_even, node_trainer_ids)
+        # Even shares would give a trainer nodes of other machines.
         return original(nodes, partition_book, ntype, rank, False, None)
     return node_split
 
