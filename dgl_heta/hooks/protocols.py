@@ -159,7 +159,8 @@ class Patches(Provider, Protocol):
     """
 
     def patches(self) -> Sequence[Patch]:
-        """Return the names that are replaced, each by one provider only."""
+        """Return the names that are replaced; the original of one that dgl-heta replaces itself is
+        what dgl-heta has there."""
         ...
 
 
