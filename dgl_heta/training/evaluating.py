@@ -49,8 +49,8 @@ def not_finite_text(evaluated: Evaluated, split: str) -> str:
     what = {"val": "validation", "test": "test"}[split]
     be = "is" if evaluated.not_finite == 1 else "are"
     return (f"{several(evaluated.not_finite, 'output')} of {what} nodes {be} NaN or infinite, so "
-            f"that there is no score of {what}: look for such values in the features of these nodes and "
-            "of their neighbours (`dgl-heta inspect`); if they have none, training diverged"
+            f"that there is no score of {what}: look for such values in the features of these nodes "
+            "and of their neighbours (`dgl-heta inspect`); if they have none, training diverged"
             if evaluated.not_finite else "")
 
 
