@@ -219,8 +219,8 @@ def check_balance(value: Any, schema: Schema) -> None:
             different = _check_kinds(f"balance_ntypes['{ntype}']", kinds, counts[ntype])
             if not np.array_equal(different, np.arange(len(different))):
                 raise InputError(f"balance_ntypes['{ntype}'] has the values "
-                                 f"{shown(different.tolist())}; they must be 0 … k - 1, each of them "
-                                 "there")
+                                 f"{shown(different.tolist())}; they must be 0 … k - 1, each "
+                                 "of them there")
 
 
 def _check_kinds(what: str, value: Any, count: int) -> np.ndarray:

@@ -49,9 +49,9 @@ def not_finite_text(evaluated: Evaluated, split: str) -> str:
     what = {"val": "validation", "test": "test"}[split]
     be = "is" if evaluated.not_finite == 1 else "are"
     return (f"{several(evaluated.not_finite, 'output')} of {what} nodes {be} NaN or infinite, so "
-            f"that there is no score of {what}: look for such values in the features of these nodes "
-            "and of their neighbours (`dgl-heta inspect`); if they have none, training diverged"
-            if evaluated.not_finite else "")
+            f"that there is no score of {what}: look for such values in the features of these "
+            "nodes and of their neighbours (`dgl-heta inspect`); if they have none, training "
+            "diverged" if evaluated.not_finite else "")
 
 
 def classes(engine: Engine, evaluated: Mapping[str, Evaluated]) -> dict[str, Any] | None:
