@@ -1,7 +1,7 @@
 """The arguments of DGL's `partition_graph`: which values are right, and which have an effect.
 
-One set of rules for both doors, `dgl_heta.partition_graph` and DGL's own name while dgl-heta is
-enabled: an argument is honoured, or refused, or said once to have no effect (docs/switching.md).
+One set of rules for both entry points, `dgl_heta.partition_graph` and DGL's own name while dgl-heta
+is enabled: an argument is honoured, or refused, or said once to have no effect (docs/switching.md).
 """
 
 from __future__ import annotations
@@ -216,10 +216,11 @@ def check_balance(value: Any, schema: Schema) -> None:
     else:
         for ntype, kinds in value.items():
             schema.check_node_type(ntype, "a key of balance_ntypes")
-            found = _check_kinds(f"balance_ntypes['{ntype}']", kinds, counts[ntype])
-            if not np.array_equal(found, np.arange(len(found))):
-                raise InputError(f"balance_ntypes['{ntype}'] has the values {shown(found.tolist())}"
-                                 "; they must be 0 … k - 1, each of them there")
+            different = _check_kinds(f"balance_ntypes['{ntype}']", kinds, counts[ntype])
+            if not np.array_equal(different, np.arange(len(different))):
+                raise InputError(f"balance_ntypes['{ntype}'] has the values "
+                                 f"{shown(different.tolist())}; they must be 0 … k - 1, each "
+                                 "of them there")
 
 
 def _check_kinds(what: str, value: Any, count: int) -> np.ndarray:

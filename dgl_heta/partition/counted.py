@@ -55,13 +55,13 @@ def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: i
 
     rng = np.random.default_rng(seed)
     random = {t: rng.integers(0, plan.num_parts, n) for t, n in store.schema.node_counts.items()}
-    found = {"dgl-heta": per_machine(counting.raf("dgl-heta", plan.without_owners())),
+    by_system = {"dgl-heta": per_machine(counting.raf("dgl-heta", plan.without_owners())),
              "DistDGL random": per_machine(counting.distdgl("", random))}
     owner, missing = metis_or_why(store, plan.num_parts)
     if owner is None:
-        return CountedRows(found, counting.steps, missing=missing)
-    found["DistDGL METIS"] = per_machine(counting.distdgl("", owner))
-    return CountedRows(found, counting.steps, _cut(store, owner) / max(_cut(store, random), 1))
+        return CountedRows(by_system, counting.steps, missing=missing)
+    by_system["DistDGL METIS"] = per_machine(counting.distdgl("", owner))
+    return CountedRows(by_system, counting.steps, _cut(store, owner) / max(_cut(store, random), 1))
 
 
 def _cut(store: Store, owner: Owner) -> int:

@@ -246,7 +246,7 @@ class Counting:
                    owners: Mapping[str, int], sent: Counter[str]) -> None:
         """Rows for which a partition asks others, and those of their types that it reads itself.
 
-        Without delegation it would draw the same rows above layer 1, which `batch` has.
+        Without offloading it would draw the same rows above layer 1, which `batch` has.
         """
         work, nodes = self._work, self._store.schema.node_counts
         (first,) = [block for block in batch.blocks if block.layer == 1]

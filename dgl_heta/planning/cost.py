@@ -63,7 +63,7 @@ def predict(plan: Plan, work: Workload) -> list[PartitionCost]:
 
 
 def _for_others(plan: Plan, work: Workload) -> list[float]:
-    """Bytes that each partition sends where relations are delegated: partial aggregations of rows
+    """Bytes that each partition sends where relations are offloaded: partial aggregations of rows
     of others, and gradients of those of its own rows."""
     sent = [0.0] * plan.num_parts
     if not plan.offloaded:

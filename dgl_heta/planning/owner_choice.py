@@ -1,8 +1,8 @@
-"""Which learnable types are delegated, and to which partition: the fewest expected bytes.
+"""The choice of owner partitions: which types are offloaded, and to whom, by expected bytes.
 
 For each type that several partitions read at layer 1 there are two ways
 (:mod:`dgl_heta.planning.offloading`): its rows move, or partial aggregations do. Rows cost an id, a
-row and a gradient for each that another partition keeps. Delegated, each destination row
+row and a gradient for each that another partition keeps. Offloaded, each destination row
 that is no seed costs an id, a partial aggregation and its gradient, once for all types that the
 same partition aggregates; and what a partition reads of the type as a destination still moves.
 
@@ -45,7 +45,7 @@ class Choice:
     owner : the partition that would aggregate it for the others.
     rows, partials : bytes of a step, of all workers, if rows move and if partial aggregations do
         (what is sent once for several types, shared evenly).
-    chosen : whether it is delegated.
+    chosen : whether it is offloaded.
     """
 
     ntype: str
@@ -63,11 +63,11 @@ class Choice:
 
 
 def choose(plan: Plan, work: Workload, way: str) -> tuple[Plan, list[Choice]]:
-    """The plan with the best delegation, and why.
+    """The plan with the best owner partitions, and why.
 
     Parameters
     ----------
-    way : "rows": nothing is delegated; "delegate": all that can be; "auto": what saves bytes.
+    way : "rows": nothing is offloaded; "delegate": all that can be; "auto": what saves bytes.
 
     Raises
     ------
@@ -123,7 +123,7 @@ class Expected:
 
     Attributes
     ----------
-    types : what can be delegated, most bytes first.
+    types : what can be offloaded, most bytes first.
     rows : bytes of each, of all workers, if its rows move.
     compared : how often all ways of one type were compared.
     """

@@ -24,7 +24,7 @@ def share_rows(plan: Plan, work: Workload, way: str, origin: Origin
 
     Parameters
     ----------
-    plan : one in which nothing is delegated.
+    plan : one in which nothing is offloaded.
     way : `partition.shared`.
 
     Raises
@@ -64,7 +64,7 @@ def share_rows_in_training(plan: Plan, settings: Settings) -> tuple[Plan, Sequen
 
 def share_rows_in_script(plan: Plan, settings: Settings, where: str) -> Plan:
     """The plan as a script runs it on machines that have a part each: what was not partitioned for
-    cannot be delegated any more.
+    cannot be offloaded any more.
 
     Parameters
     ----------

@@ -17,7 +17,7 @@ learnable
     Of rows owned by others: r (i + 2 h s): an id there, the value back, a gradient there; i is
     :func:`id_bytes`, a byte or two. In DistDGL scripts r (8 + i + h e + h s): their values come by
     DGL's servers, and gradients with ids of their own. In DistDGL itself r (8 + 2 h e).
-delegated
+offloaded
     Of rows that another partition aggregates: r 2 h s, a partial aggregation back and its gradient;
     the id that went there counts as sampling: :func:`unsorted_id_bytes`, three for most types.
 features

@@ -66,7 +66,7 @@ class NeighborSampler:
     held_out : edges that are left out of every sample; others are drawn in their place.
     threads : on how many threads relations are drawn side by side; blocks are the same.
     deliver : how rows come to the workers that aggregate them; needed where relations are
-        delegated.
+        offloaded.
     remote_states : whether the input features of such rows are read there, too; for models whose
         aggregations read the destination.
     together : whether every worker of the group has each node type of which any worker has such

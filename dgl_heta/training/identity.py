@@ -84,10 +84,10 @@ class Identity:
                    for section in {**before, **self.settings}
                    for name, old, new in _changed(section, before.get(section),
                                                   self.settings.get(section))]
-        found = [*([f"other settings: {', '.join(changed)}"] if changed else []),
+        differences = [*([f"other settings: {', '.join(changed)}"] if changed else []),
                  *(["another graph"] if note.get("graph") != self.graph else []),
                  *(["another plan"] if note.get("plan") != self.plan else [])]
-        return listing(found) if found else _OTHERS
+        return listing(differences) if differences else _OTHERS
 
 
 def _changed(section: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:

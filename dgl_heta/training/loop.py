@@ -160,8 +160,8 @@ def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> d
     apart = not engine.wrapped.equal()
     if apart:
         engine.wrapped.finish()
-        found = evaluate(engine, "val")
-        score = followed(engine.settings, found.score, found.metrics)
+        evaluated = evaluate(engine, "val")
+        score = followed(engine.settings, evaluated.score, evaluated.metrics)
         if not best or score is None or score > best["val_acc"]:
             return {"epoch": last, "val_acc": score}
     if best and best["epoch"] != last:
@@ -261,15 +261,15 @@ def _epoch(engine: Engine, epoch: int, run_dir: Path, own: list[OwnEpoch], repor
         raise _diverged(run_dir, f"the loss of epoch {epoch} is {loss}")
     every = settings.train.eval_every
     validate = epoch % every == 0 or epoch == settings.train.epochs
-    found = evaluate(engine, "val") if validate else NOTHING
-    if text := not_finite_text(found, "val"):
+    evaluated = evaluate(engine, "val") if validate else NOTHING
+    if text := not_finite_text(evaluated, "val"):
         report({"event": "note", "text": f"epoch {epoch}: {text}"})
     causes = {cause: int(total) for cause, total in zip(CAUSES, engine.sum_over_workers(
         torch.tensor([float(sent[c]) for c in CAUSES], dtype=torch.float64)))}
     return EpochRecord(
-        epoch, loss, train_acc, found.score,
+        epoch, loss, train_acc, evaluated.score,
         {**{s: stages.get(s, 0.0) for s in STAGES}, "waiting": waiting, "total": seconds},
-        {**causes, "total": sum(causes.values())}, peak_rss_mb(), found.metrics, cached, ahead)
+        {**causes, "total": sum(causes.values())}, peak_rss_mb(), evaluated.metrics, cached, ahead)
 
 
 def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
@@ -284,8 +284,8 @@ def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
 
     epochs = own[1:] or own or [OwnEpoch(0.0, 0.0, 0.0)]
     means = [sum(column) / len(epochs) for column in zip(*map(astuple, epochs))]
-    mine = torch.tensor([[peak_rss_mb(), *means]], dtype=torch.float64)
-    workers = world.all_gather_rows(mine, [1] * world.size, "control").tolist()
+    own_figures = torch.tensor([[peak_rss_mb(), *means]], dtype=torch.float64)
+    workers = world.all_gather_rows(own_figures, [1] * world.size, "control").tolist()
     return {
         **scores,
         "best_epoch": best.get("epoch"), "epochs": len(history),

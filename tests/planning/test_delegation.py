@@ -202,7 +202,7 @@ def test_what_is_not_asked_for_or_cannot_be_merged_stays_as_it_is() -> None:
     assert choose(one, Workload(), "auto") == (one, [])
     with pytest.raises(InputError, match=r"nothing can be delegated.*partition\.shared = rows"):
         choose(one, Workload(), "delegate")
-    assert replace(plan, delegates={}) == plan
+    assert replace(plan, offloaded={}) == plan
 
 
 def test_what_delegation_sends_is_predicted() -> None:
