@@ -186,17 +186,17 @@ def _number_by_number(use: _Use) -> bool:
 
 
 def _reshaped(use: _Use) -> bool:
-    """The numbers of each row stay together if there are as many rows as before."""
+    # That there are as many rows as before is seen in the result.
     return use.first and (use.number == 1 or use.args[-1].ids.like(use.rows.ids))
 
 
 def _along(position: int) -> Callable[[_Use], bool]:
-    """Along dimensions, the argument at a position, which must not be that of the rows."""
+    """Return a rule of functions along dimensions, which their argument at a position has."""
     return lambda use: use.alone and _beside(use.argument("dim", position), use.dims)
 
 
 def _joined(use: _Use) -> bool:
-    """Columns of several rows side by side, along another dimension than rows."""
+    # Columns side by side; a stack has one dimension more.
     return _alike(use.args[0], use.rows) and _beside(use.argument("dim", 1, 0),
                                                      use.dims + (use.name == "stack"))
 
@@ -216,14 +216,14 @@ def _repeated(use: _Use) -> bool:
 
 
 def _indexed(use: _Use) -> bool:
-    """All rows, and any of their columns."""
+    # All rows, and any of their columns.
     index = use.args[1]
     return use.alone and isinstance(index, tuple) and (
         index[0] is Ellipsis or (isinstance(index[0], slice) and index[0] == slice(None)))
 
 
 def _product(use: _Use) -> bool:
-    """The product of rows and a matrix that is no data of edges."""
+    # Of rows and a matrix that is no data of edges: a stack of matrices would meet the rows.
     return use.alone and use.dims > 1 and all(
         x.dim() < 3 for x in use.args[1:] if isinstance(x, Tensor))
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class EdgeView:
-    """What a block has as `edges`.
+    """The attribute `edges` of a block.
 
     Parameters
     ----------

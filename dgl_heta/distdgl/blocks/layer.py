@@ -55,8 +55,6 @@ class Layer:
         self._joined: dict[Relation, tuple[RelationBlock, RelationGraph]] = {}
         self._edges_of_all: dict[Relation, int] | None = None
 
-    # --- nodes ------------------------------------------------------------------------------------
-
     def exchanges(self, ntype: str) -> bool:
         """Return whether trainers exchange rows of these destinations; the same on all of them."""
         return self.session.group.size > 1 and (
@@ -69,8 +67,6 @@ class Layer:
             return ids[:self.block.num_dst.get(ntype, 0)]
         return torch.cat([ids[:self.block.num_own(ntype)], torch.from_numpy(remote.ids)])
 
-    # --- edges ------------------------------------------------------------------------------------
-
     def count(self, relation: Relation) -> int:
         """Return how many edges of a relation this machine has."""
         return sum(len(edges.indices) for edges in self.pieces(relation))
@@ -80,10 +76,8 @@ class Layer:
         return [edges for edges in self.block.into(relation.dst) if edges.relation == relation]
 
     def edges_of_all(self, relation: Relation) -> int:
-        """Return how many edges of a relation the machines of the group have.
-
-        Collective at the first call of a block, for all relations: all trainers must ask.
-        """
+        """Return how many edges of a relation the machines of the group have."""
+        # Collective at the first call of a block, for all relations: all trainers must ask.
         if self._edges_of_all is None:
             relations = self.session.store.schema.relations
             own = torch.tensor([self.count(r) for r in relations])
@@ -99,8 +93,6 @@ class Layer:
         begin = sum(len(edges.indices) for edges in before)
         return {name: column[begin:begin + len(wanted.indices)]
                 for name, column in g._edge_frames.of(wanted.relation).items()}
-
-    # --- graphs of relations ----------------------------------------------------------------------
 
     def graph(self, number: int, device: torch.device) -> RelationGraph:
         """Return the graph of the edges of that number in `block.edges`: all source rows, the

@@ -60,13 +60,12 @@ def agreed_form(layer: Layer, owner: tuple[Any, ...], shapes: Iterable[torch.Siz
                 dtypes: Iterable[torch.dtype]) -> RowForm | None:
     """Return the form of a row as any trainer of the group knows it; None if nobody does.
 
-    Collective: an all-reduce at the first call of an epoch, and again where nobody knew.
-
     Parameters
     ----------
     owner : the module that gives the rows, and which of its rows they are.
     shapes, dtypes : what this trainer knows; of several dtypes the result has the common one.
     """
+    # Collective: an all-reduce at the first call of an epoch, and again where nobody knew.
     key = (*owner, *_conditions(layer, owner[0]))
     # All trainers have the same keys, so they come here or not together.
     if known(layer).get(key) is None:
@@ -79,10 +78,9 @@ def agreed_form(layer: Layer, owner: tuple[Any, ...], shapes: Iterable[torch.Siz
 def complete_types(layer: Layer, merged: dict[str, Tensor], wanted: Iterable[str], owner: Any,
                    like: Tensor) -> dict[str, Tensor]:
     """Return results of all wanted node types, in DGL's order; without a row where the type is on
-    other machines alone.
-
-    Collective: an all-reduce at the first call of an epoch, in which who has rows tells their form.
-    """
+    other machines alone."""
+    # Collective: an all-reduce at the first call of an epoch, in which who has rows tells their
+    # form.
     session = layer.session
     ntypes = sorted({r.dst for r in session.store.schema.relations})
     key = ("all types", owner, *_conditions(layer, owner))

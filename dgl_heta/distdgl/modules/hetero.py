@@ -133,11 +133,9 @@ def _run(call: _HeteroCall) -> dict[str, Tensor]:
 
 
 def _choose_modules(call: _HeteroCall) -> None:
-    """Find the relations of the model, and those whose modules read no destinations.
-
-    Collective: at most one agreement an epoch. It comes first, because trainers decide by it which
-    destinations they exchange.
-    """
+    """Find the relations of the model, and those whose modules read no destinations."""
+    # Collective: at most one agreement an epoch. It comes first, because trainers decide by it
+    # which destinations they exchange.
     sources = call.sources
     for relation in call.layer.session.store.schema.relations:
         try:
@@ -190,11 +188,9 @@ def _read_no_destinations(call: _HeteroCall, graph_convs: Mapping[Relation, Any]
 
 
 def _bring_destinations(call: _HeteroCall) -> None:
-    """Bring the states of destinations that modules here read and other trainers have.
-
-    Collectives: remote destinations first, with what they agree on once an epoch; then at the last
-    layer the seeds of all trainers, type by type in the schema's order.
-    """
+    """Bring the states of destinations that modules here read and other trainers have."""
+    # Collectives: remote destinations first, with what they agree on once an epoch; then at the
+    # last layer the seeds of all trainers, type by type in the schema's order.
     layer, given = call.layer, call.given_destinations
     remote = (states_with_remote(layer, call.conv, given, call.read, call.like)
               if has_remote(layer) else {})
@@ -206,10 +202,8 @@ def _bring_destinations(call: _HeteroCall) -> None:
 
 
 def _exchange_before_weights(call: _HeteroCall) -> None:
-    """Merge GraphConvs that make rows wider before the product, where that saves bytes.
-
-    Collective: one exchange for each such type at the last layer; plan and model say which.
-    """
+    """Merge GraphConvs that make rows wider before the product, where that saves bytes."""
+    # Collective: one exchange for each such type at the last layer; plan and model say which.
     layer = call.layer
     if not layer.block.last or not layer.planned or call.aggregate != "sum":
         return
@@ -223,10 +217,8 @@ def _exchange_before_weights(call: _HeteroCall) -> None:
 
 def _run_relations(call: _HeteroCall) -> None:
     """Run the relations of this machine: all that a fused convolution computes at once, then each
-    other module once with all rows of its relation.
-
-    Collective: none but, in training, the buffers of modules that have any.
-    """
+    other module once with all rows of its relation."""
+    # Collective: none but, in training, the buffers of modules that have any.
     fused: dict[Any, dict[int, RelationCall]] = {}
     others: dict[Relation, int] = {}
     for number, edges in enumerate(call.layer.block.edges):
@@ -277,11 +269,9 @@ def _call_module(call: _HeteroCall, relation: Relation) -> Part | None:
 
 
 def _merge(call: _HeteroCall) -> None:
-    """Merge the relations of each destination type over the group.
-
-    Collectives: of each type with seeds or remote destinations, in the schema's order; trainers
-    without a relation into it take part, too.
-    """
+    """Merge the relations of each destination type over the group."""
+    # Collectives: of each type with seeds or remote destinations, in the schema's order; trainers
+    # without a relation into it take part, too.
     block = call.layer.block
     parts: dict[str, list[Part]] = {t: [] for t in block.num_dst if t not in call.merged}
     for _, (edges, rows) in sorted(call.values.items(), key=lambda item: item[0]):
@@ -302,10 +292,8 @@ def _is_merged(call: _HeteroCall, relation: Relation) -> bool:
 
 
 def _complete(call: _HeteroCall) -> dict[str, Tensor]:
-    """Return the result with all types that plain DGL has, in its order.
-
-    Collective: one agreement an epoch; last, because it tells what was merged.
-    """
+    """Return the result with all types that plain DGL has, in its order."""
+    # Collective: one agreement an epoch; last, because it tells what was merged.
     wanted = {r.dst for r in call.modules if _is_merged(call, r)}
     every = complete_types(call.layer, call.merged, wanted, call.conv, call.like)
     return without_absent(call.layer, every, call.given_destinations)

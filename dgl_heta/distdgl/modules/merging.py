@@ -79,8 +79,6 @@ def merge_relations(layer: Layer, ntype: str, parts: list[Part], aggregate: Aggr
                     ) -> Tensor | None:
     """Merge the relations of one destination type over the group; None if there are none.
 
-    Collective: the form of a row once an epoch (:func:`.agreements.agreed_form`), then the rows.
-
     Parameters
     ----------
     parts : rows of each relation on this machine, (edges.num_rows, …).
@@ -88,6 +86,7 @@ def merge_relations(layer: Layer, ntype: str, parts: list[Part], aggregate: Aggr
     relations : all that may be merged, in the order for 'stack' and callables, and whether plain
         DGL merges them here.
     """
+    # Collective: the form of a row once an epoch (:func:`.agreements.agreed_form`), then the rows.
     form = _form(layer, ntype, parts, owner)
     if form is None:
         return None

@@ -150,11 +150,9 @@ def functions_of(layer: Layer, etype_dict: Mapping[Any, Any]) -> dict[Relation, 
 
 def agree(g: RafBlock, layer: Layer, functions: Mapping[Relation, Functions], cross_reducer: Any
           ) -> tuple[CallPlan, Any]:
-    """Return the plan of a call, and the key by which it is known when it comes again.
-
-    Collectives: a word for each relation and the digest of the description; the descriptions, in
-    JSON, where the call is new to any trainer (all see all digests, so they know the same).
-    """
+    """Return the plan of a call, and the key by which it is known when it comes again."""
+    # Collectives: a word for each relation and the digest of the description; the descriptions, in
+    # JSON, where the call is new to any trainer (all see all digests, so they know the same).
     group, relations = layer.session.group, list(layer.session.store.schema.relations)
     here = {edges.relation for edges in layer.block.edges if len(edges.indices)}
     words = [_IN_DICTIONARY * (r in functions) + _HAS_EDGES * (r in here)

@@ -77,11 +77,9 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
 
 def _update(g: RafBlock, layer: Layer, etype_dict: Mapping[Any, Any], cross_reducer: Any,
             tell_merged: Callable[[str, Tensor], None]) -> list[str]:
-    """Put what is merged on the block; return the node types that have got it.
-
-    Collectives: the plan of the call; the destinations' columns; the output fields, unless they are
-    known; then each field of each type, in an order that all trainers know from the fields.
-    """
+    """Put what is merged on the block; return the node types that have got it."""
+    # Collectives: the plan of the call; the destinations' columns; the output fields, unless they
+    # are known; then each field of each type, in an order that all trainers know from the fields.
     functions = message_functions.functions_of(layer, etype_dict)
     plan, key = message_functions.agree(g, layer, functions, cross_reducer)
     call = _UpdateCall(g, layer, functions, plan, cross_reducer, Outputs())

@@ -39,7 +39,7 @@ class RelationCall:
 
     @property
     def in_edges(self) -> InEdges:
-        """The edges on the device of the source rows."""
+        """Return the edges on the device of the source rows."""
         device = self.source.device
         return InEdges(self.edges.indptr.to(device), self.edges.indices.to(device))
 

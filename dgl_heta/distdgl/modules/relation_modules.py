@@ -122,14 +122,13 @@ def shared_buffers(conv: Any, layer: Layer, called: Collection[Relation]) -> Ite
     """Let the body call modules of relations; bring what they keep in buffers (running statistics,
     the vectors of spectral_norm) from the trainer that ran them to the others of its group.
 
-    Collective in training, if a module has buffers: an all-reduce of who ran which relation, then
-    each buffer.
-
     Raises
     ------
     HetaError
         What several relations have in common has changed, on any trainer.
     """
+    # Collective in training, if a module has buffers: an all-reduce of who ran which relation, then
+    # each buffer.
     buffers = _buffers_of(conv, layer)
     before = buffers.versions() if buffers else []
     yield

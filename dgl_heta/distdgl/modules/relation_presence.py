@@ -26,7 +26,7 @@ _MOST = 62  # trainers of a group: a bit each in an int64
 
 @dataclass
 class Presence:
-    """Of one block; trainers are bits by their place in the group.
+    """The presence of a block's relations; trainers are bits by their position in the group.
 
     Attributes
     ----------
@@ -49,10 +49,8 @@ class Presence:
 
 
 def presence(layer: Layer) -> Presence:
-    """Return the presence of a block's relations, which the group agrees on once per block.
-
-    Collective: 8 bytes a seed and layer above, and 8 a relation. All trainers must ask alike.
-    """
+    """Return the presence of a block's relations, which the group agrees on once per block."""
+    # Collective: 8 bytes a seed and layer above, and 8 a relation. All trainers must ask alike.
     if layer.presence is None:
         group, block = layer.session.group, layer.block
         if group.size > _MOST:

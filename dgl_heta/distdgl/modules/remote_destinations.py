@@ -35,10 +35,8 @@ def mapped(function: Callable[[Tensor], Tensor], rows: Any) -> Any:
 
 
 def all_destinations(layer: Layer, ntype: str, rows: Tensor) -> Tensor:
-    """Return all destination rows of a type on this machine, from the trainer's own.
-
-    Collective, see :func:`with_seeds` and :func:`with_remote`.
-    """
+    """Return all destination rows of a type on this machine, from the trainer's own."""
+    # Collective, see :func:`with_seeds` and :func:`with_remote`.
     if has_remote(layer) and ntype in layer.block.guests:
         return with_remote(layer, ntype, rows)
     if ntype not in layer.block.num_dst:
@@ -48,12 +46,10 @@ def all_destinations(layer: Layer, ntype: str, rows: Tensor) -> Tensor:
 
 
 def with_seeds(layer: Layer, ntype: str, rows: Any, read: bool) -> Any:
-    """Return the destination rows of a type with those of all the group's seeds at the last layer.
-
-    Collective if they are `read` there: the trainers gather them, for the script gives its own
-    seeds' alone, or these alone are complete. Elsewhere the rows are here already. `rows` can be
-    several tensors, in tuples, lists and dictionaries.
-    """
+    """Return the destination rows of a type, at the last layer with those of all the group's seeds;
+    `rows` can be several tensors, in tuples, lists and dictionaries."""
+    # Collective if they are `read` there: the trainers gather them, for the script gives its own
+    # seeds' alone, or these alone are complete. Elsewhere the rows are here already.
     block = layer.block
     if not read or not block.last or layer.session.group.size == 1 or not block.num_seeds(ntype):
         return mapped(lambda x: x[:block.num_dst[ntype]], rows)
@@ -81,9 +77,6 @@ def states_with_remote(layer: Layer, owner: Any, given: Mapping[str, Any], read:
     """Return per node type with remote destinations the states of all destination rows, if modules
     `read` them, else of this trainer's own.
 
-    Collective: what states are built of and their forms once an epoch, then the rows, type by type
-    and tensor by tensor.
-
     Parameters
     ----------
     given : the script's states of its own rows; a type without rows may not be there.
@@ -95,6 +88,8 @@ def states_with_remote(layer: Layer, owner: Any, given: Mapping[str, Any], read:
         A type that has rows was left out on one trainer and not on another; or its states are of
         other tensors on one than on another.
     """
+    # Collective: what states are built of and their forms once an epoch, then the rows, type by
+    # type and tensor by tensor.
     states: dict[str, Any] = {}
     for ntype, structure in _structures(layer, owner, given).items():
         rows = given.get(ntype)

@@ -64,10 +64,8 @@ class SliceCall:
         return EdgeIds(self.relation, self.layer)
 
     def graph(self, columns: NodeColumns | None = None) -> tuple[RelationBlock, RelationGraph]:
-        """Return this machine's edges, and their graph, with data of all destinations here.
-
-        Collective: each of the destinations' columns is brought, in the order of `columns`.
-        """
+        """Return this machine's edges, and their graph, with data of all destinations here."""
+        # Collective: each of the destinations' columns is brought, in the order of `columns`.
         layer, device = self.layer, self.g.device
         edges, _ = layer.edges_of(self.relation, device)
         data = {name: edges.of(all_destinations(layer, self.relation.dst, x))
@@ -76,10 +74,8 @@ class SliceCall:
         return layer.relation(self.relation, self.g, Frame(data, edges.num_rows))
 
     def merged(self, edges: RelationBlock, rows: Tensor, complete: bool = False) -> Tensor:
-        """Return rows of this trainer's destinations, from (edges.num_rows, …) on every machine.
-
-        Collective. `complete`: those that no edge reads here, too.
-        """
+        """Return rows of this trainer's destinations, from (edges.num_rows, …) on every machine; if
+        `complete`, those that no edge reads here, too. Collective."""
         block, ntype = self.layer.block, self.relation.dst
         if not block.num_dst.get(ntype) and ntype not in block.guests:
             return rows[:0]
@@ -95,8 +91,6 @@ def _call(g: RafBlock, operation: str, read: NodeColumns, functions: str = ""
           ) -> Iterator[SliceCall]:
     """Let a call on a slice run in the body, which all trainers of the group make.
 
-    Collective: 8 bytes a trainer that stand for the call, before any row is sent.
-
     Parameters
     ----------
     operation : what is called.
@@ -108,6 +102,7 @@ def _call(g: RafBlock, operation: str, read: NodeColumns, functions: str = ""
     HetaError
         Another trainer makes another call: on all of them.
     """
+    # Collective: 8 bytes a trainer that stand for the call, before any row is sent.
     layer, relation = g._graph.layer, g._graph.relation
     of_ends = [{ntype: [x for key, x in read.items() if key[0] == end]}
                for end, ntype in (("u", relation.src), ("v", relation.dst))]
@@ -144,11 +139,9 @@ def is_slice(g: Any) -> bool:
 
 
 def update_all(g: RafBlock, message: Any, reduce: Any, apply: Any = None) -> None:
-    """Run `DGLGraph.update_all` on a slice.
-
-    Collectives: the destinations' columns; the form of what a script's own functions give; then
-    each output field, by name.
-    """
+    """Run `DGLGraph.update_all` on a slice."""
+    # Collectives: the destinations' columns; the form of what a script's own functions give; then
+    # each output field, by name.
     functions = Functions(message, reduce)
     columns = _read(g, functions)
     with _call(g, "update_all", columns, functions.describe()) as call:
@@ -196,10 +189,8 @@ def _zeros(graph: RelationGraph, functions: Functions) -> dict[str, Tensor]:
 
 def _agreed_fields(call: SliceCall, edges: RelationBlock, fields: dict[str, Tensor]
                    ) -> dict[str, Tensor]:
-    """Return what a script's own functions give where there are edges, else zeros of that form.
-
-    Collective: the forms of all trainers, in JSON.
-    """
+    """Return what a script's own functions give where there are edges, else zeros of that form."""
+    # Collective: the forms of all trainers, in JSON.
     own, here = described(fields), len(edges.indices) > 0
     told = call.layer.session.group.all_gather_json([here, own], "control")
     first, *others = [forms for there, forms in told if there] or [own]
