@@ -40,7 +40,7 @@ class PlainBlock(DGLBlock):
         return SliceData(self, self.etypes[0], super().edata, self.layer or self._of)
 
     def __getitem__(self, key: Any) -> Any:
-        piece = super().__getitem__(key)
+        piece = super().__getitem__(key)  # of this class, as DGL makes slices
         piece._of = self.layer or self._of
         return piece
 

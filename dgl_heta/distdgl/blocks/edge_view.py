@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import dgl
+from dgl.view import EdgeSpace
 from torch import Tensor
 
 from dgl_heta.distdgl.blocks.edge_ids import EdgeIds, ids_of
@@ -47,13 +48,6 @@ class EdgeView:
         if space is None:
             refuse("edges of a block", operation="edges")
         return space
-
-
-class EdgeSpace:
-    """The edges of one relation: `data` alone, as in DGL."""
-
-    def __init__(self, data: EdgeData) -> None:
-        self.data = data
 
 
 class EdgeData(MutableMapping[str, Any]):

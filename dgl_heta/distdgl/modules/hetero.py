@@ -30,7 +30,7 @@ from dgl_heta.distdgl.modules.merging import (
 )
 from dgl_heta.distdgl.modules.module_hooks import is_plain_module
 from dgl_heta.distdgl.modules.narrow_exchange import members_that_gain, sum_of_products
-from dgl_heta.distdgl.modules.relation_call import RelationCall
+from dgl_heta.distdgl.modules.relation_call import FusedConvolution, RelationCall
 from dgl_heta.distdgl.modules.relation_modules import call_module, runs_alone, shared_buffers
 from dgl_heta.distdgl.modules.remote_destinations import (
     has_remote,
@@ -48,8 +48,8 @@ from dgl_heta.system.nested import of_type
 if TYPE_CHECKING:
     from dgl_heta.distdgl.blocks.raf_block import RafBlock
 
-FUSED: tuple[Any, ...] = (graph_conv, gat_conv, sage_conv)
-"""Convolutions that are computed for all relations at once (:mod:`.relation_call`)."""
+FUSED: tuple[FusedConvolution, ...] = (graph_conv, gat_conv, sage_conv)
+"""Convolutions that are computed for all relations at once."""
 
 _BY_FUNCTION = {hetero._sum_reduce_func: "sum", hetero._mean_reduce_func: "mean",
                 hetero._max_reduce_func: "max", hetero._min_reduce_func: "min"}
@@ -124,6 +124,8 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
 
 
 def _run(call: _HeteroCall) -> dict[str, Tensor]:
+    # Trainers meet in these steps in this order, whether or not a machine has a relation of its own
+    # there, so none is left out.
     _choose_modules(call)
     _bring_destinations(call)
     _exchange_before_weights(call)
@@ -143,6 +145,7 @@ def _choose_modules(call: _HeteroCall) -> None:
         except KeyError:  # as in DGL, unless the relation has no rows
             if relation.src in sources and relation.dst in call.given_destinations:
                 raise
+    # DGL's GraphConv alone is known to leave its destinations unread.
     graph_convs = {r: m for r, m in call.modules.items() if graph_conv.is_graph_conv(m)}
     for module in graph_convs.values():
         if call.layer.session.group.size > 1 and module._norm not in ("right", "none"):
@@ -219,7 +222,7 @@ def _run_relations(call: _HeteroCall) -> None:
     """Run the relations of this machine: all that a fused convolution computes at once, then each
     other module once with all rows of its relation."""
     # Collective: none but, in training, the buffers of modules that have any.
-    fused: dict[Any, dict[int, RelationCall]] = {}
+    fused: dict[FusedConvolution, dict[int, RelationCall]] = {}
     others: dict[Relation, int] = {}
     for number, edges in enumerate(call.layer.block.edges):
         relation = edges.relation

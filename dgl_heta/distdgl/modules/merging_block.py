@@ -82,6 +82,7 @@ def make_blocks(session: Session, batch: MiniBatch,
     for number, block in enumerate(batch.blocks):
         layer = Layer(session, block, ids, batch.blocks, planned)
         index = BlockIndex(layer, every)
+        # Rows of every block lead those of the input, so its ids serve all, but with `levels`.
         sources, destinations = levels[number:number + 2] or (ids, ids)
         frames = [Frame({dgl.NID: nodes.get(t, _NO_IDS)[:index.num_nodes(end * len(types) + i)]})
                   for end, nodes in enumerate((sources, destinations))

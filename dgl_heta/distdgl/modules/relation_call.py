@@ -1,18 +1,14 @@
-"""The call of one relation's module inside HeteroGraphConv, as the fused convolutions see it.
-
-A fused convolution is a module of this package with two functions: `fits(call)` says whether it
-computes what the relation's module would, and `run_together(calls)` computes several calls at once,
-which is where the time is saved. :data:`.hetero.FUSED` lists them.
-"""
+"""The call of one relation's module inside HeteroGraphConv, as the fused convolutions see it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from dgl_heta.nn.parts import Part
 from dgl_heta.sampling.blocks import InEdges, RelationBlock
 
 
@@ -44,9 +40,21 @@ class RelationCall:
         return InEdges(self.edges.indptr.to(device), self.edges.indices.to(device))
 
 
+class FusedConvolution(Protocol):
+    """A module of this package that computes the calls of several relations at once, which is where
+    the time is saved; :data:`.hetero.FUSED` lists them."""
+
+    def fits(self, call: RelationCall) -> bool:
+        """Return whether it computes what the relation's module would."""
+
+    def run_together(self, calls: Sequence[RelationCall]) -> list[Part]:
+        """Return what the modules would, each with the edges of its rows."""
+
+
 def run_alike(calls: Sequence[RelationCall], kind: Callable[[RelationCall], Hashable],
               run: Callable[[list[RelationCall]], Sequence[Tensor]]) -> list[Tensor]:
     """Run calls of one kind together; return all values in the order of the calls."""
+    # Each call of a kernel has a cost of its own, which hundreds of relations would pay one by one.
     alike: dict[Hashable, list[int]] = {}
     for number, call in enumerate(calls):
         alike.setdefault(kind(call), []).append(number)

@@ -67,7 +67,7 @@ def _run(calls: list[RelationCall]) -> list[Tensor]:
 
 def _finished(module: Any, rows: Tensor) -> Tensor:
     """Apply what follows the two products: the bias, the activation, the norm."""
-    if module.fc_self.bias is not None:
+    if module.fc_self.bias is not None:  # DGL has the one bias there
         rows = rows + module.fc_self.bias
     if module.activation is not None:
         rows = module.activation(rows)
