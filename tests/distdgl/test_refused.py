@@ -18,7 +18,7 @@ from dgl.nn.pytorch import GraphConv
 from dgl_heta.distdgl.blocks import edge_ids
 from dgl_heta.distdgl.blocks.edge_view import EdgeData
 from dgl_heta.distdgl.blocks.layer import Layer
-from dgl_heta.distdgl.modules import hetero, merging, multi_update, remote_destinations
+from dgl_heta.distdgl.modules import destination_states, hetero, merging, multi_update
 from dgl_heta.distdgl.modules.message_functions import Functions, Outputs
 from dgl_heta.distdgl.modules.relation_presence import Presence, presence
 from dgl_heta.distdgl.refusals import BLOCKS, MODULES
@@ -61,13 +61,13 @@ def test_an_unknown_aggregation() -> None:
 def test_states_that_trainers_cannot_send() -> None:
     layer: Any = SimpleNamespace(block=SimpleNamespace(num_own=lambda ntype: 1))
     refused("states that are no tensors",
-            lambda: remote_destinations._structure(layer, "paper", {"x": "no tensor"}))
-    assert remote_destinations._structure(layer, "paper", None) == "left out"
-    assert remote_destinations._one([None, "tree", "tree"], "paper") == "tree"
+            lambda: destination_states._structure(layer, "paper", {"x": "no tensor"}))
+    assert destination_states._structure(layer, "paper", None) == "left out"
+    assert destination_states._one([None, "tree", "tree"], "paper") == "tree"
     refused("states left out by some",
-            lambda: remote_destinations._one(["left out", "tree"], "paper"))
+            lambda: destination_states._one(["left out", "tree"], "paper"))
     refused("states of other tensors",
-            lambda: remote_destinations._one(["tree", "another"], "paper"))
+            lambda: destination_states._one(["tree", "another"], "paper"))
 
 
 def test_own_functions_in_a_large_group() -> None:

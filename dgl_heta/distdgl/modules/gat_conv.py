@@ -19,7 +19,7 @@ from dgl_heta.distdgl.modules.module_hooks import is_plain_module
 from dgl_heta.distdgl.modules.relation_call import RelationCall, run_alike
 from dgl_heta.nn.joined import elementwise
 from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.nn.parts import Part
+from dgl_heta.nn.row_parts import Part
 from dgl_heta.sampling.blocks import InEdges
 
 _EDGES_PER_SOURCE = 2

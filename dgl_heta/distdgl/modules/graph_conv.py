@@ -16,9 +16,9 @@ from torch import Tensor
 from dgl_heta.distdgl.modules.module_hooks import is_plain_module
 from dgl_heta.distdgl.modules.relation_call import RelationCall, run_alike
 from dgl_heta.nn.aggregate import reduce_each, segment_reduce
-from dgl_heta.nn.gradients import shaped
+from dgl_heta.nn.gradient_hub import shaped
 from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.nn.parts import Part
+from dgl_heta.nn.row_parts import Part
 from dgl_heta.sampling.blocks import InEdges
 
 

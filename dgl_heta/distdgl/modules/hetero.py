@@ -21,6 +21,13 @@ from dgl_heta.distdgl.blocks.edge_rows import EdgeRows, unguarded
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.modules import gat_conv, graph_conv, sage_conv
 from dgl_heta.distdgl.modules.agreements import complete_types
+from dgl_heta.distdgl.modules.destination_states import (
+    has_remote,
+    mapped,
+    states_with_remote,
+    with_seeds,
+    without_absent,
+)
 from dgl_heta.distdgl.modules.hetero_convs import DGLS, Called
 from dgl_heta.distdgl.modules.merging import (
     Aggregate,
@@ -32,17 +39,10 @@ from dgl_heta.distdgl.modules.module_hooks import is_plain_module
 from dgl_heta.distdgl.modules.narrow_exchange import members_that_gain, sum_of_products
 from dgl_heta.distdgl.modules.relation_call import FusedConvolution, RelationCall
 from dgl_heta.distdgl.modules.relation_modules import call_module, runs_alone, shared_buffers
-from dgl_heta.distdgl.modules.remote_destinations import (
-    has_remote,
-    mapped,
-    states_with_remote,
-    with_seeds,
-    without_absent,
-)
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.features.deferred import LazyRows
 from dgl_heta.graph.schema import Relation
-from dgl_heta.nn.parts import Part
+from dgl_heta.nn.row_parts import Part
 from dgl_heta.system.nested import of_type
 
 if TYPE_CHECKING:

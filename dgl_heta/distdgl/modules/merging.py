@@ -26,7 +26,7 @@ from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.cross import merge
-from dgl_heta.nn.parts import Part
+from dgl_heta.nn.row_parts import Part
 from dgl_heta.sampling.blocks import Block
 
 if TYPE_CHECKING:

@@ -20,6 +20,7 @@ from torch import Tensor
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.modules import message_functions
 from dgl_heta.distdgl.modules.agreements import known
+from dgl_heta.distdgl.modules.destination_states import all_destinations
 from dgl_heta.distdgl.modules.merging import layer_to_merge, merge_agreed, merge_scope
 from dgl_heta.distdgl.modules.message_functions import (
     EXTREMES,
@@ -29,11 +30,10 @@ from dgl_heta.distdgl.modules.message_functions import (
     builtin,
 )
 from dgl_heta.distdgl.modules.relation_presence import Presence, presence
-from dgl_heta.distdgl.modules.remote_destinations import all_destinations
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.nn.parts import Part
+from dgl_heta.nn.row_parts import Part
 from dgl_heta.sampling.blocks import RelationBlock
 
 if TYPE_CHECKING:

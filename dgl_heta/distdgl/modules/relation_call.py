@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from dgl_heta.nn.parts import Part
+from dgl_heta.nn.row_parts import Part
 from dgl_heta.sampling.blocks import InEdges, RelationBlock
 
 

@@ -20,8 +20,7 @@ from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.source_trainers import below, of_seeds, with_guests
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, RelationBlock
-
-_MOST = 62  # trainers of a group: a bit each in an int64
+from dgl_heta.sampling.trainer_bits import MOST_TRAINERS
 
 
 @dataclass
@@ -53,8 +52,8 @@ def presence(layer: Layer) -> Presence:
     # Collective: 8 bytes a seed and layer above, and 8 a relation. All trainers must ask alike.
     if layer.presence is None:
         group, block = layer.session.group, layer.block
-        if group.size > _MOST:
-            refuse("own functions in a large group", trainers=group.size, most=_MOST)
+        if group.size > MOST_TRAINERS:
+            refuse("own functions in a large group", trainers=group.size, most=MOST_TRAINERS)
         blocks = layer.blocks
         rows = with_guests(block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group,
                            "control")

@@ -18,7 +18,7 @@ from dgl_heta.distdgl.modules.module_hooks import is_plain_module
 from dgl_heta.distdgl.modules.relation_call import RelationCall, run_alike
 from dgl_heta.nn.aggregate import reduce_each
 from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.nn.parts import Part
+from dgl_heta.nn.row_parts import Part
 
 
 def fits(call: RelationCall) -> bool:
