@@ -35,8 +35,7 @@ class RowForm(NamedTuple):
 
 
 def known(layer: Layer) -> dict[Any, Any]:
-    """Return what the group has agreed on since the epoch began, by key, to be read and added to.
-    """
+    """Return what the group has agreed on since the epoch began, by key; it may be added to."""
     return layer.session.shapes
 
 

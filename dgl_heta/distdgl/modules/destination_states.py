@@ -29,8 +29,7 @@ _LEFT_OUT = "left out"
 
 
 def mapped(function: Callable[[Tensor], Tensor], rows: Any) -> Any:
-    """Apply a function to the rows of a node type, or to each of several tensors that stand for it.
-    """
+    """Apply a function to the rows of a node type: a tensor, or each of several."""
     return rows if rows is None else tree_map(function, rows)
 
 
@@ -110,8 +109,7 @@ def states_with_remote(layer: Layer, owner: Any, given: Mapping[str, Any], read:
 
 def _leaf_with_remote(layer: Layer, ntype: str, owner: tuple[Any, ...], rows: list[Tensor],
                       like: Tensor) -> Tensor:
-    """Return one tensor of the states; of who has no rows (`rows` is empty) a tensor without any.
-    """
+    """Return one tensor of the states, without own rows where `rows` is empty."""
     form = agreed_form(layer, owner, [x.shape[1:] for x in rows], [x.dtype for x in rows])
     assert form is not None  # who told the structure has them
     none = like.new_zeros((0, *form.shape), dtype=form.dtype)
@@ -154,8 +152,7 @@ def _one(structures: list[str | None], ntype: str) -> str | None:
 
 def without_absent(layer: Layer, merged: dict[str, Tensor], given: Mapping[str, Any]
                    ) -> dict[str, Tensor]:
-    """Return results without types that are here for other trainers alone, unknown to the script.
-    """
+    """Return results without types that are here for other trainers alone."""
     block = layer.block
     return {t: x for t, x in merged.items()
             if t in given or t in block.seeds or t not in block.guests}

@@ -27,11 +27,9 @@ _EDGES_PER_SOURCE = 2
 
 
 def fits(call: RelationCall) -> bool:
-    """Return whether :func:`run_together` gives the call's result.
-
-    It reads weights and calls nothing of the module, so there must be no hooks, and no other
-    layers in place of the linear ones.
-    """
+    """Return whether :func:`run_together` gives the call's result."""
+    # It reads weights and calls nothing of the module, so there must be no hooks, and no other
+    # layers in place of the linear ones.
     module, rows = call.module, call.source
     return (is_plain_module(module, GATConv) and not call.args and not call.kwargs
             and isinstance(rows, Tensor) and rows.dim() == 2

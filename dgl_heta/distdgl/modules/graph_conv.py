@@ -28,12 +28,9 @@ def is_graph_conv(module: Any) -> bool:
 
 
 def fits(call: RelationCall) -> bool:
-    """Return whether :func:`run_together` gives the call's result.
-
-    With another norm than 'right' and 'none' the module itself is called, and its graph says
-    whether the out-degrees that it asks for can be had
-    (:class:`dgl_heta.distdgl.blocks.relation_graph.RelationGraph`).
-    """
+    """Return whether :func:`run_together` gives the call's result."""
+    # With another norm than 'right' and 'none' the module itself is called, and its graph says
+    # whether the out-degrees that it asks for can be had (:mod:`...blocks.relation_graph`).
     module, rows = call.module, call.source
     return (is_plain_module(module, GraphConv) and isinstance(rows, Tensor)
             and rows.is_floating_point() and module._norm in ("right", "none")

@@ -158,17 +158,9 @@ def _choose_modules(call: _HeteroCall) -> None:
 
 
 def _read_no_destinations(call: _HeteroCall, graph_convs: Mapping[Relation, Any]) -> bool:
-    """Return whether no GraphConv needs states of destinations, on any trainer of the group.
-
-    A GraphConv that is called by itself is given them, as in DGL: one with a hook, or rows of
-    edges, or without rows of its sources.
-
-    Raises
-    ------
-    HetaError
-        A hook was registered, a node type left out or data of edges given since the other trainers
-        have been asked.
-    """
+    """Return whether no GraphConv needs states of destinations, on any trainer of the group."""
+    # One that is called by itself is given them, as in DGL: with a hook, with rows of edges, or
+    # without rows of its sources. Trainers agree once an epoch; what has changed since is refused.
     layer, block = call.layer, call.layer.block
     plain = all(is_plain_module(module, GraphConv) for module in graph_convs.values())
     if not graph_convs or not (block.last or has_remote(layer)):

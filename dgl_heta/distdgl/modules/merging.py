@@ -180,10 +180,8 @@ class _Merge:
         return torch.where(there.any(1, keepdim=True), best, 0).view(-1, *self.shape)
 
     def _by_function(self, aggregate: Callable[..., Tensor]) -> Tensor | None:
-        """Call a function with the outputs of the relations that each row has, in order.
-
-        Rows of the same relations go together: the seeds are such, and so are the others.
-        """
+        """Call a function with the outputs of the relations that each row has, in order."""
+        # Rows of the same relations go together: the seeds are such, and so are the others.
         values, there = self._columns()
         # Without a row the function is called all the same: its parameters then have zeros for
         # gradients, as in plain DGL, and not None.

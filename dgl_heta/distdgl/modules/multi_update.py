@@ -102,11 +102,9 @@ def _update(g: RafBlock, layer: Layer, etype_dict: Mapping[Any, Any], cross_redu
 
 
 def _run_functions(call: _UpdateCall) -> None:
-    """Run the functions on this machine's relations.
-
-    An error is kept, not raised: the other trainers are on their way to the next collective, where
-    all are told of it (:func:`.message_functions.fields_of`).
-    """
+    """Run the functions on this machine's relations."""
+    # An error is kept, not raised: the other trainers are on their way to the next collective,
+    # where all are told of it (:func:`.message_functions.fields_of`).
     layer, block, plan, outputs = call.layer, call.layer.block, call.plan, call.outputs
     call.there = presence(layer) if plan.by_batch else None
     # By type and name, as the plan has them, so that all trainers bring them in one order.
@@ -214,8 +212,7 @@ def _extreme(value: Tensor, op: str, edges: RelationBlock, there: Presence | Non
 
 
 def _note_absent(call: _UpdateCall, edges: RelationBlock, own: Functions) -> None:
-    """Note which rows of the next part plain DGL leaves out; refuse what differs between batches.
-    """
+    """Note which rows of the next part plain DGL leaves out, which must be so in all batches."""
     if call.there is None:
         return
     extreme = builtin(own.reduce) and own.reduce.name in EXTREMES

@@ -22,8 +22,9 @@ from dgl_heta.nn.row_parts import Part
 
 
 def fits(call: RelationCall) -> bool:
-    """Return whether :func:`run_together` gives the call's result: no hooks, dropout or autocast.
-    """
+    """Return whether :func:`run_together` gives the call's result."""
+    # It calls nothing of the module, so there must be no hooks and no dropout; and its kernels
+    # know nothing of autocast.
     module = call.module
     return (is_plain_module(module, SAGEConv) and module._aggre_type == "mean"
             and not call.args and not call.kwargs
