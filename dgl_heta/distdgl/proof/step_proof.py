@@ -27,8 +27,8 @@ from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.collective_order import Chains
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.dgl_block import note_seeds
-from dgl_heta.distdgl.blocks.layer import csc_with_ids
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
+from dgl_heta.distdgl.blocks.relation_graph import csc_with_ids
 from dgl_heta.distdgl.modules.merging_block import make_blocks
 from dgl_heta.distdgl.modules.module_hooks import own_hook
 from dgl_heta.distdgl.session import Session
