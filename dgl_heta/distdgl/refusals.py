@@ -58,11 +58,89 @@ ROWS: dict[str, Refusal] = {}
 
 # --- data loaders and samplers (loading/) ---------------------------------------------------------
 
+_STANDALONE = ("distdgl/test_distdgl.py::"
+               "test_a_standalone_script_samples_by_fanouts_and_is_told_what_it_cannot_do")
+_LINKS = ("distdgl/test_links.py::"
+          "test_two_trainers_on_each_of_two_hosts_compute_what_one_process_does")
+
 LOADING: dict[str, Refusal] = {
+    "loader on a device": Refusal(
+        "data loaders with a `device` that is no CPU", "a data loader is made",
+        "{loader} with device={device!r} cannot be used with a DistGraph; {remedy}",
+        "leave it out and move blocks with block.to(device)", _STANDALONE, InputError),
+    "sampler of another kind": Refusal(
+        "samplers of DGL but NeighborSampler", "a data loader is made",
+        "sampler {sampler} cannot be used on a meta-partitioned graph, nor on a DistGraph of plain "
+        "DGL; {remedy}",
+        "use dgl.dataloading.NeighborSampler (MultiLayerNeighborSampler) or "
+        "MultiLayerFullNeighborSampler",
+        "distdgl/test_samplers.py::test_batches_are_made_ahead_where_a_class_adds_nothing",
+        InputError),
     "sampler with replace": Refusal(
         "NeighborSampler with `replace=True`", "a data loader is made",
         "{sampler} with replace={value!r} cannot be used on a meta-partitioned graph; {remedy}",
-        "leave it out", "distdgl/test_distdgl_messages.py::test_samplers", InputError),
+        "leave it out", _STANDALONE, InputError),
+    "sampler with prob": Refusal(
+        "NeighborSampler with `prob=` of other than a name", "a data loader is made",
+        "{sampler} with prob={value!r} cannot be used on a meta-partitioned graph; {remedy}",
+        "give the name of edge data with 0 and 1 (mask=)", _STANDALONE, InputError),
+    "sampler with exclude_eids": Refusal(
+        "`NeighborSampler.sample_blocks` with `exclude_eids`", "a batch is asked for",
+        "NeighborSampler.sample_blocks with exclude_eids cannot be used on a meta-partitioned "
+        "graph, but by DistEdgeDataLoader with exclude; {remedy}",
+        "leave it out", "distdgl/test_samplers.py::test_exclude_eids_of_a_node_loader_is_refused",
+        InputError),
+    "fanouts that change": Refusal(
+        "fanouts of a sampler that change between batches", "a batch is asked for",
+        "the fanouts of {sampler} have changed since the data loader was made: {fanouts} then; "
+        "{remedy}",
+        "make a loader for each", "distdgl/test_samplers.py::test_fanouts_do_not_change"),
+    "more layers than hops": Refusal(
+        "samplers of more layers than the partition has hops", "a data loader is made",
+        "{sampler} samples {layers}, but the graph was partitioned for {hops}; {remedy}",
+        "partition it with {wanted} (model.layers in the settings, or --hops)", _STANDALONE,
+        InputError),
+    "seeds of no target, in several layers": Refusal(
+        "seeds of a node type that is no target, by several layers", "a data loader is made",
+        "the data loader is for nodes of type '{ntype}' and {layers} layers, but the graph was "
+        "partitioned for the target {targets}; {remedy}",
+        "partition it with target '{ntype}', or compute the states of all nodes layer by layer",
+        _STANDALONE, InputError),
+    "seeds of types that came later": Refusal(
+        "seeds of a type that the data loader was not made for", "a batch is asked for",
+        "seeds of the data loader are of type {others}, but it was made for nodes of type {types}; "
+        "{remedy}",
+        "give all types when it is made, and partition the graph with these targets",
+        "distdgl/test_samplers.py::test_seeds_are_of_the_loaders_types", InputError),
+    "trainer without a seed for each step": Refusal(
+        "trainers with so unequal numbers of seeds that one has none in a step",
+        "a data loader is made",
+        "trainer {rank} has {has}, but {steps} steps are needed for the {most} seeds of another "
+        "trainer in batches of {batch_size}; every trainer needs a seed in each step: {remedy}",
+        "split the nodes evenly (node_split with force_even=True){otherwise}",
+        "distdgl/test_samplers.py::test_every_trainer_has_a_seed_in_each_step", InputError),
+    "node twice in a batch": Refusal(
+        "a node twice in one batch", "a batch is asked for",
+        "{batch} has node {node} of type '{ntype}' twice: DistDGL's block would give the edges of "
+        "both to one of its rows, and none to the other; {remedy}",
+        "give the data loader each node once (torch.unique), and weigh the loss instead",
+        "distdgl/test_programs.py::test_a_node_twice_in_a_batch_is_named", InputError),
+    "edges that end at no target": Refusal(
+        "edges one of whose ends is of a type that is no target", "a data loader is made",
+        "edges of the data loader end at nodes of type {missing}, but the graph was partitioned "
+        "for the target {targets}; {remedy}",
+        "partition it with target_ntype={wanted} (with a file of settings, partition.target = "
+        "{wanted})", _LINKS, InputError),
+    "edges with g_sampling": Refusal(
+        "DistEdgeDataLoader with `g_sampling`", "a data loader is made",
+        "DistEdgeDataLoader with g_sampling cannot be used on a meta-partitioned graph; {remedy}",
+        "leave it out, neighbours are sampled from the whole graph", _LINKS, InputError),
+    "negatives of the whole graph": Refusal(
+        "negative sampler GlobalUniform", "a data loader is made",
+        "negative sampler GlobalUniform asks a graph that is whole on one machine, and DistDGL's "
+        "has no such function; {remedy}",
+        "use negative_sampler.Uniform (PerSourceUniform), or a function of your own", _LINKS,
+        InputError),
 }
 
 # --- DistGraph, partitions, queries, sessions (graph/, session.py) --------------------------------

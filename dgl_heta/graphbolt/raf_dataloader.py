@@ -13,13 +13,14 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import dgl
 import torch
 from dgl import graphbolt as gb
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from dgl_heta.distdgl.loading.epochs import Epochs
-from dgl_heta.distdgl.loading.group_sampling import draw_told
+from dgl_heta.distdgl.loading.group_sampling import sample_own_seeds
+from dgl_heta.distdgl.loading.loader_options import LoaderOptions
+from dgl_heta.distdgl.loading.loader_scope import Fanouts, layers_of
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.state import selected, state_of
@@ -40,25 +41,27 @@ class GraphBoltLoader(RafLoader):
     session : of the data set's partition.
     fanouts : per layer, input layer first, relation → neighbours (-1 for all).
 
+    Attributes
+    ----------
+    seeds : of this rank in the pass that is under way, so far.
+
     Raises
     ------
     InputError
         More layers than the partition has hops.
     """
 
+    kind = 2
+
     def __init__(self, session: GraphBoltSession, fanouts: list[dict[Any, int]]) -> None:
-        self._prepare("sample_neighbor", session, 0, dgl.dataloading.NeighborSampler(fanouts), 1,
-                      False, False, 0, {}, kind=2)
+        # How many steps there are is known at the end of a pass: the item sampler has the seeds.
+        super().__init__(session, Fanouts(layers_of("NeighborSampler", fanouts, session)),
+                         LoaderOptions(), 0)
         if self._source.ahead:
             session.say("batches of GraphBolt pipelines are sampled when they are asked for, not "
                         "ahead of time")
-        self._steps, self._given = 1, 0
+        self._steps = 1
         self._thread = threading.get_ident()
-
-    @property
-    def seeds(self) -> int:
-        """The number of this rank's nodes in the pass that is under way, so far."""
-        return self._given
 
     def __len__(self) -> int:
         """Steps of the last pass; 1 in the first."""
@@ -80,7 +83,7 @@ class GraphBoltLoader(RafLoader):
                             "thread that made it: ranks exchange in one order; leave prefetchers "
                             "and other data loaders than gb.DataLoader out")
         self._begin_pass()
-        self._given = 0
+        self.seeds = 0
         state_of(Epochs).started(self, 0)
         ahead = next(items, None)
         while True:
@@ -93,7 +96,7 @@ class GraphBoltLoader(RafLoader):
             yield batch
         self._steps = max(self._step, 1)
         self._end_pass()
-        state_of(Epochs).ended(self, self._given)
+        state_of(Epochs).ended(self, self.seeds)
 
     def _together(self, batch: Any, ahead: Any) -> tuple[Any, Any]:
         """This rank's batch of a step, and what follows; None at the end on all ranks.
@@ -123,9 +126,9 @@ class GraphBoltLoader(RafLoader):
                             "it, on all ranks")
         seeds = own_seeds(session, minibatch)
         device = next(iter(seeds_of(minibatch).values())).device
-        self._given += sum(map(len, seeds.values()))
-        inputs, _, blocks = self._hand_out(*draw_told(
-            session, self.sampler, seeds, self._draws(self._epoch, self._step - 1)))
+        self.seeds += sum(map(len, seeds.values()))
+        inputs, _, blocks = self._hand_out(sample_own_seeds(
+            session, self.sampler, seeds, self._key()))
         if minibatch.seed_nodes is None:
             minibatch.compacted_seeds = {t: torch.arange(len(ids), device=device)
                                          for t, ids in seeds.items()}

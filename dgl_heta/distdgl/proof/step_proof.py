@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import dgl
+import numpy as np
 import torch
 from dgl.distributed import DistEmbedding, DistGraph, DistTensor
 from dgl.heterograph import DGLBlock
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.comm.drawn_rows import delivery
 from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.collective_order import Chains
 from dgl_heta.distdgl.batch_ids import bare
@@ -43,13 +43,13 @@ from dgl_heta.proof.schedule import Schedule
 from dgl_heta.raf import chain as links
 from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
-from dgl_heta.sampling.blocks import Block, MiniBatch, mark_reads
+from dgl_heta.sampling.blocks import Block, MiniBatch
 from dgl_heta.sampling.kernels import hash_key
-from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.seeds import join_seeds
 from dgl_heta.system.nested import of_type
 
 log = logging.getLogger("dgl_heta")
+Resample = Callable[[Sequence[Mapping[str, np.ndarray]]], MiniBatch]
+"""Samples a step's blocks again, for seeds of each trainer of the group (target type → ids)."""
 _CALLS = 16
 """Calls of a step that are proved."""
 
@@ -60,7 +60,8 @@ class Origin:
 
     Attributes
     ----------
-    number : of the step, which the draws follow from.
+    sample : samples again by the same number, for other seeds.
+    number : of the step, which the samples follow from.
     random_state : of the generator when the batch was handed out.
     first : whether it is the loader's first step, the one at which inference is proved.
     planned : whether relations are where the plan has them.
@@ -68,7 +69,7 @@ class Origin:
     """
 
     session: Session
-    sampler: NeighborSampler
+    sample: Resample
     batch: MiniBatch
     number: int
     random_state: Tensor
@@ -91,14 +92,14 @@ class Step:
 
     Attributes
     ----------
-    sampler : the loader's.
+    sample : samples the step again, for other seeds.
     seed : the loader's, the same on all trainers.
     epoch, step, steps : which one it is, from 0 on, and how many an epoch has.
     number : what the samples of the step follow from.
     planned : whether relations are where the plan has them.
     """
 
-    sampler: NeighborSampler
+    sample: Resample
     seed: int
     epoch: int
     step: int
@@ -116,7 +117,7 @@ def handed_out(step: Step, session: Session, batch: MiniBatch, blocks: list[RafB
     watch.settle()
     if not schedule.due(step.seed, step.epoch, step.step, step.steps):
         return False
-    origin = Origin(session, step.sampler, batch, step.number, torch.get_rng_state(),
+    origin = Origin(session, step.sample, batch, step.number, torch.get_rng_state(),
                     step.epoch == step.step == 0, step.planned)
     for block in blocks:
         if block.layer is not None:
@@ -308,21 +309,9 @@ class DglSetting:
             session.traffic.bytes[CAUSE] += sum(self._traffic.bytes.values())
 
     def sample(self, most: int) -> MiniBatch:
-        self._batch = self._sampled(most)
+        pieces = fewer_seeds(self._origin.batch, most)
+        self._batch = self._origin.batch if pieces is None else self._origin.sample(pieces)
         return self._batch
-
-    def _sampled(self, most: int) -> MiniBatch:
-        batch, session = self._origin.batch, self._session
-        pieces = fewer_seeds(batch, most)
-        if pieces is None:
-            return batch
-        deliver = delivery(session.store, session.group) if session.plan.delegates else None
-        small = self._origin.sampler.sample(
-            *join_seeds(pieces, session.group.rank), self._origin.number, deliver=deliver,
-            excluded=batch.excluded)
-        if len(small.blocks) > 1 and not session.all_complete:
-            mark_reads(small.blocks[-2], small.blocks[-1])
-        return small
 
     def shared(self, value: Any) -> bool:
         return isinstance(value, DistEmbedding | DistGraph | DistTensor | dgl.DGLGraph | Session
