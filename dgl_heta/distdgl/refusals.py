@@ -54,7 +54,31 @@ MODULES: dict[str, Refusal] = {}
 
 # --- features, DistEmbedding, sparse optimizers (rows/) -------------------------------------------
 
-ROWS: dict[str, Refusal] = {}
+ROWS: dict[str, Refusal] = {
+    "writes to node data": Refusal(
+        "writes to node data of the graph", "a DistTensor is written",
+        "'{name}' belongs to the meta-partitioned graph and is read from its store on every "
+        "machine, so it cannot be written; {remedy}",
+        "create a dgl.distributed.DistTensor for results",
+        "distdgl/test_distdgl.py::"
+        "test_a_standalone_script_samples_by_fanouts_and_is_told_what_it_cannot_do"),
+    "writes to cached node data": Refusal(
+        "writes to features of a graph of DGL's parts, with `cache.policy`",
+        "a DistTensor is written",
+        "'{name}' belongs to the graph, and trainers may have cached rows of it (cache.policy), "
+        "which would not see what is written; {remedy}",
+        "use cache.policy=none, or create a dgl.distributed.DistTensor for results",
+        "distdgl/test_distdgl_cache.py::test_feature_reads_go_through_the_cache"),
+    "DistEmbedding of many trainers": Refusal(
+        "DistEmbedding with more than 62 trainers", "a DistEmbedding is made",
+        "DistEmbedding on a meta-partitioned graph takes at most 62 trainers; there are {trainers}",
+        "start fewer trainers", "distdgl/test_ids.py::test_more_trainers_than_bits_are_refused"),
+    "another sparse optimizer": Refusal(
+        "sparse optimizers but SparseAdam and SparseAdagrad", "a sparse optimizer steps",
+        "optimizer {optimizer} cannot be used on a meta-partitioned graph; {remedy}",
+        "use dgl.distributed.optim.SparseAdam or SparseAdagrad",
+        "distdgl/test_row_steps.py::test_another_optimizer_is_refused"),
+}
 
 # --- data loaders and samplers (loading/) ---------------------------------------------------------
 

@@ -47,8 +47,8 @@ def tables_of(comm: ThreadComm) -> list[Any]:
     session = SimpleNamespace(world=comm, trainers=TRAINERS)
     return [SimpleNamespace(
         session=session, count=count, width=width, slots=np.full(count, -1, np.int32),
-        bounds=np.array([0, count // 2, count]), shared=shared, own=comm.rank == 0, replica=False,
-        low=0, high=count // 2) for count, width, shared in TABLES]
+        bounds=np.array([0, count // 2, count]), shared=shared,
+        exclusive=comm.rank == 0, replica=False, low=0, high=count // 2) for count, width, shared in TABLES]
 
 
 def reads_of(example: int, rank: int, table: int) -> list[sparse_optimizers.Read]:
@@ -124,3 +124,8 @@ def test_optimizers_of_other_embeddings_are_refused(other: list[int]) -> None:
 
 class Optimizer:
     """What is checked once for each."""
+
+
+def test_another_optimizer_is_refused() -> None:
+    with pytest.raises(HetaError, match="optimizer Optimizer cannot be used on a meta-partitioned"):
+        sparse_optimizers.step(Optimizer(), [])
