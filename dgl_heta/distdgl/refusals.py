@@ -167,11 +167,42 @@ LOADING: dict[str, Refusal] = {
         InputError),
 }
 
+# --- DistributedDataParallel (training/) ----------------------------------------------------------
+
+TRAINING: dict[str, Refusal] = {
+    "gradients averaged another way": Refusal(
+        "options and methods of DistributedDataParallel that change which gradients are averaged, "
+        "or how", "a module is wrapped",
+        "DistributedDataParallel {what} cannot be used with a module wrapper of dgl-heta: {why}",
+        "leave it out", "distdgl/test_wrappers.py::test_what_would_average_another_way_is_named",
+        InputError),
+    "wrapped before the graph": Refusal(
+        "DistributedDataParallel before the graph is opened", "the graph is opened",
+        "DistributedDataParallel was called before the {what} {was}, so it averages gradients the "
+        "plain way; {do} first",
+        "open the graph first",
+        "distdgl/test_wrappers.py::test_a_module_that_was_wrapped_too_early_is_named", InputError),
+    "second backward pass": Refusal(
+        "a second backward pass through one forward pass of a wrapped module",
+        "a backward pass ends",
+        "a second backward pass through one forward pass of a DistributedDataParallel module is "
+        "not averaged over the trainers; {remedy}",
+        "add the losses up and call backward once, or run both inside no_sync and average yourself",
+        "distdgl/test_programs.py::test_a_second_backward_pass_that_nobody_averages_is_refused"),
+    "look at a gradient inside a model": Refusal(
+        "`register_hook` and `retain_grad` on tensors inside a model", "a backward pass runs",
+        "{call} on a tensor inside a model would see this machine's part of its gradient alone; "
+        "{remedy}",
+        "use it on what the model returns",
+        "distdgl/test_programs.py::test_what_would_see_a_part_of_a_gradient_is_refused"),
+}
+
 # --- DistGraph, partitions, queries, sessions (graph/, session.py) --------------------------------
 
 GRAPH: dict[str, Refusal] = {}
 
-TABLE: dict[str, Refusal] = {**LOADING, **BLOCKS, **MODULES, **ROWS, **AUTOGRAD, **GRAPH}
+TABLE: dict[str, Refusal] = {
+    **LOADING, **BLOCKS, **MODULES, **ROWS, **AUTOGRAD, **TRAINING, **GRAPH}
 
 
 def refuse(name: str, **facts: Any) -> NoReturn:

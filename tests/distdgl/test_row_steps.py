@@ -48,7 +48,8 @@ def tables_of(comm: ThreadComm) -> list[Any]:
     return [SimpleNamespace(
         session=session, count=count, width=width, slots=np.full(count, -1, np.int32),
         bounds=np.array([0, count // 2, count]), shared=shared,
-        exclusive=comm.rank == 0, replica=False, low=0, high=count // 2) for count, width, shared in TABLES]
+        exclusive=comm.rank == 0, replica=False, low=0, high=count // 2)
+        for count, width, shared in TABLES]
 
 
 def reads_of(example: int, rank: int, table: int) -> list[sparse_optimizers.Read]:
