@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dgl_heta.comm import dgl_connections, meeting
 from dgl_heta.distdgl.blocks import message_passing
-from dgl_heta.distdgl.graph import dist_graph, graphbolt_parts, partitions
+from dgl_heta.distdgl.graph import dist_graph, graphbolt_parts, loaded_parts, partitions
 from dgl_heta.distdgl.loading import collated_loader, dgl_loaders
 from dgl_heta.distdgl.modules import merging_block, slices
 from dgl_heta.distdgl.rows import embedding, local_partition, node_data
@@ -19,6 +19,7 @@ from dgl_heta.system.patching import Patch
 
 PATCHES: tuple[Patch, ...] = (
     *partitions.PATCHES,
+    *loaded_parts.PATCHES,
     *graphbolt_parts.PATCHES,
     *dist_graph.PATCHES,
     *node_data.PATCHES,

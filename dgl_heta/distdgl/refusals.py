@@ -199,12 +199,96 @@ TRAINING: dict[str, Refusal] = {
 
 # --- DistGraph, partitions, queries, sessions (graph/, session.py) --------------------------------
 
-GRAPH: dict[str, Refusal] = {}
+_ARGUMENTS = "distdgl/test_partition_arguments.py::"
+_SERVERS = "distdgl/test_read_back.py::test_what_servers_cannot_hold_is_named_when_they_start"
+
+GRAPH: dict[str, Refusal] = {
+    "partition over another one": Refusal(
+        "partition_graph over a partition of before the program, under `dgl-heta run`",
+        "partition_graph is called",
+        "{path} exists and holds a partition; {remedy}",
+        "choose another directory or ask to overwrite it (dgl-heta run --overwrite, or "
+        "overwrite=True of partition_graph)",
+        "distdgl/test_earlier_partitions.py::"
+        "test_the_command_replaces_an_earlier_partition_only_if_it_is_asked_to", InputError),
+    "parts in GraphBolt's form": Refusal(
+        "`use_graphbolt=True` and conversions to GraphBolt's form", "parts are opened or converted",
+        "{what} cannot be used with {part_config}, a meta-partitioned graph: its parts have no "
+        "form for GraphBolt, trainers sample from the relation store; {remedy}",
+        "leave it out (in dgl.distributed.initialize as well), or partition with "
+        "part_method='metis' for GraphBolt",
+        _ARGUMENTS + "test_graphbolt_is_refused_by_name_on_a_meta_partition_and_works_on_dgls",
+        InputError),
+    "GraphBolt's form inside a part": Refusal(
+        "`use_graphbolt=True` with a wrapper that stays inside a part", "a graph is opened",
+        "use_graphbolt=True cannot be used with a module wrapper that stays inside a part, which "
+        "samples from parts in DGL's form: {remedy}",
+        "leave it out of dgl.distributed.initialize (model_average: or set "
+        "plugins.model_average.inside = false)",
+        "distdgl/test_graphbolt_parts.py::test_parts_in_its_form_are_refused_inside_a_part",
+        InputError),
+    "data that are added to parts": Refusal(
+        "data that a program adds to parts after partition_graph", "a part is loaded",
+        "{path} was not written by dgl-heta: what a program adds to DGL's parts after "
+        "partition_graph is not read from a meta-partition; {remedy}",
+        "give the graph its data before, or let DGL partition (part_method='metis' or 'random') "
+        "and make meta-partitions of its parts by `dgl-heta partition PARTS/NAME.json`",
+        _ARGUMENTS + "test_data_that_a_program_adds_to_the_parts_later_are_named", InputError),
+    "data of a dtype that servers have not": Refusal(
+        "data of bfloat16, complex or other dtypes that DistDGL's servers have not",
+        "servers start",
+        "{what}: they are {dtype}; {remedy}",
+        "convert them before partition_graph, complex ones by torch.view_as_real", _SERVERS,
+        InputError),
+    "edge data without numbers": Refusal(
+        "edge data whose rows have no numbers", "servers start",
+        "{what}: their rows {shape} have no numbers; {remedy}", "leave them out", _SERVERS,
+        InputError),
+    "data with a mark in the name": Refusal(
+        "data with `/` or `~` in the name", "servers start",
+        "{what}: the name has a '{mark}', by which they separate names; {remedy}",
+        "rename them before partition_graph", _SERVERS, InputError),
+    "data with a long name": Refusal(
+        "data whose name is too long for shared memory", "servers start",
+        "{what}: the name is too long for shared memory; {remedy}",
+        "shorten it before partition_graph", _SERVERS, InputError),
+    "shared memory of another program": Refusal(
+        "two programs on one machine with graphs of one name", "servers start",
+        "'{name}' in shared memory belongs to another DGL program on this machine (process {pid}): "
+        "DGL names it by the graph and the feature alone, so one of the two would read the "
+        "other's; {remedy}",
+        "wait for its end, or emulate hosts (`dgl-heta launch --hosts`), which have a shared "
+        "memory of their own",
+        "distdgl/test_shared_memory.py::test_shared_memory_of_another_program_is_refused"),
+    "request of a trainer without dgl-heta": Refusal(
+        "a trainer without dgl-heta on a meta-partitioned graph", "it asks a server for edges",
+        "{request} reached the server of the meta-partitioned graph {graph}, which holds no edges: "
+        "a trainer runs without dgl-heta; {remedy}",
+        "start all processes by `dgl-heta launch` or `dgl-heta run`",
+        "distdgl/test_read_back.py::test_a_request_to_a_server_without_edges_is_named"),
+    "find_edges without etype": Refusal(
+        "`DistGraph.find_edges` without `etype`, on a graph with several relations",
+        "edges are asked for",
+        "find_edges needs etype on a graph with several relations",
+        "name the relation",
+        "distdgl/test_queries.py::test_edges_of_several_relations_need_a_type", InputError),
+    "sampling by servers": Refusal(
+        "sampling of out-edges, or by GraphBolt, outside of data loaders",
+        "neighbours are asked for",
+        "sampling with {name}={value!r} cannot be used on a meta-partitioned graph; {remedy}",
+        "sample with DistNodeDataLoader, or load the graph with dgl.distributed.load_partition",
+        _STANDALONE),
+    "edges of a store without ids": Refusal(
+        "edges by their ids, of a store that keeps none", "edges are asked for",
+        "the store {directory} keeps no edge ids, by which edges are known; {remedy}",
+        "partition the graph by partition_graph, which keeps them",
+        "distdgl/test_queries.py::test_a_store_without_edge_ids_says_so"),
+}
 
 TABLE: dict[str, Refusal] = {
     **LOADING, **BLOCKS, **MODULES, **ROWS, **AUTOGRAD, **TRAINING, **GRAPH}
 
 
-def refuse(name: str, **facts: Any) -> NoReturn:
+def refuse(name: str, /, **facts: Any) -> NoReturn:
     """Raise the error of an entry of the table."""
     raise TABLE[name].error(**facts)

@@ -14,9 +14,10 @@ from dgl.distributed.kvstore import GetPartShapeRequest, KVClient
 
 from dgl_heta.distdgl.graph.given_data import check_as_given
 from dgl_heta.distdgl.graph.graphbolt_parts import check_graph, check_own_part
-from dgl_heta.distdgl.graph.partitions import load_graph
+from dgl_heta.distdgl.graph.loaded_parts import load_graph
 from dgl_heta.distdgl.graph.queries import Queries, answer
 from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows import node_data
 from dgl_heta.distdgl.rows.local_partition import open_part, own_part
 from dgl_heta.distdgl.session import open_session
@@ -24,7 +25,6 @@ from dgl_heta.distdgl.state import selected
 from dgl_heta.distdgl.training.parallel import check_no_plain_module, wrapper_for_any_graph
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.watchdog import at
-from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.partition.directory import is_part_config
@@ -32,7 +32,7 @@ from dgl_heta.system.patching import patch_all
 
 
 def open_graph(graph: Any, part_config: str | None) -> None:
-    """Called for every new DistGraph: opens a session if its partition is ours."""
+    """Open the session of a new DistGraph, if its partition is a meta-partition."""
     config = part_config or os.environ.get("DGL_CONF_PATH")
     if config is None or not is_part_config(config):
         node_data.open_graph(graph)
@@ -50,7 +50,7 @@ def open_graph(graph: Any, part_config: str | None) -> None:
 
 
 def _column(graph: Any, relation: Relation, name: str) -> Callable[[], np.ndarray] | None:
-    """What reads edge data from DistDGL's servers; None where the graph has none of that name."""
+    """Return what reads edge data from DistDGL's servers; None where there are none of the name."""
     data = graph.edges[tuple(relation)].data
     if name not in data:
         return None
@@ -79,15 +79,15 @@ def _local_partition(original: Any) -> Any:
 
 
 def _queries(g: Any, session: Any) -> Queries:
-    """What answers a script's questions about a meta-partitioned graph, made at the first."""
-    found = g.__dict__.get("heta_queries")
-    if found is None:
-        own = session.partition.relations
-        unread = {r for r in session.store.schema.relations if r not in own}
-        found = g.heta_queries = Queries(session.store, session.ends, g.get_partition_book(),
-                                         unread if session.settings.run.verify else set(),
-                                         g._client.pull)
-    return found
+    """Return what answers a script's questions about a graph, made at the first."""
+    queries: Queries | None = g.__dict__.get("heta_queries")
+    if queries is None:
+        # The session has compared its partition's relations with their checksums when it opened.
+        unread = {*session.store.schema.relations} - {*session.partition.relations}
+        queries = g.heta_queries = Queries(session.store, session.ends, g.get_partition_book(),
+                                           unread if session.settings.run.verify else set(),
+                                           g._client.pull)
+    return queries
 
 
 def _access(original: Any) -> Any:
@@ -98,9 +98,9 @@ def _access(original: Any) -> Any:
                           say=session.say, **more)
         part = own_part()
         if part is not None and original.__name__ == "_distributed_access":
-            found = part.access(g, ids, request, local, **more)
-            if found is not None:
-                return found
+            answered = part.access(g, ids, request, local, **more)
+            if answered is not None:
+                return answered
         return original(g, ids, request, local, **more)
     return access
 
@@ -112,14 +112,14 @@ def _find_edges(original: Any) -> Any:
             return original(self, edges, etype)
         relations = session.store.schema.relations
         if etype is None and len(relations) > 1:
-            raise InputError("find_edges needs etype on a graph with several relations")
+            refuse("find_edges without etype")
         return session.ends.of(relations[0] if etype is None else canonical(etype, relations),
                                edges)
     return find_edges
 
 
 def drain(client: Any) -> None:
-    """Return when every server has done what this trainer asked of it before.
+    """Wait until every server has done what this trainer asked of it before.
 
     A write to a DistTensor has no answer, but a server works through a connection in order: one
     that has answered a later request has done what came before it.

@@ -1,7 +1,7 @@
 """GraphBolt's form of DistDGL's parts (`use_graphbolt=True`), which meta-partitions do not have.
 
-DGL asks for it at several doors. At each of them a meta-partitioned graph is refused by name;
-with parts that DGL made, everything is DGL's own.
+DGL asks for it at several entry points. At each of them a meta-partitioned graph is refused by
+name; with parts that DGL made, everything is DGL's own.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import is_part_config
 from dgl_heta.system.patching import patch_all
 
@@ -29,16 +29,13 @@ class _Asked:
     graphbolt = False
 
 
-def no_graphbolt(what: str, part_config: Any) -> InputError:
-    """The error for a door that a meta-partitioned graph came to."""
-    return InputError(f"{what} cannot be used with {part_config}, a meta-partitioned graph: its "
-                      "parts have no form for GraphBolt, trainers sample from the relation store; "
-                      "leave it out (in dgl.distributed.initialize as well), or partition with "
-                      "part_method='metis' for GraphBolt")
+def no_graphbolt(what: str, part_config: Any) -> NoReturn:
+    """Refuse a meta-partitioned graph at one of the entry points."""
+    refuse("parts in GraphBolt's form", what=what, part_config=part_config)
 
 
 def check_graph(part_config: Any) -> None:
-    """A meta-partitioned graph is opened, in a process that may have asked for GraphBolt.
+    """Check that this process, which opens a meta-partitioned graph, has not asked for GraphBolt.
 
     Raises
     ------
@@ -46,22 +43,19 @@ def check_graph(part_config: Any) -> None:
         It has.
     """
     if state_of(_Asked).graphbolt:
-        raise no_graphbolt("dgl.distributed.initialize(use_graphbolt=True)", part_config)
+        no_graphbolt("dgl.distributed.initialize(use_graphbolt=True)", part_config)
 
 
 def check_own_part(graph: Any) -> None:
-    """A graph of DGL's parts is opened by trainers that stay within them.
+    """Check that DGL's parts, within which trainers stay, are not in GraphBolt's form.
 
     Raises
     ------
     InputError
-        The parts are in GraphBolt's form.
+        They are.
     """
     if getattr(graph, "_use_graphbolt", False):
-        raise InputError("use_graphbolt=True cannot be used with a module wrapper that stays "
-                         "inside a part, which samples from parts in DGL's form: leave it out of "
-                         "dgl.distributed.initialize (model_average: or set "
-                         "plugins.model_average.inside = false)")
+        refuse("GraphBolt's form inside a part")
 
 
 def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -79,7 +73,7 @@ def _server(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         given = inspect.signature(original).bind(self, *args, **kwargs).arguments
         if given.get("use_graphbolt") and is_part_config(given["part_config"]):
-            raise no_graphbolt("DistGraphServer(use_graphbolt=True)", given["part_config"])
+            no_graphbolt("DistGraphServer(use_graphbolt=True)", given["part_config"])
         original(self, *args, **kwargs)
     return __init__
 
@@ -87,7 +81,7 @@ def _server(original: Callable[..., Any]) -> Callable[..., Any]:
 def _to_graphbolt(original: Callable[..., Any]) -> Callable[..., Any]:
     def dgl_partition_to_graphbolt(part_config: str, *args: Any, **kwargs: Any) -> Any:
         if is_part_config(part_config):
-            raise no_graphbolt("dgl_partition_to_graphbolt", part_config)
+            no_graphbolt("dgl_partition_to_graphbolt", part_config)
         return original(part_config, *args, **kwargs)
     return dgl_partition_to_graphbolt
 
@@ -96,7 +90,7 @@ def _part_to_graphbolt(original: Callable[..., Any]) -> Callable[..., Any]:
     def gb_convert_single_dgl_partition(*args: Any, **kwargs: Any) -> Any:
         config = inspect.signature(original).bind(*args, **kwargs).arguments["part_config"]
         if is_part_config(config):
-            raise no_graphbolt("gb_convert_single_dgl_partition", config)
+            no_graphbolt("gb_convert_single_dgl_partition", config)
         return original(*args, **kwargs)
     return gb_convert_single_dgl_partition
 
