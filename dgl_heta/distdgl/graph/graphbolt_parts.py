@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from dgl_heta.distdgl.refusals import refuse
@@ -69,38 +69,25 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     return initialize
 
 
-def _server(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(original).bind(self, *args, **kwargs).arguments
-        if given.get("use_graphbolt") and is_part_config(given["part_config"]):
-            no_graphbolt("DistGraphServer(use_graphbolt=True)", given["part_config"])
-        original(self, *args, **kwargs)
-    return __init__
+def _refusing(what: str, asked: Callable[[Mapping[str, Any]], bool] = lambda given: True
+              ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what makes a patch that refuses meta-partitions, where GraphBolt is `asked` for."""
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            given = inspect.signature(original).bind(*args, **kwargs).arguments
+            if asked(given) and is_part_config(given["part_config"]):
+                no_graphbolt(what, given["part_config"])
+            return original(*args, **kwargs)
+        return patched
+    return make
 
 
-def _to_graphbolt(original: Callable[..., Any]) -> Callable[..., Any]:
-    def dgl_partition_to_graphbolt(part_config: str, *args: Any, **kwargs: Any) -> Any:
-        if is_part_config(part_config):
-            no_graphbolt("dgl_partition_to_graphbolt", part_config)
-        return original(part_config, *args, **kwargs)
-    return dgl_partition_to_graphbolt
-
-
-def _part_to_graphbolt(original: Callable[..., Any]) -> Callable[..., Any]:
-    def gb_convert_single_dgl_partition(*args: Any, **kwargs: Any) -> Any:
-        config = inspect.signature(original).bind(*args, **kwargs).arguments["part_config"]
-        if is_part_config(config):
-            no_graphbolt("gb_convert_single_dgl_partition", config)
-        return original(*args, **kwargs)
-    return gb_convert_single_dgl_partition
-
-
+_WHY = "a meta-partition has no form for GraphBolt"
 PATCHES = (
-    *patch_all(homes("initialize"), _initialize, "a meta-partition has no form for GraphBolt"),
-    *patch_all(homes("DistGraphServer", "__init__"), _server,
-               "a meta-partition has no form for GraphBolt"),
-    *patch_all(homes("dgl_partition_to_graphbolt"), _to_graphbolt,
-               "a meta-partition has no form for GraphBolt"),
-    *patch_all(homes("part to GraphBolt"), _part_to_graphbolt,
-               "a meta-partition has no form for GraphBolt"),
+    *patch_all(homes("initialize"), _initialize, _WHY),
+    *patch_all(homes("DistGraphServer", "__init__"), _refusing(
+        "DistGraphServer(use_graphbolt=True)", lambda given: bool(given.get("use_graphbolt"))),
+        _WHY),
+    *patch_all(homes("dgl_partition_to_graphbolt"), _refusing("dgl_partition_to_graphbolt"), _WHY),
+    *patch_all(homes("part to GraphBolt"), _refusing("gb_convert_single_dgl_partition"), _WHY),
 )

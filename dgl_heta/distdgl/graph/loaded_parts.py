@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,7 @@ def load_nothing(part_config: str, part_id: int) -> Any:
     halo node is there because shared memory cannot be empty.
     """
     _, _, book = _opened(part_config, part_id)
+    state_of(_Served).graphs.append(part_config)
     graph = dgl.graph(([0], [0]), num_nodes=1)
     graph.ndata[dgl.NID] = _first(book.partid2nids(part_id))
     graph.ndata["inner_node"] = torch.zeros(1, dtype=torch.uint8)
@@ -203,23 +205,6 @@ def _join(pieces: list[Tensor]) -> Tensor:
     return torch.cat(pieces) if pieces else torch.empty(0, dtype=torch.int64)
 
 
-def _load_partition(original: Any) -> Any:
-    def load_partition(part_config: str, *args: Any, **kwargs: Any) -> Any:
-        if not is_part_config(part_config):
-            return original(part_config, *args, **kwargs)
-        return _loaded(load_graph, part_config, *args, **kwargs)
-    return load_partition
-
-
-def _load_partition_on_server(original: Any) -> Any:
-    def load_partition(part_config: str, *args: Any, **kwargs: Any) -> Any:
-        if not is_part_config(part_config):
-            return original(part_config, *args, **kwargs)
-        state_of(_Served).graphs.append(part_config)
-        return _loaded(load_nothing, part_config, *args, **kwargs)
-    return load_partition
-
-
 class _Served:
     """The meta-partitioned graphs of which this process is a server.
 
@@ -232,6 +217,17 @@ class _Served:
         self.graphs: list[str] = []
 
 
+def _of_meta_partition(load: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return what makes a patch of a function of DGL: `load` where its part is a meta-partition's.
+    """
+    def make(original: Any) -> Any:
+        def patched(part_config: str, *args: Any, **kwargs: Any) -> Any:
+            chosen = load if is_part_config(part_config) else original
+            return chosen(part_config, *args, **kwargs)
+        return patched
+    return make
+
+
 def _loaded(load: Callable[[str, int], Any], part_config: str, /, part_id: int,
             load_feats: bool = True, use_graphbolt: bool = False) -> Any:
     """Return what `load_partition` does, with the graph that `load` makes; DGL's arguments."""
@@ -242,14 +238,6 @@ def _loaded(load: Callable[[str, int], Any], part_config: str, /, part_id: int,
     features = load_features(part_config, part_id) if load_feats else {}
     edge_data = load_edge_data(part_config, part_id) if load_feats else {}
     return graph, features, edge_data, book, name, list(ntypes), list(etypes)
-
-
-def _load_partition_feats(original: Any) -> Any:
-    def load_partition_feats(part_config: str, *args: Any, **kwargs: Any) -> Any:
-        if not is_part_config(part_config):
-            return original(part_config, *args, **kwargs)
-        return _features(part_config, *args, **kwargs)
-    return load_partition_feats
 
 
 def _features(part_config: str, /, part_id: int, load_nodes: bool = True, load_edges: bool = True
@@ -296,10 +284,12 @@ def _refused_request(original: Any) -> Any:
 
 
 PATCHES = (
-    *patch_all(homes("load_partition"), _load_partition, "load a part from the relation store"),
-    *patch_all(homes("load_partition of servers"), _load_partition_on_server,
+    *patch_all(homes("load_partition"), _of_meta_partition(partial(_loaded, load_graph)),
+               "load a part from the relation store"),
+    *patch_all(homes("load_partition of servers"),
+               _of_meta_partition(partial(_loaded, load_nothing)),
                "servers of a meta-partitioned graph hold no edges"),
-    *patch_all(homes("load_partition_feats"), _load_partition_feats,
+    *patch_all(homes("load_partition_feats"), _of_meta_partition(_features),
                "node data of a part from the relation store"),
     *patch_all(homes("empty_shared_mem"), _empty_shared_mem,
                "a part may own no node of a type; another program's memory is refused"),

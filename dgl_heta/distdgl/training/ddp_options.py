@@ -6,8 +6,8 @@ What does not change a result is taken; what does is honoured, or refused by nam
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -114,42 +114,48 @@ def unsynchronized(parallel: Any) -> Iterator[None]:
         parallel.require_backward_grad_sync = before
 
 
-def _refusing(name: str, why: str) -> Any:
+def on_wrapped(method: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return what makes a patch of a method: `method` on modules that a wrapper of ours serves."""
     def make(original: Any) -> Any:
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.__dict__.get("heta") is None:
-                return original(self, *args, **kwargs)
-            refuse(_AVERAGING, what=f"with {name}", why=why)
-        return method
+        def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # Looked up in the instance: attributes of a module that has not been made yet fail.
+            served = self.__dict__.get("heta") is not None
+            return (method if served else original)(self, *args, **kwargs)
+        return patched
     return make
 
 
-def _comm_hook(original: Any) -> Any:
-    def register_comm_hook(self: Any, state: Any, hook: Any) -> None:
-        if self.__dict__.get("heta") is None:
-            return original(self, state, hook)
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+def _refusing(name: str, why: str) -> Callable[[Any], Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse(_AVERAGING, what=f"with {name}", why=why)
+    return on_wrapped(method)
 
-        if hook is allreduce_hook and (state is None or dist.get_world_size(state) == (
-                dist.get_world_size())):
-            return None  # the average of all trainers, which is done without it
+
+def _register_comm_hook(self: Any, state: Any, hook: Any) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    whole = state is None or dist.get_world_size(state) == dist.get_world_size()
+    if hook is not allreduce_hook or not whole:  # that is what is done without it
         refuse(_AVERAGING, what="with register_comm_hook",
                why="gradients would be averaged another way; leave the hook out")
-    return register_comm_hook
 
 
-def _static_graph(original: Any) -> Any:
-    def _set_static_graph(self: Any) -> None:
-        if self.__dict__.get("heta") is None:
-            original(self)
-        self.static_graph = True
-    return _set_static_graph
+def _set_static_graph(self: Any) -> None:
+    self.static_graph = True
 
 
+def _join(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return nullcontext()
+
+
+_NO_REDUCER = "there is no reducer"
 PATCHES = (
-    *patch_all(homes(_CLASS, "register_comm_hook"), _comm_hook,
+    *patch_all(homes(_CLASS, "train"), on_wrapped(nn.Module.train), _NO_REDUCER),
+    *patch_all(homes(_CLASS, "no_sync"), on_wrapped(unsynchronized), _NO_REDUCER),
+    *patch_all(homes(_CLASS, "join"), on_wrapped(_join), _NO_REDUCER),
+    *patch_all(homes(_CLASS, "register_comm_hook"), on_wrapped(_register_comm_hook),
                "refuse what would average another way"),
-    *patch_all(homes(_CLASS, "_set_static_graph"), _static_graph, "there is no reducer"),
+    *patch_all(homes(_CLASS, "_set_static_graph"), on_wrapped(_set_static_graph), _NO_REDUCER),
     *(patch for name, why in REFUSED.items() for patch in patch_all(
         homes(_CLASS, name), _refusing(name, why), "refuse it by name")),
 )

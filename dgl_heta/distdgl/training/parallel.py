@@ -15,7 +15,6 @@ puts on PyTorch's engine, after every parameter's gradient was accumulated.
 from __future__ import annotations
 
 import weakref
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -35,7 +34,7 @@ from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.state import names, selected, state_of
 from dgl_heta.distdgl.training import ddp_options, ending
-from dgl_heta.distdgl.training.ddp_options import on_device, take_options, unsynchronized
+from dgl_heta.distdgl.training.ddp_options import on_device, on_wrapped, take_options
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
@@ -270,45 +269,15 @@ def _init(original: Any) -> Any:
     return __init__
 
 
-def _forward(original: Any) -> Any:
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        parallel = self.__dict__.get("heta")
-        if parallel is None:
-            return original(self, *inputs, **kwargs)
-        inputs, kwargs = on_device(self, (inputs, kwargs))
-        return parallel.forward(inputs, kwargs, self.require_backward_grad_sync)
-    return forward
-
-
-def _train(original: Any) -> Any:
-    def train(self: Any, mode: bool = True) -> Any:
-        if self.__dict__.get("heta") is None:
-            return original(self, mode)
-        return nn.Module.train(self, mode)
-    return train
-
-
-def _no_sync(original: Any) -> Any:
-    def no_sync(self: Any) -> Any:
-        return original(self) if self.__dict__.get("heta") is None else unsynchronized(self)
-    return no_sync
-
-
-def _join(original: Any) -> Any:
-    def join(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.__dict__.get("heta") is None:
-            return original(self, *args, **kwargs)
-        return nullcontext()
-    return join
+def _forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+    inputs, kwargs = on_device(self, (inputs, kwargs))
+    return self.__dict__["heta"].forward(inputs, kwargs, self.require_backward_grad_sync)
 
 
 PATCHES = (
     *patch_all(homes("DistributedDataParallel", "__init__"), _init,
                "the module wrapper, which averages gradients after RAF's backward pass"),
-    *patch_all(homes("DistributedDataParallel", "forward"), _forward,
+    *patch_all(homes("DistributedDataParallel", "forward"), on_wrapped(_forward),
                "check that all reductions were done"),
-    *patch_all(homes("DistributedDataParallel", "train"), _train, "there is no reducer"),
-    *patch_all(homes("DistributedDataParallel", "no_sync"), _no_sync, "there is no reducer"),
-    *patch_all(homes("DistributedDataParallel", "join"), _join, "there is no reducer"),
     *ddp_options.PATCHES,
 )
