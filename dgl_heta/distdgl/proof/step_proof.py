@@ -79,7 +79,7 @@ class Origin:
 
 
 def schedule_of(session: Session) -> Schedule:
-    """When a session's steps are proved."""
+    """Return the schedule by which a session's steps are proved."""
     run = session.settings.run
     if session.wrapper.uneven_steps or run.record is not None or run.reference:
         return Schedule()  # trainers do not step together, or are compared from outside
@@ -136,7 +136,7 @@ def _watch_of(session: Session) -> Watch:
 
 
 class _Watching:
-    """What looks at calls of modules in this process, of the graph that was opened last."""
+    """The watch of this process, which is of the graph that was opened last."""
 
     watch: Watch | None = None
 
@@ -164,21 +164,24 @@ class Watch:
         self.told: str | None = None
 
     def expect(self, origin: Origin) -> None:
-        """Blocks of a step to prove are in the script's hands."""
+        """Look at calls from now on: blocks of a step to prove are in the script's hands."""
         self._origins.add(origin)
         self._last = origin
         if self._original is None:
+            # On the class, since nobody knows which module a script will give the blocks to. Only
+            # while there are such blocks: it costs every call of every module.
             self._original = original = nn.Module.__call__
 
             def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
                 if self._inside:
                     return original(module, *args, **kwargs)
-                return self._called(original, module, args, kwargs)
+                return self._call(original, module, args, kwargs)
 
             nn.Module.__call__ = own_hook(call)  # type: ignore[method-assign,assignment]
 
     def settle(self) -> None:
         """Stop looking where no blocks are left, and tell if nothing was proved."""
+        # A script that keeps no block lets go of the origin with them: it is a weak reference.
         last, self._last = self._last, None
         if last is not None and not last.calls and last.session.exchange.done:
             self._tell("blocks were used outside modules, or nothing could be compared")
@@ -192,12 +195,14 @@ class Watch:
             nn.Module.__call__ = self._original  # type: ignore[method-assign]
             self._original = None
 
-    def _called(self, original: Any, module: nn.Module, args: tuple[Any, ...],
-                kwargs: dict[str, Any]) -> Any:
+    def _call(self, original: Any, module: nn.Module, args: tuple[Any, ...],
+              kwargs: dict[str, Any]) -> Any:
+        """Call a module, and prove the call if it is given blocks of a step to prove."""
         blocks = [b for b in of_type(RafBlock, (args, kwargs)) if b.layer is not None]
         origins = {id(o): o for b in blocks if b.layer and (o := b.layer.origin) is not None}
         if not origins:
             return original(module, *args, **kwargs)
+        # Before the call, which may put data on the blocks or change lists that it is given.
         given = _containers((args, kwargs))
         frames = {b.layer.block.layer: _frames(b) for b in blocks if b.layer}
         self._inside = True
@@ -216,6 +221,13 @@ class Watch:
 
     def _prove(self, origin: Origin, module: nn.Module, given: Any, frames: dict[int, Any],
                several: bool) -> None:
+        """Compute a call twice more, with RAF and the plain way, and compare.
+
+        Raises
+        ------
+        HetaError
+            They differ.
+        """
         session = self._session
         if session.plan.metapaths:
             self._tell("the partition follows metapaths, where a node can have two rows")
@@ -253,7 +265,7 @@ class Watch:
 
 
 class _Alike(links.Watch):
-    """Links of a replay carry what those of the run do."""
+    """Lets links of a replay carry what those of the run do, and notes those that are not used."""
 
     def __init__(self, flags: bool) -> None:
         self.flags = flags
@@ -281,11 +293,17 @@ class DglSetting:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """For the body the session is another one; afterwards it is as it was."""
+        """Let the session be another one in the body; afterwards it is as it was.
+
+        A replay runs through the same convolutions as the script, which find their exchange and
+        their order of collectives on the session. What it sends is counted under a cause of its
+        own, and by Comms of its own, so that bytes of training stay those of training.
+        """
         session = self._session
         kept = dict(vars(session))
         contents = {name: copy.copy(value) for name, value in kept.items()
                     if type(value) in (dict, set, list)}
+        # Pending, so that a backward pass of the replay ends without the script's actions.
         pending, session.backward._pending = session.backward._pending, True
         try:
             session.world, session.group = self.world, self.group
@@ -332,14 +350,14 @@ class DglSetting:
 
     def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
         def instead(given: Any) -> Callable[[Any], Any]:
-            blocks = [self._plain_block(layer, *ids[place:place + 2])
-                      for place, layer in enumerate(layers)]
+            blocks = [self._plain_block(layer, *ids[number:number + 2])
+                      for number, layer in enumerate(layers)]
             note_seeds(blocks, self._batch)
             return _instead(blocks, given)
         return instead
 
     def _plain_block(self, layer: PlainLayer, sources: Ids, destinations: Ids) -> DGLBlock:
-        """DGL's own block with every relation of the graph."""
+        """Return DGL's own block, with every relation of the graph."""
         edges = {tuple(r): ("csc", csc_with_ids(torch.from_numpy(p), torch.from_numpy(i)))
                  for r, (p, i) in zip(self.relations, layer.edges)}
         block = dgl.create_block(edges, {t: len(sources[t]) for t in self.types},
@@ -368,10 +386,10 @@ class DglSetting:
 
 
 def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:
-    """Blocks by layer, with the data that the script had put on their nodes."""
-    for layer, sides in given["frames"].items():
-        for side, types in sides.items():
-            nodes = blocks[layer - 1].srcnodes if side == "src" else blocks[layer - 1].dstnodes
+    """Return what puts blocks in the place of the script's, by layer, with its data on nodes."""
+    for layer, ends in given["frames"].items():
+        for end, types in ends.items():
+            nodes = blocks[layer - 1].srcnodes if end == "src" else blocks[layer - 1].dstnodes
             for ntype, columns in types.items():
                 for name, column in columns.items():
                     nodes[ntype].data[name] = column
@@ -386,7 +404,7 @@ def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:
 
 
 def _frames(block: RafBlock) -> dict[str, dict[str, dict[str, Tensor]]]:
-    """The data that a script has put on a block's nodes, by side, node type and name."""
+    """Return a script's data on a block's nodes, by source or destination, type and name."""
     def of(nodes: Any, types: Sequence[str]) -> dict[str, dict[str, Tensor]]:
         return {t: {name: column for name, column in nodes[t].data.items() if name != dgl.NID}
                 for t in types}
@@ -394,8 +412,10 @@ def _frames(block: RafBlock) -> dict[str, dict[str, dict[str, Tensor]]]:
 
 
 def _containers(value: Any) -> Any:
-    """The same with containers of its own, so that what is taken out or put in later is not seen;
-    ids of batches as ordinary tensors."""
+    """Return a value in containers of its own, with ids of batches as ordinary tensors.
+
+    So what the module takes out of them or puts in later is not seen.
+    """
     if isinstance(value, Mapping):
         return {key: _containers(item) for key, item in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_fields"):
