@@ -60,8 +60,8 @@ with_other_dgl=(
     "tests/distdgl/test_multi_update.py::test_results_and_gradients_are_those_of_plain_dgl[2-1]"
     tests/distdgl/test_own_operations.py::test_every_public_name_of_a_block_is_refused_or_allowed
     tests/distdgl/test_prove.py::test_a_right_script_is_proved
-    "tests/distdgl/test_hetero_convs.py::test_graphstorms_layers_compute_what_plain_dgl_does[2-2]"
-    tests/distdgl/test_graphstorm.py::test_training_saves_a_model_that_plain_graphstorm_infers_the_same_with
+    "plugins/graphstorm/tests/test_layers.py::test_graphstorms_layers_compute_what_plain_dgl_does[2-2]"
+    plugins/graphstorm/tests/test_graphstorm.py::test_training_saves_a_model_that_plain_graphstorm_infers_the_same_with
     tests/distdgl/test_partition_arguments.py
     tests/graphbolt
     tests/partition/test_partition_graph.py

@@ -23,6 +23,7 @@ from torch.utils.weak import TensorWeakRef
 from dgl_heta.distdgl.source_trainers import Reached
 from dgl_heta.errors import HetaError
 from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.sampling.trainer_bits import BESIDES, bit
 
 _SAME = frozenset(("clone", "detach", "contiguous", "cpu", "cuda", "to", "long", "int", "type",
                    "pin_memory", "data", "__deepcopy__"))
@@ -43,7 +44,7 @@ _TAKEN = ("ids of a batch are taken out as numbers (numpy, tolist), which nothin
           "numbers')")
 _REMEMBERED = 64
 """So many ids that were taken out as numbers are known, the last ones."""
-_OTHERS = 1 << 62
+_OTHERS = BESIDES
 """In the mark of an id that is no own seed's, beside the bits of trainers."""
 
 
@@ -207,11 +208,11 @@ class Handed:
 
     def own(self, ids: Tensor) -> Tensor:
         """The marks of what this trainer reads for itself."""
-        return torch.full(ids.shape, 1 << self.rank)
+        return torch.full(ids.shape, bit(self.rank))
 
     def taken(self, ids: BatchIds, memory: Tensor) -> None:
         """A script has taken ids out as numbers; an array of NumPy's keeps `memory`."""
-        if not ids.reached or bool((ids.marks != 1 << self.rank).any()):
+        if not ids.reached or bool((ids.marks != bit(self.rank)).any()):
             self._taken.append(Taken(TensorWeakRef(ids), TensorWeakRef(memory), ids.ntype,
                                      ids.marks, ids.reached, ids.whole))
 
@@ -230,7 +231,7 @@ class Handed:
             raise HetaError(f"a DistEmbedding of '{ntype}' was made after the batch that its rows "
                             "are read for was sampled; make it before the data loader is iterated")
         if _more_than_once(bare(ids), ids.whole):
-            if bool((ids.marks == 1 << self.rank).all()):
+            if bool((ids.marks == bit(self.rank)).all()):
                 return None  # its own seeds
             raise HetaError(f"rows of the DistEmbedding of '{ntype}' are read with an id of a "
                             "batch twice: on a meta-partitioned graph its input nodes are those of "

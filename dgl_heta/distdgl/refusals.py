@@ -69,10 +69,6 @@ ROWS: dict[str, Refusal] = {
         "which would not see what is written; {remedy}",
         "use cache.policy=none, or create a dgl.distributed.DistTensor for results",
         "distdgl/test_distdgl_cache.py::test_feature_reads_go_through_the_cache"),
-    "DistEmbedding of many trainers": Refusal(
-        "DistEmbedding with more than 62 trainers", "a DistEmbedding is made",
-        "DistEmbedding on a meta-partitioned graph takes at most 62 trainers; there are {trainers}",
-        "start fewer trainers", "distdgl/test_ids.py::test_more_trainers_than_bits_are_refused"),
     "another sparse optimizer": Refusal(
         "sparse optimizers but SparseAdam and SparseAdagrad", "a sparse optimizer steps",
         "optimizer {optimizer} cannot be used on a meta-partitioned graph; {remedy}",

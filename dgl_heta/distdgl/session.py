@@ -34,8 +34,8 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import BatchSource
 from dgl_heta.nn import use_kernel
 from dgl_heta.partition.directory import open_partition
-from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.shared_rows import share_rows_in_script
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block
 from dgl_heta.settings import Settings
@@ -93,7 +93,7 @@ class Session:
             self.store.verify(own.node_types, own.relations)
         self._stored_names = {(t, given): stored for t in self.store.schema.node_types
                               for stored, given in graph_names(self.store.manifest, t).items()}
-        plan = self._delegating(plan)
+        plan = share_rows_in_script(plan, settings, part_config)
         if plan.replication != "full":
             raise InputError(f"the partition {part_config} was made with replication = "
                              f"{plan.replication}, which DistDGL scripts cannot use: their blocks "
@@ -145,7 +145,7 @@ class Session:
         self.watch: Any = None
         self.reading: Any = None
         """What looks at calls at steps to prove, and what is given rows of tables meanwhile (see
-        :mod:`dgl_heta.distdgl.proof.step_proof`)."""
+        :mod:`dgl_heta.distdgl.proof.script_proof`)."""
         self.shapes: dict[Any, Any] = {}
         self.types: dict[Any, dict[str, tuple[torch.Size, torch.dtype] | None]] = {}
         self._answers: dict[Any, bool] = {}
@@ -162,18 +162,6 @@ class Session:
         from dgl.distributed import role
 
         return int(role.get_num_trainers())
-
-    def _delegating(self, plan: Plan) -> Plan:
-        """The plan as it was made, or without delegation if the settings ask for that."""
-        shared, train = self.settings.partition.shared, self.settings.train
-        asked = "shared" in self.settings.partition.model_fields_set
-        if asked and shared == "delegate" and not plan.delegates:
-            raise InputError(f"partition.shared = delegate, but the partition {self.part_config} "
-                             "was made without it; partition the graph with this setting")
-        if (asked and shared == "rows") or train.learnable == "replica" or (
-                self.settings.run.reference):
-            return undelegated(plan)
-        return plan
 
     @property
     def partition(self) -> Any:
@@ -243,7 +231,8 @@ class Session:
         serves them, if there is one.
         """
         chosen: BatchSource = self.source
-        if workers and "batches" not in self.settings.train.model_fields_set:
+        asked = self.settings.origin("train.batches").asked
+        if workers and not asked:
             chosen = next((self._plugins.get("batch source", name) for name, provider
                            in self._plugins.providers("batch source").items()
                            if provider.value.serves_workers), self.source)
@@ -252,7 +241,7 @@ class Session:
         elif workers:
             self.say("no sampling workers are started: on a meta-partitioned graph each trainer "
                       "samples from its own disk, when it takes a batch"
-                      + ("" if "batches" in self.settings.train.model_fields_set else
+                      + ("" if asked else
                          "; with dgl-heta-hifuse installed, it does so ahead of time"))
         return chosen
 

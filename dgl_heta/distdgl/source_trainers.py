@@ -16,6 +16,7 @@ import torch
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.sampling.blocks import Block, MiniBatch
 from dgl_heta.sampling.seeds import SeedShares
+from dgl_heta.sampling.trainer_bits import words_of
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
 
@@ -26,7 +27,8 @@ the trainers whose seeds reach it."""
 
 def reached_by(batch: MiniBatch, group: Comm, ranks: Sequence[int], ntypes: Collection[str]
                ) -> Reached:
-    """Return the trainers' bits, by rank (at most 62); nothing if there is no embedding.
+    """Return the trainers' bits (:mod:`~dgl_heta.sampling.trainer_bits`), or nothing if there is no
+    embedding.
 
     Parameters
     ----------
@@ -53,8 +55,7 @@ def reached_by(batch: MiniBatch, group: Comm, ranks: Sequence[int], ntypes: Coll
 
 def of_seeds(shares: Mapping[str, SeedShares], trainers: Sequence[int]) -> dict[str, np.ndarray]:
     """The bits of a batch's seeds: each one's trainer's."""
-    words = np.asarray([1 << bit for bit in trainers], np.int64)
-    return {t: share.local(torch.from_numpy(np.repeat(words, share.sizes))).numpy()
+    return {t: share.local(torch.from_numpy(np.repeat(words_of(trainers), share.sizes))).numpy()
             for t, share in shares.items()}
 
 

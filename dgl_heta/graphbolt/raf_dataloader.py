@@ -55,7 +55,7 @@ class GraphBoltLoader(RafLoader):
 
     def __init__(self, session: GraphBoltSession, fanouts: list[dict[Any, int]]) -> None:
         # How many steps there are is known at the end of a pass: the item sampler has the seeds.
-        super().__init__(session, Fanouts(layers_of("NeighborSampler", fanouts, session)),
+        super().__init__(session, Fanouts(layers_of("sample_neighbor", fanouts, session)),
                          LoaderOptions(), 0)
         if self._source.ahead:
             session.say("batches of GraphBolt pipelines are sampled when they are asked for, not "

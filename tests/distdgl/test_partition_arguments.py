@@ -20,7 +20,7 @@ import dgl_heta
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import InputError
 from dgl_heta.partition import arguments
-from dgl_heta.partition.backends.distdgl import to_dgl_graph
+from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 from dgl_heta.partition.directory import open_partition
 from tests.support.graphs import academic
 from tests.support.partition_doors import CITES, DOORS, MASK, direct, graph

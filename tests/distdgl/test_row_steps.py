@@ -11,7 +11,7 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 import numpy as np
 import pytest
 
-from dgl_heta.distdgl.rows import sparse_optimizers
+from dgl_heta.distdgl.rows import embedding_steps
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import each_once, marked
 from tests.support.threads import ThreadComm, together
@@ -52,7 +52,7 @@ def tables_of(comm: ThreadComm) -> list[Any]:
         for count, width, shared in TABLES]
 
 
-def reads_of(example: int, rank: int, table: int) -> list[sparse_optimizers.Read]:
+def reads_of(example: int, rank: int, table: int) -> list[embedding_steps.Read]:
     """What a trainer reads of a table in a step: of batches, with the trainers whose batches have a
     row, each once, in one batch for each of several trainers; and for itself in any number. That
     nobody else does in the first example."""
@@ -74,7 +74,7 @@ def reads_of(example: int, rank: int, table: int) -> list[sparse_optimizers.Read
 def test_each_row_is_updated_once_by_all_that_trainers_have_read() -> None:
     def work(comm: ThreadComm) -> list[Any]:
         tables = tables_of(comm)
-        return [sparse_optimizers.collect(tables, [reads_of(example, comm.rank, place)
+        return [embedding_steps.collect(tables, [reads_of(example, comm.rank, place)
                                            for place in range(len(TABLES))])
                 for example in range(EXAMPLES)]
     found = together(4, work)
@@ -109,7 +109,7 @@ def test_optimizers_of_other_embeddings_are_refused(other: list[int]) -> None:
         tables = tables_of(comm)
         order = other if comm.rank == 1 else [0, 1, 2]
         try:
-            sparse_optimizers._check_alike(Optimizer(), [
+            embedding_steps._check_alike(Optimizer(), [
                 SimpleNamespace(name=f"table{i}", heta=tables[i]) for i in order])
         except HetaError as error:
             return str(error)
@@ -129,4 +129,4 @@ class Optimizer:
 
 def test_another_optimizer_is_refused() -> None:
     with pytest.raises(HetaError, match="optimizer Optimizer cannot be used on a meta-partitioned"):
-        sparse_optimizers.step(Optimizer(), [])
+        embedding_steps.step(Optimizer(), [])

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from dgl_heta.errors import InputError
-from dgl_heta.partition.comparison import compare, counting_of
 from dgl_heta.partition.counted import count_rows
+from dgl_heta.partition.method_comparison import compare, counting_of
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
-from dgl_heta.planning.cluster import Cluster, estimate
+from dgl_heta.planning.cluster_estimate import Cluster, estimate
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store, write_store

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.nn.parts import NOBODY, extreme_parts
+from dgl_heta.nn.row_parts import NOBODY, extreme_parts
 from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block, RelationBlock

@@ -166,6 +166,23 @@ EVERY_KIND = BACKEND.format(name="mine") + """
     def dgl_heta_readers():
         return [Saved()]
 
+    class Inputs(dgl_heta.ModelInputs):
+        name = "mine"
+
+        def open(self, context):
+            raise dgl_heta.InputError("there are none")
+
+    @hookimpl
+    def dgl_heta_model_inputs():
+        return [Inputs()]
+
+    class Program(dgl_heta.Program):
+        name, modules = "mine", {}
+
+    @hookimpl
+    def dgl_heta_programs():
+        return [Program()]
+
     class Command(dgl_heta.Command):
         name, description = "mine", "says so"
 

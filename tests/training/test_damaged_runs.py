@@ -17,7 +17,7 @@ from dgl_heta.launch.jobs.reporting import plan_picture, verify_run
 from dgl_heta.report.reading import read_run
 from dgl_heta.report.started import started_rows
 from dgl_heta.store import Store, write_store
-from dgl_heta.system.sums import KEY
+from dgl_heta.system.checksums import KEY
 from tests.support.graphs import academic
 from tests.support.signing import edit_json
 from tests.support.waiting import PATIENCE, PROMPT, until

@@ -25,7 +25,7 @@ from dgl_heta.launch.jobs.prediction import PredictionJob
 from dgl_heta.proof.difference import Levels, relative
 from dgl_heta.report.started import FILE, resuming
 from dgl_heta.store import Store, write_store
-from dgl_heta.system.sums import write_signed
+from dgl_heta.system.checksums import write_signed
 from dgl_heta.training.loop import _check_parameters
 from tests.support.signing import edit_array
 from tests.support.waiting import PATIENCE

@@ -25,7 +25,7 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.identity import Identity

@@ -46,7 +46,7 @@ class Layer:
         self.planned = True
         """Whether the group's relations of the layer are those that the plan gives each machine."""
         self.origin: Any = None
-        """Where the block came from, at a step to prove (:mod:`..proof.step_proof`)."""
+        """Where the block came from, at a step to prove (:mod:`..proof.script_proof`)."""
 
     def graph(self, place: int, device: torch.device) -> RelationGraph:
         """A relation by its place in `block.edges`: all source rows, its own range of rows."""

@@ -19,7 +19,7 @@ from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import listing, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.assignment import Share
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 
 BY_ITSELF = (
     "the script samples by itself, so what it trains on these blocks runs as plain DistDGL does, "

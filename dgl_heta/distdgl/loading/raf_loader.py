@@ -22,7 +22,7 @@ from dgl_heta.distdgl.loading.loader_scope import Fanouts, check_types, loader_s
 from dgl_heta.distdgl.loading.step_plan import agree_on_steps
 from dgl_heta.distdgl.loading.typed_ids import gather_seeds
 from dgl_heta.distdgl.modules.merging_block import make_blocks
-from dgl_heta.distdgl.proof import step_proof
+from dgl_heta.distdgl.proof import script_proof
 from dgl_heta.distdgl.proof.recording import recorder
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.store.masked_store import masked_store
@@ -144,11 +144,11 @@ class RafLoader:
             tell(blocks, self._seeds_with_raf(seeds))
         if (recording := recorder()) is not None:
             recording.begin_batch(inputs, seeds)
-        proved = step_proof.handed_out(self._step_to_prove(sampled), session, batch, blocks)
+        proved = script_proof.handed_out(self._step_to_prove(sampled), session, batch, blocks)
         session.scope.begin(batch, (inputs, *blocks), proved)
         return inputs, seeds, blocks
 
-    def _step_to_prove(self, sampled: SampledBatch) -> step_proof.Step:
+    def _step_to_prove(self, sampled: SampledBatch) -> script_proof.Step:
         session, excluded = self._session, sampled.batch.excluded
         sampler = self.sampler
 
@@ -156,7 +156,7 @@ class RafLoader:
             # The session's group while it proves, not today's: its bytes are counted apart.
             return sample_blocks(session, sampler, sampled.key, session.group, seeds, excluded)
 
-        return step_proof.Step(sample, self.plan.seed, self._epoch, self._step - 1, len(self),
+        return script_proof.Step(sample, self.plan.seed, self._epoch, self._step - 1, len(self),
                                sampled.key, self._scope.planned)
 
     def _seeds_with_raf(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

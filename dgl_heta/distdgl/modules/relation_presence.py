@@ -17,11 +17,9 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.source_trainers import below, of_seeds, with_guests
-from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, RelationBlock
-
-_MOST = 62  # trainers of a group, a bit each
+from dgl_heta.sampling.trainer_bits import check_trainers
 
 
 @dataclass
@@ -54,9 +52,8 @@ def presence(layer: Layer) -> Presence:
     """
     if layer.presence is None:
         group, block = layer.session.group, layer.block
-        if group.size > _MOST:
-            raise HetaError(f"a group has {group.size} trainers; a user-defined reduce function, "
-                            f"or a maximum or minimum, in multi_update_all works with {_MOST}")
+        check_trainers(group.size, "a group has {count} trainers; a user-defined reduce function, "
+                       "or a maximum or minimum, in multi_update_all works with {most}")
         blocks = layer.blocks
         rows = with_guests(block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group,
                            "control")

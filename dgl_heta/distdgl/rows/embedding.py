@@ -23,8 +23,8 @@ from dgl.distributed.dist_tensor import DistTensor
 from torch import Tensor
 
 from dgl_heta.distdgl.batch_ids import bare
+from dgl_heta.distdgl.rows.embedding_steps import step
 from dgl_heta.distdgl.rows.embedding_table import Table
-from dgl_heta.distdgl.rows.sparse_optimizers import step
 from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.state import state_of

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from dgl_heta.distdgl.batch_ids import bare
-from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.features.row_kernels import check_ids, gather_rows
+from dgl_heta.sampling.trainer_bits import check_trainers
 
 Pull = Callable[[Any, Any], Tensor]  # DGL's own DistTensor.__getitem__
 
@@ -32,8 +32,8 @@ class Table:
         self.session, self.ntype, self._pull = session, ntype, pull
         self._tensor = embedding._tensor
         session.connect()
-        if session.world.size > 62:  # bits of an int64 say which trainers' batches have a row
-            refuse("DistEmbedding of many trainers", trainers=session.world.size)
+        check_trainers(session.world.size, "DistEmbedding on a meta-partitioned graph takes at "
+                       "most {most} trainers; there are {count}")
         users = session.users(ntype)
         self.exclusive = users == [session.world.rank]
         """Whether no other trainer's batches have rows of it."""

@@ -32,7 +32,7 @@ from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import Session, current
-from dgl_heta.distdgl.state import names, selected, state_of
+from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.training import ddp_options, ending
 from dgl_heta.distdgl.training.ddp_options import on_device, on_wrapped, take_options
 from dgl_heta.distdgl.versions import homes
@@ -195,7 +195,7 @@ class RafParallel(Parallel):
 
 def wrapper_for_any_graph() -> ModuleWrapper | None:
     """Return the selected wrapper for parts that DGL made; None for DGL's own way."""
-    if not names("train", "wrapper"):
+    if not selected().origin("train.wrapper").asked:
         return None
     wrapper: ModuleWrapper = plugins().get("module wrapper", selected().train.wrapper)
     return wrapper if wrapper.any_graph else None
