@@ -64,11 +64,11 @@ class GraphBoltLoader(RafLoader):
         self._thread = threading.get_ident()
 
     def __len__(self) -> int:
-        """Steps of the last pass; 1 in the first."""
+        """Return the steps of the last pass; 1 in the first, of which nobody knows."""
         return self._steps
 
     def batches(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The batches of a pass over the item sampler's mini-batches; all ranks have as many.
+        """Yield the batches of a pass over the item sampler's mini-batches; all ranks have as many.
 
         Raises
         ------
@@ -85,6 +85,7 @@ class GraphBoltLoader(RafLoader):
         self._begin_pass()
         self.seeds = 0
         state_of(Epochs).started(self, 0)
+        # One batch ahead: the others must know in time that this rank has its last one.
         ahead = next(items, None)
         while True:
             batch, ahead = ahead, None if ahead is None else next(items, None)
@@ -99,7 +100,7 @@ class GraphBoltLoader(RafLoader):
         state_of(Epochs).ended(self, self.seeds)
 
     def _together(self, batch: Any, ahead: Any) -> tuple[Any, Any]:
-        """This rank's batch of a step, and what follows; None at the end on all ranks.
+        """Return this rank's batch of a step, and what follows; None at the end on all ranks.
 
         A rank that has no batch for the next step, as another has, gives its last one in halves.
         """
@@ -132,7 +133,9 @@ class GraphBoltLoader(RafLoader):
         if minibatch.seed_nodes is None:
             minibatch.compacted_seeds = {t: torch.arange(len(ids), device=device)
                                          for t, ids in seeds.items()}
+        # A field of gb.MiniBatch, which would hide RafMiniBatch's refusal.
         vars(minibatch).pop("sampled_subgraphs", None)
+        # The item sampler has made the object, and stages before have put their data on it.
         minibatch.__class__ = RafMiniBatch
         minibatch.input_nodes = {t: ids.to(device) for t, ids in inputs.items()}
         minibatch.heta_blocks = [block.to(device) for block in blocks]
@@ -153,19 +156,19 @@ class Sampled(IterDataPipe):  # type: ignore[misc]
         yield from self.loader.batches(iter(self.datapipe))
 
     def __getstate__(self) -> Any:
-        """Without the loader: walks over a pipeline pickle its stages."""
+        """Return the stage without the loader: walks over a pipeline pickle its stages."""
         return {"datapipe": self.datapipe}
 
 
 def _fanouts(graph: RafGraph, given: Any) -> list[dict[Any, int]]:
-    """Per layer relation → neighbours, from fanouts by the numbers of relations.
+    """Return per layer relation → neighbours, from fanouts by the numbers of relations.
 
     Raises
     ------
     InputError
         One fanout for all relations together, which none of the parts can draw by itself.
     """
-    found, count = [], len(graph.relations)
+    layers, count = [], len(graph.relations)
     for fanout in given:
         numbers = [int(n) for n in (fanout.flatten() if isinstance(fanout, torch.Tensor)
                                     else [fanout])]
@@ -177,12 +180,13 @@ def _fanouts(graph: RafGraph, given: Any) -> list[dict[Any, int]]:
                 "meta-partition each relation has its own, drawn by the parts apart; give one for "
                 f"each of the {count} relations, torch.full((len(graph.num_edges),), k), or -1 for "
                 "all neighbours")
-        found.append({tuple(r): n for r, n in zip(graph.relations, numbers)})
-    return found
+        layers.append({tuple(r): n for r, n in zip(graph.relations, numbers)})
+    return layers
 
 
 def _check_upstream(datapipe: Any) -> None:
-    """
+    """Check that stages before the sampling give nodes.
+
     Raises
     ------
     InputError
@@ -237,6 +241,7 @@ def _init_loader(original: Any) -> Any:
         if num_workers:
             session.say("no sampling workers are started: on a meta-partition each rank samples "
                         "from its own disk, when it takes a batch")
+        # A stage on a thread would sample when it likes, and exchanges of two ranks would cross.
         # As GraphBolt does: ranks take turns in the batches of an ItemSampler, which is the same on
         # all of them. No thread is put before copy_to.
         datapipe = datapipe.mark_end()

@@ -30,8 +30,8 @@ _OTHER_WAY = ("leave partition.graphbolt out of the settings to sample the whole
               "GraphBolt")
 
 
-def place() -> tuple[int, int]:
-    """Rank of this process, and how many there are."""
+def rank_and_size() -> tuple[int, int]:
+    """Return the rank of this process, and how many there are."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -47,7 +47,7 @@ class GraphBoltSession(Session):
     """
 
     def __init__(self, part_config: str, parts: int, settings: Settings, loaded: Plugins) -> None:
-        self.place = rank, world = place()
+        self.ranked = rank, world = rank_and_size()
         if world % parts:
             raise InputError(
                 f"the partition {part_config} has {parts} parts, but there are {world} processes; "
@@ -59,14 +59,15 @@ class GraphBoltSession(Session):
 
     def _reads_first(self) -> bool:
         local = int(os.environ.get("LOCAL_RANK", "0"))
-        return local == 0 or self.place[0] % self._each == 0
+        return local == 0 or self.ranked[0] % self._each == 0
 
     def _count_trainers(self) -> int:
-        if place() != self.place:
-            raise InputError(f"the data set was loaded as rank {self.place[0]} of {self.place[1]}, "
-                             f"and now this is rank {place()[0]} of {place()[1]}; start with "
-                             "torchrun, or load the data set after init_process_group")
-        return self.place[1]
+        (rank, size), (now, count) = self.ranked, rank_and_size()
+        if (rank, size) != (now, count):
+            raise InputError(f"the data set was loaded as rank {rank} of {size}, and now this is "
+                             f"rank {now} of {count}; start with torchrun, or load the data set "
+                             "after init_process_group")
+        return size
 
 
 class RafGraph(gb.SamplingGraph):  # type: ignore[misc]
@@ -111,7 +112,7 @@ class RafGraph(gb.SamplingGraph):  # type: ignore[misc]
         return sum(self._edges.values())
 
     def sample_neighbors(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: a part samples all layers at once, by `datapipe.sample_neighbor`."""
+        """Raise InputError: a part samples all layers at once, by `datapipe.sample_neighbor`."""
         raise self._refusal("sample_neighbors")
 
     def to(self, device: Any) -> RafGraph:
@@ -141,7 +142,7 @@ def _relation(name: str) -> Relation:
 
 
 def open_graph(directory: str, graph: Any) -> RafGraph:
-    """What stands for a data set's graph, once it was compared with the partition.
+    """Return what stands for a data set's graph, once it was compared with the partition.
 
     Raises
     ------
@@ -207,6 +208,7 @@ def compare(session: Session, graph: Any) -> None:
         return
     for relation in session.partition.relations:
         for theirs, ours in zip(_degrees(graph, relation, schema), _stored(session, relation)):
+            # Degrees both ways, not edges: they tell graphs apart and cost one pass over the edges.
             if not np.array_equal(theirs, ours):
                 raise InputError(
                     f"the partition {where} is of another graph than the data set: nodes have "
@@ -215,7 +217,7 @@ def compare(session: Session, graph: Any) -> None:
 
 
 def _degrees(graph: Any, relation: Relation, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
-    """In-degrees and out-degrees of all nodes by a relation, in the data set's graph."""
+    """Return in-degrees and out-degrees of all nodes by a relation, in the data set's graph."""
     offsets, kinds = graph.node_type_offset.tolist(), graph.node_type_to_id
     low, high = (offsets[kinds[relation.dst] + i] for i in (0, 1))
     indptr = graph.csc_indptr[low:high + 1].numpy()
@@ -228,14 +230,15 @@ def _degrees(graph: Any, relation: Relation, schema: Schema) -> tuple[np.ndarray
 
 
 def _stored(session: Session, relation: Relation) -> tuple[np.ndarray, np.ndarray]:
-    """The same in the store."""
+    """Return the same in the store."""
     count = session.store.schema.node_counts[relation.src]
     csc = copied(relation, session.store.relation(relation), count)
     return np.diff(csc.indptr), np.bincount(csc.indices, minlength=count)
 
 
 def check_targets(session: Session, types: Any) -> None:
-    """
+    """Check that seeds are of target types.
+
     Raises
     ------
     InputError

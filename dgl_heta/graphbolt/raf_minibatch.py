@@ -77,13 +77,13 @@ def _edges(name: str) -> InputError:
 
 
 def seeds_of(minibatch: Any) -> Any:
-    """What the item sampler gave for seeds."""
-    return next((found for name in _SEEDS
-                 if (found := getattr(minibatch, name, None)) is not None), None)
+    """Return what the item sampler gave for seeds; its name differs by release of DGL."""
+    return next((seeds for name in _SEEDS
+                 if (seeds := getattr(minibatch, name, None)) is not None), None)
 
 
 def own_seeds(session: Session, minibatch: Any) -> dict[str, Tensor]:
-    """Target type → ids (int64, on the CPU) of this rank's seeds of a mini-batch.
+    """Return target type → ids (int64, on the CPU) of this rank's seeds of a mini-batch.
 
     Raises
     ------
@@ -105,8 +105,8 @@ def own_seeds(session: Session, minibatch: Any) -> dict[str, Tensor]:
     if any(":" in t or ids.dim() != 1 for t, ids in seeds.items()):
         raise InputError(LINKS)
     check_targets(session, seeds)
-    found = {t: ids.detach().to("cpu", torch.int64) for t, ids in seeds.items()}
-    for ntype, ids in found.items():
+    own = {t: ids.detach().to("cpu", torch.int64) for t, ids in seeds.items()}
+    for ntype, ids in own.items():
         count = session.store.schema.node_counts[ntype]
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
             raise InputError(f"a batch's seeds of type '{ntype}' reach from {int(ids.min())} to "
@@ -114,11 +114,11 @@ def own_seeds(session: Session, minibatch: Any) -> dict[str, Tensor]:
         if len(ids.unique()) < len(ids):
             raise InputError(f"a batch has a seed of type '{ntype}' twice; let the item set have "
                              "each node once")
-    return found
+    return own
 
 
 def halves(minibatch: Any) -> tuple[Any, Any]:
-    """A mini-batch of seeds and what belongs to them, as two.
+    """Return a mini-batch of seeds and what belongs to them as two.
 
     Raises
     ------
