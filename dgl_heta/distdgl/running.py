@@ -33,7 +33,7 @@ def run_script(script: str, arguments: Sequence[str], config: Path | None,
     if not path.is_file():
         raise InputError(f"there is no script {script}")
     _enable(config, overrides, overwrite)
-    sys.path[0] = str(path.resolve().parent)
+    sys.path[0] = str(path.resolve().parent)  # as Python does; it was the command's own
     _run(script, arguments, lambda: runpy.run_path(script, run_name="__main__"))
 
 

@@ -60,6 +60,7 @@ def _column(graph: Any, relation: Relation, name: str) -> Callable[[], np.ndarra
 
 def _init(original: Any) -> Any:
     def __init__(self: Any, graph_name: str, gpb: Any = None, part_config: Any = None) -> None:
+        # Before DGL's own, which would ask the servers for a graph that they have not.
         if part_config is not None and is_part_config(part_config):
             check_graph(part_config)
         original(self, graph_name, gpb, part_config)
@@ -72,6 +73,7 @@ def _local_partition(original: Any) -> Any:
         session = getattr(self, "heta", None)
         if session is None:
             return original.fget(self)
+        # Made when it is asked for, and once: it has a copy of all edges of the part.
         if session.whole is None:
             session.whole = load_graph(session.part_config, session.part)
         return session.whole
@@ -92,6 +94,7 @@ def _queries(g: Any, session: Any) -> Queries:
 
 def _access(original: Any) -> Any:
     def access(g: Any, ids: Any, request: Any, local: Any, **more: Any) -> Any:
+        # `local` is DGL's way around a server, for a part's own nodes: no other way is needed here.
         session = getattr(g, "heta", None)
         if session is not None:
             return answer(_queries(g, session), original.__name__, ids, request,

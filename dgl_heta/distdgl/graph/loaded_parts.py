@@ -64,6 +64,7 @@ def load_graph(part_config: str, part_id: int) -> Any:
 
 def _edge_columns(store: Store, part: Partition, book: Any, part_id: int) -> dict[str, Tensor]:
     """Return what DGL's parts say of their edges, in the order of the part's relations."""
+    # In DGL's own dtypes (uint8, int32): what reads DGL's parts reads these.
     columns: dict[str, list[Tensor]] = {dgl.EID: [], "inner_edge": [], dgl.ETYPE: []}
     for relation in part.relations:
         ids = torch.from_numpy(np.array(store.edge_ids(relation)))
@@ -140,6 +141,7 @@ def load_edge_data(part_config: str, part_id: int) -> dict[str, Any]:
 
 def _rows(store: Store, kind: Any, name: str, stored: np.ndarray) -> Tensor:
     """Return rows of an array of a node type or relation, as DGL's own parts have them."""
+    # A copy: the array is a map of a file, which nobody may write to.
     rows: Tensor = part_tensor(np.array(stored), store.manifest.given.get(kind, {}).get(name))
     return rows
 
@@ -245,6 +247,7 @@ def _features(part_config: str, /, part_id: int, load_nodes: bool = True, load_e
     """Return what `load_partition_feats` does."""
     both = (load_features(part_config, part_id) if load_nodes else None,
              load_edge_data(part_config, part_id) if load_edges else None)
+    # On a server alone: a script may load data that no server could hold.
     if part_config in state_of(_Served).graphs:
         for kind, data in zip(("node", "edge"), both):
             _check_served(kind, data or {})

@@ -30,6 +30,7 @@ def partition(original: Callable[..., Any], settings: Settings, /, *args: Any, *
     """
     given = _decided(settings, arguments_of(*args, **kwargs))
     ours = given["part_method"] not in DGL_METHODS
+    # A program that says `overwrite` itself has decided; the command's option is for all others.
     if ours and "overwrite" not in kwargs:
         state_of(_Earlier).check(given["out_path"])
     result = perform(given, original, settings.origin("partition.shared"))
@@ -92,6 +93,7 @@ def _decided(settings: Settings, given: dict[str, Any]) -> dict[str, Any]:
         chosen["part_method"] = said.method
     if chosen["part_method"] in DGL_METHODS:
         if given["part_method"] not in DGL_METHODS:
+            # DGL's own function takes no argument of ours.
             chosen |= dict.fromkeys(OWN) | {"settings": (), "overwrite": True}
             _overruled(f"partition.method = {said.method} says", chosen, given)
         return chosen

@@ -188,6 +188,7 @@ class Queries:
         return ids
 
     def _relation(self, relation: Relation) -> Any:
+        # Not at the start, which would read whole files that few scripts ask for.
         if relation in self._unread:
             self.store.verify((), [relation])
             self._unread.discard(relation)
@@ -198,6 +199,7 @@ class Queries:
             refuse("edges of a store without ids", directory=self.store.directory)
 
     def _out_of(self, relation: Relation) -> Tensor:
+        # The store has in-edges by destination: to count out-edges all of them are read.
         if relation not in self._out:
             count = self.store.schema.node_counts[relation.src]
             sources = copied(relation, self._relation(relation), count).indices

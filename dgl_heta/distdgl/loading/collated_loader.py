@@ -62,6 +62,7 @@ class CollatedLoader(RafLoader):
     def start(self) -> None:
         """Begin an epoch: shuffle as DGL's own loader does."""
         self._begin_pass()
+        # DGL shuffles what the last epoch has left.
         if self.options.shuffle:
             self._order = self._order[torch.randperm(len(self._order))]
 

@@ -52,7 +52,7 @@ class EdgeLoader(CollatedLoader):
                  fanouts: Fanouts, options: LoaderOptions) -> None:
         _check_targets(session, (ntype for r in relations for ntype in (r.src, r.dst)))
         self._excludes = _excludes(collator.exclude)
-        self.kind = 1 + self._excludes
+        self.kind = 1 + self._excludes  # trainers that exclude tell each other what
         super().__init__(session, collator, fanouts, options)
         if self._excludes and session.group.size > 1:
             log.warning("exclude=%r of DistEdgeDataLoader leaves out of a step's blocks what any "

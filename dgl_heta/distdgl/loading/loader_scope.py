@@ -120,6 +120,7 @@ def way_of(sampler: Any) -> str:
         if type(sampler).__module__.startswith("dgl."):
             refuse("sampler of another kind", sampler=type(sampler).__name__)
         return "own"
+    # Compared on the class and looked for on the instance: a script may put a function on either.
     same = type(sampler).sample_blocks is known.sample_blocks
     return "known" if same and "sample_blocks" not in vars(sampler) else "derived"
 

@@ -50,6 +50,7 @@ class NodeLoader(RafLoader):
         self._ranks = group.ranks if session.world.size > 1 else (0,)
         self._nodes = TypedIds.of(self._scope.targets, nids.items()).gathered(
             group, [self.plan.counts[rank] for rank in self._ranks])
+        # Looked for once: nodes that are there once cannot be twice in a batch, however shuffled.
         self._repeated = any(nodes.repeats() for nodes in self._nodes)
         self._making = Making(("sample",))
         self._batches: Iterator[Any] = iter(())

@@ -91,6 +91,7 @@ class RafLoader:
         session = self._session
         session.agree("the epoch of a data loader, and whether all states are complete",
                       [self.plan.loader, self._epoch, int(session.all_complete)])
+        # A script may evaluate by other modules: what trainers agreed on is asked anew.
         session.forget_agreements()
         if (recording := recorder()) is not None:
             recording.start_pass(session)
@@ -131,11 +132,13 @@ class RafLoader:
         # A batch norm that was wrapped after this batch was sampled wants all states complete.
         if session.all_complete:
             forget_reads(batch.blocks)
+        # Before blocks are made: the last batch's reductions are checked first, its exchange ends.
         session.begin({pair for block in batch.blocks for pair in session.expected(block)},
                       batch.blocks[0].done)
         # From here on the tensors of ids are known as this batch's: rows of a DistEmbedding are
         # read by them, and divided among the trainers that have the batch.
         levels = session.handed.hand_out(batch, sampled.sources, session.world.rank)
+        # Every node type is a key, as in DGL, though a machine may have no relation from it.
         inputs = {t: levels[0].get(t, torch.empty(0, dtype=torch.int64))
                   for t in session.store.schema.node_types}
         seeds = {t: ids for t, ids in levels[-1].items() if len(ids)}

@@ -60,6 +60,7 @@ class TypedIds(Generic[Type]):
 
         `sizes` says how many each has, where that is known.
         """
+        # Trainers have unequal numbers, and gather by sizes that all of them know.
         if sizes is None:
             sizes = comm.all_gather_rows(torch.tensor([len(self)]), [1] * comm.size,
                                          "seeds").tolist()

@@ -120,6 +120,8 @@ class Recorder:
 
     def listen(self) -> None:
         """Hear of modules, backward passes, optimizers and embeddings from now on."""
+        # `_call_impl`, not hooks: what a module is given is wanted before its own hooks change it,
+        # and what it returns after them.
         nn.Module._call_impl = _around(nn.Module._call_impl, self._call)  # type: ignore[method-assign]
         torch.autograd.backward = _around(torch.autograd.backward, self._backward_pass)
         register_optimizer_step_post_hook(self._stepped)
@@ -135,6 +137,7 @@ class Recorder:
             self.record.group = list(session.group.ranks) if session.world.size > 1 else [0]
             self.record.learnable = session.settings.train.learnable
             fill_embeddings(session)
+        # Trainers must end in the same pass, or the rest would wait for one that is gone.
         self._passes += 1
         limit = PASSES if self.record.steps else PASSES_WITHOUT_STEP
         over = self.record.evaluations > 0 or self._passes > limit
@@ -159,6 +162,7 @@ class Recorder:
 
     def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
               ) -> Any:
+        # A wrapped module is known by the name of the one in it, in both runs.
         if isinstance(module, DistributedDataParallel) or not self._batches:
             return original(module, *args, **kwargs)
         outermost = not self._within
@@ -179,6 +183,8 @@ class Recorder:
             _note(self.record.norms, self._named(module))
         if outermost:
             self._outputs(module, blocks, output)
+        # Within a HeteroGraphConv a module sees one relation, whose result here is a part of that
+        # of all trainers.
         elif blocks and not any(map(is_hetero_conv, self._within)):
             self._layer(module, blocks[-1], output)
         return output
@@ -313,6 +319,7 @@ class Recorder:
             if loss.numel() == 1:
                 self.record.add(Key("loss", f"{position + 1}" if position else "", detail),
                                 values_of(loss).reshape(-1), None, dtype_name(loss))
+        # Averaged within the pass, so what is recorded after it is what the optimizer steps by.
         result = original(tensors, *args, **kwargs)
         self._gradients(self._parameters(), detail)
         return result

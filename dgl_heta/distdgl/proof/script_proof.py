@@ -117,6 +117,7 @@ def handed_out(step: Step, session: Session, batch: MiniBatch, blocks: list[RafB
     watch.settle()
     if not schedule.due(step.seed, step.epoch, step.step, step.steps):
         return False
+    # The generator's state tells later whether random numbers were used in between.
     origin = Origin(session, step.sample, batch, step.number, torch.get_rng_state(),
                     step.epoch == step.step == 0, step.planned)
     for block in blocks:
@@ -213,6 +214,7 @@ class Watch:
                 origin.calls += 1
                 self._prove(origin, module, given, frames, len(origins) > 1)
         except BaseException:
+            # The script ends, or goes on with an error that it has caught: without the proof.
             self.stop()
             raise
         finally:
@@ -229,6 +231,7 @@ class Watch:
             They differ.
         """
         session = self._session
+        # DGL's blocks have one row for a node.
         if session.plan.metapaths:
             self._tell("the partition follows metapaths, where a node can have two rows")
             return

@@ -46,11 +46,14 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
     with table.session.scope.aside():
         rows = table.read(index).to(device, non_blocking=True)
     if torch.is_grad_enabled():
+        # Leaves, as in DGL: a sparse optimizer reads their `grad` from the trace. No gradient of
+        # rows is reduced by a module wrapper.
         rows.requires_grad_()
         rows.heta_rows = True  # type: ignore[attr-defined]
         with table.session.scope.aside():
             readers = table.session.handed.readers(table.ntype, index)
         if readers is not None:
+            # Rows of other trainers' batches are read here, too. A loss of theirs alone is theirs.
             table.session.scope.learn(rows, table.ntype, readers.others)
         embedding._trace.append((bare(index).to("cpu"), rows, readers and readers.bits))
     table.session.scope.read(rows, bare(index), lambda ids: table.read(ids).to(device))
@@ -60,6 +63,8 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
 def _open(embedding: Any) -> None:
     """Take over a new DistEmbedding, if it is of nodes of the meta-partitioned graph."""
     session, policy = current(), embedding._tensor.part_policy
+    # Of edges, and of node types that a script makes up, all is DGL's own; so it is in reference
+    # mode, which shows what DGL computes.
     embedding.heta = None
     if session is None or session.reference or not policy.policy_str.startswith("node~"):
         return

@@ -39,6 +39,8 @@ class Table:
         """Whether no other trainer's batches have rows of it."""
         self.shared = len(users) > 1
         self.replica = session.settings.train.learnable == "replica" and self.shared
+        # The machine that has a row in shared memory goes by DistDGL's partition book, whose ids of
+        # a type are contiguous by part.
         book = self._tensor.part_policy.partition_book
         bounds = [0]
         for part in range(book.num_partitions()):
