@@ -69,6 +69,15 @@ def test_rows_and_edges_in_numbers() -> None:
     assert covered(np.array([0.0, 1e6])) == pytest.approx([0.0, 1.0])
 
 
+def test_edges_of_a_row_that_is_at_two_layers_reach_no_node_twice() -> None:
+    """Seeds draw their three edges at both layers, the same ones."""
+    schema = Schema(dict.fromkeys("abp", 10**9), {
+        Relation("a", "w", "p"): 3 * 10**9, Relation("b", "s", "a"): 2 * 10**9})
+    step = reach(make_plan(schema, "p", 2, 1), 0, (-1, -1), 1000, 1000)
+    assert step.layers[1].drawn[Relation("a", "w", "p")] == 3000
+    assert step.inputs["a"] == pytest.approx(3000, rel=1e-5)
+
+
 def test_as_many_fanouts_as_hops() -> None:
     assert Workload().fanouts_of(3) == (25, 20, 20)
     with pytest.raises(InputError, match="fanouts has 1 number, but the plan has 2 hops"):

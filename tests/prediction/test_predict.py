@@ -24,6 +24,7 @@ from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.checkpoint import load_model
+from tests.support import warm
 from tests.support.graphs import academic, with_tasks
 from tests.support.signing import edit_text
 from tests.support.waiting import PATIENCE
@@ -48,7 +49,7 @@ def trained(store: Path, run_dir: Path, *more: str) -> Path:
 def _trained(store: Path, more: tuple[str, ...]) -> Path:
     run_dir = store.with_name("-".join(["run", *more]))
     sets = [part for text in (*SETTINGS, *more) for part in ("--set", text)]
-    done = subprocess.run([sys.executable, "-m", "dgl_heta", "train", str(store), "--run-dir",
+    done = subprocess.run([warm.python(), "-m", "dgl_heta", "train", str(store), "--run-dir",
                            str(run_dir), "--json", *sets], capture_output=True, text=True,
                           timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -85,7 +86,8 @@ def directly(store: Path, run_dir: Path, ntype: str) -> tuple[np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("model", [
-    "rgcn", "hgt", pytest.param("han", marks=pytest.mark.thorough)])
+    "rgcn", pytest.param("hgt", marks=pytest.mark.releases),
+    pytest.param("han", marks=pytest.mark.thorough)])
 def test_all_workers_together_compute_what_the_model_does(
         store: Path, tmp_path: Path, model: str) -> None:
     run_dir = trained(store, tmp_path / "run", f"model.name={model}", "model.reduce=mean")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+from tests.support import warm
 from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -250,7 +250,7 @@ def distribution(directory: Path, name: str, code: str, version: str = "1.5",
 
 def heta(*args: object, path: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dgl_heta", *map(str, args)], capture_output=True, text=True,
+        [warm.python(), "-m", "dgl_heta", *map(str, args)], capture_output=True, text=True,
         timeout=PATIENCE, check=False, cwd=path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)]), **env})
 

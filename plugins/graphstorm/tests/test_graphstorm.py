@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("dgl")
+
+from tests.support import warm
 from tests.support.dist_reference import parts, whole_graph
 from tests.support.link_reference import edge_graph
 from tests.support.link_reference import parts as edge_parts
@@ -87,7 +89,7 @@ def launch(hosts: int, part_config: Path, module: str, file: Path, *words: objec
         if option == "--save-model-path":  # else its processes make and remove it at once
             Path(str(value)).mkdir()
     package = next(f"{RUN}.gsgnn_{name}" for name in ("emb", "ep", "lp", "np") if name in module)
-    command = [sys.executable, "-m", "dgl_heta", by, "--hosts", hosts, "--part-config",
+    command = [warm.python(), "-m", "dgl_heta", by, "--hosts", hosts, "--part-config",
                part_config, "--num-omp-threads", "1", "--stop-after", PATIENCE,
                *(("--set", "partition.method=meta", "--set", f"train.learnable={learnable}")
                  if hosts > 1 else ()), "--",
