@@ -24,6 +24,7 @@ from dgl_heta.distdgl.loading.typed_ids import gather_seeds
 from dgl_heta.distdgl.modules.merging_block import make_blocks
 from dgl_heta.distdgl.proof import script_proof
 from dgl_heta.distdgl.proof.recording import recorder
+from dgl_heta.distdgl.proof.script_setting import Step
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.store.masked_store import masked_store
 from dgl_heta.distdgl.watchdog import took
@@ -151,7 +152,7 @@ class RafLoader:
         session.scope.begin(batch, (inputs, *blocks), proved)
         return inputs, seeds, blocks
 
-    def _step_to_prove(self, sampled: SampledBatch) -> script_proof.Step:
+    def _step_to_prove(self, sampled: SampledBatch) -> Step:
         session, excluded = self._session, sampled.batch.excluded
         sampler = self.sampler
 
@@ -159,8 +160,8 @@ class RafLoader:
             # The session's group while it proves, not today's: its bytes are counted apart.
             return sample_blocks(session, sampler, sampled.key, session.group, seeds, excluded)
 
-        return script_proof.Step(sample, self.plan.seed, self._epoch, self._step - 1, len(self),
-                               sampled.key, self._scope.planned)
+        return Step(sample, self.plan.seed, self._epoch, self._step - 1, len(self), sampled.key,
+                    self._scope.planned)
 
     def _seeds_with_raf(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return what `all_seeds` would give with RAF, in reference mode; all trainers call it."""

@@ -7,75 +7,34 @@ returned: with RAF, and the plain way, on DGL's own blocks (:mod:`dgl_heta.proof
 
 from __future__ import annotations
 
-import copy
 import logging
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dgl
-import numpy as np
 import torch
-from dgl.distributed import DistEmbedding, DistGraph, DistTensor
-from dgl.heterograph import DGLBlock
 from torch import Tensor, nn
 
-from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
-from dgl_heta.distdgl.autograd.collective_order import Chains
 from dgl_heta.distdgl.batch_ids import bare
-from dgl_heta.distdgl.blocks.dgl_block import note_seeds
-from dgl_heta.distdgl.blocks.layer import csc_with_ids
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
-from dgl_heta.distdgl.modules.merging_block import make_blocks
 from dgl_heta.distdgl.modules.module_hooks import own_hook
+from dgl_heta.distdgl.proof.script_setting import DglSetting, Origin, Step
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 from dgl_heta.proof.copies import NotProvedError, unwrap
-from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds, levels
+from dgl_heta.proof.gather import levels
 from dgl_heta.proof.module_call import Call, complete
-from dgl_heta.proof.proving import Instead, Proof
-from dgl_heta.proof.replay import Reads
+from dgl_heta.proof.proving import Proof
 from dgl_heta.proof.schedule import Schedule
-from dgl_heta.raf import chain as links
-from dgl_heta.raf.chain import Chain
-from dgl_heta.raf.exchange import GroupExchange
-from dgl_heta.sampling.blocks import Block, MiniBatch
+from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.system.nested import of_type
 
 log = logging.getLogger("dgl_heta")
-Resample = Callable[[Sequence[Mapping[str, np.ndarray]]], MiniBatch]
-"""Samples a step's blocks again, for seeds of each trainer of the group (target type → ids)."""
 _CALLS = 16
 """Calls of a step that are proved."""
-
-
-@dataclass(eq=False)
-class Origin:
-    """Where blocks came from, at a step to prove.
-
-    Attributes
-    ----------
-    sample : samples again by the same number, for other seeds.
-    number : of the step, which the samples follow from.
-    random_state : of the generator when the batch was handed out.
-    first : whether it is the loader's first step, the one at which inference is proved.
-    planned : whether relations are where the plan has them.
-    calls : how many were proved.
-    """
-
-    session: Session
-    sample: Resample
-    batch: MiniBatch
-    number: int
-    random_state: Tensor
-    first: bool
-    planned: bool
-    calls: int = 0
 
 
 def schedule_of(session: Session) -> Schedule:
@@ -84,28 +43,6 @@ def schedule_of(session: Session) -> Schedule:
     if session.wrapper.uneven_steps or run.record is not None or run.reference:
         return Schedule()  # trainers do not step together, or are compared from outside
     return Schedule.parse(run.prove)
-
-
-@dataclass(frozen=True)
-class Step:
-    """A step of a data loader, whose blocks a script is given.
-
-    Attributes
-    ----------
-    sample : samples the step again, for other seeds.
-    seed : the loader's, the same on all trainers.
-    epoch, step, steps : which one it is, from 0 on, and how many an epoch has.
-    number : what the samples of the step follow from.
-    planned : whether relations are where the plan has them.
-    """
-
-    sample: Resample
-    seed: int
-    epoch: int
-    step: int
-    steps: int
-    number: int
-    planned: bool
 
 
 def handed_out(step: Step, session: Session, batch: MiniBatch, blocks: list[RafBlock]) -> bool:
@@ -118,8 +55,7 @@ def handed_out(step: Step, session: Session, batch: MiniBatch, blocks: list[RafB
     if not schedule.due(step.seed, step.epoch, step.step, step.steps):
         return False
     # The generator's state tells later whether random numbers were used in between.
-    origin = Origin(session, step.sample, batch, step.number, torch.get_rng_state(),
-                    step.epoch == step.step == 0, step.planned)
+    origin = Origin(session, step, batch, torch.get_rng_state())
     for block in blocks:
         if block.layer is not None:
             block.layer.origin = origin
@@ -210,7 +146,7 @@ class Watch:
         try:
             returned = original(module, *args, **kwargs)
             origin = next(iter(origins.values()))
-            if origin.calls < _CALLS and (origin.first or torch.is_grad_enabled()):
+            if origin.calls < _CALLS and (origin.step.first or torch.is_grad_enabled()):
                 origin.calls += 1
                 self._prove(origin, module, given, frames, len(origins) > 1)
         except BaseException:
@@ -246,7 +182,7 @@ class Watch:
             ids, complete(origin.batch, ids), min(frames) - 1,
             max(frames) == len(ids) - 1,
             torch.is_grad_enabled(), not torch.equal(origin.random_state, torch.get_rng_state()),
-            hash_key(origin.number, origin.calls) >> 2,
+            hash_key(origin.step.key, origin.calls) >> 2,
             session.settings.train.learnable == "replica",
             "data of edges is read by the ids of a block's edges" if by_edge else None)
         try:
@@ -265,145 +201,6 @@ class Watch:
             log.warning("not proved: %s. `dgl-heta prove -- python script.py …` compares whole "
                         "steps; run.prove=off leaves the proof out", reason)
         self.told = self.told or reason
-
-
-class _Alike(links.Watch):
-    """Lets links of a replay carry what those of the run do, and notes those that are not used."""
-
-    def __init__(self, flags: bool) -> None:
-        self.flags = flags
-        self.places: set[links.Place] = set()
-
-    def unused(self, place: links.Place) -> None:
-        self.places.add(place)
-
-
-class DglSetting:
-    """What a proof needs of a script's run; see :class:`dgl_heta.proof.proving.Setting`."""
-
-    def __init__(self, session: Session, origin: Origin) -> None:
-        self._session, self._origin = session, origin
-        self._batch = origin.batch
-        self._traffic = Traffic()
-        self.world, self.group = self._apart(session.world), self._apart(session.group)
-        schema = session.store.schema
-        self.relations, self.types = schema.relations, schema.node_types
-        self.nones, self._links = True, _Alike(session.chains.flags)
-        self._replayed: list[Block] = []
-
-    def _apart(self, comm: Comm) -> Comm:
-        return Comm(self._traffic, comm.ranks, comm.group)
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Let the session be another one in the body; afterwards it is as it was.
-
-        A replay runs through the same convolutions as the script, which find their exchange and
-        their order of collectives on the session. What it sends is counted under a cause of its
-        own, and by Comms of its own, so that bytes of training stay those of training.
-        """
-        session = self._session
-        kept = dict(vars(session))
-        contents = {name: copy.copy(value) for name, value in kept.items()
-                    if type(value) in (dict, set, list)}
-        # Pending, so that a backward pass of the replay ends without the script's actions.
-        pending, session.backward._pending = session.backward._pending, True
-        try:
-            session.world, session.group = self.world, self.group
-            session.exchange = GroupExchange(self.group)
-            session.chains = Chains(self.group, BackwardEnd())
-            session.chains.checking = False
-            session.shapes = {}
-            with torch.inference_mode(False), torch.enable_grad():
-                session.exchange.chain = Chain(0, self._links)
-            yield
-        finally:
-            session.backward._pending = pending
-            vars(session).clear()
-            vars(session).update(kept)
-            for name, value in contents.items():
-                kept[name].clear()
-                if isinstance(value, list):
-                    kept[name].extend(value)
-                else:
-                    kept[name].update(value)
-            session.traffic.bytes[CAUSE] += sum(self._traffic.bytes.values())
-
-    def sample(self, most: int) -> MiniBatch:
-        pieces = fewer_seeds(self._origin.batch, most)
-        self._batch = self._origin.batch if pieces is None else self._origin.sample(pieces)
-        return self._batch
-
-    def shared(self, value: Any) -> bool:
-        return isinstance(value, DistEmbedding | DistGraph | DistTensor | dgl.DGLGraph | Session
-                          | Comm) or type(value).__name__ in ("ProcessGroup", "ProcessGroupGloo")
-
-    def known(self, value: Any) -> bool:
-        return isinstance(value, RafBlock | DistEmbedding | DistGraph | DistTensor)
-
-    def ours(self, batch: MiniBatch) -> Instead:
-        done: set[tuple[int, str]] = set()
-        batch = replace(batch, blocks=[replace(block, done=done) for block in batch.blocks])
-        blocks = make_blocks(self._session, batch, planned=self._origin.planned)
-
-        def instead(given: Any) -> Callable[[Any], Any]:
-            self._replayed = [batch.blocks[layer - 1] for layer in given["frames"]]
-            return _instead(blocks, given)
-        return instead
-
-    def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
-        def instead(given: Any) -> Callable[[Any], Any]:
-            blocks = [self._plain_block(layer, *ids[number:number + 2])
-                      for number, layer in enumerate(layers)]
-            note_seeds(blocks, self._batch)
-            return _instead(blocks, given)
-        return instead
-
-    def _plain_block(self, layer: PlainLayer, sources: Ids, destinations: Ids) -> DGLBlock:
-        """Return DGL's own block, with every relation of the graph."""
-        edges = {tuple(r): ("csc", csc_with_ids(torch.from_numpy(p), torch.from_numpy(i)))
-                 for r, (p, i) in zip(self.relations, layer.edges)}
-        block = dgl.create_block(edges, {t: len(sources[t]) for t in self.types},
-                                 {t: len(destinations[t]) for t in self.types})
-        for t in self.types:
-            block.srcnodes[t].data[dgl.NID] = torch.from_numpy(sources[t])
-            block.dstnodes[t].data[dgl.NID] = torch.from_numpy(destinations[t])
-        return block
-
-    @contextmanager
-    def reading(self, reads: Reads) -> Iterator[None]:
-        before, self._session.reading = self._session.reading, reads
-        try:
-            yield
-        finally:
-            self._session.reading = before
-
-    def chain(self) -> list[Tensor]:
-        session = self._session
-        if done := self._replayed[0].done:
-            session.check({pair for b in self._replayed for pair in session.expected(b)}, done)
-        return session.exchange.chain.tokens
-
-    def unused(self) -> set[links.Place]:
-        return self._links.places
-
-
-def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:
-    """Return what puts blocks in the place of the script's, by layer, with its data on nodes."""
-    for layer, ends in given["frames"].items():
-        for end, types in ends.items():
-            nodes = blocks[layer - 1].srcnodes if end == "src" else blocks[layer - 1].dstnodes
-            for ntype, columns in types.items():
-                for name, column in columns.items():
-                    nodes[ntype].data[name] = column
-
-    def replaced(item: Any) -> Any:
-        if not isinstance(item, RafBlock):
-            return item
-        if item.layer is None:
-            raise NotProvedError("the model is given a slice of a block")
-        return blocks[item.layer.block.layer - 1]
-    return replaced
 
 
 def _frames(block: RafBlock) -> dict[str, dict[str, dict[str, Tensor]]]:
