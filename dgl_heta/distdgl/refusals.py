@@ -281,8 +281,76 @@ GRAPH: dict[str, Refusal] = {
         "distdgl/test_queries.py::test_a_store_without_edge_ids_says_so"),
 }
 
+# --- GraphBolt's scripts on a meta-partition (dgl_heta/graphbolt/) --------------------------------
+
+_PIPELINES = ("graphbolt/test_graphbolt_training.py::"
+              "test_what_a_pipeline_cannot_do_is_refused_by_name")
+_WHOLE_GRAPH = ("leave partition.graphbolt out of the settings to sample the whole graph, by plain "
+                "GraphBolt")
+
+GRAPHBOLT: dict[str, Refusal] = {
+    "another sampler of GraphBolt": Refusal(
+        "samplers of GraphBolt but `sample_neighbor`", "a pipeline is made",
+        "{sampler} cannot be used with the meta-partition that partition.graphbolt names: {remedy}",
+        "give the graph of the data set (gb.OnDiskDataset(…).load().graph) to "
+        "datapipe.sample_neighbor, or leave partition.graphbolt out", _PIPELINES, InputError),
+    "options of sample_neighbor": Refusal(
+        "`sample_neighbor` with `replace`, `prob_name`, `deduplicate` or `sampler`",
+        "a pipeline is made",
+        "sample_neighbor with {option}={value!r} cannot be used on a meta-partition; {remedy}",
+        "leave it out", _PIPELINES, InputError),
+    "fanout of all relations together": Refusal(
+        "one fanout for all relations together, in a GraphBolt pipeline", "a pipeline is made",
+        "a fanout of {numbers} is for all relations together, or for another graph: on a "
+        "meta-partition each relation has its own, drawn by the parts apart; {remedy}",
+        "give one for each of the {count} relations, torch.full((len(graph.num_edges),), k), or "
+        "-1 for all neighbours", _PIPELINES, InputError),
+    "links in a pipeline": Refusal(
+        "link prediction and edges in GraphBolt pipelines", "a pipeline is made or iterated",
+        "link prediction and edges in GraphBolt pipelines cannot be sampled on a meta-partition; "
+        "{remedy} (docs/switching.md)",
+        "DistEdgeDataLoader can", _PIPELINES, InputError),
+    "another mini-batch": Refusal(
+        "mini-batches of a class of the script's own", "a batch is asked for",
+        "a mini-batch of class {kind} cannot be sampled on a meta-partition; {remedy}",
+        "let the item sampler make dgl.graphbolt.MiniBatch", _PIPELINES, InputError),
+    "sampling by time": Refusal(
+        "temporal sampling in GraphBolt pipelines", "a batch is asked for",
+        "sampling by time cannot be done on a meta-partition; {remedy}",
+        "leave the timestamps out of the item set", _PIPELINES, InputError),
+    "seeds of no target in a pipeline": Refusal(
+        "seeds of a node type that is no target, in a GraphBolt pipeline", "a batch is asked for",
+        "a batch has seeds of type {other}, but the graph was partitioned for the target "
+        "{targets}; {remedy}",
+        "partition it with --target {wanted}", _PIPELINES, InputError),
+    "edges of a mini-batch": Refusal(
+        "what reads sampled edges of a GraphBolt mini-batch", "it is read",
+        "{reads} of a mini-batch cannot be used on a meta-partition, where a rank has its part's "
+        "edges alone; {remedy}",
+        "use minibatch.blocks and dgl.nn.HeteroGraphConv", _PIPELINES, InputError),
+    "edges of the data set's graph": Refusal(
+        "what reads edges of a GraphBolt data set's graph", "it is read",
+        "{reads} of the data set's graph cannot be used on a meta-partition: a rank has its part's "
+        "relations alone; {remedy}",
+        "learn from nodes by datapipe.sample_neighbor(graph, fanouts), or " + _WHOLE_GRAPH,
+        _PIPELINES, InputError),
+    "homogeneous data set": Refusal(
+        "a homogeneous GraphBolt data set", "the data set is loaded",
+        "the data set's graph is homogeneous, and a meta-partition is of a heterogeneous one; "
+        "{remedy}",
+        _WHOLE_GRAPH,
+        "graphbolt/test_graphbolt_training.py::test_a_homogeneous_data_set_is_refused",
+        InputError),
+    "pipeline on another thread": Refusal(
+        "prefetchers, and data loaders but gb.DataLoader", "a pipeline is iterated",
+        "a pipeline of a meta-partition is iterated by the process and on the thread that made it: "
+        "ranks exchange in one order; {remedy}",
+        "leave prefetchers and other data loaders than gb.DataLoader out",
+        "graphbolt/test_graphbolt_training.py::test_a_pipeline_on_another_thread_is_refused"),
+}
+
 TABLE: dict[str, Refusal] = {
-    **LOADING, **BLOCKS, **MODULES, **ROWS, **AUTOGRAD, **TRAINING, **GRAPH}
+    **LOADING, **BLOCKS, **MODULES, **ROWS, **AUTOGRAD, **TRAINING, **GRAPH, **GRAPHBOLT}
 
 
 def refuse(name: str, /, **facts: Any) -> NoReturn:

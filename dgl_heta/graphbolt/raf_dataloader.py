@@ -22,12 +22,13 @@ from dgl_heta.distdgl.loading.group_sampling import sample_own_seeds
 from dgl_heta.distdgl.loading.loader_options import LoaderOptions
 from dgl_heta.distdgl.loading.loader_scope import Fanouts, layers_of
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graphbolt.raf_graph import GraphBoltSession, RafGraph, open_graph
-from dgl_heta.graphbolt.raf_minibatch import LINKS, RafMiniBatch, halves, own_seeds, seeds_of
+from dgl_heta.graphbolt.raf_minibatch import RafMiniBatch, halves, own_seeds, seeds_of
 from dgl_heta.system.patching import patch_all
 
 _MORE, _LAST, _NONE = 2, 1, 0
@@ -79,9 +80,7 @@ class GraphBoltLoader(RafLoader):
             Another process or thread than the script's own asks for them.
         """
         if get_worker_info() is not None or threading.get_ident() != self._thread:
-            raise HetaError("a pipeline of a meta-partition is iterated by the process and on the "
-                            "thread that made it: ranks exchange in one order; leave prefetchers "
-                            "and other data loaders than gb.DataLoader out")
+            refuse("pipeline on another thread")
         self._begin_pass()
         self.seeds = 0
         state_of(Epochs).started(self, 0)
@@ -175,11 +174,7 @@ def _fanouts(graph: RafGraph, given: Any) -> list[dict[Any, int]]:
         if len(numbers) == 1 and (numbers[0] == -1 or count == 1):
             numbers *= count
         if len(numbers) != count:
-            raise InputError(
-                f"a fanout of {numbers} is for all relations together, or for another graph: on a "
-                "meta-partition each relation has its own, drawn by the parts apart; give one for "
-                f"each of the {count} relations, torch.full((len(graph.num_edges),), k), or -1 for "
-                "all neighbours")
+            refuse("fanout of all relations together", numbers=numbers, count=count)
         layers.append({tuple(r): n for r, n in zip(graph.relations, numbers)})
     return layers
 
@@ -196,7 +191,7 @@ def _check_upstream(datapipe: Any) -> None:
         names = getattr(datapipe, "_names", None) or ()
         if isinstance(datapipe, gb.NegativeSampler) or (
                 isinstance(datapipe, gb.ItemSampler) and "node_pairs" in names):
-            raise InputError(LINKS)
+            refuse("links in a pipeline")
         datapipe = getattr(datapipe, "datapipe", None)
 
 
@@ -208,18 +203,13 @@ def _init_sampler(original: Any) -> Any:
             original(self, datapipe, *args, **kwargs)
             return
         if graph is None or type(self) is not gb.NeighborSampler:
-            raise InputError(
-                f"{type(self).__name__} cannot be used with the meta-partition that "
-                "partition.graphbolt names: give the graph of the data set "
-                "(gb.OnDiskDataset(…).load().graph) to datapipe.sample_neighbor, or leave "
-                "partition.graphbolt out")
+            refuse("another sampler of GraphBolt", sampler=type(self).__name__)
         given = inspect.signature(gb.NeighborSampler.sampling_stages).bind(
             self, datapipe, *args, **kwargs).arguments
         for name, plain in (("replace", False), ("prob_name", None), ("deduplicate", True),
                             ("sampler", graph.sample_neighbors)):
             if given[name] != plain:
-                raise InputError(f"sample_neighbor with {name}={given[name]!r} cannot be used on a "
-                                 "meta-partition; leave it out")
+                refuse("options of sample_neighbor", option=name, value=given[name])
         _check_upstream(datapipe)
         loader = GraphBoltLoader(graph.session, _fanouts(graph, given["fanouts"]))
         gb.MiniBatchTransformer.__init__(self, Sampled(datapipe, loader))

@@ -15,6 +15,7 @@ import numpy as np
 import torch.distributed as dist
 from dgl import graphbolt as gb
 
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session, current, use_session
 from dgl_heta.distdgl.state import selected
 from dgl_heta.distdgl.training.parallel import check_no_plain_module
@@ -113,7 +114,7 @@ class RafGraph(gb.SamplingGraph):  # type: ignore[misc]
 
     def sample_neighbors(self, *args: Any, **kwargs: Any) -> Any:
         """Raise InputError: a part samples all layers at once, by `datapipe.sample_neighbor`."""
-        raise self._refusal("sample_neighbors")
+        refuse("edges of the data set's graph", reads="sample_neighbors")
 
     def to(self, device: Any) -> RafGraph:
         return self
@@ -123,18 +124,12 @@ class RafGraph(gb.SamplingGraph):  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and hasattr(gb.FusedCSCSamplingGraph, name):
-            raise self._refusal(name)
+            refuse("edges of the data set's graph", reads=name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise HetaError("the graph of a meta-partition cannot be copied or pickled; load the data "
                         "set in each process (torchrun)")
-
-    def _refusal(self, name: str) -> InputError:
-        return InputError(
-            f"{name} of the data set's graph cannot be used on a meta-partition: a rank has its "
-            "part's relations alone; learn from nodes by datapipe.sample_neighbor(graph, fanouts), "
-            f"or {_OTHER_WAY}")
 
 
 def _relation(name: str) -> Relation:
@@ -162,8 +157,7 @@ def open_graph(directory: str, graph: Any) -> RafGraph:
             raise InputError(f"run.{name} (dgl-heta prove) is for DistDGL scripts; a GraphBolt "
                              "script's steps are proved by run.prove")
     if getattr(graph, "node_type_to_id", None) is None or graph.edge_type_to_id is None:
-        raise InputError("the data set's graph is homogeneous, and a meta-partition is of a "
-                         f"heterogeneous one; {_OTHER_WAY}")
+        refuse("homogeneous data set")
     session = current()
     if not isinstance(session, GraphBoltSession) or session.part_config != str(config):
         check_no_plain_module("data set", "was loaded", "load the data set")
@@ -246,6 +240,5 @@ def check_targets(session: Session, types: Any) -> None:
     """
     targets = session.plan.targets
     if other := sorted({*types} - {*targets}):
-        raise InputError(f"a batch has seeds of type {listing(other)}, but the graph was "
-                         f"partitioned for the target {listing(targets)}; partition it with "
-                         f"--target {','.join([*targets, *other])}")
+        refuse("seeds of no target in a pipeline", other=listing(other), targets=listing(targets),
+               wanted=",".join([*targets, *other]))
