@@ -215,14 +215,6 @@ GRAPH: dict[str, Refusal] = {
         "part_method='metis' for GraphBolt",
         _ARGUMENTS + "test_graphbolt_is_refused_by_name_on_a_meta_partition_and_works_on_dgls",
         InputError),
-    "GraphBolt's form inside a part": Refusal(
-        "`use_graphbolt=True` with a wrapper that stays inside a part", "a graph is opened",
-        "use_graphbolt=True cannot be used with a module wrapper that stays inside a part, which "
-        "samples from parts in DGL's form: {remedy}",
-        "leave it out of dgl.distributed.initialize (model_average: or set "
-        "plugins.model_average.inside = false)",
-        "distdgl/test_graphbolt_parts.py::test_parts_in_its_form_are_refused_inside_a_part",
-        InputError),
     "data that are added to parts": Refusal(
         "data that a program adds to parts after partition_graph", "a part is loaded",
         "{path} was not written by dgl-heta: what a program adds to DGL's parts after "

@@ -12,13 +12,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import dgl
 import pytest
 
 import dgl_heta
-from dgl_heta.distdgl.graph.graphbolt_parts import check_own_part
 from dgl_heta.errors import InputError
 from tests.support import dist_graphbolt, warm
 from tests.support.partition_doors import direct, graph
@@ -112,9 +110,3 @@ def test_a_launched_script_is_refused_or_runs_as_in_plain_dgl(tmp_path, method, 
     else:
         assert done.returncode == 0, done.stdout
         assert done.stdout.count("FusedCSCSamplingGraph gave True") == 2
-
-
-def test_parts_in_its_form_are_refused_inside_a_part() -> None:
-    check_own_part(SimpleNamespace(_use_graphbolt=False))
-    with pytest.raises(InputError, match="a module wrapper that stays inside a part"):
-        check_own_part(SimpleNamespace(_use_graphbolt=True))

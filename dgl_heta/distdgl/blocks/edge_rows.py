@@ -37,15 +37,15 @@ def ids_of(layer: Layer, relation: Relation) -> Tensor:
     for edges in layer.block.into(relation.dst):
         if edges.relation != relation or not len(edges.indices):
             continue
-        assert edges.drawn is not None  # only training on edges by ourselves leaves some out
+        assert edges.sample is not None  # only training on edges by ourselves leaves some out
         try:
-            numbers = ids_of_drawn(store, relation, edges.drawn.csc)
+            numbers = ids_of_drawn(store, relation, edges.sample.csc)
         except InputError as error:
             raise HetaError(f"edge ids (dgl.EID) of {tuple(relation)} are not stored by this "
                             "meta-partitioned graph; make it by dgl.distributed.partition_graph, "
                             "or leave edge features out") from error
         nodes = layer.destination_ids(relation.dst)[edges.index].numpy()
-        ids = numbers[edges.drawn.positions(nodes, len(edges.indices))].astype("int64")
+        ids = numbers[edges.sample.positions(nodes, len(edges.indices))].astype("int64")
         check_ids(ids, store.schema.edge_counts[relation])
         found.append(torch.from_numpy(ids))
     return torch.cat(found) if found else torch.empty(0, dtype=torch.int64)

@@ -90,7 +90,7 @@ class Layer:
     def exchanges(self, ntype: str) -> bool:
         """Whether trainers exchange rows of these destinations; the same on all of them."""
         return self.session.group.size > 1 and (
-            self.block.num_seeds(ntype) > 0 or ntype in self.block.guests)
+            self.block.num_seeds(ntype) > 0 or ntype in self.block.remote)
 
     def edges_of_all(self, relation: Relation) -> int:
         """How many edges of a relation the machines of the group have. All trainers ask alike: the
@@ -138,7 +138,7 @@ class Layer:
         if self._same_rows(edges):
             return known
         rows = torch.arange(edges.start, edges.stop) if edges.rows is None else edges.rows
-        guests = self.block.guests.get(relation.dst)
+        guests = self.block.remote.get(relation.dst)
         if not self.block.last and (guests is None or not guests.total):
             return known.subframe(rows)
         ids, whose = self.destination_ids(relation.dst), (
@@ -154,7 +154,7 @@ class Layer:
 
     def destination_ids(self, ntype: str) -> Tensor:
         """Node ids of all destination rows of a type, those of other trainers included."""
-        ids, guests = self.ids.get(ntype, _NO_EDGES[1]), self.block.guests.get(ntype)
+        ids, guests = self.ids.get(ntype, _NO_EDGES[1]), self.block.remote.get(ntype)
         if guests is None:
             return ids[:self.block.num_dst.get(ntype, 0)]
         return torch.cat([ids[:self.block.num_own(ntype)], torch.from_numpy(guests.ids)])

@@ -46,18 +46,6 @@ def check_graph(part_config: Any) -> None:
         no_graphbolt("dgl.distributed.initialize(use_graphbolt=True)", part_config)
 
 
-def check_own_part(graph: Any) -> None:
-    """Check that DGL's parts, within which trainers stay, are not in GraphBolt's form.
-
-    Raises
-    ------
-    InputError
-        They are.
-    """
-    if getattr(graph, "_use_graphbolt", False):
-        refuse("GraphBolt's form inside a part")
-
-
 def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize(*args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(original).bind(*args, **kwargs).arguments

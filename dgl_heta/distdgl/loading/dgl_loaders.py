@@ -9,7 +9,6 @@ from dgl_heta.distdgl.loading.edge_loader import open_edge_loader
 from dgl_heta.distdgl.loading.epochs import Epochs
 from dgl_heta.distdgl.loading.node_loader import open_node_loader
 from dgl_heta.distdgl.proof.recording import recorder
-from dgl_heta.distdgl.rows.local_partition import open_nodes, refuse_edges
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.system.patching import Patch, patch_all
@@ -18,22 +17,16 @@ from dgl_heta.system.patching import Patch, patch_all
 def _init_nodes(original: Any) -> Any:
     def __init__(self: Any, g: Any, nids: Any, graph_sampler: Any, device: Any = None,
                  **kwargs: Any) -> None:
-        if _takes(self, open_node_loader, g, nids, graph_sampler, device, kwargs):
-            return
-        original(self, g, nids, graph_sampler, device, **kwargs)
-        if getattr(g, "heta", None) is None:
-            open_nodes(self)
+        if not _takes(self, open_node_loader, g, nids, graph_sampler, device, kwargs):
+            original(self, g, nids, graph_sampler, device, **kwargs)
     return __init__
 
 
 def _init_edges(original: Any) -> Any:
     def __init__(self: Any, g: Any, eids: Any, graph_sampler: Any, device: Any = None,
                  **kwargs: Any) -> None:
-        if _takes(self, open_edge_loader, g, eids, graph_sampler, device, kwargs):
-            return
-        if getattr(g, "heta", None) is None:
-            refuse_edges()
-        original(self, g, eids, graph_sampler, device, **kwargs)
+        if not _takes(self, open_edge_loader, g, eids, graph_sampler, device, kwargs):
+            original(self, g, eids, graph_sampler, device, **kwargs)
     return __init__
 
 
@@ -94,15 +87,15 @@ def _del(original: Any) -> Any:
     return __del__
 
 
-def _patches(loader: str, init: Callable[[Any], Any], why: str) -> tuple[Patch, ...]:
+def _patches(loader: str, init: Callable[[Any], Any]) -> tuple[Patch, ...]:
     epochs = "sample by plan; module wrappers are told when an epoch ends"
-    return (*patch_all(homes(loader, "__init__"), init, why),
+    return (*patch_all(homes(loader, "__init__"), init, "sample by plan"),
             *patch_all(homes(loader, "__iter__"), _iter, epochs),
             *patch_all(homes(loader, "__next__"), _next, epochs),
             *patch_all(homes(loader, "__del__"), _del, "sample by plan"))
 
 
 PATCHES = (
-    *_patches("DistNodeDataLoader", _init_nodes, "sample by plan, or inside a part"),
-    *_patches("DistEdgeDataLoader", _init_edges, "sample by plan"),
+    *_patches("DistNodeDataLoader", _init_nodes),
+    *_patches("DistEdgeDataLoader", _init_edges),
 )

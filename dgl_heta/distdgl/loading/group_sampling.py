@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.remote_destinations import delivery
+from dgl_heta.comm.sampled_rows import delivery
 from dgl_heta.distdgl.loading.typed_ids import TypedIds, check_once, gather_seeds
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.source_trainers import Reached, reached_by
@@ -77,7 +77,7 @@ def sample_blocks(session: Session, sampler: NeighborSampler, key: int, group: C
     excluded : edges to leave out, as :meth:`NeighborSampler.sample` has them.
     """
     every, shares = join_seeds(seeds, session.group.rank)
-    deliver = delivery(session.store, group) if session.plan.delegates else None
+    deliver = delivery(session.store, group) if session.plan.offloaded else None
     batch = sampler.sample(every, shares, key, deliver=deliver, excluded=excluded)
     if len(batch.blocks) > 1 and not session.all_complete:
         mark_reads(batch.blocks[-2], batch.blocks[-1])

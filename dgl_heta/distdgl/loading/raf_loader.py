@@ -77,7 +77,7 @@ class RafLoader:
         self.sampler = NeighborSampler(
             self._store, self._scope.sampling, layers, self.plan.seed,
             threads=session.settings.train.sampling_threads or torch.get_num_threads(),
-            guest_states=False, together=True)
+            remote_states=False, together=True)
         self._epoch = -1
         self._step = 0
 

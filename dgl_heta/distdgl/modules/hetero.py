@@ -82,7 +82,7 @@ def _forward(conv: Any, g: RafBlock, layer: Layer, inputs: Any, mod_args: Any, m
     modules = _modules(conv, session.store.schema.relations, sources, destinations)
     by_edge = any(True for _ in of_type(EdgeRows, (mod_args, mod_kwargs)))
     alone = _read_sources_alone(conv, layer, modules, sources, by_edge)
-    read = {t for t in {**destinations, **block.guests}
+    read = {t for t in {**destinations, **block.remote}
             if any(r in modules and r not in alone for r in into[t])}
     guests = (with_guests(layer, conv, destinations, read, like) if has_guests(layer) else {})
     rows = {t: destination_rows(layer, t, x, t in read and (pair or block.own_states))
@@ -141,7 +141,7 @@ def _forward(conv: Any, g: RafBlock, layer: Layer, inputs: Any, mod_args: Any, m
         share_state(state, before, layer, called)
     reached = {r for r in modules if r.src in sources and r.dst in destinations}
     for ntype, values in parts.items():
-        if values or ntype in block.seeds or ntype in block.guests:
+        if values or ntype in block.seeds or ntype in block.remote:
             out = merge_relations(layer, ntype, values, aggregate, (conv, ntype), like,
                                   {r: r in reached for r in in_order(into[ntype])})
             if out is not None:

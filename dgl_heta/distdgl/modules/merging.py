@@ -142,7 +142,7 @@ def _merged(layer: Layer, block: Block, ntype: str, flat: list[Part],
         return merge(session.exchange, op, block, ntype, values, columns, like)
 
     extreme = aggregate in ("max", "min")
-    if extreme and session.group.size > 1 and ntype in block.guests:
+    if extreme and session.group.size > 1 and ntype in block.remote:
         columns = _columns(flat, reduce, width + 1, relations)
         return _extreme(columns, str(aggregate)).view(-1, *shape)
     if extreme or aggregate == "sum":
@@ -233,7 +233,7 @@ def _agreed(layer: Layer, ntype: str, parts: list[Part], owner: tuple[Any, str]
         shapes = " and ".join(sorted(str(tuple(shape)) for shape in own))
         raise HetaError(f"relations into '{ntype}' give rows of different shapes, {shapes}; they "
                         "cannot be merged")
-    if session.group.size == 1 or (ntype not in block.seeds and ntype not in block.guests):
+    if session.group.size == 1 or (ntype not in block.seeds and ntype not in block.remote):
         return (own.pop(), functools.reduce(torch.promote_types, dtypes)) if own else None
     agreed = agreed_shape(layer, owner, own, dtypes)
     for shape in own:

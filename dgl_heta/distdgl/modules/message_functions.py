@@ -208,9 +208,9 @@ def _plan(layer: Layer, told: Sequence[dict[str, Any]], relations: Sequence[Rela
         there = [[name for name, *_ in one["destinations"].get(ntype, [])] for one in told]
         wanted = sorted({n for names in there for n in names}) if reads is None else reads
         gathered[ntype] = sorted({*gathered.get(ntype, ()), *wanted})
-    if layer.block.last or layer.block.delegated:
+    if layer.block.last or layer.block.offloads:
         for ntype, names in gathered.items():
-            for name in names if layer.block.last or ntype in layer.block.guests else ():
+            for name in names if layer.block.last or ntype in layer.block.remote else ():
                 _same(f"data '{name}' of '{ntype}'", [
                     [c[1:] for c in one["destinations"].get(ntype, []) if c[0] == name]
                     for one in told], layer)

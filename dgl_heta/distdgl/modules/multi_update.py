@@ -87,7 +87,7 @@ def _run(g: RafBlock, layer: Layer, functions: Mapping[Relation, Functions], pla
     there = presence(layer) if plan.by_batch else None
     columns_of = {(t, name): g.dstnodes[t].data[name] for t in block.num_dst
                   for name in plan.gathered.get(t, ()) if name in g.dstnodes[t].data}
-    guests = block.guests if has_guests(layer) else ()
+    guests = block.remote if has_guests(layer) else ()
     ends = {(t, name): gathered(layer, t, x) if t in guests else destination_rows(layer, t, x, True)
             for (t, name), x in columns_of.items()}
     found = Found([], {}, {})
@@ -234,7 +234,7 @@ def _merged(layer: Layer, ntype: str, name: str, into: Sequence[Relation], found
     order = [r for r in into if r in given]
     if plan.reducer == "stack":
         order = sorted(given)  # as DGL's blocks have relations
-    if not layer.block.num_dst.get(ntype) and ntype not in layer.block.guests:
+    if not layer.block.num_dst.get(ntype) and ntype not in layer.block.remote:
         here = {edges.relation: columns[name] for edges, columns in found.parts if name in columns}
         values = [here[r].to(dtype) if r in here else like.new_empty(0, *shape) for r in order]
         return (torch.stack(values, 1) if reducer == "stack" else

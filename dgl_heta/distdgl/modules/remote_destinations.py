@@ -23,7 +23,7 @@ _LEFT_OUT = "left out"
 
 def has_guests(layer: Layer) -> bool:
     """Whether trainers aggregate rows for each other in a block."""
-    return layer.block.delegated and layer.session.group.size > 1
+    return layer.block.offloads and layer.session.group.size > 1
 
 
 def with_guests(layer: Layer, owner: Any, given: Mapping[str, Any], read: Collection[str],
@@ -69,7 +69,7 @@ def _forms(layer: Layer, owner: Any, given: Mapping[str, Any]) -> dict[str, str 
     have rows give none, None where nobody has rows. All trainers agree, once an epoch."""
     session, block = layer.session, layer.block
     own: dict[str, str | None] = {}
-    for ntype in block.guests:
+    for ntype in block.remote:
         rows = given.get(ntype)
         if rows is None:
             own[ntype] = _LEFT_OUT if block.num_own(ntype) else None
@@ -107,7 +107,7 @@ def _one(forms: list[str | None], ntype: str) -> str | None:
 def gathered(layer: Layer, ntype: str, rows: Tensor) -> Tensor:
     """States of this trainer's own rows with those of its guests, from who has them."""
     own = rows[:layer.block.num_own(ntype)].to(wide(rows.dtype))
-    return layer.session.exchange.gather_guests(own, layer.block, ntype).to(rows.dtype)
+    return layer.session.exchange.gather_remote(own, layer.block, ntype).to(rows.dtype)
 
 
 def without_absent(layer: Layer, merged: dict[str, Tensor], given: Mapping[str, Any]
@@ -115,4 +115,4 @@ def without_absent(layer: Layer, merged: dict[str, Tensor], given: Mapping[str, 
     """Results without types that are here for other trainers alone, which the script has not."""
     block = layer.block
     return {t: x for t, x in merged.items()
-            if t in given or t in block.seeds or t not in block.guests}
+            if t in given or t in block.seeds or t not in block.remote}

@@ -113,7 +113,7 @@ class Call:
     def whole(self, rows: Tensor) -> Tensor:
         """Rows of this trainer's destinations with those of all that are aggregated here."""
         layer, ntype = self.layer, self.relation.dst
-        if has_guests(layer) and ntype in layer.block.guests:
+        if has_guests(layer) and ntype in layer.block.remote:
             return gathered(layer, ntype, rows)
         if ntype not in layer.block.num_dst:
             return rows[:0]
@@ -126,7 +126,7 @@ class Call:
         `complete`: those that no edge reads here, too.
         """
         block, ntype = self.layer.block, self.relation.dst
-        if not block.num_dst.get(ntype) and ntype not in block.guests:
+        if not block.num_dst.get(ntype) and ntype not in block.remote:
             return rows[:0]
         out = merge_agreed(self.layer, ntype, [(edges, rows)], "sum", rows.new_empty(0),
                            {self.relation: True}, rows.shape[1:], complete)

@@ -21,7 +21,6 @@ from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.edge_rows import EdgeIds
 from dgl_heta.distdgl.refusals import refuse
-from dgl_heta.distdgl.rows.local_partition import own_part
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.versions import homes
@@ -62,12 +61,8 @@ def totensor(index: Any) -> Tensor:
 def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor | None:
     """Return rows of a DistTensor that holds node data of the graph; None if DGL is to read them.
 
-    They come from the local partition (model averaging), the cache, or this machine's store.
+    They come from the cache, or from this machine's store.
     """
-    if session is None:
-        rows = _of_local_partition(tensor, index, pull)
-        if rows is not None:
-            return rows
     array = None if session is None else session.rows(tensor._name)
     if not _is_node_data(tensor, array):
         return None
@@ -77,17 +72,6 @@ def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor
     rows = _of_cache(tensor, array, ids, pull)
     if rows is None and session is not None and array is not None:
         rows = _of_store(tensor, array, ids, session.settings.train.lazy_features)
-    return rows
-
-
-def _of_local_partition(tensor: Any, index: Any, pull: Pull) -> Tensor | None:
-    part = own_part()
-    if part is None:
-        return None
-    ids = totensor(index)
-    if ids.dtype == torch.bool or ids.dim() != 1:
-        return None
-    rows: Tensor | None = part.read(tensor, ids.to(torch.int64), pull)
     return rows
 
 
@@ -145,9 +129,6 @@ def refuse_write(session: Session | None, tensor: Any) -> None:
     """
     if session is not None and session.rows(tensor._name) is not None:
         refuse("writes to node data", name=tensor.name)
-    part = own_part()
-    if part is not None:
-        part.refuse_write(tensor)
     if tensor._name in state_of(_Cached).names and _cacheable(tensor):
         refuse("writes to cached node data", name=tensor.name)
 

@@ -32,11 +32,10 @@ from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import Session, current
-from dgl_heta.distdgl.state import selected, state_of
+from dgl_heta.distdgl.state import selected, state_of, wrapper_for_any_graph
 from dgl_heta.distdgl.training import ddp_options, ending
 from dgl_heta.distdgl.training.ddp_options import on_device, on_wrapped, take_options
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.hooks.manager import plugins
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
 from dgl_heta.system.nested import of_type
 from dgl_heta.system.patching import patch_all, plain
@@ -191,14 +190,6 @@ class RafParallel(Parallel):
         for done, before in earlier:
             done |= before | merged
         return output
-
-
-def wrapper_for_any_graph() -> ModuleWrapper | None:
-    """Return the selected wrapper for parts that DGL made; None for DGL's own way."""
-    if not selected().origin("train.wrapper").asked:
-        return None
-    wrapper: ModuleWrapper = plugins().get("module wrapper", selected().train.wrapper)
-    return wrapper if wrapper.any_graph else None
 
 
 def _on_any_graph(module: nn.Module, wrapper: ModuleWrapper, buffers: bool) -> Parallel:
