@@ -38,6 +38,7 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
     os.environ.setdefault("DGLBACKEND", "pytorch")
     chosen = load_settings(config, settings)
     known = plugins().configured(chosen)
+    # All names now, not when they are first used: a typing error ends the script at its first line.
     for kind, name in (("partition backend", chosen.partition.method),
                        ("module wrapper", chosen.train.wrapper),
                        ("cache policy", chosen.cache.policy),

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dgl_heta.comm import dgl_connections, meeting
 from dgl_heta.distdgl.blocks import message_passing
-from dgl_heta.distdgl.graph import dist_graph, graphbolt_parts, partitions
-from dgl_heta.distdgl.loading import collated_loader, edge_loader, node_loader
+from dgl_heta.distdgl.graph import dist_graph, graphbolt_parts, loaded_parts, partitions
+from dgl_heta.distdgl.loading import collated_loader, dgl_loaders
 from dgl_heta.distdgl.modules import merging_block, slices
 from dgl_heta.distdgl.rows import embedding, node_data
 from dgl_heta.distdgl.training import autograd_calls, ending, parallel
@@ -19,11 +19,11 @@ from dgl_heta.system.patching import Patch
 
 PATCHES: tuple[Patch, ...] = (
     *partitions.PATCHES,
+    *loaded_parts.PATCHES,
     *graphbolt_parts.PATCHES,
     *dist_graph.PATCHES,
     *node_data.PATCHES,
-    *node_loader.PATCHES,
-    *edge_loader.PATCHES,
+    *dgl_loaders.PATCHES,
     *collated_loader.PATCHES,
     *merging_block.PATCHES,
     *message_passing.PATCHES,

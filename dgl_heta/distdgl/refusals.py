@@ -306,24 +306,297 @@ MODULES: dict[str, Refusal] = {
 
 # --- features, DistEmbedding, sparse optimizers (rows/) -------------------------------------------
 
-ROWS: dict[str, Refusal] = {}
+ROWS: dict[str, Refusal] = {
+    "writes to node data": Refusal(
+        "writes to node data of the graph", "a DistTensor is written",
+        "'{name}' belongs to the meta-partitioned graph and is read from its store on every "
+        "machine, so it cannot be written; {remedy}",
+        "create a dgl.distributed.DistTensor for results",
+        "distdgl/test_distdgl.py::"
+        "test_a_standalone_script_samples_by_fanouts_and_is_told_what_it_cannot_do"),
+    "writes to cached node data": Refusal(
+        "writes to features of a graph of DGL's parts, with `cache.policy`",
+        "a DistTensor is written",
+        "'{name}' belongs to the graph, and trainers may have cached rows of it (cache.policy), "
+        "which would not see what is written; {remedy}",
+        "use cache.policy=none, or create a dgl.distributed.DistTensor for results",
+        "distdgl/test_distdgl_cache.py::test_feature_reads_go_through_the_cache"),
+    "another sparse optimizer": Refusal(
+        "sparse optimizers but SparseAdam and SparseAdagrad", "a sparse optimizer steps",
+        "optimizer {optimizer} cannot be used on a meta-partitioned graph; {remedy}",
+        "use dgl.distributed.optim.SparseAdam or SparseAdagrad",
+        "distdgl/test_row_steps.py::test_another_optimizer_is_refused"),
+}
 
 # --- data loaders and samplers (loading/) ---------------------------------------------------------
 
+_STANDALONE = ("distdgl/test_distdgl.py::"
+               "test_a_standalone_script_samples_by_fanouts_and_is_told_what_it_cannot_do")
+_LINKS = ("distdgl/test_links.py::"
+          "test_two_trainers_on_each_of_two_hosts_compute_what_one_process_does")
+
 LOADING: dict[str, Refusal] = {
+    "loader on a device": Refusal(
+        "data loaders with a `device` that is no CPU", "a data loader is made",
+        "{loader} with device={device!r} cannot be used with a DistGraph; {remedy}",
+        "leave it out and move blocks with block.to(device)", _STANDALONE, InputError),
+    "sampler of another kind": Refusal(
+        "samplers of DGL but NeighborSampler", "a data loader is made",
+        "sampler {sampler} cannot be used on a meta-partitioned graph, nor on a DistGraph of plain "
+        "DGL; {remedy}",
+        "use dgl.dataloading.NeighborSampler (MultiLayerNeighborSampler) or "
+        "MultiLayerFullNeighborSampler",
+        "distdgl/test_samplers.py::test_batches_are_made_ahead_where_a_class_adds_nothing",
+        InputError),
     "sampler with replace": Refusal(
         "NeighborSampler with `replace=True`", "a data loader is made",
         "{sampler} with replace={value!r} cannot be used on a meta-partitioned graph; {remedy}",
-        "leave it out", "distdgl/test_distdgl_messages.py::test_samplers", InputError),
+        "leave it out", _STANDALONE, InputError),
+    "sampler with prob": Refusal(
+        "NeighborSampler with `prob=` of other than a name", "a data loader is made",
+        "{sampler} with prob={value!r} cannot be used on a meta-partitioned graph; {remedy}",
+        "give the name of edge data with 0 and 1 (mask=)", _STANDALONE, InputError),
+    "sampler with exclude_eids": Refusal(
+        "`NeighborSampler.sample_blocks` with `exclude_eids`", "a batch is asked for",
+        "NeighborSampler.sample_blocks with exclude_eids cannot be used on a meta-partitioned "
+        "graph, but by DistEdgeDataLoader with exclude; {remedy}",
+        "leave it out", "distdgl/test_samplers.py::test_exclude_eids_of_a_node_loader_is_refused",
+        InputError),
+    "fanouts that change": Refusal(
+        "fanouts of a sampler that change between batches", "a batch is asked for",
+        "the fanouts of {sampler} have changed since the data loader was made: {fanouts} then; "
+        "{remedy}",
+        "make a loader for each", "distdgl/test_samplers.py::test_fanouts_do_not_change"),
+    "more layers than hops": Refusal(
+        "samplers of more layers than the partition has hops", "a data loader is made",
+        "{sampler} samples {layers}, but the graph was partitioned for {hops}; {remedy}",
+        "partition it with {wanted} (model.layers in the settings, or --hops)", _STANDALONE,
+        InputError),
+    "seeds of no target, in several layers": Refusal(
+        "seeds of a node type that is no target, by several layers", "a data loader is made",
+        "the data loader is for nodes of type '{ntype}' and {layers} layers, but the graph was "
+        "partitioned for the target {targets}; {remedy}",
+        "partition it with target '{ntype}', or compute the states of all nodes layer by layer",
+        _STANDALONE, InputError),
+    "seeds of types that came later": Refusal(
+        "seeds of a type that the data loader was not made for", "a batch is asked for",
+        "seeds of the data loader are of type {others}, but it was made for nodes of type {types}; "
+        "{remedy}",
+        "give all types when it is made, and partition the graph with these targets",
+        "distdgl/test_samplers.py::test_seeds_are_of_the_loaders_types", InputError),
+    "trainer without a seed for each step": Refusal(
+        "trainers with so unequal numbers of seeds that one has none in a step",
+        "a data loader is made",
+        "trainer {rank} has {has}, but {steps} steps are needed for the {most} seeds of another "
+        "trainer in batches of {batch_size}; every trainer needs a seed in each step: {remedy}",
+        "split the nodes evenly (node_split with force_even=True){otherwise}",
+        "distdgl/test_samplers.py::test_every_trainer_has_a_seed_in_each_step", InputError),
+    "node twice in a batch": Refusal(
+        "a node twice in one batch", "a batch is asked for",
+        "{batch} has node {node} of type '{ntype}' twice: DistDGL's block would give the edges of "
+        "both to one of its rows, and none to the other; {remedy}",
+        "give the data loader each node once (torch.unique), and weigh the loss instead",
+        "distdgl/test_programs.py::test_a_node_twice_in_a_batch_is_named", InputError),
+    "edges that end at no target": Refusal(
+        "edges one of whose ends is of a type that is no target", "a data loader is made",
+        "edges of the data loader end at nodes of type {missing}, but the graph was partitioned "
+        "for the target {targets}; {remedy}",
+        "partition it with target_ntype={wanted} (with a file of settings, partition.target = "
+        "{wanted})", _LINKS, InputError),
+    "edges with g_sampling": Refusal(
+        "DistEdgeDataLoader with `g_sampling`", "a data loader is made",
+        "DistEdgeDataLoader with g_sampling cannot be used on a meta-partitioned graph; {remedy}",
+        "leave it out, neighbours are sampled from the whole graph", _LINKS, InputError),
+    "negatives of the whole graph": Refusal(
+        "negative sampler GlobalUniform", "a data loader is made",
+        "negative sampler GlobalUniform asks a graph that is whole on one machine, and DistDGL's "
+        "has no such function; {remedy}",
+        "use negative_sampler.Uniform (PerSourceUniform), or a function of your own", _LINKS,
+        InputError),
+}
+
+# --- DistributedDataParallel (training/) ----------------------------------------------------------
+
+TRAINING: dict[str, Refusal] = {
+    "gradients averaged another way": Refusal(
+        "options and methods of DistributedDataParallel that change which gradients are averaged, "
+        "or how", "a module is wrapped",
+        "DistributedDataParallel {what} cannot be used with a module wrapper of dgl-heta: {why}",
+        "leave it out", "distdgl/test_wrappers.py::test_what_would_average_another_way_is_named",
+        InputError),
+    "wrapped before the graph": Refusal(
+        "DistributedDataParallel before the graph is opened", "the graph is opened",
+        "DistributedDataParallel was called before the {what} {was}, so it averages gradients the "
+        "plain way; {do} first",
+        "open the graph first",
+        "distdgl/test_wrappers.py::test_a_module_that_was_wrapped_too_early_is_named", InputError),
+    "second backward pass": Refusal(
+        "a second backward pass through one forward pass of a wrapped module",
+        "a backward pass ends",
+        "a second backward pass through one forward pass of a DistributedDataParallel module is "
+        "not averaged over the trainers; {remedy}",
+        "add the losses up and call backward once, or run both inside no_sync and average yourself",
+        "distdgl/test_programs.py::test_a_second_backward_pass_that_nobody_averages_is_refused"),
+    "look at a gradient inside a model": Refusal(
+        "`register_hook` and `retain_grad` on tensors inside a model", "a backward pass runs",
+        "{call} on a tensor inside a model would see this machine's part of its gradient alone; "
+        "{remedy}",
+        "use it on what the model returns",
+        "distdgl/test_programs.py::test_what_would_see_a_part_of_a_gradient_is_refused"),
 }
 
 # --- DistGraph, partitions, queries, sessions (graph/, session.py) --------------------------------
 
-GRAPH: dict[str, Refusal] = {}
+_ARGUMENTS = "distdgl/test_partition_arguments.py::"
+_SERVERS = "distdgl/test_read_back.py::test_what_servers_cannot_hold_is_named_when_they_start"
 
-TABLE: dict[str, Refusal] = {**LOADING, **BLOCKS, **MODULES, **ROWS, **AUTOGRAD, **GRAPH}
+GRAPH: dict[str, Refusal] = {
+    "partition over another one": Refusal(
+        "partition_graph over a partition of before the program, under `dgl-heta run`",
+        "partition_graph is called",
+        "{path} exists and holds a partition; {remedy}",
+        "choose another directory or ask to overwrite it (dgl-heta run --overwrite, or "
+        "overwrite=True of partition_graph)",
+        "distdgl/test_earlier_partitions.py::"
+        "test_the_command_replaces_an_earlier_partition_only_if_it_is_asked_to", InputError),
+    "parts in GraphBolt's form": Refusal(
+        "`use_graphbolt=True` and conversions to GraphBolt's form", "parts are opened or converted",
+        "{what} cannot be used with {part_config}, a meta-partitioned graph: its parts have no "
+        "form for GraphBolt, trainers sample from the relation store; {remedy}",
+        "leave it out (in dgl.distributed.initialize as well), or partition with "
+        "part_method='metis' for GraphBolt",
+        _ARGUMENTS + "test_graphbolt_is_refused_by_name_on_a_meta_partition_and_works_on_dgls",
+        InputError),
+    "data that are added to parts": Refusal(
+        "data that a program adds to parts after partition_graph", "a part is loaded",
+        "{path} was not written by dgl-heta: what a program adds to DGL's parts after "
+        "partition_graph is not read from a meta-partition; {remedy}",
+        "give the graph its data before, or let DGL partition (part_method='metis' or 'random') "
+        "and make meta-partitions of its parts by `dgl-heta partition PARTS/NAME.json`",
+        _ARGUMENTS + "test_data_that_a_program_adds_to_the_parts_later_are_named", InputError),
+    "data of a dtype that servers have not": Refusal(
+        "data of bfloat16, complex or other dtypes that DistDGL's servers have not",
+        "servers start",
+        "{what}: they are {dtype}; {remedy}",
+        "convert them before partition_graph, complex ones by torch.view_as_real", _SERVERS,
+        InputError),
+    "edge data without numbers": Refusal(
+        "edge data whose rows have no numbers", "servers start",
+        "{what}: their rows {shape} have no numbers; {remedy}", "leave them out", _SERVERS,
+        InputError),
+    "data with a mark in the name": Refusal(
+        "data with `/` or `~` in the name", "servers start",
+        "{what}: the name has a '{mark}', by which they separate names; {remedy}",
+        "rename them before partition_graph", _SERVERS, InputError),
+    "data with a long name": Refusal(
+        "data whose name is too long for shared memory", "servers start",
+        "{what}: the name is too long for shared memory; {remedy}",
+        "shorten it before partition_graph", _SERVERS, InputError),
+    "shared memory of another program": Refusal(
+        "two programs on one machine with graphs of one name", "servers start",
+        "'{name}' in shared memory belongs to another DGL program on this machine (process {pid}): "
+        "DGL names it by the graph and the feature alone, so one of the two would read the "
+        "other's; {remedy}",
+        "wait for its end, or emulate hosts (`dgl-heta launch --hosts`), which have a shared "
+        "memory of their own",
+        "distdgl/test_shared_memory.py::test_shared_memory_of_another_program_is_refused"),
+    "request of a trainer without dgl-heta": Refusal(
+        "a trainer without dgl-heta on a meta-partitioned graph", "it asks a server for edges",
+        "{request} reached the server of the meta-partitioned graph {graph}, which holds no edges: "
+        "a trainer runs without dgl-heta; {remedy}",
+        "start all processes by `dgl-heta launch` or `dgl-heta run`",
+        "distdgl/test_read_back.py::test_a_request_to_a_server_without_edges_is_named"),
+    "find_edges without etype": Refusal(
+        "`DistGraph.find_edges` without `etype`, on a graph with several relations",
+        "edges are asked for",
+        "find_edges needs etype on a graph with several relations",
+        "name the relation",
+        "distdgl/test_queries.py::test_edges_of_several_relations_need_a_type", InputError),
+    "sampling by servers": Refusal(
+        "sampling of out-edges, or by GraphBolt, outside of data loaders",
+        "neighbours are asked for",
+        "sampling with {name}={value!r} cannot be used on a meta-partitioned graph; {remedy}",
+        "sample with DistNodeDataLoader, or load the graph with dgl.distributed.load_partition",
+        _STANDALONE),
+    "edges of a store without ids": Refusal(
+        "edges by their ids, of a store that keeps none", "edges are asked for",
+        "the store {directory} keeps no edge ids, by which edges are known; {remedy}",
+        "partition the graph by partition_graph, which keeps them",
+        "distdgl/test_queries.py::test_a_store_without_edge_ids_says_so"),
+}
+
+# --- GraphBolt's scripts on a meta-partition (dgl_heta/graphbolt/) --------------------------------
+
+_PIPELINES = ("graphbolt/test_graphbolt_training.py::"
+              "test_what_a_pipeline_cannot_do_is_refused_by_name")
+_WHOLE_GRAPH = ("leave partition.graphbolt out of the settings to sample the whole graph, by plain "
+                "GraphBolt")
+
+GRAPHBOLT: dict[str, Refusal] = {
+    "another sampler of GraphBolt": Refusal(
+        "samplers of GraphBolt but `sample_neighbor`", "a pipeline is made",
+        "{sampler} cannot be used with the meta-partition that partition.graphbolt names: {remedy}",
+        "give the graph of the data set (gb.OnDiskDataset(…).load().graph) to "
+        "datapipe.sample_neighbor, or leave partition.graphbolt out", _PIPELINES, InputError),
+    "options of sample_neighbor": Refusal(
+        "`sample_neighbor` with `replace`, `prob_name`, `deduplicate` or `sampler`",
+        "a pipeline is made",
+        "sample_neighbor with {option}={value!r} cannot be used on a meta-partition; {remedy}",
+        "leave it out", _PIPELINES, InputError),
+    "fanout of all relations together": Refusal(
+        "one fanout for all relations together, in a GraphBolt pipeline", "a pipeline is made",
+        "a fanout of {numbers} is for all relations together, or for another graph: on a "
+        "meta-partition each relation has its own, drawn by the parts apart; {remedy}",
+        "give one for each of the {count} relations, torch.full((len(graph.num_edges),), k), or "
+        "-1 for all neighbours", _PIPELINES, InputError),
+    "links in a pipeline": Refusal(
+        "link prediction and edges in GraphBolt pipelines", "a pipeline is made or iterated",
+        "link prediction and edges in GraphBolt pipelines cannot be sampled on a meta-partition; "
+        "{remedy} (docs/switching.md)",
+        "DistEdgeDataLoader can", _PIPELINES, InputError),
+    "another mini-batch": Refusal(
+        "mini-batches of a class of the script's own", "a batch is asked for",
+        "a mini-batch of class {kind} cannot be sampled on a meta-partition; {remedy}",
+        "let the item sampler make dgl.graphbolt.MiniBatch", _PIPELINES, InputError),
+    "sampling by time": Refusal(
+        "temporal sampling in GraphBolt pipelines", "a batch is asked for",
+        "sampling by time cannot be done on a meta-partition; {remedy}",
+        "leave the timestamps out of the item set", _PIPELINES, InputError),
+    "seeds of no target in a pipeline": Refusal(
+        "seeds of a node type that is no target, in a GraphBolt pipeline", "a batch is asked for",
+        "a batch has seeds of type {other}, but the graph was partitioned for the target "
+        "{targets}; {remedy}",
+        "partition it with --target {wanted}", _PIPELINES, InputError),
+    "edges of a mini-batch": Refusal(
+        "what reads sampled edges of a GraphBolt mini-batch", "it is read",
+        "{reads} of a mini-batch cannot be used on a meta-partition, where a rank has its part's "
+        "edges alone; {remedy}",
+        "use minibatch.blocks and dgl.nn.HeteroGraphConv", _PIPELINES, InputError),
+    "edges of the data set's graph": Refusal(
+        "what reads edges of a GraphBolt data set's graph", "it is read",
+        "{reads} of the data set's graph cannot be used on a meta-partition: a rank has its part's "
+        "relations alone; {remedy}",
+        "learn from nodes by datapipe.sample_neighbor(graph, fanouts), or " + _WHOLE_GRAPH,
+        _PIPELINES, InputError),
+    "homogeneous data set": Refusal(
+        "a homogeneous GraphBolt data set", "the data set is loaded",
+        "the data set's graph is homogeneous, and a meta-partition is of a heterogeneous one; "
+        "{remedy}",
+        _WHOLE_GRAPH,
+        "graphbolt/test_graphbolt_training.py::test_a_homogeneous_data_set_is_refused",
+        InputError),
+    "pipeline on another thread": Refusal(
+        "prefetchers, and data loaders but gb.DataLoader", "a pipeline is iterated",
+        "a pipeline of a meta-partition is iterated by the process and on the thread that made it: "
+        "ranks exchange in one order; {remedy}",
+        "leave prefetchers and other data loaders than gb.DataLoader out",
+        "graphbolt/test_graphbolt_training.py::test_a_pipeline_on_another_thread_is_refused"),
+}
+
+TABLE: dict[str, Refusal] = {
+    **LOADING, **BLOCKS, **MODULES, **ROWS, **AUTOGRAD, **TRAINING, **GRAPH, **GRAPHBOLT}
 
 
-def refuse(name: str, **facts: Any) -> NoReturn:
+def refuse(name: str, /, **facts: Any) -> NoReturn:
     """Raise the error of an entry of the table."""
     raise TABLE[name].error(**facts)

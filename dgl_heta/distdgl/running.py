@@ -33,14 +33,15 @@ def run_script(script: str, arguments: Sequence[str], config: Path | None,
     if not path.is_file():
         raise InputError(f"there is no script {script}")
     _enable(config, overrides, overwrite)
-    sys.path[0] = str(path.resolve().parent)
+    sys.path[0] = str(path.resolve().parent)  # as Python does; it was the command's own
     _run(script, arguments, lambda: runpy.run_path(script, run_name="__main__"))
 
 
 def run_module(name: str, arguments: Sequence[str], config: Path | None,
                overrides: Iterable[str], overwrite: bool = False) -> None:
-    """Run a module as `python -m name ARGS` would, with dgl-heta enabled; `overwrite` as for
-    :func:`run_script`.
+    """Run a module as `python -m name ARGS` would, with dgl-heta enabled.
+
+    `overwrite` is as for :func:`run_script`.
 
     Raises
     ------
@@ -65,21 +66,22 @@ def _enable(config: Path | None, overrides: Iterable[str], overwrite: bool) -> N
 
 
 def _start(name: str) -> None:
-    """
+    """Run a module whose package is installed.
+
     Raises
     ------
     InputError
         The package has no such module, or is none that can be run.
     """
     try:
-        found = importlib.util.find_spec(name)
-        if found is not None and found.submodule_search_locations is not None:
-            found = importlib.util.find_spec(f"{name}.__main__")
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # of what a package on the way imports
-        found = None
-    if found is None:
+        spec = None
+    if spec is None:
         raise _no_module(name)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
@@ -102,6 +104,7 @@ def _run(name: str, arguments: Sequence[str], start: Callable[[], Any]) -> None:
         start()
     except SystemExit as leave:
         if leave.code not in (None, 0):
+            # As Python does: a text is printed, and the status is 1.
             if isinstance(leave.code, str):
                 print(leave.code, file=sys.stderr)
             raise HetaError(f"{name} ended with exit status {leave.code}") from None

@@ -145,7 +145,7 @@ class Session:
         self.watch: Any = None
         self.reading: Any = None
         """What looks at calls at steps to prove, and what is given rows of tables meanwhile (see
-        :mod:`dgl_heta.distdgl.proof.step_proof`)."""
+        :mod:`dgl_heta.distdgl.proof.script_proof`)."""
         self.shapes: dict[Any, Any] = {}
         self.types: dict[Any, dict[str, tuple[torch.Size, torch.dtype] | None]] = {}
         self._answers: dict[Any, bool] = {}

@@ -72,11 +72,11 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
             raise InputError(f"there is no feature store to cache: {str(store)[:60]!r}")
         if not callable(getattr(chosen, "select", None)):
             raise InputError(f"{policy!r} is no cache policy: give a name or an object with select")
-        places = [torch.device(d) for d in ([devices] if isinstance(devices, str) else devices)]
-        capacity = min((capacity_bytes(capacity_mb, d, places.count(d)) for d in places), default=0)
+        on = [torch.device(d) for d in ([devices] if isinstance(devices, str) else devices)]
+        capacity = min((capacity_bytes(capacity_mb, d, on.count(d)) for d in on), default=0)
         self._store = store
-        self.cache = ObservingCache(chosen, capacity, places, batches, gate, counts)
-        self._plain: set[Key] = set()
+        self.cache = ObservingCache(chosen, capacity, on, batches, gate, counts)
+        self._uncached: set[Key] = set()
         self._shapes: dict[Key, tuple[int, ...]] = {}  # of features that may be cached
         for key in counts or ():
             if key not in list(store.keys()):
@@ -86,30 +86,31 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
 
     def read(self, domain: str, type_name: str | None, feature_name: str,
              ids: Tensor | None = None) -> Tensor:
-        """Rows `ids` of a feature, or all of it."""
+        """Return rows `ids` of a feature, or all of it."""
         key = (domain, type_name, feature_name)
-        if ids is None or key in self._plain or ids.dim() != 1 or not self._known(key) or bool(
+        if ids is None or key in self._uncached or ids.dim() != 1 or not self._known(key) or bool(
                 (ids < 0).any()):
             return self._store.read(*key, ids)
+        # GraphBolt gives ids on the device of the batch; copies are found by numbers on the CPU.
         numbers, (count, *shape) = ids.detach().to("cpu", torch.int64).numpy(), self._shapes[key]
         check_ids(numbers, count)
         return self.cache.read(key, numbers, ids.device).view(len(ids), *shape)
 
     def size(self, domain: str, type_name: str | None, feature_name: str) -> torch.Size:
-        """The shape of a row."""
+        """Return the shape of a row."""
         return self._store.size(domain, type_name, feature_name)
 
     def metadata(self, domain: str, type_name: str | None, feature_name: str) -> Any:
-        """The feature's metadata."""
+        """Return the feature's metadata."""
         return self._store.metadata(domain, type_name, feature_name)
 
     def count(self, domain: str, type_name: str | None, feature_name: str) -> int:
-        """The number of rows; from DGL 2.4 on."""
+        """Return the number of rows; from DGL 2.4 on."""
         rows: int = self._store.count(domain, type_name, feature_name)
         return rows
 
     def __getitem__(self, key: Key) -> StoredFeature:
-        """A feature that is read through this store: what DGL 2.4 fetches features by."""
+        """Return a feature that is read through this store, as DGL 2.4 fetches features."""
         return StoredFeature(self, key)
 
     def __contains__(self, key: object) -> bool:
@@ -122,26 +123,27 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
         self.forget((domain, type_name, feature_name))
 
     def forget(self, key: Key) -> None:
-        """A feature was written to: read it from the other store from now on."""
+        """Read a feature, which was written to, from the other store from now on."""
         self.cache.forget(key)
-        self._plain.add(key)
+        self._uncached.add(key)
 
     def stats(self) -> dict[Any, dict[str, Any]]:
-        """Per feature: reads and hits since the cache was filled, rows and bytes cached."""
+        """Return per feature reads and hits since the cache was filled, rows and bytes cached."""
         return self.cache.stats()
 
     def __len__(self) -> int:
         return len(self._store)
 
     def keys(self) -> list[Key]:
-        """The (domain, type, name) of all features."""
-        found: list[Key] = self._store.keys()
-        return found
+        """Return the (domain, type, name) of all features."""
+        keys: list[Key] = self._store.keys()
+        return keys
 
     def _known(self, key: Key, rows: int | None = None) -> bool:
         """Make a feature known to the cache, if it is one that can be cached."""
         if key in self.cache:
             return True
+        # No row, but with the dtype, width and device of all.
         some = self._store.read(*key, torch.zeros(0, dtype=torch.int64))
         source, reason = None, ""
         count = rows_of(self._store, key)
@@ -159,7 +161,7 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
                                  lambda ids: self._store.read(*key, ids))
             reason = f"NumPy has no {some.dtype}"
         if source is None:
-            self._plain.add(key)
+            self._uncached.add(key)
             if reason:
                 log.warning("%s is not cached: %s", "/".join(p for p in key if p), reason)
             return False
@@ -169,20 +171,21 @@ class CachedFeatureStore(gb.FeatureStore):  # type: ignore[misc]
 
 
 def rows_of(store: Any, key: Key) -> int | None:
-    """How many rows a feature has; None if that cannot be found out without reading it."""
+    """Return how many rows a feature has; None if only reading it would tell."""
     tensor = _tensor_of(store, key)
     return None if tensor is None else len(tensor)
 
 
 def _tensor_of(store: Any, key: Key) -> Tensor | None:
-    """The rows of a `TorchBasedFeature`; None of others."""
+    """Return the rows of a `TorchBasedFeature`; None of others."""
+    # GraphBolt has no public name for them, and 2.1.0 no number of rows but theirs.
     features = getattr(store, "_features", None)
     tensor = getattr((features or {}).get(key), "_tensor", None)
     return tensor if isinstance(tensor, Tensor) else None
 
 
 class _Rows:
-    """What DGL 2.4 waits for."""
+    """Rows that are there, for DGL 2.4, which waits for them."""
 
     def __init__(self, rows: Tensor) -> None:
         self._rows = rows
@@ -195,11 +198,11 @@ class AsyncReads(gb.Feature):  # type: ignore[misc]
     """Reads in stages, as DGL 2.4 asks for them: all is read in the first, and only, stage."""
 
     def read_async(self, ids: Tensor) -> Iterator[_Rows]:
-        """Yields what has the rows `ids`, at its `wait()`."""
+        """Yield what has the rows `ids`, at its `wait()`."""
         yield _Rows(self.read(ids))
 
     def read_async_num_stages(self, ids_device: torch.device) -> int:
-        """The number of stages of :meth:`read_async`."""
+        """Return the number of stages of :meth:`read_async`."""
         return 1
 
 
@@ -211,16 +214,16 @@ class StoredFeature(AsyncReads):
         self._store, self._key = store, key
 
     def read(self, ids: Tensor | None = None) -> Tensor:
-        """The rows `ids`, or all of them."""
+        """Return the rows `ids`, or all of them."""
         rows: Tensor = self._store.read(*self._key, ids)
         return rows
 
     def size(self) -> torch.Size:
-        """The shape of a row."""
+        """Return the shape of a row."""
         return self._store.size(*self._key)
 
     def count(self) -> int:
-        """The number of rows."""
+        """Return the number of rows; from DGL 2.4 on."""
         rows: int = self._store.count(*self._key)
         return rows
 
@@ -229,12 +232,14 @@ class StoredFeature(AsyncReads):
         self._store.update(*self._key, value, ids)
 
     def metadata(self) -> Any:
-        """The feature's metadata."""
+        """Return the feature's metadata."""
         return self._store.metadata(*self._key)
 
 
-class CachedFeature(AsyncReads):
+class CachedFeature(StoredFeature):
     """One feature with copies of some rows: as :class:`CachedFeatureStore`, for a `gb.Feature`.
+
+    Once it is written to (:meth:`update`) it is not cached any more.
 
     Parameters
     ----------
@@ -245,29 +250,7 @@ class CachedFeature(AsyncReads):
     _KEY: Key = ("node", None, "feature")
 
     def __init__(self, feature: Any, counts: np.ndarray | None = None, **options: Any) -> None:
-        super().__init__()
-        self._feature = feature
         self.store = CachedFeatureStore(
             gb.BasicFeatureStore({self._KEY: feature}),
             counts=None if counts is None else {self._KEY: counts}, **options)
-
-    def read(self, ids: Tensor | None = None) -> Tensor:
-        """The rows `ids`, or all of them."""
-        return self.store.read(*self._KEY, ids)
-
-    def size(self) -> torch.Size:
-        """The shape of a row."""
-        return self._feature.size()
-
-    def count(self) -> int:
-        """The number of rows; from DGL 2.4 on."""
-        rows: int = self._feature.count()
-        return rows
-
-    def update(self, value: Tensor, ids: Tensor | None = None) -> None:
-        """Write to the feature, which is not cached from then on."""
-        self.store.update(*self._KEY, value, ids)
-
-    def metadata(self) -> Any:
-        """The feature's metadata."""
-        return self._feature.metadata()
+        super().__init__(self.store, self._KEY)

@@ -13,8 +13,8 @@ from dgl_heta.hooks.manager import plugins
 from dgl_heta.system.patching import patch_all
 
 
-class _Plain:
-    """A feature store as it is without the replaced methods."""
+class _Unpatched:
+    """A feature store with DGL's own methods, behind the replaced ones."""
 
     def __init__(self, store: Any, read: Callable[..., Any]) -> None:
         self._store, self._read = store, read
@@ -28,27 +28,27 @@ class _Plain:
 
 
 def cached(store: Any, read: Callable[..., Any]) -> Any:
-    """The cached store before a store, made when it is first read; None where none is wanted.
-
-    Copies of a store (`store.to(device)`) have other features, and a cache of their own.
-    """
+    """Return the cached store before a store, made at its first read; None where none is wanted."""
     cache = selected().cache
     if cache.policy == "none":
         return None
-    kept = store.__dict__.get("heta")
-    if kept is None or kept[0] is not store._features:
-        made = CachedFeatureStore(_Plain(store, read), plugins().get("cache policy", cache.policy),
-                                  cache.capacity_mb, batches=cache.batches, gate=cache.gate)
-        kept = store.__dict__["heta"] = (store._features, made)
-        atexit.register(made.cache.tell)
-    return kept[1]
+    before = store.__dict__.get("heta")
+    # A copy of a store (`store.to(device)`) has its attributes, but features of its own, which need
+    # a cache of their own.
+    if before is None or before[0] is not store._features:
+        store_of_copies = CachedFeatureStore(
+            _Unpatched(store, read), plugins().get("cache policy", cache.policy), cache.capacity_mb,
+            batches=cache.batches, gate=cache.gate)
+        before = store.__dict__["heta"] = (store._features, store_of_copies)
+        atexit.register(store_of_copies.cache.tell)
+    return before[1]
 
 
 def written(store: Any, key: tuple[str, str | None, str]) -> None:
-    """A feature was written to, so what is cached of it is forgotten."""
-    kept = store.__dict__.get("heta")
-    if kept is not None:
-        kept[1].forget(key)
+    """Forget what is cached of a feature that was written to."""
+    cached_before = store.__dict__.get("heta")
+    if cached_before is not None:
+        cached_before[1].forget(key)
 
 
 def _read_cached(original: Any) -> Any:
@@ -79,6 +79,7 @@ class _ReadThrough(AsyncReads):
         return getattr(self.__dict__["_feature"], name)
 
     def read(self, ids: Any = None) -> Any:
+        # Another feature may have been put in its place: the cache has rows of that one then.
         if ids is None or self._owner._features.get(self._key) is not self._feature:
             return self._feature.read(ids)
         return self._cached.read(*self._key, ids)

@@ -18,15 +18,17 @@ from dgl import graphbolt as gb
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from dgl_heta.distdgl.loading.epochs import Epochs
-from dgl_heta.distdgl.loading.group_sampling import draw_told
-from dgl_heta.distdgl.loading.loader_scope import check_depth
+from dgl_heta.distdgl.loading.group_sampling import sample_own_seeds
+from dgl_heta.distdgl.loading.loader_options import LoaderOptions
+from dgl_heta.distdgl.loading.loader_scope import Fanouts, layers_of
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graphbolt.raf_graph import GraphBoltSession, RafGraph, open_graph
-from dgl_heta.graphbolt.raf_minibatch import LINKS, RafMiniBatch, halves, own_seeds, seeds_of
+from dgl_heta.graphbolt.raf_minibatch import RafMiniBatch, halves, own_seeds, seeds_of
 from dgl_heta.system.patching import patch_all
 
 _MORE, _LAST, _NONE = 2, 1, 0
@@ -40,33 +42,34 @@ class GraphBoltLoader(RafLoader):
     session : of the data set's partition.
     fanouts : per layer, input layer first, relation → neighbours (-1 for all).
 
+    Attributes
+    ----------
+    seeds : of this rank in the pass that is under way, so far.
+
     Raises
     ------
     InputError
         More layers than the partition has hops.
     """
 
+    kind = 2
+
     def __init__(self, session: GraphBoltSession, fanouts: list[dict[Any, int]]) -> None:
-        check_depth("sample_neighbor", len(fanouts), session.plan.hops)
-        self._prepare("sample_neighbor", session, 0, None, 1, False, False, 0, {}, kind=2,
-                      fanouts=fanouts)
+        # How many steps there are is known at the end of a pass: the item sampler has the seeds.
+        super().__init__(session, Fanouts(layers_of("sample_neighbor", fanouts, session)),
+                         LoaderOptions(), 0)
         if self._source.ahead:
             session.say("batches of GraphBolt pipelines are sampled when they are asked for, not "
                         "ahead of time")
-        self._steps, self._given = 1, 0
+        self._steps = 1
         self._thread = threading.get_ident()
 
-    @property
-    def seeds(self) -> int:
-        """The number of this rank's nodes in the pass that is under way, so far."""
-        return self._given
-
     def __len__(self) -> int:
-        """Steps of the last pass; 1 in the first."""
+        """Return the steps of the last pass; 1 in the first, of which nobody knows."""
         return self._steps
 
     def batches(self, items: Iterator[Any]) -> Iterator[Any]:
-        """The batches of a pass over the item sampler's mini-batches; all ranks have as many.
+        """Yield the batches of a pass over the item sampler's mini-batches; all ranks have as many.
 
         Raises
         ------
@@ -77,12 +80,11 @@ class GraphBoltLoader(RafLoader):
             Another process or thread than the script's own asks for them.
         """
         if get_worker_info() is not None or threading.get_ident() != self._thread:
-            raise HetaError("a pipeline of a meta-partition is iterated by the process and on the "
-                            "thread that made it: ranks exchange in one order; leave prefetchers "
-                            "and other data loaders than gb.DataLoader out")
+            refuse("pipeline on another thread")
         self._begin_pass()
-        self._given = 0
+        self.seeds = 0
         state_of(Epochs).started(self, 0)
+        # One batch ahead: the others must know in time that this rank has its last one.
         ahead = next(items, None)
         while True:
             batch, ahead = ahead, None if ahead is None else next(items, None)
@@ -94,10 +96,10 @@ class GraphBoltLoader(RafLoader):
             yield batch
         self._steps = max(self._step, 1)
         self._end_pass()
-        state_of(Epochs).ended(self, self._given)
+        state_of(Epochs).ended(self, self.seeds)
 
     def _together(self, batch: Any, ahead: Any) -> tuple[Any, Any]:
-        """This rank's batch of a step, and what follows; None at the end on all ranks.
+        """Return this rank's batch of a step, and what follows; None at the end on all ranks.
 
         A rank that has no batch for the next step, as another has, gives its last one in halves.
         """
@@ -124,13 +126,15 @@ class GraphBoltLoader(RafLoader):
                             "it, on all ranks")
         seeds = own_seeds(session, minibatch)
         device = next(iter(seeds_of(minibatch).values())).device
-        self._given += sum(map(len, seeds.values()))
-        inputs, _, blocks = self._hand_out(*draw_told(
-            session, self.sampler, seeds, self._draws(self._epoch, self._step - 1)))
+        self.seeds += sum(map(len, seeds.values()))
+        inputs, _, blocks = self._hand_out(sample_own_seeds(
+            session, self.sampler, seeds, self._key()))
         if minibatch.seed_nodes is None:
             minibatch.compacted_seeds = {t: torch.arange(len(ids), device=device)
                                          for t, ids in seeds.items()}
+        # A field of gb.MiniBatch, which would hide RafMiniBatch's refusal.
         vars(minibatch).pop("sampled_subgraphs", None)
+        # The item sampler has made the object, and stages before have put their data on it.
         minibatch.__class__ = RafMiniBatch
         minibatch.input_nodes = {t: ids.to(device) for t, ids in inputs.items()}
         minibatch.heta_blocks = [block.to(device) for block in blocks]
@@ -151,36 +155,33 @@ class Sampled(IterDataPipe):  # type: ignore[misc]
         yield from self.loader.batches(iter(self.datapipe))
 
     def __getstate__(self) -> Any:
-        """Without the loader: walks over a pipeline pickle its stages."""
+        """Return the stage without the loader: walks over a pipeline pickle its stages."""
         return {"datapipe": self.datapipe}
 
 
 def _fanouts(graph: RafGraph, given: Any) -> list[dict[Any, int]]:
-    """Per layer relation → neighbours, from fanouts by the numbers of relations.
+    """Return per layer relation → neighbours, from fanouts by the numbers of relations.
 
     Raises
     ------
     InputError
         One fanout for all relations together, which none of the parts can draw by itself.
     """
-    found, count = [], len(graph.relations)
+    layers, count = [], len(graph.relations)
     for fanout in given:
         numbers = [int(n) for n in (fanout.flatten() if isinstance(fanout, torch.Tensor)
                                     else [fanout])]
         if len(numbers) == 1 and (numbers[0] == -1 or count == 1):
             numbers *= count
         if len(numbers) != count:
-            raise InputError(
-                f"a fanout of {numbers} is for all relations together, or for another graph: on a "
-                "meta-partition each relation has its own, drawn by the parts apart; give one for "
-                f"each of the {count} relations, torch.full((len(graph.num_edges),), k), or -1 for "
-                "all neighbours")
-        found.append({tuple(r): n for r, n in zip(graph.relations, numbers)})
-    return found
+            refuse("fanout of all relations together", numbers=numbers, count=count)
+        layers.append({tuple(r): n for r, n in zip(graph.relations, numbers)})
+    return layers
 
 
 def _check_upstream(datapipe: Any) -> None:
-    """
+    """Check that stages before the sampling give nodes.
+
     Raises
     ------
     InputError
@@ -190,7 +191,7 @@ def _check_upstream(datapipe: Any) -> None:
         names = getattr(datapipe, "_names", None) or ()
         if isinstance(datapipe, gb.NegativeSampler) or (
                 isinstance(datapipe, gb.ItemSampler) and "node_pairs" in names):
-            raise InputError(LINKS)
+            refuse("links in a pipeline")
         datapipe = getattr(datapipe, "datapipe", None)
 
 
@@ -202,18 +203,13 @@ def _init_sampler(original: Any) -> Any:
             original(self, datapipe, *args, **kwargs)
             return
         if graph is None or type(self) is not gb.NeighborSampler:
-            raise InputError(
-                f"{type(self).__name__} cannot be used with the meta-partition that "
-                "partition.graphbolt names: give the graph of the data set "
-                "(gb.OnDiskDataset(…).load().graph) to datapipe.sample_neighbor, or leave "
-                "partition.graphbolt out")
+            refuse("another sampler of GraphBolt", sampler=type(self).__name__)
         given = inspect.signature(gb.NeighborSampler.sampling_stages).bind(
             self, datapipe, *args, **kwargs).arguments
         for name, plain in (("replace", False), ("prob_name", None), ("deduplicate", True),
                             ("sampler", graph.sample_neighbors)):
             if given[name] != plain:
-                raise InputError(f"sample_neighbor with {name}={given[name]!r} cannot be used on a "
-                                 "meta-partition; leave it out")
+                refuse("options of sample_neighbor", option=name, value=given[name])
         _check_upstream(datapipe)
         loader = GraphBoltLoader(graph.session, _fanouts(graph, given["fanouts"]))
         gb.MiniBatchTransformer.__init__(self, Sampled(datapipe, loader))
@@ -235,6 +231,7 @@ def _init_loader(original: Any) -> Any:
         if num_workers:
             session.say("no sampling workers are started: on a meta-partition each rank samples "
                         "from its own disk, when it takes a batch")
+        # A stage on a thread would sample when it likes, and exchanges of two ranks would cross.
         # As GraphBolt does: ranks take turns in the batches of an ItemSampler, which is the same on
         # all of them. No thread is put before copy_to.
         datapipe = datapipe.mark_end()

@@ -15,6 +15,7 @@ import numpy as np
 import torch.distributed as dist
 from dgl import graphbolt as gb
 
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session, current, use_session
 from dgl_heta.distdgl.state import selected
 from dgl_heta.distdgl.training.parallel import check_no_plain_module
@@ -30,8 +31,8 @@ _OTHER_WAY = ("leave partition.graphbolt out of the settings to sample the whole
               "GraphBolt")
 
 
-def place() -> tuple[int, int]:
-    """Rank of this process, and how many there are."""
+def rank_and_size() -> tuple[int, int]:
+    """Return the rank of this process, and how many there are."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
@@ -47,7 +48,7 @@ class GraphBoltSession(Session):
     """
 
     def __init__(self, part_config: str, parts: int, settings: Settings, loaded: Plugins) -> None:
-        self.place = rank, world = place()
+        self.ranked = rank, world = rank_and_size()
         if world % parts:
             raise InputError(
                 f"the partition {part_config} has {parts} parts, but there are {world} processes; "
@@ -59,14 +60,15 @@ class GraphBoltSession(Session):
 
     def _reads_first(self) -> bool:
         local = int(os.environ.get("LOCAL_RANK", "0"))
-        return local == 0 or self.place[0] % self._each == 0
+        return local == 0 or self.ranked[0] % self._each == 0
 
     def _count_trainers(self) -> int:
-        if place() != self.place:
-            raise InputError(f"the data set was loaded as rank {self.place[0]} of {self.place[1]}, "
-                             f"and now this is rank {place()[0]} of {place()[1]}; start with "
-                             "torchrun, or load the data set after init_process_group")
-        return self.place[1]
+        (rank, size), (now, count) = self.ranked, rank_and_size()
+        if (rank, size) != (now, count):
+            raise InputError(f"the data set was loaded as rank {rank} of {size}, and now this is "
+                             f"rank {now} of {count}; start with torchrun, or load the data set "
+                             "after init_process_group")
+        return size
 
 
 class RafGraph(gb.SamplingGraph):  # type: ignore[misc]
@@ -111,8 +113,8 @@ class RafGraph(gb.SamplingGraph):  # type: ignore[misc]
         return sum(self._edges.values())
 
     def sample_neighbors(self, *args: Any, **kwargs: Any) -> Any:
-        """Refused: a part samples all layers at once, by `datapipe.sample_neighbor`."""
-        raise self._refusal("sample_neighbors")
+        """Raise InputError: a part samples all layers at once, by `datapipe.sample_neighbor`."""
+        refuse("edges of the data set's graph", reads="sample_neighbors")
 
     def to(self, device: Any) -> RafGraph:
         return self
@@ -122,18 +124,12 @@ class RafGraph(gb.SamplingGraph):  # type: ignore[misc]
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("_") and hasattr(gb.FusedCSCSamplingGraph, name):
-            raise self._refusal(name)
+            refuse("edges of the data set's graph", reads=name)
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         raise HetaError("the graph of a meta-partition cannot be copied or pickled; load the data "
                         "set in each process (torchrun)")
-
-    def _refusal(self, name: str) -> InputError:
-        return InputError(
-            f"{name} of the data set's graph cannot be used on a meta-partition: a rank has its "
-            "part's relations alone; learn from nodes by datapipe.sample_neighbor(graph, fanouts), "
-            f"or {_OTHER_WAY}")
 
 
 def _relation(name: str) -> Relation:
@@ -141,7 +137,7 @@ def _relation(name: str) -> Relation:
 
 
 def open_graph(directory: str, graph: Any) -> RafGraph:
-    """What stands for a data set's graph, once it was compared with the partition.
+    """Return what stands for a data set's graph, once it was compared with the partition.
 
     Raises
     ------
@@ -161,8 +157,7 @@ def open_graph(directory: str, graph: Any) -> RafGraph:
             raise InputError(f"run.{name} (dgl-heta prove) is for DistDGL scripts; a GraphBolt "
                              "script's steps are proved by run.prove")
     if getattr(graph, "node_type_to_id", None) is None or graph.edge_type_to_id is None:
-        raise InputError("the data set's graph is homogeneous, and a meta-partition is of a "
-                         f"heterogeneous one; {_OTHER_WAY}")
+        refuse("homogeneous data set")
     session = current()
     if not isinstance(session, GraphBoltSession) or session.part_config != str(config):
         check_no_plain_module("data set", "was loaded", "load the data set")
@@ -207,6 +202,7 @@ def compare(session: Session, graph: Any) -> None:
         return
     for relation in session.partition.relations:
         for theirs, ours in zip(_degrees(graph, relation, schema), _stored(session, relation)):
+            # Degrees both ways, not edges: they tell graphs apart and cost one pass over the edges.
             if not np.array_equal(theirs, ours):
                 raise InputError(
                     f"the partition {where} is of another graph than the data set: nodes have "
@@ -215,7 +211,7 @@ def compare(session: Session, graph: Any) -> None:
 
 
 def _degrees(graph: Any, relation: Relation, schema: Schema) -> tuple[np.ndarray, np.ndarray]:
-    """In-degrees and out-degrees of all nodes by a relation, in the data set's graph."""
+    """Return in-degrees and out-degrees of all nodes by a relation, in the data set's graph."""
     offsets, kinds = graph.node_type_offset.tolist(), graph.node_type_to_id
     low, high = (offsets[kinds[relation.dst] + i] for i in (0, 1))
     indptr = graph.csc_indptr[low:high + 1].numpy()
@@ -228,14 +224,15 @@ def _degrees(graph: Any, relation: Relation, schema: Schema) -> tuple[np.ndarray
 
 
 def _stored(session: Session, relation: Relation) -> tuple[np.ndarray, np.ndarray]:
-    """The same in the store."""
+    """Return the same in the store."""
     count = session.store.schema.node_counts[relation.src]
     csc = copied(relation, session.store.relation(relation), count)
     return np.diff(csc.indptr), np.bincount(csc.indices, minlength=count)
 
 
 def check_targets(session: Session, types: Any) -> None:
-    """
+    """Check that seeds are of target types.
+
     Raises
     ------
     InputError
@@ -243,6 +240,5 @@ def check_targets(session: Session, types: Any) -> None:
     """
     targets = session.plan.targets
     if other := sorted({*types} - {*targets}):
-        raise InputError(f"a batch has seeds of type {listing(other)}, but the graph was "
-                         f"partitioned for the target {listing(targets)}; partition it with "
-                         f"--target {','.join([*targets, *other])}")
+        refuse("seeds of no target in a pipeline", other=listing(other), targets=listing(targets),
+               wanted=",".join([*targets, *other]))

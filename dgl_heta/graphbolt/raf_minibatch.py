@@ -4,19 +4,18 @@ subgraphs."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from dgl import graphbolt as gb
 from dgl.utils import recursive_apply
 from torch import Tensor
 
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graphbolt.raf_graph import check_targets
 
-LINKS = ("link prediction and edges in GraphBolt pipelines cannot be sampled on a meta-partition; "
-         "DistEdgeDataLoader can (docs/switching.md)")
 _SEEDS = ("seed_nodes", "seeds")
 _OF_EDGES = ("node_pairs", "negative_srcs", "negative_dsts", "compacted_node_pairs",
              "compacted_negative_srcs", "compacted_negative_dsts")
@@ -37,20 +36,20 @@ class RafMiniBatch(gb.MiniBatch):  # type: ignore[misc]
 
     @property
     def sampled_subgraphs(self) -> Any:
-        raise _edges("sampled_subgraphs")
+        _refuse_edges("sampled_subgraphs")
 
     @sampled_subgraphs.setter
     def sampled_subgraphs(self, value: Any) -> None:
-        raise _edges("sampled_subgraphs")
+        _refuse_edges("sampled_subgraphs")
 
     def num_layers(self) -> int:
         return len(self.heta_blocks)
 
     def edge_ids(self, layer_id: int) -> Any:
-        raise _edges("edge_ids (and so fetch_feature with edge_feature_keys)")
+        _refuse_edges("edge_ids (and so fetch_feature with edge_feature_keys)")
 
     def to_pyg_data(self) -> Any:
-        raise _edges("to_pyg_data")
+        _refuse_edges("to_pyg_data")
 
     def to(self, device: Any) -> RafMiniBatch:
         names = ["labels", "node_features", "edge_features", "heta_blocks"]
@@ -71,19 +70,18 @@ def _moved(value: Any, device: Any) -> Any:
     return value.to(device) if hasattr(value, "to") else value
 
 
-def _edges(name: str) -> InputError:
-    return InputError(f"{name} of a mini-batch cannot be used on a meta-partition, where a rank "
-                      "has its part's edges alone; use minibatch.blocks and dgl.nn.HeteroGraphConv")
+def _refuse_edges(name: str) -> NoReturn:
+    refuse("edges of a mini-batch", reads=name)
 
 
 def seeds_of(minibatch: Any) -> Any:
-    """What the item sampler gave for seeds."""
-    return next((found for name in _SEEDS
-                 if (found := getattr(minibatch, name, None)) is not None), None)
+    """Return what the item sampler gave for seeds; its name differs by release of DGL."""
+    return next((seeds for name in _SEEDS
+                 if (seeds := getattr(minibatch, name, None)) is not None), None)
 
 
 def own_seeds(session: Session, minibatch: Any) -> dict[str, Tensor]:
-    """Target type → ids (int64, on the CPU) of this rank's seeds of a mini-batch.
+    """Return target type → ids (int64, on the CPU) of this rank's seeds of a mini-batch.
 
     Raises
     ------
@@ -91,22 +89,20 @@ def own_seeds(session: Session, minibatch: Any) -> dict[str, Tensor]:
         They are no nodes of the plan's targets, each once, with nothing else to sample for.
     """
     if type(minibatch) is not gb.MiniBatch:
-        raise InputError(f"a mini-batch of class {type(minibatch).__name__} cannot be sampled on a "
-                         "meta-partition; let the item sampler make dgl.graphbolt.MiniBatch")
+        refuse("another mini-batch", kind=type(minibatch).__name__)
     if any(getattr(minibatch, name, None) is not None for name in _OF_EDGES):
-        raise InputError(LINKS)
+        refuse("links in a pipeline")
     if hasattr(minibatch, "timestamp"):
-        raise InputError("sampling by time cannot be done on a meta-partition; leave the "
-                         "timestamps out of the item set")
+        refuse("sampling by time")
     seeds = seeds_of(minibatch)
     if not isinstance(seeds, Mapping):
         raise InputError("a batch's seeds have no node types; give the item sampler a "
                          "gb.ItemSetDict, node type → gb.ItemSet with names=('seed_nodes', …)")
     if any(":" in t or ids.dim() != 1 for t, ids in seeds.items()):
-        raise InputError(LINKS)
+        refuse("links in a pipeline")
     check_targets(session, seeds)
-    found = {t: ids.detach().to("cpu", torch.int64) for t, ids in seeds.items()}
-    for ntype, ids in found.items():
+    own = {t: ids.detach().to("cpu", torch.int64) for t, ids in seeds.items()}
+    for ntype, ids in own.items():
         count = session.store.schema.node_counts[ntype]
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
             raise InputError(f"a batch's seeds of type '{ntype}' reach from {int(ids.min())} to "
@@ -114,11 +110,11 @@ def own_seeds(session: Session, minibatch: Any) -> dict[str, Tensor]:
         if len(ids.unique()) < len(ids):
             raise InputError(f"a batch has a seed of type '{ntype}' twice; let the item set have "
                              "each node once")
-    return found
+    return own
 
 
 def halves(minibatch: Any) -> tuple[Any, Any]:
-    """A mini-batch of seeds and what belongs to them, as two.
+    """Return a mini-batch of seeds and what belongs to them as two.
 
     Raises
     ------

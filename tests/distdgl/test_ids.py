@@ -14,6 +14,7 @@ import torch
 
 from dgl_heta.distdgl.rows import node_data
 from dgl_heta.distdgl.rows.embedding import Table
+from dgl_heta.errors import HetaError
 
 
 @pytest.mark.parametrize("wrong", [-1, 5])
@@ -38,3 +39,9 @@ def test_an_index_out_of_range_of_an_embedding_is_an_error(wrong: int) -> None:
     assert table.read(torch.tensor([4, 0])).shape == (2, 2)
     with pytest.raises(IndexError, match="5 rows"):
         table.read(torch.tensor([0, wrong]))
+
+
+def test_more_trainers_than_bits_are_refused() -> None:
+    session: Any = SimpleNamespace(connect=lambda: None, world=SimpleNamespace(size=63))
+    with pytest.raises(HetaError, match="takes at most 62 trainers; there are 63"):
+        Table(session, SimpleNamespace(_tensor=None), "paper", lambda *_: torch.empty(0))

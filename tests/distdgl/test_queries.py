@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dgl
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from dgl_heta.distdgl.graph.dist_graph import _find_edges
 from dgl_heta.distdgl.graph.queries import Queries, answer
 from dgl_heta.distdgl.store.edge_ends import EdgeEnds
 from dgl_heta.errors import HetaError, InputError
@@ -239,3 +241,9 @@ def test_a_damaged_relation_of_others_is_found_when_it_is_asked_for(graph, tmp_p
     ntype = store.manifest.relations[0].relation.dst
     with pytest.raises(InputError, match="checksum|differs"):
         queries.in_degrees(book.map_to_homo_nid(torch.arange(3), ntype))
+
+
+def test_edges_of_several_relations_need_a_type(asked) -> None:
+    graph = SimpleNamespace(heta=SimpleNamespace(store=asked.store))
+    with pytest.raises(InputError, match="find_edges needs etype on a graph with several"):
+        _find_edges(None)(graph, torch.tensor([0]))

@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import dgl_heta
-from dgl_heta.distdgl.graph import partitions
-from dgl_heta.errors import InputError
+from dgl_heta.distdgl.graph.loaded_parts import _refused_request, _Served
+from dgl_heta.distdgl.state import state_of
+from dgl_heta.errors import HetaError, InputError
 from tests.support import read_back, warm
 from tests.support.waiting import PATIENCE, PROMPT
 
@@ -86,8 +87,16 @@ def test_what_servers_cannot_hold_is_named_when_they_start(tmp_path, monkeypatch
     dgl_heta.enable()
     try:
         assert f"movie/{name}" in dgl.distributed.load_partition_feats(config, 0)[0]
-        monkeypatch.setattr(partitions, "_serving", [config])
+        monkeypatch.setattr(state_of(_Served), "graphs", [config])
         with pytest.raises(InputError, match=rf"node data '.*' of 'movie'.*servers: {message}"):
             dgl.distributed.load_partition_feats(config, 0)
     finally:
         dgl_heta.disable()
+
+
+def test_a_request_to_a_server_without_edges_is_named(monkeypatch) -> None:
+    answered = _refused_request(lambda request, state: "answer")
+    assert answered("request", None) == "answer"
+    monkeypatch.setattr(state_of(_Served), "graphs", ["meta/g.json"])
+    with pytest.raises(HetaError, match=r"str reached the server of .* meta/g.json, which holds"):
+        answered("request", None)

@@ -11,7 +11,7 @@ os.environ.setdefault("DGLBACKEND", "pytorch")
 import numpy as np
 import pytest
 
-from dgl_heta.distdgl.rows import sparse_optimizers
+from dgl_heta.distdgl.rows import embedding_steps
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import each_once, marked
 from tests.support.threads import ThreadComm, together
@@ -47,11 +47,12 @@ def tables_of(comm: ThreadComm) -> list[Any]:
     session = SimpleNamespace(world=comm, trainers=TRAINERS)
     return [SimpleNamespace(
         session=session, count=count, width=width, slots=np.full(count, -1, np.int32),
-        bounds=np.array([0, count // 2, count]), shared=shared, own=comm.rank == 0, replica=False,
-        low=0, high=count // 2) for count, width, shared in TABLES]
+        bounds=np.array([0, count // 2, count]), shared=shared,
+        exclusive=comm.rank == 0, replica=False, low=0, high=count // 2)
+        for count, width, shared in TABLES]
 
 
-def reads_of(example: int, rank: int, table: int) -> list[sparse_optimizers.Read]:
+def reads_of(example: int, rank: int, table: int) -> list[embedding_steps.Read]:
     """What a trainer reads of a table in a step: of batches, with the trainers whose batches have a
     row, each once, in one batch for each of several trainers; and for itself in any number. That
     nobody else does in the first example."""
@@ -73,7 +74,7 @@ def reads_of(example: int, rank: int, table: int) -> list[sparse_optimizers.Read
 def test_each_row_is_updated_once_by_all_that_trainers_have_read() -> None:
     def work(comm: ThreadComm) -> list[Any]:
         tables = tables_of(comm)
-        return [sparse_optimizers.collect(tables, [reads_of(example, comm.rank, place)
+        return [embedding_steps.collect(tables, [reads_of(example, comm.rank, place)
                                            for place in range(len(TABLES))])
                 for example in range(EXAMPLES)]
     found = together(4, work)
@@ -108,7 +109,7 @@ def test_optimizers_of_other_embeddings_are_refused(other: list[int]) -> None:
         tables = tables_of(comm)
         order = other if comm.rank == 1 else [0, 1, 2]
         try:
-            sparse_optimizers._check_alike(Optimizer(), [
+            embedding_steps._check_alike(Optimizer(), [
                 SimpleNamespace(name=f"table{i}", heta=tables[i]) for i in order])
         except HetaError as error:
             return str(error)
@@ -124,3 +125,8 @@ def test_optimizers_of_other_embeddings_are_refused(other: list[int]) -> None:
 
 class Optimizer:
     """What is checked once for each."""
+
+
+def test_another_optimizer_is_refused() -> None:
+    with pytest.raises(HetaError, match="optimizer Optimizer cannot be used on a meta-partitioned"):
+        embedding_steps.step(Optimizer(), [])

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
 import dgl
 import pytest
+import torch
 
 import dgl_heta
+from dgl_heta.distdgl.loading.collated_loader import CollatedNodeLoader
 from dgl_heta.distdgl.loading.loader_scope import way_of
+from dgl_heta.distdgl.loading.step_plan import step_sizes
 from tests.support.programs import differences
 
 HERE = "tests.distdgl.programs.samplers"
@@ -54,3 +59,41 @@ def test_batches_are_made_ahead_where_a_class_adds_nothing() -> None:
         assert [way_of(sampler) for sampler in samplers] == [way] * len(samplers)
     with pytest.raises(dgl_heta.InputError, match="sampler LaborSampler cannot be used"):
         way_of(dgl.dataloading.LaborSampler([1]))
+
+
+def collated_loader() -> Any:
+    """A loader of papers, two layers deep, without anything that it would sample from."""
+    loader = CollatedNodeLoader.__new__(CollatedNodeLoader)
+    schema = SimpleNamespace(relations=())
+    loader._session = SimpleNamespace(  # type: ignore[assignment]
+        store=SimpleNamespace(schema=schema), plan=SimpleNamespace(targets=("paper",), hops=2),
+        say=lambda text: None)
+    loader._scope = SimpleNamespace(targets=("paper",))  # type: ignore[assignment]
+    loader._layers = [2, 2]
+    return loader
+
+
+def test_fanouts_do_not_change() -> None:
+    with pytest.raises(dgl_heta.HetaError, match=r"fanouts of NeighborSampler have changed"):
+        collated_loader().sample_blocks(
+            dgl.dataloading.NeighborSampler([2, 3]), torch.tensor([0]), None)
+
+
+def test_seeds_are_of_the_loaders_types() -> None:
+    with pytest.raises(dgl_heta.InputError, match="are of type author, but it was made for nodes"):
+        collated_loader()._check(["paper", "author"])
+
+
+def test_exclude_eids_of_a_node_loader_is_refused() -> None:
+    assert collated_loader()._excluded(None) is None
+    with pytest.raises(dgl_heta.InputError, match="exclude_eids cannot be used"):
+        collated_loader()._excluded({("paper", "cites", "paper"): torch.tensor([0])})
+
+
+@pytest.mark.parametrize(("count", "end"), [(1, "or use larger batches"),
+                                            (0, "as there are trainers at least")])
+def test_every_trainer_has_a_seed_in_each_step(count: int, end: str) -> None:
+    assert step_sizes([7, 3], 3, False) == [[3, 3, 1], [1, 1, 1]]
+    assert step_sizes([7, 3], 3, True) == [[3], [3]]
+    with pytest.raises(dgl_heta.InputError, match=f"trainer 1 has .* steps are needed.*{end}$"):
+        step_sizes([7, count], 3, False)

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import os
 
+os.environ.setdefault("DGLBACKEND", "pytorch")
+
+import pytest
+from torch import nn
+
+from dgl_heta.distdgl.state import state_of
+from dgl_heta.distdgl.training import parallel
+from dgl_heta.errors import InputError
 from tests.support.programs import SHAPES, dealt, differences, run
 
 HERE = "tests.distdgl.programs.wrappers"
@@ -32,3 +40,13 @@ def test_what_would_average_another_way_is_named(tmp_path) -> None:
     wrong = {name: [f.error for f in ours[name]] for name, text in REFUSED.items()
              if not all(f.error and text in f.error for f in ours[name])}
     assert wrong == {}
+
+
+def test_a_module_that_was_wrapped_too_early_is_named() -> None:
+    parallel.check_no_plain_module()
+    module = nn.Linear(1, 1)
+    state_of(parallel._Unwrapped).modules.add(module)
+    with pytest.raises(InputError, match=r"called before the DistGraph .*; make the DistGraph fir"):
+        parallel.check_no_plain_module()
+    del module
+    parallel.check_no_plain_module()

@@ -6,7 +6,9 @@ import copy
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,8 @@ from tests.support.waiting import PATIENCE
 dgl = pytest.importorskip("dgl")
 gb = pytest.importorskip("dgl.graphbolt")
 from dgl_heta.distdgl.versions import release  # noqa: E402
+from dgl_heta.graphbolt.raf_graph import open_graph  # noqa: E402
+from dgl_heta.graphbolt.raf_minibatch import own_seeds  # noqa: E402
 
 SCRIPT = Path(__file__).parents[1] / "support/gb_training.py"
 COUNTS = {"author": 40, "field": 15}
@@ -192,6 +196,8 @@ def test_what_a_pipeline_cannot_do_is_refused_by_name(data, on):
     pairs = gb.ItemSampler(gb.ItemSetDict({"paper:cites:paper": gb.ItemSet(
         torch.arange(8).view(4, 2), names="node_pairs")}), 4)
     untyped = gb.ItemSampler(gb.ItemSet(torch.arange(4), names="seed_nodes"), 4)
+    timed = gb.MiniBatch()
+    timed.timestamp = torch.arange(4)
     for call, message in (
             (lambda: items.sample_layer_neighbor(graph, [-1]), "sample_layer_neighbors of the"),
             (lambda: items.sample_in_subgraph(graph), "InSubgraphSampler cannot|in_subgraph of"),
@@ -213,10 +219,29 @@ def test_what_a_pipeline_cannot_do_is_refused_by_name(data, on):
             (lambda: next(iter(pipe(graph).fetch_feature(
                 gb.BasicFeatureStore({}), edge_feature_keys={"paper:cites:paper": ["w"]}))),
              "edge_feature_keys"),
+            (lambda: own_seeds(graph.session, timed), "sampling by time"),
+            (lambda: own_seeds(graph.session, type("Another", (gb.MiniBatch,), {})()),
+             "a mini-batch of class Another cannot"),
             (lambda: graph.csc_indptr, "csc_indptr of the data set's graph"),
             (lambda: copy.copy(graph), "cannot be copied")):
         with pytest.raises(HetaError, match=message):
             call()
+
+
+@known
+def test_a_homogeneous_data_set_is_refused(data, on):
+    on()
+    graph = SimpleNamespace(node_type_to_id=None, edge_type_to_id=None)
+    with pytest.raises(InputError, match="the data set's graph is homogeneous"):
+        open_graph(str(data / "one"), graph)
+
+
+@known
+def test_a_pipeline_on_another_thread_is_refused(data, on):
+    on()
+    batches = pipe(loaded(data).graph)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(HetaError, match="iterated by the process"):
+        pool.submit(lambda: list(batches)).result()
 
 
 @known

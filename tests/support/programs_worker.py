@@ -29,7 +29,7 @@ from dgl.distributed import role
 from torch import Tensor, nn
 
 import dgl_heta
-from dgl_heta.distdgl.loading.raf_loader import _step_sizes
+from dgl_heta.distdgl.loading.step_plan import step_sizes
 from dgl_heta.distdgl.session import Session, open_session
 from dgl_heta.distdgl.state import selected
 from dgl_heta.features.deferred import lazy_rows
@@ -163,7 +163,7 @@ class _PlainLoader:
     def __init__(self, trainer: Trainer, nodes: Tensor, batch_size: int, sampler: Any) -> None:
         counts: list[Any] = [None] * trainer.world
         dist.all_gather_object(counts, len(nodes))
-        self._sizes = _step_sizes(counts, batch_size, False)[trainer.rank]
+        self._sizes = step_sizes(counts, batch_size, False)[trainer.rank]
         self._nodes, self._graph, self._sampler = nodes, trainer.whole, sampler
 
     def __len__(self) -> int:

@@ -38,7 +38,7 @@ class Layer:
     edges_read : whether the script has read data by the ids of edges.
     planned : whether the group's relations of the layer are those that the plan gives each machine.
     presence : a :class:`..modules.relation_presence.Presence`, once it is asked for.
-    origin : where the block came from, at a step to prove (:mod:`..proof.step_proof`).
+    origin : where the block came from, at a step to prove (:mod:`..proof.script_proof`).
     """
 
     def __init__(self, session: Session, block: Block, ids: Mapping[str, Tensor],

@@ -14,16 +14,16 @@ from dgl.distributed.kvstore import GetPartShapeRequest, KVClient
 
 from dgl_heta.distdgl.graph.given_data import check_as_given
 from dgl_heta.distdgl.graph.graphbolt_parts import check_graph
-from dgl_heta.distdgl.graph.partitions import load_graph
+from dgl_heta.distdgl.graph.loaded_parts import load_graph
 from dgl_heta.distdgl.graph.queries import Queries, answer
 from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows import node_data
 from dgl_heta.distdgl.session import open_session
 from dgl_heta.distdgl.state import selected, wrapper_for_any_graph
 from dgl_heta.distdgl.training.parallel import check_no_plain_module
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.watchdog import at
-from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.partition.directory import is_part_config
@@ -31,7 +31,7 @@ from dgl_heta.system.patching import patch_all
 
 
 def open_graph(graph: Any, part_config: str | None) -> None:
-    """Called for every new DistGraph: opens a session if its partition is ours."""
+    """Open the session of a new DistGraph, if its partition is a meta-partition."""
     config = part_config or os.environ.get("DGL_CONF_PATH")
     if config is None or not is_part_config(config):
         node_data.open_graph(graph)
@@ -47,7 +47,7 @@ def open_graph(graph: Any, part_config: str | None) -> None:
 
 
 def _column(graph: Any, relation: Relation, name: str) -> Callable[[], np.ndarray] | None:
-    """What reads edge data from DistDGL's servers; None where the graph has none of that name."""
+    """Return what reads edge data from DistDGL's servers; None where there are none of the name."""
     data = graph.edges[tuple(relation)].data
     if name not in data:
         return None
@@ -57,6 +57,7 @@ def _column(graph: Any, relation: Relation, name: str) -> Callable[[], np.ndarra
 
 def _init(original: Any) -> Any:
     def __init__(self: Any, graph_name: str, gpb: Any = None, part_config: Any = None) -> None:
+        # Before DGL's own, which would ask the servers for a graph that they have not.
         if part_config is not None and is_part_config(part_config):
             check_graph(part_config)
         original(self, graph_name, gpb, part_config)
@@ -69,6 +70,7 @@ def _local_partition(original: Any) -> Any:
         session = getattr(self, "heta", None)
         if session is None:
             return original.fget(self)
+        # Made when it is asked for, and once: it has a copy of all edges of the part.
         if session.whole is None:
             session.whole = load_graph(session.part_config, session.part)
         return session.whole
@@ -76,19 +78,20 @@ def _local_partition(original: Any) -> Any:
 
 
 def _queries(g: Any, session: Any) -> Queries:
-    """What answers a script's questions about a meta-partitioned graph, made at the first."""
-    found = g.__dict__.get("heta_queries")
-    if found is None:
-        own = session.partition.relations
-        unread = {r for r in session.store.schema.relations if r not in own}
-        found = g.heta_queries = Queries(session.store, session.ends, g.get_partition_book(),
-                                         unread if session.settings.run.verify else set(),
-                                         g._client.pull)
-    return found
+    """Return what answers a script's questions about a graph, made at the first."""
+    queries: Queries | None = g.__dict__.get("heta_queries")
+    if queries is None:
+        # The session has compared its partition's relations with their checksums when it opened.
+        unread = {*session.store.schema.relations} - {*session.partition.relations}
+        queries = g.heta_queries = Queries(session.store, session.ends, g.get_partition_book(),
+                                           unread if session.settings.run.verify else set(),
+                                           g._client.pull)
+    return queries
 
 
 def _access(original: Any) -> Any:
     def access(g: Any, ids: Any, request: Any, local: Any, **more: Any) -> Any:
+        # `local` is DGL's way around a server, for a part's own nodes: no other way is needed here.
         session = getattr(g, "heta", None)
         if session is not None:
             return answer(_queries(g, session), original.__name__, ids, request,
@@ -104,14 +107,14 @@ def _find_edges(original: Any) -> Any:
             return original(self, edges, etype)
         relations = session.store.schema.relations
         if etype is None and len(relations) > 1:
-            raise InputError("find_edges needs etype on a graph with several relations")
+            refuse("find_edges without etype")
         return session.ends.of(relations[0] if etype is None else canonical(etype, relations),
                                edges)
     return find_edges
 
 
 def drain(client: Any) -> None:
-    """Return when every server has done what this trainer asked of it before.
+    """Wait until every server has done what this trainer asked of it before.
 
     A write to a DistTensor has no answer, but a server works through a connection in order: one
     that has answered a later request has done what came before it.

@@ -1,4 +1,4 @@
-"""What a script reads of a graph's data, compared with what the graph had that was partitioned.
+"""Data that a script reads of a graph, compared with those of the graph that was partitioned.
 
 Two runs of a script that read the same store agree on whatever is in it. So `dgl-heta prove` has
 each of them read all data as the script does, and compares their checksums with those that
@@ -41,9 +41,9 @@ def check_as_given(graph: Any, manifest: Manifest, trainers: int) -> None:
 
 
 def _unlike(data: Any, known: Given, dtype: np.dtype) -> str:
-    """How the data that a script reads are unlike a tensor of the graph; "" if they are not.
+    """Return how data that a script reads are unlike a tensor of the graph; "" if they are not.
 
-    `dtype` is that of the array that holds it.
+    `dtype` is that of the array in the store.
     """
     if known.name not in data:
         return "are not there, but"
@@ -58,7 +58,7 @@ def _unlike(data: Any, known: Given, dtype: np.dtype) -> str:
 
 
 def _pieces(tensor: Any) -> Iterator[np.ndarray]:
-    """All rows of a DistTensor, some at a time."""
+    """Yield all rows of a DistTensor, some at a time: they need not fit in memory."""
     starts = row_starts(len(tensor), math.prod(tensor.shape[1:]) * tensor.dtype.itemsize)
     for low in starts:
         yield held(peek(tensor[torch.arange(low, min(low + starts.step, len(tensor)))]))

@@ -1,19 +1,19 @@
 """GraphBolt's form of DistDGL's parts (`use_graphbolt=True`), which meta-partitions do not have.
 
-DGL asks for it at several doors. At each of them a meta-partitioned graph is refused by name;
-with parts that DGL made, everything is DGL's own.
+DGL asks for it at several entry points. At each of them a meta-partitioned graph is refused by
+name; with parts that DGL made, everything is DGL's own.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
 
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import is_part_config
 from dgl_heta.system.patching import patch_all
 
@@ -29,16 +29,13 @@ class _Asked:
     graphbolt = False
 
 
-def no_graphbolt(what: str, part_config: Any) -> InputError:
-    """The error for a door that a meta-partitioned graph came to."""
-    return InputError(f"{what} cannot be used with {part_config}, a meta-partitioned graph: its "
-                      "parts have no form for GraphBolt, trainers sample from the relation store; "
-                      "leave it out (in dgl.distributed.initialize as well), or partition with "
-                      "part_method='metis' for GraphBolt")
+def no_graphbolt(what: str, part_config: Any) -> NoReturn:
+    """Refuse a meta-partitioned graph at one of the entry points."""
+    refuse("parts in GraphBolt's form", what=what, part_config=part_config)
 
 
 def check_graph(part_config: Any) -> None:
-    """A meta-partitioned graph is opened, in a process that may have asked for GraphBolt.
+    """Check that this process, which opens a meta-partitioned graph, has not asked for GraphBolt.
 
     Raises
     ------
@@ -46,7 +43,7 @@ def check_graph(part_config: Any) -> None:
         It has.
     """
     if state_of(_Asked).graphbolt:
-        raise no_graphbolt("dgl.distributed.initialize(use_graphbolt=True)", part_config)
+        no_graphbolt("dgl.distributed.initialize(use_graphbolt=True)", part_config)
 
 
 def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,38 +57,25 @@ def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     return initialize
 
 
-def _server(original: Callable[..., Any]) -> Callable[..., Any]:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        given = inspect.signature(original).bind(self, *args, **kwargs).arguments
-        if given.get("use_graphbolt") and is_part_config(given["part_config"]):
-            raise no_graphbolt("DistGraphServer(use_graphbolt=True)", given["part_config"])
-        original(self, *args, **kwargs)
-    return __init__
+def _refusing(what: str, asked: Callable[[Mapping[str, Any]], bool] = lambda given: True
+              ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return what makes a patch that refuses meta-partitions, where GraphBolt is `asked` for."""
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            given = inspect.signature(original).bind(*args, **kwargs).arguments
+            if asked(given) and is_part_config(given["part_config"]):
+                no_graphbolt(what, given["part_config"])
+            return original(*args, **kwargs)
+        return patched
+    return make
 
 
-def _to_graphbolt(original: Callable[..., Any]) -> Callable[..., Any]:
-    def dgl_partition_to_graphbolt(part_config: str, *args: Any, **kwargs: Any) -> Any:
-        if is_part_config(part_config):
-            raise no_graphbolt("dgl_partition_to_graphbolt", part_config)
-        return original(part_config, *args, **kwargs)
-    return dgl_partition_to_graphbolt
-
-
-def _part_to_graphbolt(original: Callable[..., Any]) -> Callable[..., Any]:
-    def gb_convert_single_dgl_partition(*args: Any, **kwargs: Any) -> Any:
-        config = inspect.signature(original).bind(*args, **kwargs).arguments["part_config"]
-        if is_part_config(config):
-            raise no_graphbolt("gb_convert_single_dgl_partition", config)
-        return original(*args, **kwargs)
-    return gb_convert_single_dgl_partition
-
-
+_WHY = "a meta-partition has no form for GraphBolt"
 PATCHES = (
-    *patch_all(homes("initialize"), _initialize, "a meta-partition has no form for GraphBolt"),
-    *patch_all(homes("DistGraphServer", "__init__"), _server,
-               "a meta-partition has no form for GraphBolt"),
-    *patch_all(homes("dgl_partition_to_graphbolt"), _to_graphbolt,
-               "a meta-partition has no form for GraphBolt"),
-    *patch_all(homes("part to GraphBolt"), _part_to_graphbolt,
-               "a meta-partition has no form for GraphBolt"),
+    *patch_all(homes("initialize"), _initialize, _WHY),
+    *patch_all(homes("DistGraphServer", "__init__"), _refusing(
+        "DistGraphServer(use_graphbolt=True)", lambda given: bool(given.get("use_graphbolt"))),
+        _WHY),
+    *patch_all(homes("dgl_partition_to_graphbolt"), _refusing("dgl_partition_to_graphbolt"), _WHY),
+    *patch_all(homes("part to GraphBolt"), _refusing("gb_convert_single_dgl_partition"), _WHY),
 )

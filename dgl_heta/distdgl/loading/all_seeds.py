@@ -11,7 +11,7 @@ from dgl_heta.errors import HetaError, InputError
 
 
 def all_seeds(blocks: Sequence[Any] | Any) -> dict[str, Tensor]:
-    """Ids of the seeds of all trainers for which a batch's states are computed.
+    """Return ids of the seeds of all trainers for which a batch's states are computed.
 
     Under RAF a node has one state for the seeds of all trainers of a group. So a script that feeds
     labels to the model hides those of all these nodes, not of its own seeds alone. By plain DGL, or

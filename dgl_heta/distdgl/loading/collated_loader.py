@@ -14,17 +14,21 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.distdgl.loading.group_sampling import Drawn, draw_told
-from dgl_heta.distdgl.loading.loader_scope import BY_ITSELF, fanouts_of
+from dgl_heta.distdgl.loading.group_sampling import SampledBatch, sample_own_seeds
+from dgl_heta.distdgl.loading.loader_options import LoaderOptions
+from dgl_heta.distdgl.loading.loader_scope import BY_ITSELF, Fanouts, fanouts_of
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
-from dgl_heta.distdgl.loading.seed_loader import edges_at
+from dgl_heta.distdgl.loading.seed_loader import items_at
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.errors import listing
+from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.system.patching import patch_all
 
@@ -36,49 +40,43 @@ class CollatedLoader(RafLoader):
 
     Parameters
     ----------
-    what : the loader's name.
-    collator : DGL's collator of this trainer's nodes or edges, whose sampler is :class:`Sampler`.
-    graph_sampler, batch_size, … : as for :class:`RafLoader`.
-    kind : of the loader, which all trainers must have alike.
-    ntypes : node types of the seeds.
+    collator : DGL's collator of this trainer's nodes or edges, whose sampler is a
+        :class:`SamplerProxy`.
+    fanouts, options, ntypes : as for :class:`RafLoader`.
     """
 
-    def __init__(self, what: str, session: Session, collator: Any, graph_sampler: Any,
-                 batch_size: int = 1, shuffle: bool = False, drop_last: bool = False,
-                 num_workers: int = 0, kind: int = 0, ntypes: Iterable[str] = (), **ignored: Any
-                 ) -> None:
-        self._collator = collator
+    name = ""
+
+    def __init__(self, session: Session, collator: Any, fanouts: Fanouts, options: LoaderOptions,
+                 ntypes: Iterable[str] = ()) -> None:
+        self.collator = collator
+        super().__init__(session, fanouts, options, len(collator.dataset), ntypes)
         self._order = torch.arange(self.seeds)
-        self._prepare(what, session, self.seeds, graph_sampler, batch_size, shuffle, drop_last,
-                      num_workers, ignored, kind, ntypes)
-        self._fanouts = fanouts_of(graph_sampler, session)
+        self._layers = fanouts.layers
         self._calls = 0
         if self._source.ahead:
             log.warning("batches of %s are made when they are asked for, not ahead of time: DGL or "
-                        "%s may draw by the script's own random numbers", what,
-                        type(graph_sampler).__name__)
-
-    @property
-    def seeds(self) -> int:
-        """The number of this trainer's nodes or edges."""
-        return len(self._collator.dataset)
+                        "%s may draw by the script's own random numbers", self.name,
+                        collator.graph_sampler.name)
 
     def start(self) -> None:
         """Begin an epoch: shuffle as DGL's own loader does."""
         self._begin_pass()
-        if self._shuffle:
+        # DGL shuffles what the last epoch has left.
+        if self.options.shuffle:
             self._order = self._order[torch.randperm(len(self._order))]
 
     def next(self) -> Any:
-        """What the collator gives for the next batch; StopIteration at the end of the epoch."""
+        """Return what the collator gives for the next batch; StopIteration at the end."""
         self._begin_step()
-        sizes = self.sizes[self._session.world.rank]
+        sizes = self.plan.sizes[self._session.world.rank]
         begin = sum(sizes[:self._step - 1])
-        chosen = self._order[begin:begin + sizes[self._step - 1]]
+        positions = self._order[begin:begin + sizes[self._step - 1]]
         collating, self._calls = state_of(_Collating), 0
+        # A sampler of the script's may iterate over another loader meanwhile.
         before, collating.loader = collating.loader, self
         try:
-            sample = self._collator.collate(edges_at(self._collator, chosen))
+            sample = self.collator.collate(items_at(self.collator, positions))
         finally:
             collating.loader = before
         if not self._calls:
@@ -86,64 +84,66 @@ class CollatedLoader(RafLoader):
         return sample
 
     def sample_blocks(self, sampler: Any, seeds: Any, left_out: Any) -> Any:
-        """What `NeighborSampler.sample_blocks` gives a collator's sampler; all trainers of the
-        group call it alike."""
+        """Return what `NeighborSampler.sample_blocks` gives a collator's sampler.
+
+        All trainers of the group call it alike. `left_out` is what this trainer excludes, as DGL's
+        collator says it.
+        """
         session = self._session
-        if fanouts_of(sampler, session) != self._fanouts:
-            raise HetaError(f"the fanouts of {type(sampler).__name__} have changed since the data "
-                            f"loader was made: {self._fanouts} then; make a loader for each")
+        if fanouts_of(sampler, session).layers != self._layers:
+            refuse("fanouts that change", sampler=type(sampler).__name__, fanouts=self._layers)
         if not isinstance(seeds, Mapping):
             seeds = {session.plan.targets[0]: seeds}
-        number = self._draws(self._epoch, self._step - 1)
-        number = hash_key(number, self._calls) >> 2 if self._calls else number
+        key = self._key()
+        # A sampler may ask several times in a step, and must not be given the same edges again.
+        key = hash_key(key, self._calls) >> 2 if self._calls else key
         self._calls += 1
-        return self._hand_out(*self._drawn(seeds, left_out, number), number)
+        return self._hand_out(self._sampled(seeds, left_out, key))
 
-    def _drawn(self, seeds: Mapping[str, Tensor], left_out: Any, number: int) -> Drawn:
-        """The batch of the group, whose trainers all call it, from this trainer's seeds and the
-        edges that it leaves out."""
+    def _sampled(self, seeds: Mapping[str, Tensor], left_out: Any, key: int) -> SampledBatch:
+        """Sample the group's batch, whose trainers all call it."""
         self._check([t for t, ids in seeds.items() if len(ids)])
-        return draw_told(self._session, self.sampler, seeds, number, self._excluded(left_out),
-                         self._of.targets)
+        return sample_own_seeds(self._session, self.sampler, seeds, key, self._excluded(left_out),
+                                self._scope.targets)
 
     def _check(self, ntypes: list[str]) -> None:
-        """
+        """Check the types of a batch's seeds.
+
         Raises
         ------
         InputError
-            Seeds are of a type that the loader cannot sample for.
+            The loader cannot sample for one.
         """
-        others = sorted({*ntypes} - {*self._of.targets})
+        others = sorted({*ntypes} - {*self._scope.targets})
         if others:
-            raise InputError(f"seeds of the data loader are of type {listing(others)}, but it was "
-                             f"made for nodes of type {listing(self._of.targets)}; give all types "
-                             "when it is made, and partition the graph with these targets")
+            refuse("seeds of types that came later", others=listing(others),
+                   types=listing(self._scope.targets))
 
-    def _excluded(self, left_out: Any) -> Any:
-        """Where the edges are that the trainers leave out; None for nowhere."""
+    def _excluded(self, left_out: Any) -> Mapping[Relation, np.ndarray] | None:
+        """Return where the edges are that the trainers leave out; None for nowhere."""
         if left_out is not None:
-            raise InputError("NeighborSampler.sample_blocks with exclude_eids cannot be used on a "
-                             "meta-partitioned graph, but by DistEdgeDataLoader with exclude; "
-                             "leave it out")
-
-    def _numbers_of_seeds(self, own: int) -> list[int]:
-        world = self._session.world
-        numbers: list[int] = world.all_gather_rows(torch.tensor([own]), [1] * world.size,
-                                                   "control").tolist()
-        return numbers
+            refuse("sampler with exclude_eids")
+        return None
 
 
-class Sampler:
+class CollatedNodeLoader(CollatedLoader):
+    """Batches of nodes, by a class of samplers of the script's own."""
+
+    kind, name = 3, "DistNodeDataLoader"
+
+
+class SamplerProxy:
     """What a collator has in the place of the script's sampler, which it calls."""
 
     prob = None  # which DGL 2.4's collators ask for
 
     def __init__(self, sampler: Any) -> None:
         self.sample_blocks = sampler.sample_blocks
+        self.name = type(sampler).__name__
 
 
-def collators() -> Any:
-    """The module of DGL's collators, which is where its loaders are."""
+def dgl_collators() -> Any:
+    """Return the module of DGL's collators, which is where its loaders are."""
     return sys.modules[next(iter(homes("DistEdgeDataLoader"))).partition(":")[0]]
 
 

@@ -35,20 +35,22 @@ class Epochs:
         self._modules.append((module, ended))
 
     def trained(self) -> None:
-        """A backward pass has ended."""
+        """Note that a backward pass has ended."""
         self._passes += 1
 
     def started(self, loader: Any, seeds: int) -> None:
-        """A pass over a data loader begins, with so many nodes of this trainer."""
-        if id(loader) in self._open:
+        """Begin a pass over a data loader, with so many nodes of this trainer."""
+        if id(loader) in self._open:  # it was left early
             self._end(loader, seeds, self._passes > self._open[id(loader)])
         self.seeds = seeds
         self._open[id(loader)] = self._passes
 
     def ended(self, loader: Any, seeds: int) -> None:
-        """A data loader has no batch left."""
+        """End the pass of a data loader, which has no batch left."""
         before = self._open.get(id(loader))
         if before is not None:
+            # A trainer without a labelled node has no backward pass, but its epoch ends with the
+            # others': workers that average models once an epoch wait for it.
             self._end(loader, seeds, self._passes > before or (torch.is_grad_enabled() and all(
                 module.training for module, _ in self._modules)))
 

@@ -19,6 +19,7 @@ import torch
 from dgl.distributed import graph_services
 from torch import Tensor
 
+from dgl_heta.distdgl.loading.typed_ids import TypedIds
 from dgl_heta.distdgl.modules.merging import canonical
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.store.edge_ends import EdgeEnds
@@ -30,13 +31,13 @@ from dgl_heta.store import Store
 
 
 def ignores_exclude() -> bool:
-    """Whether this DGL's DistGraph samples edges that are to be excluded, as 2.1.0 does."""
+    """Return whether this DGL's DistGraph samples edges that are to be excluded, as 2.1.0 does."""
     return "exclude_edges" not in inspect.signature(
         graph_services.sample_etype_neighbors).parameters
 
 
 def excluded_by_all(session: Session, own: Any, store: Store) -> dict[Relation, np.ndarray]:
-    """Where the edges are that the trainers of the group exclude, who all call it.
+    """Return where the edges are that the trainers of the group exclude, who all call it.
 
     Parameters
     ----------
@@ -54,22 +55,26 @@ def excluded_by_all(session: Session, own: Any, store: Store) -> dict[Relation, 
         An id is not that of an edge of its relation, or there is no such relation.
     """
     relations = session.store.schema.relations
-    mine = _pairs(own, relations)
-    comm = session.world if session.reference else session.group
-    sizes = comm.all_gather_rows(torch.tensor([len(mine)]), [1] * comm.size, "seeds").tolist()
-    pairs = comm.all_gather_rows(mine, sizes, "seeds")
-    if session.reference:  # where a trainer is a group by itself, but leaves out what RAF does
-        every = pairs.split(sizes)
-        pairs = torch.cat([every[partner] for partner in session.partners])
-    return {relation: places_of(store, session.ends, relation,
-                                pairs[pairs[:, 0] == place, 1].numpy())
-            for place, relation in enumerate(relations) if bool((pairs[:, 0] == place).any())}
+    if own is not None and not isinstance(own, Mapping):
+        own = {tuple(relations[0]): own}
+    edges = TypedIds.of(relations, ((canonical(e, relations), ids) for e, ids in (
+        own or {}).items()))
+    if session.reference:  # a trainer is a group by itself there, but leaves out what RAF does
+        every = edges.gathered(session.world)
+        parts = [every[partner] for partner in session.partners]
+    else:
+        parts = edges.gathered(session.group)
+    excluded = TypedIds(relations, torch.cat([part.rows for part in parts])).by_type()
+    return {relation: places_of(store, session.ends, relation, ids.numpy())
+            for relation, ids in excluded.items() if len(ids)}
 
 
 def stored_again(collator: Any, relations: Iterable[Relation], ends: EdgeEnds, store: Store
                  ) -> list[str]:
-    """What `exclude` leaves in messages of the links that a batch is made of, as a line; none where
-    it leaves in next to nothing. It is counted on some of the edges, each as a batch by itself.
+    """Return a line on the links of a batch that `exclude` leaves in messages.
+
+    None where it leaves in next to nothing. It is counted on some of the edges, each as a batch by
+    itself.
 
     Parameters
     ----------
@@ -83,37 +88,46 @@ def stored_again(collator: Any, relations: Iterable[Relation], ends: EdgeEnds, s
     InputError
         No reverse of a relation is named, where `exclude` needs it; an id is not that of an edge.
     """
-    every, found = store.schema.relations, list[Overlap]()
+    every = store.schema.relations
+    overlaps: list[Overlap] = []
     for relation in relations:
         ids = torch.as_tensor(_of(collator.eids, relation, every), dtype=torch.int64)
         if len(ids) > MOST:
             ids = ids[np.random.default_rng(0).integers(0, len(ids), MOST)]
-        sources, destinations = (side.numpy() for side in ends.of(relation, ids))
-        excluded = {relation: [ids]}
-        if collator.exclude == "reverse_id":
-            excluded[relation].append(_of(collator.reverse_eids, relation, every)[ids])
-        elif collator.exclude == "reverse_types":
-            back = canonical(_of(collator.reverse_etypes, relation, every), every)
-            excluded.setdefault(back, []).append(ids)
-        own, by_chance = (Joined(relation, sources, right) for right in (
+        sources, destinations = (nodes.numpy() for nodes in ends.of(relation, ids))
+        excluded = _excluded(collator, relation, ids, every)
+        links, by_chance = (Joined(relation, sources, right) for right in (
             destinations, np.random.default_rng(0).permutation(destinations)))
         for other in between(every, relation):
-            left, chance = (pairs.counts(store, other) for pairs in (own, by_chance))
-            for place, each in enumerate(excluded.get(other, [])):
-                new = (each != ids).numpy() if place and other == relation else True
-                left -= own.are(other, *(side.numpy() for side in ends.of(other, each))) * new
+            left, chance = (pairs.counts(store, other) for pairs in (links, by_chance))
+            for number, edges in enumerate(excluded.get(other, [])):
+                # An edge that is its own reverse was taken off with the first of the two.
+                new = (edges != ids).numpy() if number and other == relation else True
+                left -= links.are(other, *(nodes.numpy() for nodes in ends.of(other, edges))) * new
             for parallel in ((True, False) if other == relation else (False,)):
                 rows = slice(0, 1) if parallel else slice(int(other == relation), 2)
-                share, by = (float((counts[rows].sum(0) > 0).mean()) if len(ids) else 0.0
-                             for counts in (left, chance))
-                found.append(Overlap(relation, other, share, by, parallel))
+                share, expected = (float((counts[rows].sum(0) > 0).mean()) if len(ids) else 0.0
+                                   for counts in (left, chance))
+                overlaps.append(Overlap(relation, other, share, expected, parallel))
     return said(f"exclude={collator.exclude!r} of DistEdgeDataLoader leaves links of a batch in "
-                "messages where they are stored again", found,
+                "messages where they are stored again", overlaps,
                 "it goes by ids, as DGL's does (docs/switching.md#edges)")
 
 
+def _excluded(collator: Any, relation: Relation, ids: Tensor, every: Sequence[Relation]
+              ) -> dict[Relation, list[Tensor]]:
+    """Return the edges that `exclude` leaves out for these, by relation."""
+    excluded = {relation: [ids]}
+    if collator.exclude == "reverse_id":
+        excluded[relation].append(_of(collator.reverse_eids, relation, every)[ids])
+    elif collator.exclude == "reverse_types":
+        back = canonical(_of(collator.reverse_etypes, relation, every), every)
+        excluded.setdefault(back, []).append(ids)
+    return excluded
+
+
 def _of(given: Any, relation: Relation, relations: Sequence[Relation]) -> Any:
-    """What an argument of DGL's collator has for a relation.
+    """Return what an argument of DGL's collator has for a relation.
 
     Raises
     ------
@@ -128,16 +142,3 @@ def _of(given: Any, relation: Relation, relations: Sequence[Relation]) -> Any:
     raise InputError(f"DistEdgeDataLoader has edges of '{relation}', but its reverse_eids or "
                      "reverse_etypes name no reverse of them, which its exclude needs")
 
-
-def _pairs(own: Any, relations: tuple[Relation, ...]) -> Tensor:
-    """(edges, 2): the place of its relation and the id of each edge, int64."""
-    if own is None:
-        own = {}
-    elif not isinstance(own, Mapping):
-        own = {tuple(relations[0]): own}
-    pieces = [torch.empty(0, 2, dtype=torch.int64)]
-    for etype, ids in own.items():
-        numbers = torch.as_tensor(ids, dtype=torch.int64).flatten()
-        place = relations.index(canonical(etype, relations))
-        pieces.append(torch.stack([torch.full_like(numbers, place), numbers], 1))
-    return torch.cat(pieces)

@@ -1,12 +1,14 @@
-"""How the batches of a pass over a data loader are drawn, maybe on another thread.
+"""Sampling of the batches of a group of trainers, maybe on another thread.
 
-A drawing refers to no data loader: a loader that is forgotten ends its pass.
+The seeds of a step are those of every trainer of the group; each trainer samples its machine's
+relations for all of them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,103 +16,104 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.sampled_rows import delivery
+from dgl_heta.distdgl.loading.typed_ids import TypedIds, check_once, gather_seeds
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.source_trainers import Reached, reached_by
-from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.seeds import join_seeds
 
-Drawn = tuple[MiniBatch, Reached]
-"""A batch, and which trainers' seeds reach its input nodes."""
+
+class SampledBatch(NamedTuple):
+    """A batch, the source trainers of its input nodes, and the key that its samples follow from."""
+
+    batch: MiniBatch
+    sources: Reached
+    key: int
 
 
 @dataclass(frozen=True)
-class Drawing:
-    """One pass of one loader.
+class PassSampling:
+    """The sampling of one pass of one loader.
+
+    It does not refer to the loader, which would keep alive a loader that the script has forgotten:
+    the end of that loader is the end of its pass.
 
     Attributes
     ----------
-    targets : node types that seeds have, by their numbers.
-    seeds : per trainer of the group (number of the target type, id) of its seeds, in their order.
-    sizes : per trainer of the group how many of them a step has.
+    seeds : per trainer of the group, its seeds in their order.
+    sizes : per trainer of the group, how many of them a step has.
     group : the group's trainers, by process groups that nobody else uses meanwhile.
-    first : the number of the first step, which draws follow from.
+    first_key : of the first step.
     """
 
     session: Session
     sampler: NeighborSampler
-    targets: Sequence[str]
-    seeds: Sequence[np.ndarray]
+    seeds: Sequence[TypedIds[str]]
     sizes: Sequence[Sequence[int]]
     group: Comm
-    first: int
+    first_key: int
 
-    def draw(self, step: int) -> Drawn:
-        """The batch of a step. Trainers tell each other of it only if there are embeddings, or
-        relations are delegated."""
-        session, pieces = self.session, []
+    def sample(self, step: int) -> SampledBatch:
+        """Sample the batch of a step; trainers exchange rows where :func:`sample_batch` says so."""
+        pieces = []
         for seeds, sizes in zip(self.seeds, self.sizes):
             start = sum(sizes[:step])
-            pieces.append(seeds[start:start + sizes[step]])
-        return draw(session, self.sampler, [
-            {t: piece[piece[:, 0] == kind, 1] for kind, t in enumerate(self.targets)}
-            for piece in pieces], self.first + step, self.group)
+            pieces.append(seeds[start:start + sizes[step]].by_type())
+        return sample_batch(self.session, self.sampler, pieces, self.first_key + step, self.group)
 
 
-@torch.inference_mode(False)  # or a step of inference could not be proved, by gradients too
-def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str, np.ndarray]],
-         number: int, group: Comm, excluded: Mapping[Relation, np.ndarray] | None = None) -> Drawn:
-    """A batch of seeds (per trainer of the group target type → ids); draws follow from `number`.
+def sample_blocks(session: Session, sampler: NeighborSampler, key: int, group: Comm,
+                  seeds: Sequence[Mapping[str, np.ndarray]],
+                  excluded: Mapping[Relation, np.ndarray] | None = None) -> MiniBatch:
+    """Sample the blocks of seeds (per trainer of the group target type → ids).
 
-    `group` : the trainers, by process groups that nobody else uses meanwhile. `excluded` : edges to
-    leave out, as :meth:`NeighborSampler.sample` has them.
+    Parameters
+    ----------
+    key : that the samples follow from; the same on all trainers.
+    group : the trainers, by process groups that nobody else uses meanwhile. They exchange rows here
+        where relations are offloaded to another partition.
+    excluded : edges to leave out, as :meth:`NeighborSampler.sample` has them.
     """
     every, shares = join_seeds(seeds, session.group.rank)
     deliver = delivery(session.store, group) if session.plan.offloaded else None
-    batch = sampler.sample(every, shares, number, deliver=deliver, excluded=excluded)
+    batch = sampler.sample(every, shares, key, deliver=deliver, excluded=excluded)
+    if len(batch.blocks) > 1 and not session.all_complete:
+        mark_reads(batch.blocks[-2], batch.blocks[-1])
+    return batch
+
+
+@torch.inference_mode(False)  # or a step of inference could not be proved, by gradients too
+def sample_batch(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str, Tensor]],
+                 key: int, group: Comm, excluded: Mapping[Relation, np.ndarray] | None = None
+                 ) -> SampledBatch:
+    """Sample a batch as :func:`sample_blocks`, with the source trainers of its input nodes.
+
+    Trainers exchange these where the graph has a DistEmbedding.
+    """
+    batch = sample_blocks(session, sampler, key, group, [
+        {t: ids.numpy() for t, ids in of_trainer.items()} for of_trainer in seeds], excluded)
+    # One set for all blocks: a session finds in it which reductions of the batch were done.
     done: set[tuple[int, str]] = set()
     for block in batch.blocks:
         block.done = done
-    if len(batch.blocks) > 1 and not session.all_complete:
-        mark_reads(batch.blocks[-2], batch.blocks[-1])
     ranks = group.ranks if session.world.size > 1 else (0,)
-    return batch, reached_by(batch, group, ranks, {e.ntype for e in session.embeddings})
+    return SampledBatch(
+        batch, reached_by(batch, group, ranks, {e.ntype for e in session.embeddings}), key)
 
 
-def draw_told(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor], number: int,
-              excluded: Mapping[Relation, np.ndarray] | None = None,
-              targets: Sequence[str] | None = None) -> Drawn:
-    """A batch of seeds that a trainer knows of its own alone (target type → ids): the trainers of
-    the group, who all call it, tell each other. `excluded` is the same on all of them, and so are
-    `targets`, by default the plan's."""
-    group, targets = session.group, targets or session.plan.targets
-    mine = [own.get(t, _NONE).to(torch.int64) for t in targets]
-    counts = group.all_gather_rows(torch.tensor([[len(ids) for ids in mine]]), [1] * group.size,
-                                   "seeds")
-    every = group.all_gather_rows(torch.cat(mine), counts.sum(1).tolist(), "seeds")
-    pieces = iter(every.split(counts.flatten().tolist()))
-    seeds = [{t: next(pieces).numpy() for t in targets} for _ in range(group.size)]
+def sample_own_seeds(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor],
+                     key: int, excluded: Mapping[Relation, np.ndarray] | None = None,
+                     targets: Sequence[str] | None = None) -> SampledBatch:
+    """Sample a batch whose seeds each trainer knows of its own alone (target type → ids).
+
+    The trainers of the group, who all call it, tell each other theirs. `excluded` is the same on
+    all of them, and so are `targets`, by default the plan's.
+    """
+    group = session.group
+    seeds = gather_seeds(group, targets or session.plan.targets, own)
     for rank, of_trainer in zip(group.ranks, seeds):
         for ntype, ids in of_trainer.items():
             check_once(ids, ntype, f"a batch of trainer {rank}")
-    return draw(session, sampler, seeds, number, group, excluded)
-
-
-def check_once(ids: np.ndarray, ntype: str, what: str) -> None:
-    """
-    Raises
-    ------
-    InputError
-        A node is twice among a trainer's seeds; `what` names the batch.
-    """
-    unique, counts = np.unique(ids, return_counts=True)
-    if len(unique) < len(ids):
-        raise InputError(
-            f"{what} has node {unique[counts > 1][0]} of type '{ntype}' twice: DistDGL's block "
-            "would give the edges of both to one of its rows, and none to the other; give the data "
-            "loader each node once (torch.unique), and weigh the loss instead")
-
-
-_NONE = torch.empty(0, dtype=torch.int64)
+    return sample_batch(session, sampler, seeds, key, group, excluded)

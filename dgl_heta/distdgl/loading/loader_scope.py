@@ -1,4 +1,4 @@
-"""What a data loader samples: which layers, for which node types, each relation on which machine.
+"""The scope of a data loader: its layers, its node types, and who samples which relation.
 
 Nodes of the plan's targets are sampled by the plan. Nodes of other types can be sampled for one
 layer, as programs do that compute the states of all nodes layer by layer. There every relation
@@ -14,8 +14,9 @@ from typing import Any
 import dgl
 
 from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
-from dgl_heta.errors import InputError, listing, several
+from dgl_heta.errors import listing, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.assignment import Share
 from dgl_heta.sampling.sampling_scope import SamplingScope
@@ -30,33 +31,51 @@ BY_ITSELF = (
 
 @dataclass(frozen=True)
 class LoaderScope:
-    """
+    """What this trainer samples for a data loader.
+
     Attributes
     ----------
     targets : node types that seeds may have, in the order in which trainers number them.
+    sampling : the layers, and this machine's relations in each.
     planned : whether relations are where the plan has them.
     """
 
     targets: tuple[str, ...]
-    scope: SamplingScope
+    sampling: SamplingScope
     planned: bool
 
 
+@dataclass(frozen=True)
+class Fanouts:
+    """What a script's sampler samples around seeds.
+
+    Attributes
+    ----------
+    layers : input layer first, neighbours per node and relation, -1 for all: one number, or one per
+        relation.
+    mask : the name of edge data with 0 and 1, where edges with 0 are not sampled.
+    """
+
+    layers: list[Any]
+    mask: str | None = None
+
+
 def loader_scope(session: Session, ntypes: Iterable[str], layers: int) -> LoaderScope:
-    """The scope of a data loader for nodes of some types, once the trainers are connected."""
+    """Return the scope of a data loader for some node types, once the trainers are connected."""
     plan = session.plan
     if {*ntypes} <= {*plan.targets}:
         return LoaderScope(plan.targets, SamplingScope.of(plan, session.part, layers), True)
     schema = session.store.schema
     targets = tuple(schema.node_types)
-    mine = {relation: Share() for relation, part in _places(session).items()
-            if part == session.part}
+    relations = {relation: Share() for relation, part in _samplers_of(session).items()
+                 if part == session.part}
     return LoaderScope(targets, SamplingScope(
-        targets, 1, mine, {1: ()}, {t: schema.into.get(t, ()) for t in targets}), False)
+        targets, 1, relations, {1: ()}, {t: schema.into.get(t, ()) for t in targets}), False)
 
 
 def check_types(session: Session, ntypes: Iterable[str], layers: int) -> None:
-    """
+    """Check that seeds of these node types can be sampled for by so many layers.
+
     Raises
     ------
     InputError
@@ -66,27 +85,30 @@ def check_types(session: Session, ntypes: Iterable[str], layers: int) -> None:
     for ntype in ntypes:
         session.store.schema.check_node_type(ntype)
         if ntype not in targets and layers > 1:
-            raise InputError(
-                f"the data loader is for nodes of type '{ntype}' and {layers} layers, but the "
-                f"graph was partitioned for the target {listing(targets)}; partition it with "
-                f"target '{ntype}', or compute the states of all nodes layer by layer")
+            refuse("seeds of no target, in several layers", ntype=ntype, layers=layers,
+                   targets=listing(targets))
 
 
-def _places(session: Session) -> dict[Relation, int]:
-    """Relation → the partition of this group that samples it; all trainers find the same."""
+def _samplers_of(session: Session) -> dict[Relation, int]:
+    """Return the partition of this group that samples each relation, the same on all trainers.
+
+    Largest relations first, each by the least loaded partition among those that have it by plan.
+    """
     plan, schema = session.plan, session.store.schema
     load = dict.fromkeys(session.members, 0)
-    found = {}
+    samplers = {}
     for relation in sorted(schema.relations, key=lambda r: (-schema.edge_counts[r], r)):
         holders = [part for part in load if relation in plan.partitions[part].relations]
-        found[relation] = min(holders or load, key=load.__getitem__)
-        load[found[relation]] += schema.edge_counts[relation]
-    return found
+        samplers[relation] = min(holders or load, key=load.__getitem__)
+        load[samplers[relation]] += schema.edge_counts[relation]
+    return samplers
 
 
 def way_of(sampler: Any) -> str:
-    """How a sampler samples: "known" (DGL's NeighborSampler as it is), "derived" (a class of the
-    script's that may call it) or "own".
+    """Return how a sampler samples.
+
+    "known" is DGL's NeighborSampler as it is, "derived" a class of the script's that may call it,
+    "own" one that samples by itself.
 
     Raises
     ------
@@ -96,42 +118,51 @@ def way_of(sampler: Any) -> str:
     known = dgl.dataloading.NeighborSampler
     if not isinstance(sampler, known) or not hasattr(sampler, "fanouts"):
         if type(sampler).__module__.startswith("dgl."):
-            raise InputError(f"sampler {type(sampler).__name__} cannot be used on a "
-                             "meta-partitioned graph, nor on a DistGraph of plain DGL; use "
-                             "dgl.dataloading.NeighborSampler (MultiLayerNeighborSampler) or "
-                             "MultiLayerFullNeighborSampler")
+            refuse("sampler of another kind", sampler=type(sampler).__name__)
         return "own"
+    # Compared on the class and looked for on the instance: a script may put a function on either.
     same = type(sampler).sample_blocks is known.sample_blocks
     return "known" if same and "sample_blocks" not in vars(sampler) else "derived"
 
 
-def fanouts_of(sampler: Any, session: Session) -> list[Any]:
-    """Fanouts of a NeighborSampler, input layer first, or an InputError that it cannot be used."""
+def fanouts_of(sampler: Any, session: Session) -> Fanouts:
+    """Return the fanouts of a NeighborSampler.
+
+    Raises
+    ------
+    InputError
+        It has an argument that cannot be used, or more layers than the partition has hops.
+    """
     name = type(sampler).__name__
     if getattr(sampler, "replace", False):
-        raise InputError(f"{name} with replace={sampler.replace!r} cannot be used on a "
-                         "meta-partitioned graph; leave it out")
-    if not isinstance(getattr(sampler, "prob", None), str | None):
-        raise InputError(f"{name} with prob={sampler.prob!r} cannot be used on a meta-partitioned "
-                         "graph; give the name of edge data with 0 and 1 (mask=)")
+        refuse("sampler with replace", sampler=name, value=sampler.replace)
+    mask = getattr(sampler, "prob", None)
+    if not isinstance(mask, str | None):
+        refuse("sampler with prob", sampler=name, value=mask)
     for attribute in ("edge_dir", "prefetch_node_feats", "prefetch_labels", "prefetch_edge_feats"):
         if (given := getattr(sampler, attribute, None)) and given != "in":
             session.say(f"{name} with {attribute}={given!r} has no effect, as in plain DistDGL: a "
                         "DistGraph samples in-edges, and its loaders read no features")
-    fanouts: list[Any] = []
+    return Fanouts(layers_of(name, sampler.fanouts, session), mask)
+
+
+def layers_of(sampler: str, fanouts: Iterable[Any], session: Session) -> list[Any]:
+    """Return the layers of :class:`Fanouts`, from DGL's form (a number, or edge type → number).
+
+    Raises
+    ------
+    InputError
+        They are more than the partition has hops.
+    """
     relations = session.store.schema.relations
-    for fanout in sampler.fanouts:
+    layers: list[Any] = []
+    for fanout in fanouts:
         if isinstance(fanout, Mapping):
-            fanouts.append({canonical(e, relations): int(f) for e, f in fanout.items()})
+            layers.append({canonical(e, relations): int(f) for e, f in fanout.items()})
         else:
-            fanouts.append(int(fanout) or dict.fromkeys(relations, 0))
-    check_depth(name, len(fanouts), session.plan.hops)
-    return fanouts
-
-
-def check_depth(name: str, layers: int, hops: int) -> None:
-    """Refuse to sample more layers than a graph was partitioned for."""
-    if layers > hops:
-        raise InputError(f"{name} samples {several(layers, 'layer')}, but the graph was "
-                         f"partitioned for {several(hops, 'hop')}; partition it with "
-                         f"{several(layers, 'hop')} (model.layers in the settings, or --hops)")
+            # 0 as a number would be no fanout at all to our sampler; per relation it is one.
+            layers.append(int(fanout) or dict.fromkeys(relations, 0))
+    if len(layers) > session.plan.hops:
+        refuse("more layers than hops", sampler=sampler, layers=several(len(layers), "layer"),
+               hops=several(session.plan.hops, "hop"), wanted=several(len(layers), "hop"))
+    return layers

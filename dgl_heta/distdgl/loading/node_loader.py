@@ -1,117 +1,151 @@
-"""DistNodeDataLoader on a meta-partitioned graph: which loader it is, and its methods."""
+"""DistNodeDataLoader on a meta-partitioned graph: which loader it is, and batches made ahead."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from dgl_heta.distdgl.loading.collated_loader import CollatedLoader, Sampler, collators
-from dgl_heta.distdgl.loading.epochs import Epochs
-from dgl_heta.distdgl.loading.loader_scope import BY_ITSELF, fanouts_of, way_of
-from dgl_heta.distdgl.loading.raf_loader import RafLoader
+from dgl_heta.distdgl.loading.collated_loader import (
+    CollatedNodeLoader,
+    SamplerProxy,
+    dgl_collators,
+)
+from dgl_heta.distdgl.loading.group_sampling import PassSampling
+from dgl_heta.distdgl.loading.loader_options import LoaderOptions, read_options
+from dgl_heta.distdgl.loading.loader_scope import BY_ITSELF, Fanouts, fanouts_of, way_of
+from dgl_heta.distdgl.loading.raf_loader import RafLoader, Sample
 from dgl_heta.distdgl.loading.seed_loader import SeedLoader
-from dgl_heta.distdgl.proof.recording import recorder
+from dgl_heta.distdgl.loading.typed_ids import TypedIds, check_once
 from dgl_heta.distdgl.session import Session
-from dgl_heta.distdgl.state import state_of
-from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import InputError
-from dgl_heta.system.patching import patch_all
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.sampling.stages import Making
 
 
-def open_options(what: str, device: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """A data loader's options, with the sampling workers that the environment asks for."""
-    if device not in (None, "cpu"):
-        raise InputError(f"{what} with device={device!r} cannot be used with a DistGraph; leave it "
-                         "out and move blocks with block.to(device)")
-    workers = max(int(options.get("num_workers", 0)), int(os.environ.get("DGL_NUM_SAMPLER", "0")))
-    return {**options, "num_workers": workers}
+class NodeLoader(RafLoader):
+    """Batches of nodes, all of which are known when a pass begins.
+
+    So every trainer of a group knows the seeds of all, and batches can be made ahead of time, as
+    the batch source says.
+
+    Parameters
+    ----------
+    nids : target node type → ids (int64) of this trainer's nodes.
+    fanouts, options : as for :class:`RafLoader`.
+
+    Raises
+    ------
+    InputError
+        A node is not in the graph, or as :class:`RafLoader`.
+    """
+
+    def __init__(self, session: Session, nids: Mapping[str, Tensor], fanouts: Fanouts,
+                 options: LoaderOptions) -> None:
+        super().__init__(session, fanouts, options, sum(map(len, nids.values())), nids)
+        self._check_ids(nids)
+        group = session.group
+        self._ranks = group.ranks if session.world.size > 1 else (0,)
+        self._nodes = TypedIds.of(self._scope.targets, nids.items()).gathered(
+            group, [self.plan.counts[rank] for rank in self._ranks])
+        # Looked for once: nodes that are there once cannot be twice in a batch, however shuffled.
+        self._repeated = any(nodes.repeats() for nodes in self._nodes)
+        self._making = Making(("sample",))
+        self._batches: Iterator[Any] = iter(())
+        self._open = ExitStack()
+
+    def _check_ids(self, nids: Mapping[str, Tensor]) -> None:
+        for ntype, ids in nids.items():
+            count = self._session.store.schema.node_counts[ntype]
+            if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < count:
+                raise InputError(f"the data loader's nodes of type '{ntype}' reach from "
+                                 f"{int(ids.min())} to {int(ids.max())}, but the graph has {count}")
+
+    def start(self) -> None:
+        """Begin an epoch: shuffle as each trainer's own generator says."""
+        self._begin_pass()
+        session = self._session
+        if self.options.shuffle:
+            self._shuffle()
+        if self._repeated:
+            self._check_batches()
+        # Where trainers exchange rows while they sample, they must do so in one order of steps,
+        # and by process groups that no other pass uses: it may be sampled on another thread.
+        in_order = bool(session.plan.offloaded) or (bool(session.embeddings) and any(
+            len(members) > 1 for members in session.plan.groups))
+        group = (self._open.enter_context(session.sampling.one(session.world)) if in_order
+                 else session.group)
+        sampling = PassSampling(
+            session, self.sampler, [*self._nodes], [self.plan.sizes[rank] for rank in self._ranks],
+            group, self.plan.sampling_key(self._epoch, 0))
+        self._batches = self._making.start(self._source, len(self), in_order,
+                                           {"sample": sampling.sample})
+
+    def _shuffle(self) -> None:
+        """Put the nodes of every trainer into the order that its generator gives."""
+        group = self._session.group
+        state = torch.get_rng_state()
+        states = group.all_gather_rows(state[None], [1] * group.size, "seeds")
+        for trainer, nodes in enumerate(self._nodes):
+            generator = torch.Generator()
+            generator.set_state(states[trainer])
+            self._nodes[trainer] = nodes[torch.randperm(len(nodes), generator=generator)]
+        # DGL's own loader draws the order from the script's generator, which goes on after it.
+        torch.randperm(len(self._nodes[group.rank]))
+
+    def _check_batches(self) -> None:
+        """Check that no node is twice in one of a trainer's batches of this pass.
+
+        Raises
+        ------
+        InputError
+            One is.
+        """
+        for rank, nodes in zip(self._ranks, self._nodes):
+            sizes = self.plan.sizes[rank]
+            for step, rows in enumerate(nodes.rows[:sum(sizes)].split([*sizes])):
+                for ntype, ids in TypedIds(nodes.types, rows).by_type().items():
+                    check_once(ids, ntype, f"batch {step + 1} of trainer {rank}")
+
+    def next(self) -> Sample:
+        """Return the next batch; StopIteration at the end of the epoch."""
+        self._begin_step()
+        sampled = self._making.next(self._batches)
+        if sampled is None:
+            raise HetaError(f"batch source '{self._source.name}' gave {self._step - 1} batches "
+                            f"for {len(self)} steps; it must give one for each")
+        return self._hand_out(sampled)
+
+    def _close_pass(self) -> None:
+        """Let no more be sampled, and give the pass's process group back."""
+        getattr(self._batches, "close", lambda: None)()
+        self._batches = iter(())
+        self._open.close()
+        if self._source.ahead:
+            self._session.drew_ahead(**self._making.seconds["sample"])
+        self._making.reset()
 
 
-def open_loader(session: Session, graph: Any, nids: Any, sampler: Any, device: Any,
-                options: dict[str, Any]) -> RafLoader | SeedLoader | None:
-    """The loader of a DistNodeDataLoader on a meta-partitioned graph; None where the script samples
-    by itself, so that DGL's own does."""
-    how = way_of(sampler)
-    if how == "own":
+def open_node_loader(session: Session, graph: Any, nids: Any, sampler: Any, device: Any,
+                     given: Mapping[str, Any]) -> RafLoader | SeedLoader | None:
+    """Return the loader of a DistNodeDataLoader on a meta-partitioned graph.
+
+    None where the script samples by itself, so that DGL's own does.
+    """
+    way = way_of(sampler)
+    if way == "own":
         session.say(BY_ITSELF)
         return None
-    options = open_options("DistNodeDataLoader", device, options)
+    options = read_options("DistNodeDataLoader", device, given)
     if not isinstance(nids, Mapping):
         nids = {session.plan.targets[0]: nids}
     nids = {t: torch.as_tensor(ids, dtype=torch.int64) for t, ids in nids.items()}
-    if how == "derived":
-        collator = collators().NodeCollator(graph, nids, Sampler(sampler))
-        return CollatedLoader("DistNodeDataLoader", session, collator, sampler, ntypes=nids,
-                              kind=3, **options)
-    if not fanouts_of(sampler, session):
-        return SeedLoader(nids, **{name: options[name] for name in (
-            "batch_size", "shuffle", "drop_last") if name in options})
-    return RafLoader(session, nids, sampler, **options)
-
-
-def _init(original: Any) -> Any:
-    def __init__(self: Any, g: Any, nids: Any, graph_sampler: Any, device: Any = None,
-                 **kwargs: Any) -> None:
-        session = getattr(g, "heta", None)
-        if session is None:
-            original(self, g, nids, graph_sampler, device, **kwargs)
-            return
-        self.heta = open_loader(session, g, nids, graph_sampler, device, kwargs)
-        if self.heta is None:
-            original(self, g, nids, graph_sampler, device, **kwargs)
-            return
-        self.device, self.num_workers = "cpu", 0
-        self.batch_size = kwargs.get("batch_size", 1)
-        self.shuffle, self.drop_last = kwargs.get("shuffle", False), kwargs.get("drop_last", False)
-        # DGL's name for the number of batches; while `dgl-heta prove` records there is one.
-        self.expected_idxs = len(self.heta) if recorder() is None else 1
-    return __init__
-
-
-def start_pass(original: Any) -> Any:
-    def __iter__(self: Any) -> Any:
-        loader = getattr(self, "heta", None)
-        state_of(Epochs).started(self, _seeds_of(self))
-        if loader is None:
-            return original(self)
-        loader.start()
-        return self
-    return __iter__
-
-
-def take_batch(original: Any) -> Any:
-    def __next__(self: Any) -> Any:
-        loader = getattr(self, "heta", None)
-        try:
-            return original(self) if loader is None else loader.next()
-        except StopIteration:
-            state_of(Epochs).ended(self, _seeds_of(self))
-            raise
-    return __next__
-
-
-def _seeds_of(loader: Any) -> int:
-    """The nodes or edges of this trainer that a data loader goes through."""
-    ours = getattr(loader, "heta", None)
-    return len(loader.dataset) if ours is None else ours.seeds
-
-
-def forget_loader(original: Any) -> Any:
-    def __del__(self: Any) -> None:
-        if getattr(self, "heta", None) is None:
-            original(self)
-    return __del__
-
-
-PATCHES = (
-    *patch_all(homes("DistNodeDataLoader", "__init__"), _init,
-               "sample by plan"),
-    *patch_all(homes("DistNodeDataLoader", "__iter__"), start_pass,
-               "sample by plan; module wrappers are told when an epoch ends"),
-    *patch_all(homes("DistNodeDataLoader", "__next__"), take_batch,
-               "sample by plan; module wrappers are told when an epoch ends"),
-    *patch_all(homes("DistNodeDataLoader", "__del__"), forget_loader, "sample by plan"),
-)
+    fanouts = fanouts_of(sampler, session)
+    if way == "derived":
+        collator = dgl_collators().NodeCollator(graph, nids, SamplerProxy(sampler))
+        return CollatedNodeLoader(session, collator, fanouts, options, nids)
+    if not fanouts.layers:
+        return SeedLoader(nids, options)
+    return NodeLoader(session, nids, fanouts, options)

@@ -12,10 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgl_heta.errors import InputError
+from dgl_heta.distdgl.loading.loader_options import LoaderOptions
+from dgl_heta.distdgl.loading.typed_ids import TypedIds
 
 
-class _InTurn:
+class _SeedBatches:
     """This trainer's seeds, batch by batch.
 
     Attributes
@@ -23,13 +24,10 @@ class _InTurn:
     seeds : how many there are.
     """
 
-    def __init__(self, seeds: int, batch_size: int, shuffle: bool, drop_last: bool) -> None:
-        if batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; it must be 1 or more")
-        self.seeds = seeds
-        self._batch_size, self._shuffle = batch_size, shuffle
-        full, rest = divmod(seeds, batch_size)
-        self._steps = full + (rest > 0 and not drop_last)
+    def __init__(self, seeds: int, options: LoaderOptions) -> None:
+        self.seeds, self.options = seeds, options
+        full, rest = divmod(seeds, options.batch_size)
+        self._steps = full + (rest > 0 and not options.drop_last)
         self._order = torch.arange(seeds)
         self._step = 0
 
@@ -39,74 +37,61 @@ class _InTurn:
     def start(self) -> None:
         """Begin an epoch."""
         self._step = 0
-        if self._shuffle:
+        if self.options.shuffle:
             self._order = torch.randperm(self.seeds)
 
-    def _chosen(self) -> Tensor:
-        """Places of the next batch's seeds; StopIteration at the end of the epoch."""
+    def _next_positions(self) -> Tensor:
+        """Return the positions of the next batch's seeds; StopIteration at the end."""
         if self._step >= self._steps:
             raise StopIteration
-        low = self._step * self._batch_size
+        low = self._step * self.options.batch_size
         self._step += 1
-        return self._order[low:low + self._batch_size]
+        return self._order[low:low + self.options.batch_size]
 
 
-class SeedLoader(_InTurn):
+class SeedLoader(_SeedBatches):
     """Batches of nodes.
 
     Parameters
     ----------
     nids : node type → ids (int64) of this trainer's nodes.
-
-    Raises
-    ------
-    InputError
-        The batch size is below 1.
     """
 
-    def __init__(self, nids: Mapping[str, Tensor], batch_size: int = 1, shuffle: bool = False,
-                 drop_last: bool = False) -> None:
-        self._types = tuple(nids)
-        self._kinds = torch.repeat_interleave(torch.tensor([len(ids) for ids in nids.values()]))
-        self._ids = torch.cat([torch.empty(0, dtype=torch.int64), *nids.values()])
-        super().__init__(len(self._ids), batch_size, shuffle, drop_last)
+    def __init__(self, nids: Mapping[str, Tensor], options: LoaderOptions) -> None:
+        self._nodes = TypedIds.of(tuple(nids), nids.items())
+        super().__init__(len(self._nodes), options)
 
     def next(self) -> tuple[dict[str, Tensor], dict[str, Tensor], list[object]]:
-        """The next batch; StopIteration at the end of the epoch."""
-        chosen = self._chosen()
-        kinds, ids = self._kinds[chosen], self._ids[chosen]
-        seeds = {t: ids[kinds == kind] for kind, t in enumerate(self._types)}
-        seeds = {t: nodes for t, nodes in seeds.items() if len(nodes)}
+        """Return (input nodes, seeds, no blocks); StopIteration at the end of the epoch."""
+        batch = self._nodes[self._next_positions()].by_type()
+        seeds = {t: nodes for t, nodes in batch.items() if len(nodes)}
         return {**seeds}, seeds, []
 
 
-class PairLoader(_InTurn):
+class EdgeSeedLoader(_SeedBatches):
     """Batches of edges.
 
     Parameters
     ----------
     collator : DGL's collator of this trainer's edges, whose sampler gives the seeds alone.
-
-    Raises
-    ------
-    InputError
-        The batch size is below 1.
     """
 
-    def __init__(self, collator: Any, batch_size: int = 1, shuffle: bool = False,
-                 drop_last: bool = False) -> None:
-        self._collator = collator
-        super().__init__(len(collator.dataset), batch_size, shuffle, drop_last)
+    def __init__(self, collator: Any, options: LoaderOptions) -> None:
+        self.collator = collator
+        super().__init__(len(collator.dataset), options)
 
     def next(self) -> tuple[Any, ...]:
-        """(ends of the edges, pair graph, no blocks), or with negatives (…, pair graph, graph of
-        negatives, no blocks); StopIteration at the end of the epoch."""
-        seeds, *graphs, _ = self._collator.collate(edges_at(self._collator, self._chosen()))
-        return seeds if isinstance(seeds, Mapping) else {self._collator.g.ntypes[0]: seeds}, *(
+        """Return the next batch; StopIteration at the end of the epoch.
+
+        It is (ends of the edges, pair graph, no blocks), or with negatives (…, pair graph, graph of
+        negatives, no blocks).
+        """
+        seeds, *graphs, _ = self.collator.collate(items_at(self.collator, self._next_positions()))
+        return seeds if isinstance(seeds, Mapping) else {self.collator.g.ntypes[0]: seeds}, *(
             graphs), []
 
 
-def edges_at(collator: Any, places: Tensor) -> list[Any]:
-    """Entries of a collator's data set with numbers for ids, as DGL's loaders pass them on."""
-    found = [collator.dataset[place] for place in places.tolist()]
-    return [(item[0], int(item[1])) if isinstance(item, tuple) else int(item) for item in found]
+def items_at(collator: Any, positions: Tensor) -> list[Any]:
+    """Return entries of a collator's data set with numbers for ids, as DGL's loaders do."""
+    items = [collator.dataset[position] for position in positions.tolist()]
+    return [(item[0], int(item[1])) if isinstance(item, tuple) else int(item) for item in items]

@@ -1,4 +1,4 @@
-"""What makes two runs of a script comparable, and is the same in both.
+"""Conditions that make two runs of a script comparable, the same in both.
 
 Dropout is the identity: its draws are over rows, which the runs have in different orders. Batch and
 instance norms use running statistics: those of a batch are over the rows of a machine. Parameters
@@ -41,8 +41,11 @@ def seed_all(number: int) -> None:
 
 
 def ranks_of_the_launch() -> None:
-    """Let DistDGL number trainers as RANK does. It numbers those of a machine by their ports, which
-    are others in each run, and splits nodes by its own number."""
+    """Let DistDGL number trainers as RANK does.
+
+    It numbers those of a machine by their ports, which are others in each run, and splits nodes by
+    its own number.
+    """
     for name in ("get_trainer_rank", "get_global_rank"):
         setattr(role, name, _launched_rank(getattr(role, name)))
 
@@ -78,7 +81,10 @@ def _doubled(original: Callable[..., Tensor], meant: Callable[[Any], bool]
 
 
 def _in_single(original: Callable[..., None]) -> Callable[..., None]:
-    """DGL's sparse optimizers make tensors of the default dtype, and take them for singles."""
+    """Return a step in single precision.
+
+    DGL's sparse optimizers make tensors of the default dtype, and take them for singles.
+    """
     def step(self: Any) -> None:
         torch.set_default_dtype(torch.float32)
         try:
@@ -89,7 +95,7 @@ def _in_single(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _of_the_graph(tensor: Any) -> bool:
-    """Whether a DistTensor is node data of the graph; others are written to as they are."""
+    """Return whether a DistTensor is node data of the graph; others are written to as they are."""
     session = current()
     return session is not None and session.rows(tensor._name) is not None
 
@@ -111,7 +117,7 @@ def _identity(input: Tensor, *_: Any, **__: Any) -> Tensor:
 def _by_running_statistics(input: Tensor, running_mean: Tensor | None = None,
                            running_var: Tensor | None = None, weight: Tensor | None = None,
                            bias: Tensor | None = None, *_: Any, **__: Any) -> Tensor:
-    """In the place of batch_norm and instance_norm; without statistics, mean 0 and variance 1."""
+    """Normalize as batch_norm does in evaluation; without statistics by mean 0 and variance 1."""
     width = input.shape[1] if input.dim() > 1 else input.shape[0]
     mean = input.new_zeros(width) if running_mean is None else running_mean
     variance = input.new_ones(width) if running_var is None else running_var
@@ -119,7 +125,7 @@ def _by_running_statistics(input: Tensor, running_mean: Tensor | None = None,
 
 
 def is_norm(module: nn.Module) -> bool:
-    """Whether a module uses a batch's statistics where it is trained."""
+    """Return whether a module uses a batch's statistics where it is trained."""
     return isinstance(module, nn.modules.batchnorm._NormBase)
 
 

@@ -42,14 +42,14 @@ from dgl_heta.distdgl.proof.comparable import (
     without_randomness,
 )
 from dgl_heta.distdgl.proof.row_nodes import (
-    Side,
+    RowNodes,
     destinations,
     dtype_name,
     layer_of,
     node_data,
-    numbers,
-    side_of,
+    nodes_of,
     sources,
+    values_of,
 )
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.state import state_of
@@ -71,13 +71,15 @@ class _Recording:
 
 
 def recorder() -> Recorder | None:
-    """That of this process, if it records."""
+    """Return the recorder of this process, if it records."""
     return state_of(_Recording).recorder
 
 
 def start_recording(directory: Path, reference: bool, double: bool = False) -> None:
-    """Record what this process computes, in double precision if wanted, if it is a trainer; the
-    first call counts."""
+    """Record what this process computes, if it is a trainer; the first call counts.
+
+    With `double` the script computes in double precision.
+    """
     recording = state_of(_Recording)
     if recording.recorder is not None:
         return
@@ -101,23 +103,25 @@ class Recorder:
         self.record = Record(reference, int(os.environ.get("RANK", "0")))
         self._world: Any = None
         self._roots: dict[str, nn.Module] = {}
-        self._names: dict[int, str] = {}
-        self._kept: list[Any] = []  # objects whose id is used
-        self._within: list[nn.Module] = []
+        self._names: dict[int, str] = {}  # of modules, by id
+        self._alive: list[Any] = []  # objects whose id is used: another one could get it
+        self._within: list[nn.Module] = []  # calls that are under way, the outermost first
         self._step: str | None = None  # what the outermost call is of; None: not recorded
-        self._sides: list[Side] = []
-        self._drawn = 0
-        self._calls: Counter[tuple[str, str]] = Counter()
+        self._rows: list[RowNodes] = []  # of what the outermost call returns
+        self._random = 0  # calls that used random numbers, the innermost of each nest alone
+        self._calls: Counter[Key] = Counter()
         self._batches = self._passes = self._backward = 0
         self._evaluated: int | None = None  # the batch after the first step
         self._first_evaluated: int | None = None  # that before it
-        self._batch_sides: list[Side] = []
+        self._batch_nodes: list[RowNodes] = []
         self._settled = False
         self._looked_up: dict[int, list[Tensor]] = {}
         self._optimizers: set[int] = set()
 
     def listen(self) -> None:
         """Hear of modules, backward passes, optimizers and embeddings from now on."""
+        # `_call_impl`, not hooks: what a module is given is wanted before its own hooks change it,
+        # and what it returns after them.
         nn.Module._call_impl = _around(nn.Module._call_impl, self._call)  # type: ignore[method-assign]
         torch.autograd.backward = _around(torch.autograd.backward, self._backward_pass)
         register_optimizer_step_post_hook(self._stepped)
@@ -127,12 +131,13 @@ class Recorder:
     # --- what the loader tells -------------------------------------------------------------
 
     def start_pass(self, session: Session) -> None:
-        """A pass over a data loader begins, on all trainers; the process ends if all was seen."""
+        """Begin a pass over a data loader, on all trainers; end the process if all was seen."""
         if self._world is None:
             self._world = session.world
             self.record.group = list(session.group.ranks) if session.world.size > 1 else [0]
             self.record.learnable = session.settings.train.learnable
             fill_embeddings(session)
+        # Trainers must end in the same pass, or the rest would wait for one that is gone.
         self._passes += 1
         limit = PASSES if self.record.steps else PASSES_WITHOUT_STEP
         over = self.record.evaluations > 0 or self._passes > limit
@@ -141,13 +146,13 @@ class Recorder:
         self._settled = False
 
     def ends_pass(self, batches: int) -> bool:
-        """Whether a pass that has given so many batches is to end."""
+        """Return whether a pass that has given so many batches is to end."""
         return batches >= 1 and (self._settled or batches >= BATCHES)
 
     def begin_batch(self, inputs: Mapping[str, Tensor], seeds: Mapping[str, Tensor]) -> None:
-        """A batch is handed out."""
+        """Note a batch that is handed out."""
         self._batches += 1
-        self._batch_sides = [Side(t, bare(ids).numpy()) for part in (seeds, inputs)
+        self._batch_nodes = [RowNodes(t, bare(ids).numpy()) for part in (seeds, inputs)
                              for t, ids in part.items() if len(ids)]
         if self._batches <= 2:
             for t, ids in seeds.items():
@@ -157,6 +162,7 @@ class Recorder:
 
     def _call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any
               ) -> Any:
+        # A wrapped module is known by the name of the one in it, in both runs.
         if isinstance(module, DistributedDataParallel) or not self._batches:
             return original(module, *args, **kwargs)
         outermost = not self._within
@@ -165,18 +171,20 @@ class Recorder:
             self._enter(module, blocks, args, kwargs)
         if self._step is None:
             return self._inside(original, module, args, kwargs)
-        drawn, state = self._drawn, torch.get_rng_state()
+        before, state = self._random, torch.get_rng_state()
         output = self._inside(original, module, args, kwargs)
         if not torch.equal(state, torch.get_rng_state()):
-            if drawn == self._drawn:
-                self._drawn += 1
+            if before == self._random:
+                self._random += 1
                 _note(self.record.random, self._named(module))
-            if outermost:  # what follows is drawn alike in both runs
+            if outermost:  # or the two runs, with other rows, would go on from other states
                 torch.set_rng_state(state)
         if is_norm(module) and self._step == "training":
             _note(self.record.norms, self._named(module))
         if outermost:
             self._outputs(module, blocks, output)
+        # Within a HeteroGraphConv a module sees one relation, whose result here is a part of that
+        # of all trainers.
         elif blocks and not any(map(is_hetero_conv, self._within)):
             self._layer(module, blocks[-1], output)
         return output
@@ -190,7 +198,7 @@ class Recorder:
             self._within.pop()
 
     def _enter(self, module: nn.Module, blocks: list[Any], args: Any, kwargs: Any) -> None:
-        """An outermost module is called."""
+        """Record what an outermost module is given."""
         self._step = self._step_of(module, bool(blocks))
         self._root(module)
         if self._step is None:
@@ -201,19 +209,19 @@ class Recorder:
                 self._coarsen(str(dtype).removeprefix("torch."))
         self._add("draws", self._named(module), (), torch.tensor(
             [zlib.crc32(torch.get_rng_state().numpy().tobytes())]), None)
-        self._sides = [*destinations(blocks[-1]), *sources(blocks[0])] if blocks else (
-            self._batch_sides)
+        self._rows = [*destinations(blocks[-1]), *sources(blocks[0])] if blocks else (
+            self._batch_nodes)
         if not blocks:
             return
-        sides = sources(blocks[0])
+        candidates = sources(blocks[0])
         for path, tensor in (*items_of(Tensor, (*args, kwargs)), *node_data(blocks[0])):
-            side = None if isinstance(tensor, EdgeRows) else side_of(
-                path, len(tensor) if tensor.dim() else -1, sides)
-            if side is not None:
-                self._add("input", self._named(module), path, tensor, side)
+            nodes = None if isinstance(tensor, EdgeRows) else nodes_of(
+                path, len(tensor) if tensor.dim() else -1, candidates)
+            if nodes is not None:
+                self._add("input", self._named(module), path, tensor, nodes)
 
     def _step_of(self, module: nn.Module, blocks: bool) -> str | None:
-        """Of which step an outermost call is, if it is to be recorded."""
+        """Return of which step an outermost call is, if it is to be recorded."""
         if torch.is_grad_enabled() and (module.training or not blocks):
             return None if self.record.steps else "training"
         if blocks:
@@ -228,47 +236,36 @@ class Recorder:
         return "evaluation before training" if self._batches == self._first_evaluated else None
 
     def _outputs(self, module: nn.Module, blocks: list[Any], output: Any) -> None:
-        """An outermost module returns."""
+        """Record what an outermost module returns."""
         for path, tensor in items_of(Tensor, output):
             if tensor.is_floating_point():
                 self._coarsen(dtype_name(tensor))
             if tensor.numel() == 1:
                 self._add("output", self._named(module), path, tensor, None)
             elif tensor.dim():
-                side = side_of(path, len(tensor), self._sides)
-                if side is not None:
-                    self._add("output", self._named(module), path, tensor, side)
+                nodes = nodes_of(path, len(tensor), self._rows)
+                if nodes is not None:
+                    self._add("output", self._named(module), path, tensor, nodes)
 
     def _layer(self, module: nn.Module, block: Any, output: Any) -> None:
-        """A module within the outermost one, that was given a block, returns."""
-        sides = destinations(block)
+        """Record what a module within the outermost one returns that was given a block."""
+        candidates = destinations(block)
         for path, tensor in items_of(Tensor, output):
-            side = side_of(path, len(tensor) if tensor.dim() else -1, sides)
-            if side is not None:
-                self._add("layer", self._named(module), path, tensor, side, layer_of(block))
+            nodes = nodes_of(path, len(tensor) if tensor.dim() else -1, candidates)
+            if nodes is not None:
+                self._add("layer", self._named(module), path, tensor, nodes, layer_of(block))
 
-    def _add(self, kind: str, name: str, path: tuple[Any, ...], tensor: Tensor, side: Side | None,
-             layer: int = 0) -> None:
+    def _add(self, kind: str, name: str, path: tuple[Any, ...], tensor: Tensor,
+             nodes: RowNodes | None, layer: int = 0) -> None:
+        """Record a tensor, at a path in what a module is given or returns; its rows by node id."""
         assert self._step is not None
-        words = [f"layer {layer}"] if layer else []
-        if side is not None:
-            words.append(f"node type '{side.ntype}'")
-        rest = [repr(p) for p in path if isinstance(p, str) and (
-            side is None or p != side.ntype)]
-        words += [f"argument {' '.join(rest)}"] if rest and kind == "input" else rest
-        places = [str(p) for p in path if isinstance(p, int)]
-        if kind == "input" and places:
-            words.append(f"argument {places[0]}" + (
-                f", tensor {places[1]}" if len(places) > 1 else ""))
-        elif places:
-            words.append(f"tensor {places[0]}")
-        key = Key(kind, name, ", ".join(words), self._step)
-        number = self._calls[(str(key), "")] = self._calls[(str(key), "")] + 1
-        if number > 1:
+        key = Key(kind, name, _detail(kind, path, nodes, layer), self._step)
+        self._calls[key] += 1
+        if (number := self._calls[key]) > 1:
             key = key._replace(detail=f"{key.detail}, call {number}")
-        values, ids = numbers(tensor), None
-        if side is not None:
-            values, ids = side.rows_of(values)
+        values, ids = values_of(tensor), None
+        if nodes is not None:
+            values, ids = nodes.rows_of(values)
         self.record.add(key, values, ids, dtype_name(tensor))
 
     def _coarsen(self, dtype: str) -> None:
@@ -285,7 +282,7 @@ class Recorder:
         count = sum(type(m).__name__ == kind for m in self._roots.values())
         name = f"{kind} {count + 1}" if count else kind
         self._roots[name] = module
-        self._kept.append(module)
+        self._alive.append(module)
         for path, child in module.named_modules():
             self._names.setdefault(id(child), f"{name}.{path}" if path else name)
         self.record.tables += [f"{self._named(m)}.weight" for m in module.modules()
@@ -293,7 +290,8 @@ class Recorder:
         named = [(f"{name}.{p}", parameter) for p, parameter in module.named_parameters()]
         for path, parameter in named:
             if not is_lazy(parameter):
-                self.record.add(Key("start", path), numbers(parameter), None, dtype_name(parameter))
+                self.record.add(Key("start", path), values_of(parameter), None,
+                                dtype_name(parameter))
         if not self.record.steps:
             fill_parameters(named)
 
@@ -317,10 +315,11 @@ class Recorder:
         self._backward += 1
         detail = f"backward pass {self._backward}" if self._backward > 1 else ""
         losses = [tensors] if isinstance(tensors, Tensor) else [*tensors]
-        for place, loss in enumerate(losses):
+        for position, loss in enumerate(losses):
             if loss.numel() == 1:
-                self.record.add(Key("loss", f"{place + 1}" if place else "", detail),
-                                numbers(loss).reshape(-1), None, dtype_name(loss))
+                self.record.add(Key("loss", f"{position + 1}" if position else "", detail),
+                                values_of(loss).reshape(-1), None, dtype_name(loss))
+        # Averaged within the pass, so what is recorded after it is what the optimizer steps by.
         result = original(tensors, *args, **kwargs)
         self._gradients(self._parameters(), detail)
         return result
@@ -330,48 +329,48 @@ class Recorder:
             if parameter.requires_grad:
                 grad = parameter.grad
                 self.record.add(Key("gradient", name, detail),
-                                None if grad is None else numbers(grad), None,
+                                None if grad is None else values_of(grad), None,
                                 dtype_name(parameter))
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
-        """A dense optimizer has stepped."""
+        """Record parameters after the first step of a dense optimizer."""
         self._settled = True
         if not self._batches or id(optimizer) in self._optimizers:
             return
         self._known(optimizer)
-        mine = {id(p) for group in optimizer.param_groups for p in group["params"]}
         names = {id(p): name for name, p in self._parameters()}
         number = len(self._optimizers)
         detail = f"optimizer {number}" if number > 1 else ""
-        for place, parameter in enumerate(
+        for position, parameter in enumerate(
                 p for group in optimizer.param_groups for p in group["params"]):
             name = names.get(id(parameter))
             if name is None:  # of a module that nobody called
-                name = f"{place} of optimizer {number}"
+                name = f"{position} of optimizer {number}"
                 self._gradients([(name, parameter)], detail)
-            if id(parameter) in mine:
-                self.record.add(Key("parameter", name, detail), numbers(parameter), None,
-                                dtype_name(parameter))
+            self.record.add(Key("parameter", name, detail), values_of(parameter), None,
+                            dtype_name(parameter))
 
     def _known(self, optimizer: Any) -> None:
         self._optimizers.add(id(optimizer))
-        self._kept.append(optimizer)
+        self._alive.append(optimizer)
         self.record.steps += 1
 
     def _look_up(self, original: Callable[..., Any], embedding: Any, ids: Any, *args: Any,
                  **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and not self.record.steps:
-            self._kept.append(embedding)
+            self._alive.append(embedding)
             self._looked_up.setdefault(id(embedding), []).append(torch.as_tensor(ids).cpu())
         return original(embedding, ids, *args, **kwargs)
 
     def _sparse_step(self, original: Callable[..., Any], optimizer: Any) -> None:
-        """A sparse optimizer steps, on all trainers alike; what it made is read when all have."""
+        """Let a sparse optimizer step, on all trainers alike, and record rows after it."""
         original(optimizer)
         self._settled = True
         if self._world is None or id(optimizer) in self._optimizers:
             return
         self._known(optimizer)
+        # Rows are pulled from their owners, who must have updated them, and must wait with the next
+        # step until all have read.
         self._world.barrier()
         for embedding in optimizer._params:
             looked_up = self._looked_up.get(id(embedding))
@@ -381,11 +380,11 @@ class Recorder:
             ids = ids[fewest(ids, ROWS)] if len(ids) > ROWS else ids
             state = optimizer._state[embedding.name]
             states = state if isinstance(state, tuple) else (state,)
-            where = torch.from_numpy(ids)
-            for place, tensor in enumerate(states):
-                self.record.add(Key("state", embedding.name, f"{place + 1} of {len(states)}"),
-                                numbers(tensor[where]), ids)
-            self.record.add(Key("row", embedding.name), numbers(embedding.weight[where]), ids)
+            rows = torch.from_numpy(ids)
+            for number, tensor in enumerate(states, 1):
+                self.record.add(Key("state", embedding.name, f"{number} of {len(states)}"),
+                                values_of(tensor[rows]), ids)
+            self.record.add(Key("row", embedding.name), values_of(embedding.weight[rows]), ids)
         self._world.barrier()
 
     def save(self) -> None:
@@ -394,13 +393,30 @@ class Recorder:
             self.record.save(self.directory)
 
 
+def _detail(kind: str, path: tuple[Any, ...], nodes: RowNodes | None, layer: int) -> str:
+    """Return words on which tensor it is, the same in both runs: the messages have them."""
+    words = [f"layer {layer}"] if layer else []
+    if nodes is not None:
+        words.append(f"node type '{nodes.ntype}'")
+    names = [repr(p) for p in path if isinstance(p, str) and (
+        nodes is None or p != nodes.ntype)]
+    words += [f"argument {' '.join(names)}"] if names and kind == "input" else names
+    positions = [str(p) for p in path if isinstance(p, int)]
+    if kind == "input" and positions:
+        words.append(f"argument {positions[0]}" + (
+            f", tensor {positions[1]}" if len(positions) > 1 else ""))
+    elif positions:
+        words.append(f"tensor {positions[0]}")
+    return ", ".join(words)
+
+
 def _note(names: list[str], name: str) -> None:
     if name not in names:
         names.append(name)
 
 
 def _around(original: Callable[..., Any], listener: Callable[..., Any]) -> Callable[..., Any]:
-    """A function or method that goes through a listener, which is given the original one."""
+    """Return a function that goes through a listener, which is given the original one."""
     def heard(*args: Any, **kwargs: Any) -> Any:
         return listener(original, *args, **kwargs)
     return own_hook(heard)

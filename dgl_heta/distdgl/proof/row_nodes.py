@@ -13,120 +13,119 @@ from dgl.heterograph import DGLBlock
 from torch import Tensor
 
 from dgl_heta.features.deferred import LazyRows, peek
+from dgl_heta.sampling.seeds import SeedShares
 
 
 @dataclass(frozen=True)
-class Side:
-    """The nodes of a type on one side of a block.
+class RowNodes:
+    """The nodes of a type among a block's sources or destinations.
 
     Attributes
     ----------
     ids : (rows,) int64.
-    whole : (rows,) bool, which rows' states are complete here; None for all. The states of other
+    complete : (rows,) bool, which rows' states are complete here; None for all. The states of other
         trainers' seeds that no edge reads on this machine may have any values.
     """
 
     ntype: str
     ids: np.ndarray
-    whole: np.ndarray | None = None
+    complete: np.ndarray | None = None
 
     def rows_of(self, values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The rows that are complete, and their ids."""
-        return (values, self.ids) if self.whole is None else (
-            values[self.whole], self.ids[self.whole])
+        """Return the rows that are complete, and their ids."""
+        return (values, self.ids) if self.complete is None else (
+            values[self.complete], self.ids[self.complete])
 
 
 def layer_of(block: Any) -> int:
-    """The layer of a block that a loader made, 1 … number of layers; 0 for any other block."""
+    """Return the layer of a block that a loader made, 1 …; 0 for any other block."""
     layer = getattr(block, "layer", None)
     if layer is not None:
         return int(layer.block.layer)
     return int(getattr(block, "heta_layer", 0))
 
 
-def sources(block: DGLBlock) -> list[Side]:
-    """The source side of a block, type by type."""
-    return _sides(block, block.srctypes, block.srcnodes, _whole_sources)
+def sources(block: DGLBlock) -> list[RowNodes]:
+    """Return the sources of a block, type by type."""
+    return _with_ids(block, block.srctypes, block.srcnodes, _complete_sources)
 
 
-def destinations(block: DGLBlock) -> list[Side]:
-    """The destination side of a block, type by type."""
-    return _sides(block, block.dsttypes, block.dstnodes, _whole_destinations)
+def destinations(block: DGLBlock) -> list[RowNodes]:
+    """Return the destinations of a block, type by type."""
+    return _with_ids(block, block.dsttypes, block.dstnodes, _complete_destinations)
 
 
 def node_data(block: DGLBlock) -> Iterator[tuple[tuple[Any, ...], Tensor]]:
-    """What a script has put on the source nodes of a block, by type and name."""
+    """Yield what a script has put on the source nodes of a block, by type and name."""
     for t in block.srctypes:
         for name, column in block.srcnodes[t].data.items():
             if name not in (dgl.NID, "_N"):
                 yield (t, name), column
 
 
-def side_of(path: Sequence[Any], rows: int, sides: Sequence[Side]) -> Side | None:
-    """The first side of so many rows, of the node type that the path to a tensor names, if any."""
-    named = [side for side in sides if side.ntype in path]
-    for side in named or sides:
-        if len(side.ids) == rows:
-            return side
+def nodes_of(path: Sequence[Any], rows: int, candidates: Sequence[RowNodes]) -> RowNodes | None:
+    """Return the first candidate of so many rows, of the type that a tensor's path names, if any.
+    """
+    named = [nodes for nodes in candidates if nodes.ntype in path]
+    for nodes in named or candidates:
+        if len(nodes.ids) == rows:
+            return nodes
     return None
 
 
-def numbers(tensor: Tensor) -> np.ndarray:
-    """The values of a tensor as it is now; rows that wait for their values go on waiting."""
+def values_of(tensor: Tensor) -> np.ndarray:
+    """Return a tensor's values as they are now; rows that wait for theirs go on waiting."""
     value = tensor.detach()
     if isinstance(tensor, LazyRows) and tensor.waits:
         value = peek(tensor)
     value = (value.to_dense() if value.layout != torch.strided else value).cpu()
+    # NumPy has no bfloat16, and float16 is compared by its own tolerance, in single precision.
     if value.dtype in (torch.bfloat16, torch.float16):
         value = value.float()
     if isinstance(value, LazyRows):
         value = value.value(keep=False)
-    found: np.ndarray = value.numpy()
-    return found.copy()
+    values: np.ndarray = value.numpy()
+    return values.copy()  # the script may write to the tensor in place
 
 
 def dtype_name(tensor: Tensor) -> str:
-    """The dtype of a tensor, as `float32`."""
+    """Return the dtype of a tensor, as `float32`."""
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def _sides(block: DGLBlock, ntypes: Sequence[str], nodes: Any,
-           whole: Callable[[Any, str, int], np.ndarray | None]) -> list[Side]:
-    """Those of one side that have nodes with ids."""
-    found = {t: _ids(nodes[t].data) for t in ntypes}
-    return [Side(t, ids, whole(block, t, len(ids))) for t, ids in found.items()
-            if ids is not None and len(ids)]
+def _with_ids(block: DGLBlock, ntypes: Sequence[str], nodes: Any,
+              complete: Callable[[Any, str, int], np.ndarray | None]) -> list[RowNodes]:
+    """Return the nodes of the types that have ids."""
+    ids = {t: nodes[t].data[dgl.NID].cpu().numpy() for t in ntypes if dgl.NID in nodes[t].data}
+    return [RowNodes(t, of_type, complete(block, t, len(of_type)))
+            for t, of_type in ids.items() if len(of_type)]
 
 
-def _ids(data: Any) -> np.ndarray | None:
-    if dgl.NID not in data:
-        return None
-    ids: np.ndarray = data[dgl.NID].cpu().numpy()
-    return ids
-
-
-def _whole_destinations(block: Any, ntype: str, rows: int) -> np.ndarray | None:
+def _complete_destinations(block: Any, ntype: str, rows: int) -> np.ndarray | None:
     layer = getattr(block, "layer", None)
     if layer is None or layer.block.last:
         return None
     reads = layer.block.reads.get(ntype)
     if reads is None:
         return None
-    shares = layer.block.seeds[ntype]
-    whole = np.ones(rows, bool)
-    whole[shares.own:shares.total] = False
-    whole[reads.rows.numpy()] = True
-    return whole
+    complete = _but_others_seeds(layer.block.seeds[ntype], rows)
+    complete[reads.rows.numpy()] = True
+    return complete
 
 
-def _whole_sources(block: Any, ntype: str, rows: int) -> np.ndarray | None:
+def _complete_sources(block: Any, ntype: str, rows: int) -> np.ndarray | None:
     layer = getattr(block, "layer", None)
     if layer is None or not layer.block.own_states or ntype not in layer.block.seeds:
         return None
-    shares = layer.block.seeds[ntype]
-    whole = np.ones(rows, bool)
-    whole[shares.own:shares.total] = False
+    complete = _but_others_seeds(layer.block.seeds[ntype], rows)
     for edges in layer.block.edges:
         if edges.relation.src == ntype:
-            whole[edges.indices.cpu().numpy()] = True
-    return whole
+            complete[edges.indices.cpu().numpy()] = True
+    return complete
+
+
+def _but_others_seeds(shares: SeedShares, rows: int) -> np.ndarray:
+    """Return bool (rows,), false for other trainers' seeds."""
+    complete = np.ones(rows, bool)
+    complete[shares.own:shares.total] = False
+    return complete

@@ -23,8 +23,8 @@ from dgl.distributed.dist_tensor import DistTensor
 from torch import Tensor
 
 from dgl_heta.distdgl.batch_ids import bare
+from dgl_heta.distdgl.rows.embedding_steps import step
 from dgl_heta.distdgl.rows.embedding_table import Table
-from dgl_heta.distdgl.rows.sparse_optimizers import step
 from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.state import state_of
@@ -33,7 +33,11 @@ from dgl_heta.system.patching import patch_all, plain
 
 
 def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
-    """`DistEmbedding.__call__`."""
+    """Return rows of an embedding by node id, as `DistEmbedding.__call__` does.
+
+    With gradients enabled they are leaves of autograd, and DGL's trace of the embedding has them
+    until the next step of a sparse optimizer, with the trainers whose batches have each row.
+    """
     table: Table = embedding.heta
     reading = table.session.reading
     if reading is not None:  # a copy of a module, for a proof
@@ -42,11 +46,14 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
     with table.session.scope.aside():
         rows = table.read(index).to(device, non_blocking=True)
     if torch.is_grad_enabled():
+        # Leaves, as in DGL: a sparse optimizer reads their `grad` from the trace. No gradient of
+        # rows is reduced by a module wrapper.
         rows.requires_grad_()
         rows.heta_rows = True  # type: ignore[attr-defined]
         with table.session.scope.aside():
             readers = table.session.handed.readers(table.ntype, index)
         if readers is not None:
+            # Rows of other trainers' batches are read here, too. A loss of theirs alone is theirs.
             table.session.scope.learn(rows, table.ntype, readers.others)
         embedding._trace.append((bare(index).to("cpu"), rows, readers and readers.bits))
     table.session.scope.read(rows, bare(index), lambda ids: table.read(ids).to(device))
@@ -54,8 +61,10 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
 
 
 def _open(embedding: Any) -> None:
-    """Called for every new DistEmbedding: takes over those of nodes of the graph's types."""
+    """Take over a new DistEmbedding, if it is of nodes of the meta-partitioned graph."""
     session, policy = current(), embedding._tensor.part_policy
+    # Of edges, and of node types that a script makes up, all is DGL's own; so it is in reference
+    # mode, which shows what DGL computes.
     embedding.heta = None
     if session is None or session.reference or not policy.policy_str.startswith("node~"):
         return
@@ -83,14 +92,16 @@ def _call(original: Any) -> Any:
 
 def _step(original: Any) -> Any:
     def sparse_step(self: Any) -> None:
-        ours = [e for e in self._params if getattr(e, "heta", None) is not None]
-        if not ours:
+        of_graph = [e for e in self._params if getattr(e, "heta", None) is not None]
+        if not of_graph:
             apart = state_of(Optimizers).uneven
             original(self) if apart is None else apart.step(self)
             return
-        clean, others = self._clean_grad, [e for e in self._params if e not in ours]
-        step(self, ours)
+        clean, others = self._clean_grad, [e for e in self._params if e not in of_graph]
+        step(self, of_graph)
         if others:
+            # DGL's own step is for those of other graphs alone. It reads and resets
+            # `_clean_grad`, which ours has reset.
             everything, self._params, self._clean_grad = self._params, others, clean
             try:
                 original(self)
@@ -99,7 +110,7 @@ def _step(original: Any) -> Any:
     return sparse_step
 
 
-def _made(original: Any) -> Any:
+def _init_optimizer(original: Any) -> Any:
     def __init__(self: Any, params: Any, lr: float) -> None:
         original(self, params, lr)
         state_of(Optimizers).optimizers.append(self)
@@ -109,7 +120,7 @@ def _made(original: Any) -> Any:
 PATCHES = (
     *patch_all(homes("DistEmbedding", "__init__"), _init, "learnable features"),
     *patch_all(homes("DistEmbedding", "__call__"), _call, "learnable features"),
-    *patch_all(homes("DistSparseGradOptimizer", "__init__"), _made,
+    *patch_all(homes("DistSparseGradOptimizer", "__init__"), _init_optimizer,
                "steps of trainers that have unequal numbers of them"),
     *patch_all(homes("DistSparseGradOptimizer", "step"), _step,
                "learnable features; steps of trainers that have unequal numbers of them"),

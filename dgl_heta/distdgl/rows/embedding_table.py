@@ -1,4 +1,4 @@
-"""The rows of a DistEmbedding as one trainer has them: own ones, others', and copies of these."""
+"""The rows of a DistEmbedding that a trainer reads: its machine's, others', copies of others'."""
 
 from __future__ import annotations
 
@@ -35,10 +35,12 @@ class Table:
         check_trainers(session.world.size, "DistEmbedding on a meta-partitioned graph takes at "
                        "most {most} trainers; there are {count}")
         users = session.users(ntype)
-        self.own = users == [session.world.rank]
+        self.exclusive = users == [session.world.rank]
         """Whether no other trainer's batches have rows of it."""
         self.shared = len(users) > 1
         self.replica = session.settings.train.learnable == "replica" and self.shared
+        # The machine that has a row in shared memory goes by DistDGL's partition book, whose ids of
+        # a type are contiguous by part.
         book = self._tensor.part_policy.partition_book
         bounds = [0]
         for part in range(book.num_partitions()):
@@ -52,7 +54,7 @@ class Table:
         self._pulled = np.zeros(count if self.replica else 0, bool)
 
     def read(self, index: Tensor) -> Tensor:
-        """Rows by node id, (ids, width) float32."""
+        """Return rows by node id, (ids, width) float32."""
         ids = bare(index).to("cpu", torch.int64).numpy()
         check_ids(ids, self.count)
         inside = (ids >= self.low) & (ids < self.high)
@@ -61,6 +63,7 @@ class Table:
         if not self.replica:
             return self._pull(self._tensor, torch.from_numpy(ids))
         copies = self.copies("value", self.local(self._tensor))
+        # A replica's first value is the owner's; after that this trainer updates its copy itself.
         missing = np.unique(ids[~inside & ~self._pulled[ids]])
         if len(missing):
             copies[missing] = self._pull(self._tensor, torch.from_numpy(missing)).numpy()
@@ -70,24 +73,24 @@ class Table:
         return torch.from_numpy(rows)
 
     def owners_rows(self, index: Tensor) -> Tensor:
-        """Rows by node id as their owners have them, (ids, width) float32."""
+        """Return rows by node id as their owners have them, (ids, width) float32."""
         return self._pull(self._tensor, bare(index).to("cpu", torch.int64)) if self.replica else (
             self.read(index))
 
     def copies(self, name: str, like: np.ndarray) -> np.ndarray:
-        """This trainer's copies of rows that others own; only touched ones cost memory."""
+        """Return this trainer's copies of rows that others own; only touched ones cost memory."""
         if name not in self._copies:
             self._copies[name] = np.zeros((self.count, *like.shape[1:]), like.dtype)
         return self._copies[name]
 
     def local(self, tensor: Any) -> np.ndarray:
-        """The rows of a DistTensor of this type that this machine owns, in shared memory."""
+        """Return the rows of a DistTensor that this machine owns, in shared memory."""
         rows: np.ndarray = tensor.local_partition.numpy()
         return rows
 
     @property
     def slots(self) -> np.ndarray:
-        """Scratch of :func:`dgl_heta.features.row_kernels.sum_rows`."""
+        """Return scratch of :func:`dgl_heta.features.row_kernels.sum_rows`, int32 (count,)."""
         if self._slots is None:
             self._slots = np.full(self.count, -1, np.int32)
         return self._slots

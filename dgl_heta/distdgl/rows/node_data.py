@@ -21,10 +21,10 @@ from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.edge_ids import EdgeIds
 from dgl_heta.distdgl.blocks.edge_rows import rows_by_ids
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import lazy_rows, peek
 from dgl_heta.features.row_files import RowSource, open_rows
 from dgl_heta.features.row_kernels import check_ids, gather_rows
@@ -52,7 +52,7 @@ class _Cached:
 
 
 def totensor(index: Any) -> Tensor:
-    """What a DistTensor is indexed by, as DGL takes it: a tensor, an array, a list or a slice."""
+    """Return what a DistTensor is indexed by as DGL takes it: a tensor, array, list or slice."""
     if isinstance(index, Tensor):
         return index
     ids: Tensor = toindex(index).tousertensor()
@@ -60,30 +60,63 @@ def totensor(index: Any) -> Tensor:
 
 
 def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor | None:
-    """Rows of a DistTensor that holds node data of the graph; None if it is not ours to read."""
-    array = session.rows(tensor._name) if session is not None else None
-    if array is None and tensor._name not in state_of(_Cached).names:
+    """Return rows of a DistTensor that holds node data of the graph; None if DGL is to read them.
+
+    They come from the cache, or from this machine's store.
+    """
+    array = None if session is None else session.rows(tensor._name)
+    if not _is_node_data(tensor, array):
         return None
-    if array is not None and tensor.dtype not in _known(array):
+    ids = _row_ids(tensor, index)
+    if ids is None:
         return None
+    rows = _of_cache(tensor, array, ids, pull)
+    if rows is None and session is not None and array is not None:
+        rows = _of_store(tensor, array, ids, session.settings.train.lazy_features)
+    return rows
+
+
+def _is_node_data(tensor: Any, array: np.ndarray | None) -> bool:
+    """Return whether a DistTensor is node data of the graph that is open.
+
+    `array` is what the store has under its name. A script may make a DistTensor of the same name
+    with another dtype, which is its own.
+    """
+    if array is None:
+        return tensor._name in state_of(_Cached).names
+    return tensor.dtype in _dtypes_served(array)
+
+
+def _row_ids(tensor: Any, index: Any) -> np.ndarray | None:
+    """Return row ids (int64), checked; None for a mask or several dimensions, which DGL reads."""
     ids = totensor(index)
     if ids.dtype == torch.bool or ids.dim() != 1:
         return None
-    numbers = ids.to(torch.int64).numpy()
-    check_ids(numbers, tensor.shape[0])
+    numbers: np.ndarray = ids.to(torch.int64).numpy()
+    check_ids(numbers, tensor.shape[0])  # compiled kernels do not
+    return numbers
+
+
+def _of_cache(tensor: Any, array: np.ndarray | None, ids: np.ndarray, pull: Pull
+              ) -> Tensor | None:
+    """Return rows by the cache; None where it has not this DistTensor."""
     cache = _cache_in_force()
-    if cache is not None and _cacheable(tensor):
-        if tensor._name not in cache:
-            cache.add(tensor._name, *(_pulled(tensor, pull) if array is None else _stored(array)))
-        rows = cache.read(tensor._name, numbers)
-        return rows.view(len(ids), *tensor.shape[1:]).to(tensor.dtype)
-    if array is None or session is None:
+    if cache is None or not _cacheable(tensor):
         return None
-    if session.settings.train.lazy_features and _cacheable(tensor):
-        waiting = lazy_rows(array, numbers)
+    if tensor._name not in cache:
+        cache.add(tensor._name, *(_pulled(tensor, pull) if array is None else _stored(array)))
+    rows = cache.read(tensor._name, ids)
+    return rows.view(len(ids), *tensor.shape[1:]).to(tensor.dtype)
+
+
+def _of_store(tensor: Any, array: np.ndarray, ids: np.ndarray, lazy: bool) -> Tensor:
+    """Return rows of an array of the store; with `lazy` ones that are read when they are used."""
+    if lazy and _cacheable(tensor):
+        # A script that reads features of all types uses some of them on other machines alone.
+        waiting = lazy_rows(array, ids)
         if waiting is not None and waiting.dtype == tensor.dtype:
             return waiting
-    rows = torch.from_numpy(gather_rows(array.reshape(len(array), -1), numbers))
+    rows = torch.from_numpy(gather_rows(array.reshape(len(array), -1), ids))
     return rows.view(len(ids), *array.shape[1:]).to(tensor.dtype)
 
 
@@ -96,17 +129,13 @@ def refuse_write(session: Session | None, tensor: Any) -> None:
         The DistTensor holds an array of the graph.
     """
     if session is not None and session.rows(tensor._name) is not None:
-        raise HetaError(f"'{tensor.name}' belongs to the meta-partitioned graph and is read from "
-                        "its store on every machine, so it cannot be written; create a "
-                        "dgl.distributed.DistTensor for results")
+        refuse("writes to node data", name=tensor.name)
     if tensor._name in state_of(_Cached).names and _cacheable(tensor):
-        raise HetaError(f"'{tensor.name}' belongs to the graph, and trainers may have cached rows "
-                        "of it (cache.policy), which would not see what is written; use "
-                        "cache.policy=none, or create a dgl.distributed.DistTensor for results")
+        refuse("writes to cached node data", name=tensor.name)
 
 
 def open_graph(graph: Any) -> None:
-    """A graph that DGL partitioned was opened: its node data may be cached."""
+    """Note the node data of a graph that DGL partitioned, which may be cached from now on."""
     names = state_of(_Cached).names
     names.clear()
     if selected().cache.policy == "none":
@@ -117,27 +146,27 @@ def open_graph(graph: Any) -> None:
 
 
 def _cache_in_force() -> ObservingCache | None:
-    """The cache of this process, made when it is first needed; None where none is wanted."""
+    """Return the cache of this process, made at the first call; None where none is wanted."""
     state, cache = state_of(_Cached), selected().cache
     if cache.policy == "none":
         return None
     if state.cache is None:
         sharers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        state.cache = made = ObservingCache(
+        state.cache = ObservingCache(
             plugins().get("cache policy", cache.policy),
             capacity_bytes(cache.capacity_mb, _CPU, sharers),
             batches=cache.batches, gate=cache.gate)
-        atexit.register(made.tell)
+        atexit.register(state.cache.tell)
     return state.cache
 
 
 def _cacheable(tensor: Any) -> bool:
-    """Features: rows of floating point numbers; not labels and masks."""
+    """Return whether they are features: rows of floats; not labels and masks."""
     return len(tensor.shape) >= 2 and tensor.dtype in (torch.float16, torch.float32, torch.float64)
 
 
 def _pulled(tensor: Any, pull: Pull) -> tuple[RowSource, np.ndarray]:
-    """Rows that are pulled; those of other machines are the ones to cache."""
+    """Return a source of rows that are pulled, and the rows to cache: other machines'."""
     source = called_rows(tensor.shape[0], tensor.shape[1:], tensor.dtype,
                          lambda ids: pull(tensor, ids))
     assert source is not None
@@ -147,14 +176,14 @@ def _pulled(tensor: Any, pull: Pull) -> tuple[RowSource, np.ndarray]:
 
 
 def _stored(array: np.ndarray) -> tuple[RowSource]:
-    """Rows of this machine's store, read as the settings say."""
+    """Return a source of rows of this machine's store, read as the settings say."""
     flat = array.reshape(len(array), -1)
     return (open_rows({"rows": flat}, selected().cache.reads,
                       fit_in_memory(array.nbytes))["rows"],)
 
 
-def _known(array: Any) -> set[torch.dtype]:
-    """Types under which the key-value store may hold an array: bool becomes uint8 there."""
+def _dtypes_served(array: np.ndarray) -> set[torch.dtype]:
+    """Return under which dtypes the key-value store may have an array: bool becomes uint8."""
     dtype = torch.from_numpy(array[:0].copy()).dtype
     return {dtype, torch.uint8} if dtype == torch.bool else {dtype}
 
@@ -168,12 +197,15 @@ def _getitem(original: Any) -> Any:
         if rows is None:
             rows = original(tensor, idx)
         if session is not None and session.reading is not None and rows.is_floating_point():
-            return peek(rows).to(session.reading.dtype)  # a copy of a module, for a proof
+            # A proof runs a copy of a module, in its own dtype; it must not make the script's rows
+            # wait less than they do.
+            return peek(rows).to(session.reading.dtype)
         return rows
 
     def __getitem__(self: Any, idx: Any) -> Any:
         if isinstance(idx, EdgeIds):
             return rows_by_ids(idx, self, lambda ids: self[ids])
+        # DGL's kernels take ordinary tensors alone, not ids that know their batch.
         idx, session = bare(idx), current()
         if session is None:
             return rows_of(self, idx)

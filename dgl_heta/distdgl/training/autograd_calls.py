@@ -1,4 +1,9 @@
-"""What a script asks of autograd: backward passes through exchanges."""
+"""A script's calls of autograd and of collectives, where gradients are in parts on trainers.
+
+Within a model a gradient is this machine's part: the parts are summed where relations merge, in the
+backward pass of an exchange. So exchanges must run backward in one order on all trainers, and a
+script must not look at a gradient in between.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +17,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from dgl_heta.distdgl.autograd.dependence import carried
 from dgl_heta.distdgl.autograd.partial_gradients import is_part, summed
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.watchdog import at
-from dgl_heta.errors import HetaError
 from dgl_heta.nn.gradient_hub import check_views
 from dgl_heta.system.patching import patch_all
 
@@ -26,8 +31,10 @@ def _backward(original: Any) -> Any:
         if session is None:
             original(*args, **kwargs)
         else:
-            given = kwargs.get("inputs")
-            check_views(() if given is None else [given] if isinstance(given, Tensor) else given)
+            inputs = kwargs.get("inputs")
+            check_views(() if inputs is None else [inputs] if isinstance(inputs, Tensor) else
+                        inputs)
+            # What runs inside the pass is ours, and no use of rows by the script.
             with session.scope.aside():
                 session.chains.backward(original, *args, **kwargs)
     return backward
@@ -49,9 +56,7 @@ def _looked_at(original: Any) -> Any:
         session = current()
         if session is not None and not self.is_leaf and session.group.size > 1 and (
                 session.chains.under_way and session.chains.checking):
-            raise HetaError(f"{original.__name__} on a tensor inside a model would see this "
-                            "machine's part of its gradient alone; use it on what the model "
-                            "returns")
+            refuse("look at a gradient inside a model", call=original.__name__)
         if session is not None and args and callable(args[0]):
             args = (_but_in_checks(args[0], session), *args[1:])
         return original(self, *args, **kwargs)
@@ -59,7 +64,9 @@ def _looked_at(original: Any) -> Any:
 
 
 def _but_in_checks(hook: Any, session: Any) -> Any:
-    """A script's hook, which is not called where gradients are computed to look at them."""
+    """Return a script's hook that is not called where gradients are computed to look at them."""
+    # The loss's dependence on rows is found by gradients of a cut graph (autograd.loss_scope): a
+    # hook that counts or prints must not see those.
     @functools.wraps(hook)
     def call(grad: Any) -> Any:
         return None if session.chains.cut else hook(grad)
@@ -77,9 +84,11 @@ def _summing(original: Any) -> Any:
     def reduce(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         session = current()
         if session is not None and is_part(tensor):
-            given = _signature(original).bind(tensor, *args, **kwargs).arguments
-            group: Any = given.get("group") or dist.group.WORLD
-            summed(tensor, given.get("op", dist.ReduceOp.SUM),
+            # The script averages itself: a gradient in parts is whole once it is summed over all
+            # trainers of the group.
+            arguments = _signature(original).bind(tensor, *args, **kwargs).arguments
+            group: Any = arguments.get("group") or dist.group.WORLD
+            summed(tensor, arguments.get("op", dist.ReduceOp.SUM),
                    {*session.group.ranks} <= {*dist.get_process_group_ranks(group)})
         return original(tensor, *args, **kwargs)
     return reduce

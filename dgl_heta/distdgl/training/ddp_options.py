@@ -6,8 +6,8 @@ What does not change a result is taken; what does is honoured, or refused by nam
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -15,11 +15,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map
 
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import InputError
 from dgl_heta.system.patching import patch_all
 
 _CLASS = "DistributedDataParallel"
+_AVERAGING = "gradients averaged another way"
 REFUSED = {
     "_register_builtin_comm_hook": "gradients would be averaged another way",
     "_register_buffer_comm_hook": "buffers would be sent another way",
@@ -42,31 +43,12 @@ def take_options(parallel: Any, module: nn.Module, original: Any, args: Any, kwa
     bound = inspect.signature(original).bind(parallel, module, *args, **kwargs)
     bound.apply_defaults()
     given = bound.arguments
-    for name in ("delay_all_reduce_named_params", "param_to_hook_all_reduce", "mixed_precision"):
-        if given[name] is not None:
-            raise _refused(f"with {name}", "gradients would be averaged another way; leave it out")
-    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-    if ignored:
-        raise _refused(f"with parameters to ignore ({min(ignored)})",
-                       "all are averaged; freeze them, or leave them out of the module")
-    group = given["process_group"]
-    mesh = given["device_mesh"]
-    if mesh is not None:
-        group = mesh.get_group(mesh_dim=0)
-    if group is not None and dist.get_world_size(group) != dist.get_world_size():
-        raise _refused("with a process_group of some trainers",
-                       "gradients are averaged over all trainers; leave it out")
+    _check_averaging(module, given)
+    _check_devices(module, given)
     devices = {p.device for p in module.parameters()}
-    chosen = list(given["device_ids"] or ())
-    if len(chosen) > 1:
-        raise ValueError("device_ids can only be None or contain a single element.")
-    if (chosen or given["output_device"]) and {d.type for d in devices} == {"cpu"}:
-        raise ValueError(
-            "DistributedDataParallel device_ids and output_device arguments only work with "
-            "single-device/multiple-device GPU modules or CPU modules, but got device_ids "
-            f"{chosen}, output_device {given['output_device']}, and module parameters {devices}.")
+    group = _group(given)
     parallel.device_ids = [torch.device("cuda", d) if isinstance(d, int) else torch.device(d)
-                           for d in chosen] or None
+                           for d in given["device_ids"] or ()] or None
     parallel.output_device = given["output_device"]
     parallel.device = next(iter(devices), torch.device("cpu"))
     parallel.device_type, parallel.dim = parallel.device.type, given["dim"]
@@ -80,8 +62,42 @@ def take_options(parallel: Any, module: nn.Module, original: Any, args: Any, kwa
         setattr(parallel, name, given[name])
 
 
+def _group(given: Mapping[str, Any]) -> Any:
+    mesh = given["device_mesh"]
+    return given["process_group"] if mesh is None else mesh.get_group(mesh_dim=0)
+
+
+def _check_averaging(module: nn.Module, given: Mapping[str, Any]) -> None:
+    """Refuse arguments that change which gradients are averaged over whom, or how."""
+    for name in ("delay_all_reduce_named_params", "param_to_hook_all_reduce", "mixed_precision"):
+        if given[name] is not None:
+            refuse(_AVERAGING, what=f"with {name}",
+                   why="gradients would be averaged another way; leave it out")
+    ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+    if ignored:
+        refuse(_AVERAGING, what=f"with parameters to ignore ({min(ignored)})",
+               why="all are averaged; freeze them, or leave them out of the module")
+    group = _group(given)
+    if group is not None and dist.get_world_size(group) != dist.get_world_size():
+        refuse(_AVERAGING, what="with a process_group of some trainers",
+               why="gradients are averaged over all trainers; leave it out")
+
+
+def _check_devices(module: nn.Module, given: Mapping[str, Any]) -> None:
+    """Refuse devices as DistributedDataParallel does, in its words."""
+    devices = {p.device for p in module.parameters()}
+    chosen = list(given["device_ids"] or ())
+    if len(chosen) > 1:
+        raise ValueError("device_ids can only be None or contain a single element.")
+    if (chosen or given["output_device"]) and {d.type for d in devices} == {"cpu"}:
+        raise ValueError(
+            "DistributedDataParallel device_ids and output_device arguments only work with "
+            "single-device/multiple-device GPU modules or CPU modules, but got device_ids "
+            f"{chosen}, output_device {given['output_device']}, and module parameters {devices}.")
+
+
 def on_device(parallel: Any, inputs: Any) -> Any:
-    """Arguments on the module's device, where `device_ids` names one."""
+    """Return arguments on the module's device, where `device_ids` names one."""
     if not parallel.device_ids:
         return inputs
     (device,) = parallel.device_ids
@@ -90,7 +106,7 @@ def on_device(parallel: Any, inputs: Any) -> Any:
 
 @contextmanager
 def unsynchronized(parallel: Any) -> Iterator[None]:
-    """Gradients of what is computed meanwhile accumulate without being averaged."""
+    """Let gradients of what is computed meanwhile accumulate without being averaged."""
     before, parallel.require_backward_grad_sync = parallel.require_backward_grad_sync, False
     try:
         yield
@@ -98,46 +114,48 @@ def unsynchronized(parallel: Any) -> Iterator[None]:
         parallel.require_backward_grad_sync = before
 
 
-def _refused(what: str, why: str) -> InputError:
-    return InputError(f"{_CLASS} {what} cannot be used with a module wrapper of dgl-heta: {why}")
-
-
-def _refusing(name: str, why: str) -> Any:
+def on_wrapped(method: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Return what makes a patch of a method: `method` on modules that a wrapper of ours serves."""
     def make(original: Any) -> Any:
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if self.__dict__.get("heta") is None:
-                return original(self, *args, **kwargs)
-            raise _refused(f"with {name}", why)
-        return method
+        def patched(self: Any, *args: Any, **kwargs: Any) -> Any:
+            # Looked up in the instance: attributes of a module that has not been made yet fail.
+            served = self.__dict__.get("heta") is not None
+            return (method if served else original)(self, *args, **kwargs)
+        return patched
     return make
 
 
-def _comm_hook(original: Any) -> Any:
-    def register_comm_hook(self: Any, state: Any, hook: Any) -> None:
-        if self.__dict__.get("heta") is None:
-            return original(self, state, hook)
-        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-
-        if hook is allreduce_hook and (state is None or dist.get_world_size(state) == (
-                dist.get_world_size())):
-            return None  # what is done without it
-        raise _refused("with register_comm_hook", "gradients would be averaged another way; leave "
-                       "the hook out")
-    return register_comm_hook
+def _refusing(name: str, why: str) -> Callable[[Any], Any]:
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        refuse(_AVERAGING, what=f"with {name}", why=why)
+    return on_wrapped(method)
 
 
-def _static_graph(original: Any) -> Any:
-    def _set_static_graph(self: Any) -> None:
-        if self.__dict__.get("heta") is None:
-            original(self)
-        self.static_graph = True
-    return _set_static_graph
+def _register_comm_hook(self: Any, state: Any, hook: Any) -> None:
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    whole = state is None or dist.get_world_size(state) == dist.get_world_size()
+    if hook is not allreduce_hook or not whole:  # that is what is done without it
+        refuse(_AVERAGING, what="with register_comm_hook",
+               why="gradients would be averaged another way; leave the hook out")
 
 
+def _set_static_graph(self: Any) -> None:
+    self.static_graph = True
+
+
+def _join(self: Any, *args: Any, **kwargs: Any) -> Any:
+    return nullcontext()
+
+
+_NO_REDUCER = "there is no reducer"
 PATCHES = (
-    *patch_all(homes(_CLASS, "register_comm_hook"), _comm_hook,
+    *patch_all(homes(_CLASS, "train"), on_wrapped(nn.Module.train), _NO_REDUCER),
+    *patch_all(homes(_CLASS, "no_sync"), on_wrapped(unsynchronized), _NO_REDUCER),
+    *patch_all(homes(_CLASS, "join"), on_wrapped(_join), _NO_REDUCER),
+    *patch_all(homes(_CLASS, "register_comm_hook"), on_wrapped(_register_comm_hook),
                "refuse what would average another way"),
-    *patch_all(homes(_CLASS, "_set_static_graph"), _static_graph, "there is no reducer"),
+    *patch_all(homes(_CLASS, "_set_static_graph"), on_wrapped(_set_static_graph), _NO_REDUCER),
     *(patch for name, why in REFUSED.items() for patch in patch_all(
         homes(_CLASS, name), _refusing(name, why), "refuse it by name")),
 )

@@ -49,18 +49,16 @@ def end() -> None:
     """
     ending = state_of(_Ending)
     waiting, ending.wrapped = ending.wrapped, []
-    together = [world for wrapped, world in waiting
-                if type(wrapped).finish is not WrappedModule.finish and world.size > 1]
-    if together:
+    if any(type(wrapped).finish is not WrappedModule.finish and world.size > 1
+           for wrapped, world in waiting):
         _meet(selected().run.timeout_s)
     for wrapped, _ in waiting:
         wrapped.finish()
 
 
 def _leave() -> None:
-    """At exit without `dgl-heta run`: a script that failed does not finish, and one that could not
-    finish has failed."""
-    if hasattr(sys, "last_value"):
+    """Finish at exit, without `dgl-heta run`; a script that could not finish has failed."""
+    if hasattr(sys, "last_value"):  # of an error that ended the script: the others must not wait
         return
     try:
         end()
@@ -78,21 +76,23 @@ def _meet(timeout_s: float) -> None:
                         "cannot finish together; leave it to torch.distributed."
                         "destroy_process_group, or to the end of the script")
     store, size = dist.distributed_c10d._get_default_store(), dist.get_world_size()
+    # A counter in the store, not a barrier: a trainer that waits in a collective cannot tell who
+    # is missing, and a failed one would leave it there.
     key, start, pause = "dgl-heta ended", time.monotonic(), 0.0005
-    here = store.add(key, 1)
-    while here < size:
+    ended = store.add(key, 1)
+    while ended < size:
         if time.monotonic() - start > timeout_s:
-            raise HetaError(f"trainer {dist.get_rank()} has ended, but {size - here} of {size} "
+            raise HetaError(f"trainer {dist.get_rank()} has ended, but {size - ended} of {size} "
                             f"trainers have not after {timeout_s:g} s, so they cannot finish "
                             "together (run.timeout_s)")
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-        here = store.add(key, 0)
+        ended = store.add(key, 0)
 
 
 def _destroy(original: Any) -> Any:
     def destroy_process_group(group: Any = None) -> None:
-        if group is None and sys.exc_info()[0] is None:
+        if group is None and sys.exc_info()[0] is None:  # in no `finally` after an error
             end()
         original(group)
     return destroy_process_group

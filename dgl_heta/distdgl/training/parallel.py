@@ -4,12 +4,17 @@ On a meta-partitioned graph that is the selected wrapper, `raf` if none is; its 
 called at the end of every backward pass, also for parameters that a trainer's relations do not use.
 On parts that DGL made it is the wrapper that `train.wrapper` names, if that serves any graph; else
 DistributedDataParallel stays as it is.
+
+Who divides a gradient: nobody before the end of the backward pass. Each trainer accumulates its
+part there, of the losses of all trainers of its group; `after_backward` sums and divides by the
+number of trainers, once, as DistributedDataParallel's average would be. So there is no reducer, no
+bucket, and no hook that fires before. A backward pass ends in the hook that :class:`BackwardEnd`
+puts on PyTorch's engine, after every parameter's gradient was accumulated.
 """
 
 from __future__ import annotations
 
 import weakref
-from contextlib import nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -24,13 +29,13 @@ from dgl_heta.distdgl.autograd.partial_gradients import check_hooks, mark, unmar
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
 from dgl_heta.distdgl.loading.epochs import Epochs
 from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.state import selected, state_of, wrapper_for_any_graph
 from dgl_heta.distdgl.training import ddp_options, ending
-from dgl_heta.distdgl.training.ddp_options import on_device, take_options, unsynchronized
+from dgl_heta.distdgl.training.ddp_options import on_device, on_wrapped, take_options
 from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
 from dgl_heta.system.nested import of_type
 from dgl_heta.system.patching import patch_all, plain
@@ -45,7 +50,8 @@ class Parallel:
     wrapper : keeps its parameters equal on all trainers.
     world, group : all trainers, and those of this trainer's model-parallel group.
     backward : tells when a backward pass has ended.
-    buffers : whether all have the buffers of trainer 0 when a pass after a training one begins.
+    buffers : whether all have the buffers of trainer 0 when a pass after a training one begins, as
+        with `broadcast_buffers`.
     """
 
     def __init__(self, module: nn.Module, wrapper: ModuleWrapper, world: Comm, group: Comm,
@@ -56,12 +62,13 @@ class Parallel:
         tables = {id(m.weight): m.weight for m in module.modules()
                   if isinstance(m, nn.Embedding) and m.weight.requires_grad}
         epochs = state_of(Epochs)
+        # Equal initial values everywhere, those of trainer 0, as DistributedDataParallel does.
         for state in [*module.parameters(), *(module.buffers() if buffers else ())]:
             _copy_from_first(world, state.data)
         self.wrapped = wrapper.wrap(module, WrapContext(
             world, group, lambda: epochs.seeds, tuple(tables.values()),  # type: ignore[arg-type]
             selected().train.learnable == "replica"))
-        # Those of workers that step apart would be of different steps.
+        # Buffers of workers that step apart would be of different steps.
         self._buffers = list(module.buffers()) if buffers and not wrapper.uneven_steps else []
         backward.watch(p for p in module.parameters() if p.requires_grad)
         backward.actions.append(self.end_backward)
@@ -70,7 +77,7 @@ class Parallel:
 
     def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
                 ) -> Any:
-        """Run the module; gradients are averaged if this was to `synchronize`."""
+        """Return the module's output; gradients are averaged if this was to `synchronize`."""
         trains = torch.is_grad_enabled() and synchronize
         self._ran = self._ran or trains
         if self._trained:
@@ -80,7 +87,7 @@ class Parallel:
         return self.wrapped(*inputs, **kwargs)
 
     def end_backward(self) -> None:
-        """Tell the wrapper of the backward pass of a module that took part in it."""
+        """Let the wrapper average gradients, if the module had a part in the pass that ends."""
         if not self._ran or not self.took_part():
             return
         self._ran = False
@@ -88,22 +95,28 @@ class Parallel:
         state_of(Epochs).trained()
 
     def took_part(self) -> bool:
-        """Whether the module, which ran, had a part in the backward pass that ends."""
+        """Return whether the module, which ran, had a part in the backward pass that ends."""
         return True
 
 
 class RafParallel(Parallel):
-    """The same on a meta-partitioned graph, whose blocks a module must reduce."""
+    """The same on a meta-partitioned graph, whose blocks a module must reduce.
+
+    All trainers must average at the same backward pass, whether or not their own loss depends on
+    the module: a trainer whose partition has no relation into a layer has no gradient of it.
+    """
 
     def __init__(self, session: Session, module: nn.Module, buffers: bool = True) -> None:
         session.connect()
         self.session = session
+        # Statistics of a batch norm range over all rows, so no state may stay incomplete.
         session.all_complete = session.all_complete or any(
             isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
         self._merges = any(map(is_hetero_conv, module.modules()))
+        # Forward passes whose gradients are not averaged yet, and those whose are.
         self._chains: set[int] = set()
         self._averaged: set[int] = set()
-        self._fired = self._reached = False
+        self._fired = self._fired_in_pass = False
         super().__init__(module, session.wrapper, session.world, session.group, session.backward,
                          buffers)
         for parameter in module.parameters():
@@ -115,49 +128,53 @@ class RafParallel(Parallel):
     def _fire(self, parameter: Tensor) -> None:
         self._fired = True
         if not self._ran and self.session.scope.is_below(parameter):
-            mark(parameter)
+            mark(parameter)  # nobody will average it: a script that does must sum the parts
 
     _fire.dgl_heta = True  # type: ignore[attr-defined]
 
     def took_part(self) -> bool:
-        """By its forward passes; where the loss depends on no exchange of theirs, it is agreed
-        upon, unless no module but this can have had a part."""
+        """Return whether the module had a part in the backward pass that ends.
+
+        Exchanges of its forward passes say so, because all trainers run them backward alike. Where
+        the loss depends on none of them, trainers agree by a message, unless no module but this can
+        have had a part.
+        """
         if self._chains & self.session.chains.passed:
             return True
         if not self._chains and sum(p._ran for p in self.session.parallels) < 2:
             return True
-        fired = torch.tensor([int(self._reached)])
+        fired = torch.tensor([int(self._fired_in_pass)])
         return bool(self.session.world.all_reduce(fired, "max", "control"))
 
     def end_backward(self) -> None:
-        """
+        """Average, if it is this module's turn.
+
         Raises
         ------
         HetaError
             A second backward pass runs through a forward pass whose gradients were averaged.
         """
-        self._reached, self._fired = self._fired, False
+        self._fired_in_pass, self._fired = self._fired, False
         passed = self.session.chains.passed
         if self._ran:
             unmark(self.module.parameters())
         if passed & self._averaged and self.session.world.size > 1:
-            raise HetaError(
-                "a second backward pass through one forward pass of a DistributedDataParallel "
-                "module is not averaged over the trainers; add the losses up and call backward "
-                "once, or run both inside no_sync and average yourself")
+            refuse("second backward pass")
         super().end_backward()
         if not self._ran:
             self._averaged = self._chains & passed or set(self._chains)
             self._chains -= self._averaged
+            # Forward passes are left of which this loss did not depend: another one will.
             self._ran = bool(self._chains)
 
     def forward(self, inputs: tuple[Any, ...], kwargs: dict[str, Any], synchronize: bool = True
                 ) -> Any:
-        """Run the module, and check that it reduced what its blocks need."""
+        """Return the module's output, once it has reduced what its blocks need."""
         blocks = [b.layer.block for b in of_type(RafBlock, (inputs, kwargs)) if b.layer is not None]
-        before = [(block.done, set(block.done)) for block in blocks]
+        earlier = [(block.done, set(block.done)) for block in blocks]
         layers = {block.layer for block in blocks}
-        for done, _ in before:
+        # Another module may have reduced these blocks: what this one does is noted apart.
+        for done, _ in earlier:
             done -= {pair for pair in done if pair[0] in layers}
         with self.session.chains.call() as chains:
             output = super().forward(inputs, kwargs, synchronize)
@@ -167,15 +184,16 @@ class RafParallel(Parallel):
             self._chains |= chains
         # A module that only looks at blocks (an input layer) is no model over them; one that
         # should have reduced and did not is found when the next batch is asked for.
-        merged = {pair for done, _ in before for pair in done if pair[0] in layers}
+        merged = {pair for done, _ in earlier for pair in done if pair[0] in layers}
         if blocks and (self._merges or merged):
             self.session.check({pair for b in blocks for pair in self.session.expected(b)}, merged)
-        for done, earlier in before:
-            done |= earlier | merged
+        for done, before in earlier:
+            done |= before | merged
         return output
 
 
 def _on_any_graph(module: nn.Module, wrapper: ModuleWrapper, buffers: bool) -> Parallel:
+    """Return a wrapped module on parts that DGL made, where a trainer is a group by itself."""
     world = Comm(Traffic())
     if dist.is_initialized() and dist.get_world_size() > 1:
         everyone = range(dist.get_world_size())
@@ -190,13 +208,15 @@ def _on_any_graph(module: nn.Module, wrapper: ModuleWrapper, buffers: bool) -> P
 
 
 def _reference(session: Session, module: nn.Module, buffers: bool) -> Parallel:
-    """Plain averages in reference mode: of a module whose own backward pass has ended."""
+    """Return a module with plain averages, in reference mode."""
     session.connect()
+    # A backward end of its own: as DistributedDataParallel, it averages in the pass of its own
+    # parameters, not in that of any module.
     return Parallel(module, session.wrapper, session.world, session.group, BackwardEnd(), buffers)
 
 
 def _copy_from_first(world: Comm, state: Tensor) -> None:
-    """Equal initial values everywhere, those of trainer 0, as DistributedDataParallel does."""
+    """Let a parameter or buffer have the values of trainer 0."""
     if world.size > 1 and state.numel():
         world.broadcast(state, "control")
 
@@ -210,15 +230,15 @@ class _Unwrapped:
 
 def check_no_plain_module(what: str = "DistGraph of a meta-partitioned graph",
                           was: str = "was made", do: str = "make the DistGraph") -> None:
-    """
+    """Check that no module was wrapped before the graph that it is trained on was opened.
+
     Raises
     ------
     InputError
-        A module was wrapped before the graph that it should have been wrapped for was opened.
+        One was.
     """
     if state_of(_Unwrapped).modules:
-        raise InputError(f"DistributedDataParallel was called before the {what} {was}, so it "
-                         f"averages gradients the plain way; {do} first")
+        refuse("wrapped before the graph", what=what, was=was, do=do)
 
 
 def _init(original: Any) -> Any:
@@ -240,45 +260,15 @@ def _init(original: Any) -> Any:
     return __init__
 
 
-def _forward(original: Any) -> Any:
-    def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        parallel = self.__dict__.get("heta")
-        if parallel is None:
-            return original(self, *inputs, **kwargs)
-        inputs, kwargs = on_device(self, (inputs, kwargs))
-        return parallel.forward(inputs, kwargs, self.require_backward_grad_sync)
-    return forward
-
-
-def _train(original: Any) -> Any:
-    def train(self: Any, mode: bool = True) -> Any:
-        if self.__dict__.get("heta") is None:
-            return original(self, mode)
-        return nn.Module.train(self, mode)
-    return train
-
-
-def _no_sync(original: Any) -> Any:
-    def no_sync(self: Any) -> Any:
-        return original(self) if self.__dict__.get("heta") is None else unsynchronized(self)
-    return no_sync
-
-
-def _join(original: Any) -> Any:
-    def join(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if self.__dict__.get("heta") is None:
-            return original(self, *args, **kwargs)
-        return nullcontext()
-    return join
+def _forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
+    inputs, kwargs = on_device(self, (inputs, kwargs))
+    return self.__dict__["heta"].forward(inputs, kwargs, self.require_backward_grad_sync)
 
 
 PATCHES = (
     *patch_all(homes("DistributedDataParallel", "__init__"), _init,
                "the module wrapper, which averages gradients after RAF's backward pass"),
-    *patch_all(homes("DistributedDataParallel", "forward"), _forward,
+    *patch_all(homes("DistributedDataParallel", "forward"), on_wrapped(_forward),
                "check that all reductions were done"),
-    *patch_all(homes("DistributedDataParallel", "train"), _train, "there is no reducer"),
-    *patch_all(homes("DistributedDataParallel", "no_sync"), _no_sync, "there is no reducer"),
-    *patch_all(homes("DistributedDataParallel", "join"), _join, "there is no reducer"),
     *ddp_options.PATCHES,
 )

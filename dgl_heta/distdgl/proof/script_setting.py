@@ -1,0 +1,219 @@
+"""The run of a script as its proof needs it: where blocks came from, a session to replay on."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import dgl
+import numpy as np
+import torch
+from dgl.distributed import DistEmbedding, DistGraph, DistTensor
+from dgl.heterograph import DGLBlock
+from torch import Tensor
+
+from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
+from dgl_heta.distdgl.autograd.collective_order import Chains
+from dgl_heta.distdgl.blocks.dgl_block import note_seeds
+from dgl_heta.distdgl.blocks.raf_block import RafBlock
+from dgl_heta.distdgl.blocks.relation_graph import csc_with_ids
+from dgl_heta.distdgl.modules.merging_block import make_blocks
+from dgl_heta.distdgl.session import Session
+from dgl_heta.proof.copies import NotProvedError
+from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds
+from dgl_heta.proof.proving import Instead
+from dgl_heta.proof.replay import Reads
+from dgl_heta.raf import chain as links
+from dgl_heta.raf.chain import Chain
+from dgl_heta.raf.exchange import GroupExchange
+from dgl_heta.sampling.blocks import Block, MiniBatch
+
+Resample = Callable[[Sequence[Mapping[str, np.ndarray]]], MiniBatch]
+"""Samples a step's blocks again, for seeds of each trainer of the group (target type → ids)."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of a data loader, whose blocks a script is given.
+
+    Attributes
+    ----------
+    sample : samples the step again, by the same key, for other seeds.
+    seed : the loader's, the same on all trainers.
+    epoch, step, steps : which one it is, from 0 on, and how many an epoch has.
+    key : what the samples of the step follow from.
+    planned : whether relations are where the plan has them.
+    """
+
+    sample: Resample
+    seed: int
+    epoch: int
+    step: int
+    steps: int
+    key: int
+    planned: bool
+
+    @property
+    def first(self) -> bool:
+        """Return whether it is the loader's first step, the one at which inference is proved."""
+        return self.epoch == self.step == 0
+
+
+@dataclass(eq=False)
+class Origin:
+    """Where blocks came from, at a step to prove.
+
+    Attributes
+    ----------
+    random_state : of the generator when the batch was handed out.
+    calls : how many were proved.
+    """
+
+    session: Session
+    step: Step
+    batch: MiniBatch
+    random_state: Tensor
+    calls: int = 0
+
+
+class _Alike(links.Watch):
+    """Lets links of a replay carry what those of the run do, and notes those that are not used."""
+
+    def __init__(self, flags: bool) -> None:
+        self.flags = flags
+        self.places: set[links.Place] = set()
+
+    def unused(self, place: links.Place) -> None:
+        self.places.add(place)
+
+
+class DglSetting:
+    """What a proof needs of a script's run; see :class:`dgl_heta.proof.proving.Setting`."""
+
+    def __init__(self, session: Session, origin: Origin) -> None:
+        self._session, self._origin = session, origin
+        self._batch = origin.batch
+        self._traffic = Traffic()
+        self.world, self.group = self._apart(session.world), self._apart(session.group)
+        schema = session.store.schema
+        self.relations, self.types = schema.relations, schema.node_types
+        self.nones, self._links = True, _Alike(session.chains.flags)
+        self._replayed: list[Block] = []
+
+    def _apart(self, comm: Comm) -> Comm:
+        return Comm(self._traffic, comm.ranks, comm.group)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Let the session be another one in the body; afterwards it is as it was.
+
+        A replay runs through the same convolutions as the script, which find their exchange and
+        their order of collectives on the session. What it sends is counted under a cause of its
+        own, and by Comms of its own, so that bytes of training stay those of training.
+        """
+        session = self._session
+        kept = dict(vars(session))
+        contents = {name: copy.copy(value) for name, value in kept.items()
+                    if type(value) in (dict, set, list)}
+        # Pending, so that a backward pass of the replay ends without the script's actions.
+        pending, session.backward._pending = session.backward._pending, True
+        try:
+            session.world, session.group = self.world, self.group
+            session.exchange = GroupExchange(self.group)
+            session.chains = Chains(self.group, BackwardEnd())
+            session.chains.checking = False
+            session.shapes = {}
+            with torch.inference_mode(False), torch.enable_grad():
+                session.exchange.chain = Chain(0, self._links)
+            yield
+        finally:
+            session.backward._pending = pending
+            vars(session).clear()
+            vars(session).update(kept)
+            for name, value in contents.items():
+                kept[name].clear()
+                if isinstance(value, list):
+                    kept[name].extend(value)
+                else:
+                    kept[name].update(value)
+            session.traffic.bytes[CAUSE] += sum(self._traffic.bytes.values())
+
+    def sample(self, most: int) -> MiniBatch:
+        pieces = fewer_seeds(self._origin.batch, most)
+        self._batch = self._origin.batch if pieces is None else self._origin.step.sample(pieces)
+        return self._batch
+
+    def shared(self, value: Any) -> bool:
+        return isinstance(value, DistEmbedding | DistGraph | DistTensor | dgl.DGLGraph | Session
+                          | Comm) or type(value).__name__ in ("ProcessGroup", "ProcessGroupGloo")
+
+    def known(self, value: Any) -> bool:
+        return isinstance(value, RafBlock | DistEmbedding | DistGraph | DistTensor)
+
+    def ours(self, batch: MiniBatch) -> Instead:
+        done: set[tuple[int, str]] = set()
+        batch = replace(batch, blocks=[replace(block, done=done) for block in batch.blocks])
+        blocks = make_blocks(self._session, batch, planned=self._origin.step.planned)
+
+        def instead(given: Any) -> Callable[[Any], Any]:
+            self._replayed = [batch.blocks[layer - 1] for layer in given["frames"]]
+            return _instead(blocks, given)
+        return instead
+
+    def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
+        def instead(given: Any) -> Callable[[Any], Any]:
+            blocks = [self._plain_block(layer, *ids[number:number + 2])
+                      for number, layer in enumerate(layers)]
+            note_seeds(blocks, self._batch)
+            return _instead(blocks, given)
+        return instead
+
+    def _plain_block(self, layer: PlainLayer, sources: Ids, destinations: Ids) -> DGLBlock:
+        """Return DGL's own block, with every relation of the graph."""
+        edges = {tuple(r): ("csc", csc_with_ids(torch.from_numpy(p), torch.from_numpy(i)))
+                 for r, (p, i) in zip(self.relations, layer.edges)}
+        block = dgl.create_block(edges, {t: len(sources[t]) for t in self.types},
+                                 {t: len(destinations[t]) for t in self.types})
+        for t in self.types:
+            block.srcnodes[t].data[dgl.NID] = torch.from_numpy(sources[t])
+            block.dstnodes[t].data[dgl.NID] = torch.from_numpy(destinations[t])
+        return block
+
+    @contextmanager
+    def reading(self, reads: Reads) -> Iterator[None]:
+        before, self._session.reading = self._session.reading, reads
+        try:
+            yield
+        finally:
+            self._session.reading = before
+
+    def chain(self) -> list[Tensor]:
+        session = self._session
+        if done := self._replayed[0].done:
+            session.check({pair for b in self._replayed for pair in session.expected(b)}, done)
+        return session.exchange.chain.tokens
+
+    def unused(self) -> set[links.Place]:
+        return self._links.places
+
+
+def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:
+    """Return what puts blocks in the place of the script's, by layer, with its data on nodes."""
+    for layer, ends in given["frames"].items():
+        for end, types in ends.items():
+            nodes = blocks[layer - 1].srcnodes if end == "src" else blocks[layer - 1].dstnodes
+            for ntype, columns in types.items():
+                for name, column in columns.items():
+                    nodes[ntype].data[name] = column
+
+    def replaced(item: Any) -> Any:
+        if not isinstance(item, RafBlock):
+            return item
+        if item.layer is None:
+            raise NotProvedError("the model is given a slice of a block")
+        return blocks[item.layer.block.layer - 1]
+    return replaced
