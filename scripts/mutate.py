@@ -64,7 +64,7 @@ class WrongInput(Exception):
     """What the table or the command line has wrong."""
 
 
-def read_table(path: Path = TABLE) -> list[Mutation]:
+def read_table(path: Path) -> list[Mutation]:
     """Read the mutations of a file."""
     entries = tomllib.loads(path.read_text(encoding="utf-8"))["mutation"]
     mutations = [Mutation(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
@@ -93,7 +93,7 @@ def find(mutation: Mutation, root: Path) -> Path:
     return next(iter(there))
 
 
-def check(mutations: Sequence[Mutation], root: Path = ROOT) -> list[str]:
+def check(mutations: Sequence[Mutation], root: Path) -> list[str]:
     """Return what is wrong with mutations: texts that are not there, or changes that are none."""
     faults = []
     for mutation in mutations:
@@ -174,7 +174,7 @@ def run(mutations: Sequence[Mutation], args: argparse.Namespace) -> list[Outcome
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="heta-mutations-", dir=args.work_dir) as directory:
         copy = Path(directory) / "tree"
-        copy_tree(ROOT, copy)
+        copy_tree(args.tree, copy)
         for mutation in mutations:
             outcome = try_mutation(mutation, copy, args.limit, args.unchanged)
             outcomes.append(outcome)
@@ -199,15 +199,19 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes")
     parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS",
                         help="for the tests of a mutation (default: %(default).0f)")
+    parser.add_argument("--table", type=Path, default=TABLE, metavar="FILE",
+                        help="of mutations (default: scripts/mutations.toml)")
+    parser.add_argument("--tree", type=Path, default=ROOT, metavar="DIRECTORY",
+                        help="what is copied, of git (default: this one)")
     parser.add_argument("--work-dir", type=Path, help="where the copy is made, and removed")
     args = parser.parse_args()
     try:
-        mutations = chosen(read_table(), args.only)
+        mutations = chosen(read_table(args.table), args.only)
         if args.list:
             for mutation in mutations:
                 print(f"{mutation.id:<32}  {mutation.file:<28}  {mutation.breaks}")
             return 0
-        if faults := check(mutations):
+        if faults := check(mutations, args.tree):
             raise WrongInput("\n".join(faults))
         if args.dry_run:
             print(f"{len(mutations)} mutations; each text is there once")

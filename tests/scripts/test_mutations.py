@@ -2,53 +2,77 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from scripts.mutate import Mutation, WrongInput, check, find, read_table, try_mutation
+from tests.support.waiting import PATIENCE
+
+SCRIPT = Path(__file__).parents[2] / "scripts/mutate.py"
+
+
+def mutate(*words: object) -> subprocess.CompletedProcess[str]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
+    return subprocess.run([sys.executable, SCRIPT, *map(str, words)], capture_output=True,
+                          text=True, timeout=PATIENCE, env=environment)
 
 
 def test_the_text_of_every_mutation_is_there_once() -> None:
-    mutations = read_table()
-    assert check(mutations) == []
-    assert len(mutations) >= 50
+    done = mutate("--dry-run")
+    assert done.returncode == 0, done.stderr
+    found = re.fullmatch(r"(\d+) mutations; each text is there once\n", done.stdout)
+    assert found
+    assert int(found[1]) >= 50
 
 
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
-    (tmp_path / "dgl_heta").mkdir()
-    (tmp_path / "dgl_heta/add.py").write_text("def add(a, b):\n    return a + b  # sum\n")
-    (tmp_path / "test_add.py").write_text(
+    path = tmp_path / "tree"
+    (path / "dgl_heta").mkdir(parents=True)
+    (path / "dgl_heta/add.py").write_text("def add(a, b):\n    return a + b  # sum\n")
+    (path / "test_add.py").write_text(
         "from dgl_heta.add import add\n\n\ndef test_sum():\n    assert add(1, 2) == 3\n"
         "\n\ndef test_zero():\n    assert add(0, 0) == 0\n")
-    return tmp_path
+    subprocess.run(["git", "init", "-q", str(path)], check=True)
+    return path
 
 
-def mutation(old: str, new: str, *tests: str) -> Mutation:
-    return Mutation("minus", "add.py", old, new, "", tests)
+def table(tree: Path, **tests: str) -> list[object]:
+    """The options for a table of one mistake, with several tests of it each by a name."""
+    file = tree.with_name("table.toml")
+    file.write_text("".join(
+        f"[[mutation]]\nid = '{id}'\nfile = 'add.py'\nold = 'a + b'\nnew = 'a - b'\n"
+        f"breaks = 'sums'\ntests = ['{test}']\n" for id, test in tests.items()))
+    return ["--tree", tree, "--table", file, "--json", tree.with_name("found.json")]
 
 
 def test_a_mistake_is_caught_by_a_test_that_fails_and_taken_out_again(tree: Path) -> None:
+    """And a test that does not run, or passes, has caught nothing."""
     before = (tree / "dgl_heta/add.py").read_text()
-    minus = mutation("a + b", "a - b", "test_add.py")
-    found = try_mutation(minus, tree, 60, unchanged=False)
-    assert (found.outcome, found.by) == ("caught", "test_add.py::test_sum")
-    assert found.file == "dgl_heta/add.py"
-    zero = mutation("a + b", "a - b", "test_add.py::test_zero")
-    assert try_mutation(zero, tree, 60, unchanged=False).outcome == "not caught"
-    assert try_mutation(minus, tree, 60, unchanged=True).outcome == "not caught"
+    options = table(tree, zero="test_add.py::test_zero", minus="test_add.py",
+                    none="test_add.py::no")
+    done = mutate(*options)
+    assert done.returncode == 1, done.stderr
+    found: list[dict[str, Any]] = json.loads(tree.with_name("found.json").read_text())
+    assert [(each["id"], each["outcome"]) for each in found] == [
+        ("zero", "not caught"), ("minus", "caught"), ("none", "broken")]
+    assert found[1]["by"] == "test_add.py::test_sum"
     assert (tree / "dgl_heta/add.py").read_text() == before
+    assert mutate(*options, "--only", "minus").returncode == 0
+    assert mutate(*options, "--only", "minus", "--unchanged").returncode == 0
 
 
-def test_a_test_that_does_not_run_has_caught_nothing(tree: Path) -> None:
-    found = try_mutation(mutation("a + b", "a - b", "test_other.py"), tree, 60, unchanged=False)
-    assert found.outcome == "broken"
-
-
-@pytest.mark.parametrize(("old", "message"), [("a * b", "no file"), ("a", "3 times|4 times")])
-def test_a_text_that_is_not_there_once_is_named(tree: Path, old: str, message: str) -> None:
-    with pytest.raises(WrongInput, match=message):
-        find(mutation(old, "x"), tree)
-    assert "there is no tests/gone.py" in check([mutation("a + b", "x", "tests/gone.py")], tree)[0]
-    assert "is the old one" in check([mutation("a + b", "a + b")], tree)[0]
+def test_what_cannot_be_put_in_is_named(tree: Path) -> None:
+    options = table(tree, minus="tests/gone.py")
+    (tree / "dgl_heta/more.py").write_text("def more(a, b):\n    return a + b\n")
+    done = mutate(*options)
+    assert done.returncode == 2
+    assert "dgl_heta/add.py, dgl_heta/more.py (2 times), but must be once" in done.stderr
+    assert "minus: there is no tests/gone.py" in done.stderr
+    assert "unknown mutation plus; --list shows all" in mutate(*options, "--only", "plus").stderr
