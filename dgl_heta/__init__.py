@@ -25,7 +25,7 @@ _LAZY = {
     "BatchSource": "dgl_heta.hooks.protocols",
     "CachePolicy": "dgl_heta.hooks.protocols",
     "Command": "dgl_heta.hooks.protocols",
-    "Cutter": "dgl_heta.hooks.protocols",
+    "Cutter": "dgl_heta.hooks.cutter_protocol",
     "Dataset": "dgl_heta.hooks.protocols",
     "InputReader": "dgl_heta.hooks.protocols",
     "InputsContext": "dgl_heta.hooks.protocols",
@@ -37,7 +37,7 @@ _LAZY = {
     "PartitionBackend": "dgl_heta.hooks.protocols",
     "Patches": "dgl_heta.hooks.protocols",
     "Program": "dgl_heta.hooks.protocols",
-    "Provider": "dgl_heta.hooks.protocols",
+    "Provider": "dgl_heta.hooks.provider",
     "Reader": "dgl_heta.hooks.protocols",
     "RunLog": "dgl_heta.hooks.protocols",
     "Stage": "dgl_heta.hooks.protocols",
@@ -138,12 +138,12 @@ if TYPE_CHECKING:
     from dgl_heta.graph.readers.torch_file import SavedObject, read_saved
     from dgl_heta.graph.schema import Relation, Schema
     from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
+    from dgl_heta.hooks.cutter_protocol import Cutter
     from dgl_heta.hooks.kernel_protocol import Kernel
     from dgl_heta.hooks.protocols import (
         BatchSource,
         CachePolicy,
         Command,
-        Cutter,
         Dataset,
         InputReader,
         InputsContext,

@@ -1,7 +1,7 @@
 """Everything that dgl-heta itself provides, through the public hooks.
 
-This module is an entry point of group `dgl_heta` (pyproject.toml), like a plugin's: built-ins
-come in by the same door as guests. Imports are inside the functions, so that listing one kind
+This module is an entry point of group `dgl_heta` (pyproject.toml), like a plugin's: built-ins come
+in as plugins do. Imports are inside the functions, so that listing one kind
 does not load what another needs, and planning does not wait for torch.
 """
 

@@ -37,6 +37,12 @@ _LAZY = {
     "reserve": "dgl_heta.system.disk",
     "scratch_directory": "dgl_heta.system.leftovers",
     "Patch": "dgl_heta.system.patching",
+    "PatchTable": "dgl_heta.system.patching",
+    "patch_all": "dgl_heta.system.patching",
+    "plain": "dgl_heta.system.patching",
+    "homes": "dgl_heta.distdgl.versions",
+    "state_of": "dgl_heta.distdgl.state",
+    "wrapper_for_any_graph": "dgl_heta.distdgl.state",
     "optional": "dgl_heta.system.optional",
     "peak_rss_mb": "dgl_heta.system.memory",
     # graphs and partitions
@@ -88,20 +94,23 @@ _LAZY = {
 
 __all__ = [
     "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Block", "Comm", "InEdges", "MiniBatch",
-    "NodeShape", "Patch", "PeerLostError", "Plugins", "RelationBlock", "RelationShape",
-    "SettingsOptions", "Shape", "StaticFeatures", "Traffic", "agrees", "changed", "check_archive",
-    "check_file", "check_room", "check_source", "config_name", "data_parallel", "file_sum",
-    "gather_rows", "generate", "graph_names", "grouped", "head_width", "init_workers",
-    "initial_rows", "is_part_config", "kernel", "listing", "load_settings", "log_line",
-    "make_request", "nearest", "new_array", "new_directory", "new_rows", "open_input", "optional",
-    "out", "part_tensor", "peak_rss_mb", "plugins", "prefetch", "print_json", "progress",
-    "read_dgl_graph", "read_signed", "replacing", "reserve", "run_workers", "scratch_directory",
-    "section_name", "table", "worker_main", "write_atomic", "write_signed",
+    "NodeShape", "Patch", "PatchTable", "PeerLostError", "Plugins", "RelationBlock",
+    "RelationShape", "SettingsOptions", "Shape", "StaticFeatures", "Traffic", "agrees", "changed",
+    "check_archive", "check_file", "check_room", "check_source", "config_name", "data_parallel",
+    "file_sum", "gather_rows", "generate", "graph_names", "grouped", "head_width", "homes",
+    "init_workers", "initial_rows", "is_part_config", "kernel", "listing", "load_settings",
+    "log_line", "make_request", "nearest", "new_array", "new_directory", "new_rows", "open_input",
+    "optional", "out", "part_tensor", "patch_all", "peak_rss_mb", "plain", "plugins", "prefetch",
+    "print_json", "progress", "read_dgl_graph", "read_signed", "replacing", "reserve",
+    "run_workers", "scratch_directory", "section_name", "state_of", "table", "worker_main",
+    "wrapper_for_any_graph", "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
     from dgl_heta.cli.options import AsJson, SettingsOptions, grouped
     from dgl_heta.comm.collectives import Comm, PeerLostError, Traffic, init_workers
+    from dgl_heta.distdgl.state import state_of, wrapper_for_any_graph
+    from dgl_heta.distdgl.versions import homes
     from dgl_heta.errors import listing, nearest
     from dgl_heta.features.learnable import initial_rows
     from dgl_heta.features.row_kernels import gather_rows, new_rows
@@ -138,7 +147,7 @@ if TYPE_CHECKING:
     from dgl_heta.system.leftovers import scratch_directory
     from dgl_heta.system.memory import peak_rss_mb
     from dgl_heta.system.optional import optional
-    from dgl_heta.system.patching import Patch
+    from dgl_heta.system.patching import Patch, PatchTable, patch_all, plain
     from dgl_heta.system.prefetch import prefetch
 
 

@@ -100,7 +100,7 @@ with_other_dgl=(
     tests/distdgl/test_distdgl_docs.py
     tests/distdgl/test_links.py
     tests/distdgl/test_distdgl_cache.py
-    tests/distdgl/test_graphstorm.py::test_training_saves_a_model_that_plain_graphstorm_infers_the_same_with
+    plugins/graphstorm/tests/test_graphstorm.py::test_training_saves_a_model_that_plain_graphstorm_infers_the_same_with
 )
 
 # With the newest releases: quick tests, which are most of those of graphs, stores, features, kernels and

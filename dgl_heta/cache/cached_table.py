@@ -104,6 +104,8 @@ class CachedTable:
     def update(self, rows: np.ndarray, grads: Tensor, scale: float, adam: AdamSettings) -> None:
         """As :meth:`RowTable.update`, on the copies of the rows that are cached."""
         table = self.table
+        # Counted here, as the table's own update is not called: copies and rows below share one
+        # step.
         table.step += 1
         constants = adam.constants(table.step, scale, self.dtype)
         grads = grads.detach().to(self.dtype)

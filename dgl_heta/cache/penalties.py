@@ -1,4 +1,4 @@
-"""What a miss costs: reading rows where they are, against reading them from the cache.
+"""The cost of a miss: reading rows where they are, against reading them from the cache.
 
 The miss-penalty ratio of Heta §6: seconds per byte of cache that a miss takes longer than a hit,
 for static rows a read, for learnable ones a read and an update of value and moments. It depends on

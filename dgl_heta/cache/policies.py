@@ -119,8 +119,8 @@ def hottest(count: np.ndarray, rows: int) -> np.ndarray:
     """Ids of the `rows` nodes with the largest counts, in ascending order."""
     if rows >= len(count):
         return np.arange(len(count), dtype=np.int64)
-    found = np.argpartition(-count, rows)[:rows] if rows > 0 else np.empty(0)
-    return np.sort(found).astype(np.int64)
+    most_read = np.argpartition(-count, rows)[:rows] if rows > 0 else np.empty(0)
+    return np.sort(most_read).astype(np.int64)
 
 
 def _fill(counts: Counts, worth: Mapping[str, float], row_bytes: Mapping[str, int], capacity: int
@@ -182,18 +182,18 @@ def choose(policy: CachePolicy, counts: Counts, row_bytes: Mapping[str, int],
     empty = {t: np.empty(0, np.int64) for t in counts}
     if not offered or not capacity:
         return empty
-    found = policy.select(offered, {t: row_bytes[t] for t in offered},
+    chosen = policy.select(offered, {t: row_bytes[t] for t in offered},
                           {t: penalties[t] for t in offered}, capacity)
-    return {**empty, **_checked(policy.name, found, offered, row_bytes, capacity)}
+    return {**empty, **_checked(policy.name, chosen, offered, row_bytes, capacity)}
 
 
-def _checked(name: str, found: Any, counts: Counts, row_bytes: Mapping[str, int], capacity: int
+def _checked(name: str, chosen: Any, counts: Counts, row_bytes: Mapping[str, int], capacity: int
              ) -> dict[str, np.ndarray]:
-    if not isinstance(found, Mapping) or not set(found) <= set(counts):
-        raise HetaError(f"cache policy '{name}' returned {str(found)[:80]}; it must map node types "
-                        f"({listing(counts)}) to ids")
+    if not isinstance(chosen, Mapping) or not set(chosen) <= set(counts):
+        raise HetaError(f"cache policy '{name}' returned {str(chosen)[:80]}; it must map node "
+                        f"types ({listing(counts)}) to ids")
     rows = {}
-    for ntype, ids in found.items():
+    for ntype, ids in chosen.items():
         try:
             ids = np.asarray(ids)
         except ValueError:

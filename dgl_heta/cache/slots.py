@@ -50,7 +50,7 @@ class Slots:
 
     @property
     def complete(self) -> bool:
-        """Whether all rows are cached, each in the slot of its own number."""
+        """Return whether all rows are cached, each in the slot of its own number."""
         return self.devices == 1 and len(self.held[0]) == len(self.of)
 
     def split(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -32,12 +32,12 @@ FORMAT, VERSION = "dgl-heta-profile", 1
 DIRECTORY = "profiles"
 _BROKEN = (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, OverflowError,
            RecursionError)
-"""What reading a file raises that is no profile, however it was signed."""
+"""The errors of reading a file that is no profile, however it was signed."""
 
 
 @dataclass(frozen=True)
 class Visits:
-    """What pre-sampling found on one worker.
+    """The visits that pre-sampling counted on one worker.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ def key_of(facts: Mapping[str, Any]) -> str:
 
 
 def hardware(device: torch.device) -> dict[str, Any]:
-    """What miss penalties depend on, of this machine."""
+    """The properties of this machine that miss penalties depend on."""
     model = platform.processor() or platform.machine()
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
@@ -150,10 +150,10 @@ class ProfileFiles:
             note = _checked(json.loads(self._penalties.read_text(encoding="utf-8")))
             if note["machine"] != self._machine:
                 raise ValueError("it is of another machine than its name says")
-            found = {t: Penalty.from_json(note["types"][t]) for t in row_bytes}
-            if {t: p.row_bytes for t, p in found.items()} != dict(row_bytes):
+            penalties = {t: Penalty.from_json(note["types"][t]) for t in row_bytes}
+            if {t: p.row_bytes for t, p in penalties.items()} != dict(row_bytes):
                 raise ValueError("its rows have other sizes")
-            return found
+            return penalties
         except _BROKEN as error:
             if self._given:
                 raise InputError(f"profile {self._penalties} is damaged: {error}") from None
@@ -183,12 +183,12 @@ class ProfileFiles:
         for path in sorted(self.directory.glob(f"visits-*-{self._rank}.safetensors")):
             try:
                 with utf8_name(path) as utf8, safe_open(utf8, "pt") as file:
-                    made = _note(file)["sampling"]
+                    sampling = _note(file)["sampling"]
                 for name, wanted in self._sampling.items():
-                    if made.get(name) != wanted:
+                    if sampling.get(name) != wanted:
                         what = _SETTINGS.get(name, name)
                         return (f"the profile in {self.directory} was made for another {what} "
-                                f"({_short(made.get(name))} instead of {_short(wanted)}); make "
+                                f"({_short(sampling.get(name))} instead of {_short(wanted)}); make "
                                 "one with `dgl-heta profile` and the same settings, or leave "
                                 "cache.profile out")
             except _BROKEN:

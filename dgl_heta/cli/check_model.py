@@ -36,10 +36,10 @@ def check_model(
     from dgl_heta.launch.jobs import model_check
 
     counts = tuple(workers or (2, 3))
-    found = model_check.check_model(model, source.config, source.overrides, plugins(), counts)
-    wrong = [d for d in found if d.differs]
+    differences = model_check.check_model(model, source.config, source.overrides, plugins(), counts)
+    wrong = [d for d in differences if d.differs]
     if as_json:
-        print_json(model_check.to_json(model, found))
+        print_json(model_check.to_json(model, differences))
     elif wrong:
         rows = table("workers", "step", "what", "relation", "difference", right=("difference",))
         for d in wrong[:ROWS]:
@@ -50,7 +50,7 @@ def check_model(
             out.print(f"(and {len(wrong) - ROWS} more)", highlight=False)
     else:
         out.print(f"{escape(model)} computes on {' and '.join(map(str, counts))} workers what it "
-                  f"does on one: {len(found)} arrays of 3 steps, largest difference "
-                  f"{max(d.difference for d in found):.1e} in fp64", highlight=False,
+                  f"does on one: {len(differences)} arrays of 3 steps, largest difference "
+                  f"{max(d.difference for d in differences):.1e} in fp64", highlight=False,
                   soft_wrap=True)
-    model_check.verdict(model, found)
+    model_check.verdict(model, differences)

@@ -103,10 +103,10 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def with_groups(**values: Any) -> None:
-        made = {name: kind(**{field.name: values.pop(field.name)
+        options = {name: kind(**{field.name: values.pop(field.name)
                               for field in dataclasses.fields(kind)})
                 for name, kind in groups.items()}
-        command(**values, **made)
+        command(**values, **options)
 
     with_groups.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     with_groups.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -131,7 +131,6 @@ def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | 
     """Show a plan with what partition.shared makes of it, and why."""
     from dataclasses import replace
 
-    from dgl_heta.planning.offloading import undelegated
     from dgl_heta.planning.shared_rows import share_rows
 
     workload = work.workload(settings, plan.hops)
@@ -139,10 +138,10 @@ def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | 
         workload = replace(workload, model=settings.model.name, reduce=settings.model.reduce,
                            seed_states=settings.train.seed_states)
     origin = settings.origin("partition.shared")
-    chosen, choices = share_rows(undelegated(plan), workload, settings.partition.shared, origin)
+    chosen, choices = share_rows(plan.without_owners(), workload, settings.partition.shared, origin)
     asked = origin.asked
     show(chosen if asked else plan, workload, svg, as_json)
-    if not as_json and (asked or not plan.delegates):
+    if not as_json and (asked or not plan.offloaded):
         if choices and not asked:
             out.print("In `dgl-heta train` (partition.shared = auto):", highlight=False)
         for choice in choices:

@@ -10,8 +10,9 @@ from dgl_heta.cli.options import PlanOptions, ReadingOptions
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.changes import columns_text, features_text, labels_text, unreached_text
 from dgl_heta.graph.source import Task
+from dgl_heta.hooks.cutter_protocol import Cutter
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.hooks.protocols import Cutter, PartitionBackend
+from dgl_heta.hooks.protocols import PartitionBackend
 from dgl_heta.partition.graph_input import GraphInput, Reading
 from dgl_heta.partition.request import PartitionRequest, make_request, option
 from dgl_heta.report.console import note

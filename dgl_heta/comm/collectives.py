@@ -71,14 +71,14 @@ class Comm:
         """The workers of this one's machine, where rows go another way between machines
         (:mod:`dgl_heta.comm.machines`); numbers are sent there as they are."""
         self._holders: dict[str | Relation, Comm] = {}
-        self._delegating: dict[str, Comm] = {}
+        self._offloading: dict[str, Comm] = {}
         self.rank = self.ranks.index(dist.get_rank()) if self.size > 1 else 0
 
     def counted_by(self, traffic: Traffic) -> Comm:
         """The same workers, whose bytes another counter gets; without holders of types. Numbers
         are sent as they are: it is for what must be exact."""
         other = Comm(traffic, self.ranks, self.group)
-        other._delegating = {t: comm.counted_by(traffic) for t, comm in self._delegating.items()}
+        other._offloading = {t: comm.counted_by(traffic) for t, comm in self._offloading.items()}
         other.machine = self.machine and self.machine.counted_by(traffic)
         return other
 
@@ -87,9 +87,9 @@ class Comm:
         which some nodes' in-edges are cut."""
         return self._holders.get(held, self)
 
-    def delegating(self, ntype: str) -> Comm:
+    def offloading(self, ntype: str) -> Comm:
         """The workers of this group that aggregate rows of a node type for others, and those."""
-        return self._delegating.get(ntype, self)
+        return self._offloading.get(ntype, self)
 
     def all_reduce(self, tensor: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
         """Reduce over all workers; returns a new tensor."""
@@ -97,6 +97,8 @@ class Comm:
             return tensor
         if self._rounds(tensor, cause):
             return self._all_reduce_rounded(tensor, op, cause)
+        # A copy: the collective works in place, and callers keep what they gave, for the backward
+        # pass.
         work = tensor.to(self.device(tensor), copy=True).contiguous()
         with self._watched(cause, 2 * work.nbytes * (self.size - 1) // self.size):
             dist.all_reduce(work, _OPS[op], group=self.group)
@@ -127,6 +129,8 @@ class Comm:
         if self.size == 1:
             return rows
         own = sizes[self.rank]
+        # By an all-to-all, as gloo has no reduce-scatter; the sum is made here, always in one
+        # order.
         received = self.all_to_all_rows(rows.contiguous(), sizes, [own] * self.size, cause)
         return received.view(self.size, own, *rows.shape[1:]).sum(0)
 
@@ -134,11 +138,13 @@ class Comm:
         """Concatenate the workers' rows; worker i gives `sizes[i]` of them."""
         if self.size == 1:
             return rows
+        # An all-to-all again: an all-gather of gloo wants equal sizes, and workers have different
+        # numbers of rows.
         copies = rows.repeat(self.size, *([1] * (rows.dim() - 1)))
         return self.all_to_all_rows(copies, [len(rows)] * self.size, sizes, cause)
 
     def all_gather_json(self, value: Any, cause: str) -> list[Any]:
-        """What every worker gives, by rank; anything that JSON knows."""
+        """Gather a value of every worker, by rank; anything that JSON knows."""
         text = torch.from_numpy(np.frombuffer(json.dumps(value).encode(), np.uint8).copy())
         sizes = self.all_gather_rows(torch.tensor([len(text)]), [1] * self.size, cause).tolist()
         every = self.all_gather_rows(text, sizes, cause)
@@ -156,6 +162,7 @@ class Comm:
             return arrived.view(self.wire).to(rows.dtype)
         work = rows.contiguous().to(self.device(rows))
         out = work.new_empty((sum(receive), *rows.shape[1:]))
+        # What a worker sends to itself stays in memory, and is not counted.
         width = rows.element_size() * (rows[:1].numel() if len(rows) else 0)
         with self._watched(cause, (sum(send) - send[self.rank]) * width):
             dist.all_to_all_single(out, work, list(receive), list(send), group=self.group)
@@ -192,6 +199,8 @@ class Comm:
                 f"worker {dist.get_rank()} lost another worker of {list(self.ranks)} while "
                 f"exchanging {cause}: {error}"
             ) from error
+        # Counted after the collective: one that failed has sent nobody knows how much, and ends the
+        # run.
         self.traffic.seconds += time.perf_counter() - start
         self.traffic.bytes[cause] += size
 
@@ -242,9 +251,9 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
 
     `wire` is what numbers are sent as, see :class:`Comm`.
 
-    Where the plan delegates, the group has a group of its own for the workers that aggregate rows
-    of a node type for each other. Where it replicates nothing, it has one for every set of
-    workers that holds a node type in common, or pieces of the same nodes' in-edges.
+    Where relations are offloaded, the workers that aggregate rows of a node type for each other
+    form a group inside it. Where the plan replicates nothing, so does every set of workers that
+    has a node type in common, or pieces of the same nodes' in-edges.
     """
     if not dist.is_initialized():
         return Comm(traffic), Comm(traffic)
@@ -275,8 +284,8 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
                     holders[key] = sharers
         own = Comm(traffic, own.ranks, own.group, wire)
         own._holders = holders
-    if plan.delegates and not apart:
-        delegating: dict[str, Comm] = {}
+    if plan.offloaded and not apart:
+        offloading: dict[str, Comm] = {}
         for ranks in plan.groups:
             for ntype in plan.schema.node_types:
                 taking_part = [rank for rank in ranks if any(
@@ -284,7 +293,7 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
                                              *plan.partitions[rank].served))]
                 workers = comm(taking_part) if len(taking_part) > 1 else None
                 if workers is not None:
-                    delegating[ntype] = workers
+                    offloading[ntype] = workers
         own = Comm(traffic, own.ranks, own.group, wire)
-        own._delegating = delegating
+        own._offloading = offloading
     return world, own

@@ -56,12 +56,18 @@ class GradientAverage:
                     f"a parameter of shape {tuple(param.shape)} has a sparse gradient; keep rows "
                     "in dgl.distributed.DistEmbedding or torch.nn.Embedding, whose rows move "
                     "alone, or use sparse=False")
+        # A script may freeze or add parameters between steps. What was learned of owners is then
+        # about others, and every worker forgets it alike.
         if len(self.owners) != len(params):
             self.owners = [NOBODY] * len(params)
         owners = self.owners
+        # Nothing can be saved, so who has which goes with the sums, in one collective in place of
+        # two.
         if all(owner == SEVERAL for owner in owners):
             self._all_reduce(params, world)
             return
+        # From here on the workers decide by what all of them have seen: `users` is the same
+        # everywhere, and so are the collectives that follow.
         users = self._exchange(params, world)
         rest = []
         for place, (owner, used) in enumerate(zip(owners, users)):
@@ -69,6 +75,8 @@ class GradientAverage:
                 owners[place] = SEVERAL
             elif used and owner == NOBODY:
                 owners[place] = used[0]
+            # Gradients that came from somebody who was not known to be alone: their sums have to be
+            # made.
             if used and (owner < 0 or used != [owner]):
                 rest.append(place)
         self._reduce([params[place] for place in rest], world)
@@ -96,6 +104,7 @@ class GradientAverage:
             start, reached[owner] = reached[owner], reached[owner] + param.numel()
             if used == [owner]:
                 sent = pieces[owner][start:reached[owner]].view_as(param)
+                # The mean over all workers, though one alone has it: the others count as zeros.
                 param.grad = (sent / world.size).to(param.dtype)
         return users
 
@@ -145,6 +154,7 @@ def average_rows(table: Tensor, world: Comm) -> None:
     sizes, used, sparse = every[:, 0].tolist(), bool(every[:, 1].any()), bool(every[:, 2].any())
     if not used:
         return
+    # Both gathers run on all workers, also on those without a row: somebody has one.
     ids = world.all_gather_rows(ids, sizes, "gradients")
     values = world.all_gather_rows(values, sizes, "gradients") / world.size
     if sparse:

@@ -22,7 +22,7 @@ VARIABLE = "DGL_HETA_MACHINE"
 
 
 def machine_name() -> str:
-    """What the workers of a machine have in common, and no others.
+    """The groups that the workers of a machine form by themselves.
 
     The host's name, the kernel's start, and the network namespace: containers and emulated hosts
     have networks of their own, and what goes from one to the other is sent.
@@ -45,13 +45,13 @@ def join_machine(world: Comm, names: Sequence[str], timeout_s: float) -> None:
     ----------
     names : of each worker's machine, by rank, the same on all workers.
     """
-    found: dict[str, list[int]] = {}
+    of_machine: dict[str, list[int]] = {}
     for rank, name in zip(world.ranks, names):
-        found.setdefault(name, []).append(rank)
-    if len(found) in (1, world.size):
+        of_machine.setdefault(name, []).append(rank)
+    if len(of_machine) in (1, world.size):
         return
     own = names[world.rank]
-    for name, ranks in found.items():  # every worker must take part in making every group
+    for name, ranks in of_machine.items():  # every worker must take part in making every group
         group = (dist.new_group(ranks, timeout=timedelta(seconds=timeout_s), backend="gloo")
                  if len(ranks) > 1 else None)
         if name == own:

@@ -50,10 +50,10 @@ class MeetingStore(Store):
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        found = self._ask(b"get", key.encode())
-        if not found:
+        answer = self._ask(b"get", key.encode())
+        if not answer:
             raise DistStoreError(f"'{key}' was deleted while it was read")
-        return found[0]
+        return answer[0]
 
     def add(self, key: str, value: int) -> int:
         return int(self._ask(b"add", key.encode(), b"%d" % value)[0])

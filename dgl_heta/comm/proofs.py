@@ -31,7 +31,7 @@ def secret_for(purpose: str) -> bytes | None:
 
 
 def proof(secret: bytes, side: str, asked: bytes, own: bytes) -> bytes:
-    """What a side ("client" or "server") answers to the other side's random bytes `asked`."""
+    """The answer of a side ("client" or "server") to the other side's random bytes `asked`."""
     return hmac.digest(secret, b"dgl-heta " + side.encode() + asked + own, "sha256")
 
 

@@ -58,16 +58,20 @@ class RowRoute:
             return
         place = np.full(world.size, -1)
         place[[world.ranks.index(rank) for rank in machine.ranks]] = np.arange(machine.size)
+        # By id, so that all workers of a machine ask the same one for a row: it then crosses
+        # between machines once, and so does the sum of its gradients.
         ids = keys[:, 0] if keys.ndim > 1 else keys
+        # An owner on this machine is asked directly: passing by another worker would only add a
+        # copy.
         to = np.where(place[owner] < 0, ids % machine.size, place[owner])
         self._near = near = _Way(machine, "machine", to, np.column_stack([keys, owner]))
         columns, owners = near.asked[:, :-1], near.asked[:, -1]
-        mine = owners == world.rank
-        first, self._group, united = _unite(columns[~mine])
-        self._far = _Way(world, "learnable", owners[~mine][first], united)
+        is_local = owners == world.rank
+        first, self._group, united = _unite(columns[~is_local])
+        self._far = _Way(world, "learnable", owners[~is_local][first], united)
         self._mine, self._passed = (torch.from_numpy(np.flatnonzero(some)) for some in
-                                    (mine, ~mine))
-        asked = np.concatenate([columns[mine], self._far.asked])
+                                    (is_local, ~is_local))
+        asked = np.concatenate([columns[is_local], self._far.asked])
         self.asked = asked.reshape(-1, *keys.shape[1:])
 
     def answer(self, rows: Tensor) -> Tensor:
@@ -76,10 +80,12 @@ class RowRoute:
         if self._near is None:
             return self._far.answer(rows)
         own, others = rows.tensor_split([len(self._mine)])
-        found = rows.new_empty((len(self._near.asked), *rows.shape[1:]))
-        found[self._mine] = self._world.rounded(own, "learnable")
-        found[self._passed] = self._far.answer(others)[self._group]
-        return self._near.answer(found)
+        gathered = rows.new_empty((len(self._near.asked), *rows.shape[1:]))
+        # Rows of other machines arrive rounded to the wire's type; own ones are rounded, too, so
+        # that a row's numbers do not depend on who reads it.
+        gathered[self._mine] = self._world.rounded(own, "learnable")
+        gathered[self._passed] = self._far.answer(others)[self._group]
+        return self._near.answer(gathered)
 
     def deliver(self, rows: Tensor) -> Tensor:
         """Rows of this worker's keys (n, D) go to the owners; returns those for the keys in
@@ -88,6 +94,8 @@ class RowRoute:
             return self._far.deliver(rows)
         arrived = self._near.deliver(rows)
         sums = rows.new_zeros((self._far.sent, *rows.shape[1:]))
+        # Here the gradients of one machine become one: the owner adds one number per machine. Not
+        # divided: whoever steps divides by the number of workers, once.
         sums.index_add_(0, self._group, arrived[self._passed])
         return torch.cat([arrived[self._mine], self._far.deliver(sums)])
 
@@ -103,17 +111,22 @@ class _Way:
 
     def __init__(self, comm: Comm, cause: str, to: np.ndarray, keys: np.ndarray) -> None:
         self._comm, self._cause, self.sent = comm, cause, len(keys)
+        # Sorted by worker, then by id: differences of neighbours are small, and packed they take a
+        # byte or two.
         order = sorted_order([*(keys.T if keys.ndim > 1 else keys[None]), to])
         self._order = torch.from_numpy(order)  # the i-th key that is sent is keys[order[i]]
         self._send = np.bincount(to, minlength=comm.size).tolist()
         data, sizes = pack(keys[order], self._send)
         ones = [1] * comm.size
+        # Sizes go first, for nobody knows how many bytes others' keys take when packed.
         arriving = comm.all_to_all_rows(torch.tensor(sizes), ones, ones, cause).tolist()
         arrived = comm.all_to_all_rows(torch.from_numpy(data), sizes, arriving, cause)
         self.asked, self._receive = unpack(arrived.numpy(), arriving, keys.shape[1:])
 
     def answer(self, rows: Tensor) -> Tensor:
         arrived = self._comm.all_to_all_rows(rows, self._receive, self._send, self._cause)
+        # Rows come in the order in which keys were sent, sorted; they go back to where the keys
+        # stood.
         out = torch.empty_like(arrived)
         out[self._order] = arrived
         return out

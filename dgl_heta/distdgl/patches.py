@@ -13,7 +13,7 @@ from dgl_heta.distdgl.blocks import message_passing
 from dgl_heta.distdgl.graph import dist_graph, graphbolt_parts, partitions
 from dgl_heta.distdgl.loading import collated_loader, edge_loader, node_loader
 from dgl_heta.distdgl.modules import merging_block, slices
-from dgl_heta.distdgl.rows import embedding, local_partition, node_data
+from dgl_heta.distdgl.rows import embedding, node_data
 from dgl_heta.distdgl.training import autograd_calls, ending, parallel
 from dgl_heta.system.patching import Patch
 
@@ -31,7 +31,6 @@ PATCHES: tuple[Patch, ...] = (
     *embedding.PATCHES,
     *parallel.PATCHES,
     *autograd_calls.PATCHES,
-    *local_partition.PATCHES,
     *ending.PATCHES,
     *meeting.PATCHES,
     *dgl_connections.PATCHES,

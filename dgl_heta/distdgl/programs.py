@@ -39,6 +39,7 @@ def watch_programs(plugins: Plugins) -> None:
         for module, adapt in plugins.get("program", name).modules.items():
             modules.setdefault(module, []).append(adapt)
     watch = _Watch(modules)
+    # Before the finder is there, so that where this raises nothing is left behind.
     for name in modules.keys() & sys.modules.keys():
         watch.adapt(sys.modules[name])
     sys.meta_path.insert(0, watch)
@@ -68,6 +69,7 @@ class _Watch(MetaPathFinder):
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None and spec.loader is not None:
+                # The module does not exist yet: its own loader is to tell when it has run.
                 self._follow(spec.loader)
                 return spec
         return None

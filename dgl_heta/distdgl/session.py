@@ -337,7 +337,7 @@ class Session:
         into = self.store.schema.into
         return {(block.layer, t) for t, shares in block.seeds.items()
                 if shares.total and into.get(t)} | {
-                    (block.layer, t) for t, guests in block.guests.items()
+                    (block.layer, t) for t, guests in block.remote.items()
                     if guests.total or any(guests.sent)}
 
     def check_batches(self) -> None:

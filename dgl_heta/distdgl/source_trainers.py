@@ -81,13 +81,13 @@ def with_guests(block: Block, rows: Mapping[str, np.ndarray], group: Comm, cause
                 ) -> Mapping[str, np.ndarray]:
     """The bits of all destination rows, from those of a worker's own: others say those of theirs
     that are aggregated here."""
-    if not block.delegated or group.size == 1:
+    if not block.offloads or group.size == 1:
         return rows
     none = np.empty(0, np.int64)
-    own = {t: rows.get(t, none) for t in block.guests}
-    pieces = [[own[t][len(own[t]) - guests.sent[place]:] for t, guests in block.guests.items()]
+    own = {t: rows.get(t, none) for t in block.remote}
+    pieces = [[own[t][len(own[t]) - guests.sent[place]:] for t, guests in block.remote.items()]
               for place in range(group.size)]
-    held = [[guests.held[place] for guests in block.guests.values()]
+    held = [[guests.received[place] for guests in block.remote.values()]
             for place in range(group.size)]
     arrived = group.all_to_all_rows(
         torch.from_numpy(np.concatenate([none, *itertools.chain(*pieces)])),
@@ -95,7 +95,7 @@ def with_guests(block: Block, rows: Mapping[str, np.ndarray], group: Comm, cause
     parts = iter(arrived.split([size for sizes in held for size in sizes]))
     found = {t: [bits] for t, bits in own.items()}
     for _ in range(group.size):
-        for t in block.guests:
+        for t in block.remote:
             found[t].append(next(parts).numpy())
     return {**rows, **{t: np.concatenate(bits) for t, bits in found.items()}}
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from dgl_heta.hooks.manager import plugins
+from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.settings import Settings
 
 Kind = TypeVar("Kind")
@@ -77,3 +79,11 @@ def without_effect(settings: Settings) -> str | None:
     if not given:
         return None
     return f"no effect on a script, which trains by itself: {', '.join(given)} (of dgl-heta train)"
+
+
+def wrapper_for_any_graph() -> ModuleWrapper | None:
+    """Return the selected wrapper for parts that DGL made; None for DGL's own way."""
+    if not selected().origin("train.wrapper").asked:
+        return None
+    wrapper: ModuleWrapper = plugins().get("module wrapper", selected().train.wrapper)
+    return wrapper if wrapper.any_graph else None

@@ -31,10 +31,10 @@ _RAW = {Tensor.numpy, Tensor.tolist, Tensor.item, Tensor.data_ptr, Tensor.contig
         Tensor.__array__, Tensor.__dlpack__, Tensor.__reduce_ex__, Tensor.__deepcopy__,
         Tensor.share_memory_, Tensor.untyped_storage, Tensor.storage, Tensor.__repr__,
         Tensor.data.__get__}  # type: ignore[attr-defined]
-"""What looks at memory, of which lazy rows have none."""
+"""Functions that look at memory, of which lazy rows have none."""
 _OBSERVING = {Tensor.register_hook, Tensor.retain_grad}
 _LEAVES = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
-"""What shows a tensor's own gradient, and what makes a tensor a leaf that has one."""
+"""Functions that show a tensor's own gradient, or make a tensor a leaf that has one."""
 _IN_PLACE = ("cannot be written in place, as gradients are wanted; copy them by clone(), or use "
              "train.lazy_features=false")
 _SET_DATA = Tensor.data.__set__  # type: ignore[attr-defined]
@@ -81,9 +81,9 @@ class LazyRows(Tensor):
         elif func in _LEAVES and isinstance(args[0], LazyRows):
             args[0].whole.observed |= args[0].part is None
         elif func == Tensor.__getitem__ and isinstance(args[0], LazyRows):
-            found = _few_rows(*args)
-            if found is not None:
-                return found
+            some = _few_rows(*args)
+            if some is not None:
+                return some
         if func in _RAW:
             args = (_computed(args[0]), *args[1:])
         try:
@@ -100,9 +100,9 @@ class LazyRows(Tensor):
         kwargs = kwargs or {}
         handler = _HANDLERS.get(func)
         if handler is not None:
-            found = handler(*args, **kwargs)
-            if found is not None:
-                return found
+            result = handler(*args, **kwargs)
+            if result is not None:
+                return result
         schema = func._schema
         if schema.is_mutable:
             return _write(func, args, kwargs)
@@ -124,19 +124,19 @@ class LazyRows(Tensor):
         if self.part is None:
             return self.whole.kept()
         if keep or not self.waits:
-            found = self.whole.kept()[self.part]
+            rows = self.whole.kept()[self.part]
         else:
-            found = self.whole.some(self.part)
-        return found.t() if self._flipped else found
+            rows = self.whole.some(self.part)
+        return rows.t() if self._flipped else rows
 
     @property
     def waits(self) -> bool:
-        """Whether nothing has been kept yet, so that something shorter may do."""
+        """Return whether nothing has been kept yet, so that something shorter may do."""
         return self.whole.value is None
 
 
 def defers(states: LazyRows) -> bool:
-    """Whether something can be computed of these rows without their values."""
+    """Return whether something can be computed of these rows without their values."""
     whole = states.whole
     return (states.part is None and whole.may_be_passed() and _unseen(states)
             and (whole.factor is None or whole.factor.may_be_passed())
@@ -145,7 +145,7 @@ def defers(states: LazyRows) -> bool:
 
 
 def _unseen(states: LazyRows) -> bool:
-    """Whether nobody looks at the rows' own gradient."""
+    """Return whether nobody looks at the rows' own gradient."""
     return not ((states.requires_grad and states.is_leaf) or states._backward_hooks
                 or states.retains_grad or states.whole.is_observed())
 
@@ -169,10 +169,10 @@ def peek(rows: Tensor, at: np.ndarray | None = None) -> Tensor:
     index = slice(None) if at is None else torch.from_numpy(at)
     if not isinstance(rows, LazyRows):
         return rows.detach()[index]
-    found = rows.whole.peek(rows.part or slice(None), index)
+    values = rows.whole.peek(rows.part or slice(None), index)
     if rows._flipped:
-        return found.t()
-    return found if rows.heads is None else found.view(-1, *rows.heads)
+        return values.t()
+    return values if rows.heads is None else values.view(-1, *rows.heads)
 
 
 def _write(func: Any, args: Any, kwargs: Any) -> Any:
@@ -213,10 +213,10 @@ def _make(whole: Waiting, part: slice | None = None, flipped: bool = False,
     # Whoever reads its memory nevertheless finds NaN.
     nothing = torch.full((), float("nan"), dtype=whole.dtype).expand(
         (whole.width, rows) if flipped else (rows, *(heads or (whole.width,))))
-    made: LazyRows = Tensor._make_subclass(LazyRows, nothing)
-    made.whole, made.part, made._flipped, made.own_rows = whole, part, flipped, 0
-    made.heads = heads
-    return made
+    lazy: LazyRows = Tensor._make_subclass(LazyRows, nothing)
+    lazy.whole, lazy.part, lazy._flipped, lazy.own_rows = whole, part, flipped, 0
+    lazy.heads = heads
+    return lazy
 
 
 def _few_rows(rows: LazyRows, index: Any) -> Tensor | None:
@@ -231,8 +231,8 @@ def _few_rows(rows: LazyRows, index: Any) -> Tensor | None:
     if not 0 < 2 * (high - low) <= len(rows):
         return None
     weight, bias = rows.whole.bypass(graded=True)
-    found: Tensor = _FewRows.apply(rows, weight, bias, low, high)
-    return found
+    out: Tensor = _FewRows.apply(rows, weight, bias, low, high)
+    return out
 
 
 class _FewRows(torch.autograd.Function):
@@ -273,8 +273,8 @@ class _Identity(torch.autograd.Function):
 def _computed(rows: Any) -> Any:
     if not isinstance(rows, LazyRows):
         return rows
-    found: Tensor = _Identity.apply(rows)
-    return found
+    out: Tensor = _Identity.apply(rows)
+    return out
 
 
 # What can be put off, and what is shorter than computing all rows first.
@@ -309,8 +309,8 @@ def _addmm(bias: Tensor, left: Any, right: Any, *, beta: float = 1, alpha: float
 
 def _mm(left: Any, right: Any) -> Tensor | None:
     if not isinstance(left, LazyRows):  # grad.t() @ x
-        found = None if right._flipped else _weight_gradient(right, left.t())
-        return None if found is None else found.t()
+        grad = None if right._flipped else _weight_gradient(right, left.t())
+        return None if grad is None else grad.t()
     if not left._flipped:
         return _product(left, right, None)
     return None if isinstance(right, LazyRows) else _weight_gradient(left, right)  # x.t() @ grad
@@ -377,15 +377,15 @@ def _transpose(rows: Any) -> Tensor | None:
 
 def _new_like(func: Any) -> Callable[..., Tensor]:
     def new(rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found: Tensor = func(torch.empty(0, dtype=rows.dtype), *args, **kwargs)
-        return found
+        out: Tensor = func(torch.empty(0, dtype=rows.dtype), *args, **kwargs)
+        return out
     return new
 
 
 def _filled_like(func: Any) -> Callable[..., Tensor]:
     def like(rows: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found: Tensor = func(torch.empty(rows.shape, dtype=rows.dtype), *args, **kwargs)
-        return found
+        out: Tensor = func(torch.empty(rows.shape, dtype=rows.dtype), *args, **kwargs)
+        return out
     return like
 
 

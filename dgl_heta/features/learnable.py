@@ -107,6 +107,8 @@ class LearnableFeatures:
         self._shared: dict[str, _Shared] = {}
         for ntype, count in counts.items():
             ranks = tuple(users[ntype])
+            # A type that one worker alone uses needs no owner: its rows are read and stepped where
+            # they are, and nothing is sent.
             if mode == "exact" and len(ranks) > 1:
                 self._shared[ntype] = _Shared(count, tuple((keepers or users)[ntype]))
             elif world.rank in ranks:
@@ -123,6 +125,7 @@ class LearnableFeatures:
             self.owned = owned = make("owned", base, width, dtype)
             for ntype, (low, start, rows) in self.owned_ranges().items():
                 _start(owned.value[start:start + rows], seed, ntype, low)
+        # Scratch of `sum_rows`, -1 between steps: filling it for each step would touch every row.
         self._slots = np.full(base, -1, np.int32)
         self._repeated = {t: np.full(counts[t], -1, np.int32) for t in repeated
                           if t in self.local}
@@ -142,6 +145,8 @@ class LearnableFeatures:
                 rows[ntype] = table.read(nodes[ntype], device)
         if self._shared:
             assert self.owned is not None
+            # By the shared types, in their order, not by the batch's: routing is a collective, and
+            # all workers concatenate alike.
             sizes = {t: len(nodes[t]) for t in self._shared if t in nodes}
             route = self._route_to_owners({t: nodes[t] for t in sizes})
             asked = self._rows_of(route.asked)
@@ -149,6 +154,8 @@ class LearnableFeatures:
             rows.update(zip(sizes, answered.split(list(sizes.values()))))
             self._step = _Step(route, asked, tuple(sizes)) if train else None
         self._nodes = nodes
+        # Leaves, so that autograd stops here: gradients of rows leave the graph and go to the
+        # owners, and no table is ever a parameter of the model.
         leaves = {t: x.to(device).requires_grad_(train) for t, x in rows.items()}
         self._leaves = leaves if train else {}
         return leaves
@@ -158,6 +165,8 @@ class LearnableFeatures:
 
         Gradients are averaged over all workers, like those of dense parameters.
         """
+        # The one place where gradients of rows are divided, by all workers, as those of dense
+        # parameters are: what arrives are sums.
         scale = 1.0 / self._world.size
         for ntype, table in self.local.items():
             leaf = self._leaves.get(ntype)
@@ -168,8 +177,12 @@ class LearnableFeatures:
                     grads = torch.from_numpy(sums)
                 table.update(rows, grads, scale, self._adam)
             else:
+                # A step without rows counts all the same: Adam's bias correction is of the table's
+                # steps, and on one process every batch is one.
                 table.update(np.empty(0, np.int64), self._no_rows(), scale, self._adam)
         if self._step is not None and self.owned is not None:
+            # In the order of `read`, whose route is used again backwards; a type whose rows got no
+            # gradient sends zeros, as the owner waits for its rows.
             grads = torch.cat([self._no_rows(), *(self._grad(t) for t in self._step.ntypes)])
             arrived = self._step.route.deliver(grads)
             unique, sums = sum_rows(self._step.asked, arrived.numpy(), self._slots)
@@ -195,6 +208,8 @@ class LearnableFeatures:
         """Where the table `owned` has the rows of keys that this worker owns."""
         rows = np.empty(len(keys), np.int64)
         for shared in self._shared.values():
+            # Keys number the rows of all shared types one after the other; a table numbers those
+            # that this worker owns.
             these = (keys >= shared.offset) & (keys < shared.offset + shared.count)
             low, _ = shared.range_of(self._world.rank)
             rows[these] = keys[these] - shared.offset - low + shared.base
@@ -214,7 +229,7 @@ class LearnableFeatures:
         return ranges
 
     def shards(self) -> dict[str, tuple[int, Tensor]]:
-        """What this worker has of each type: `(first row, values)`."""
+        """The rows that this worker owns of each type: `(first row, values)`."""
         shards = {t: (0, table.value) for t, table in self.local.items()}
         value = self.owned.value if self.owned is not None else None
         for ntype, (low, start, rows) in self.owned_ranges().items():
@@ -262,7 +277,7 @@ class _Shared:
 
 @dataclass(frozen=True)
 class _Step:
-    """What a step has asked the owners for: the way there, rows of `owned` that are asked of this
+    """The requests of a step to the owners: the way there, rows of `owned` that are asked of this
     worker, and the types whose rows it asked for itself, in order."""
 
     route: RowRoute

@@ -232,7 +232,7 @@ def as_tensor(rows: np.ndarray) -> Tensor:
 
 _lock = threading.Lock()
 _arena: mmap.mmap | None = None
-"""What is read goes here first: one for all sources, used under the lock."""
+"""The buffer that rows are read into first: one for all sources, used under the lock."""
 
 
 def _room(size: int) -> mmap.mmap:

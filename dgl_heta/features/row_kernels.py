@@ -166,7 +166,7 @@ def sum_rows_with_bits(rows: np.ndarray, values: np.ndarray, bits: np.ndarray, s
 
 
 def each_once(ids: np.ndarray, slots: np.ndarray) -> bool:
-    """Whether no id (int64) is there twice; `slots` as in :func:`sum_rows`."""
+    """Return whether no id (int64) is there twice; `slots` as in :func:`sum_rows`."""
     return bool(_each_once(ids, slots))
 
 
@@ -239,10 +239,10 @@ def _count_ids(counts, ids):  # type: ignore[no-untyped-def]
 def _filled(rows):  # type: ignore[no-untyped-def]
     out = np.zeros(len(rows), np.bool_)
     for i in range(len(rows)):
-        found = np.uint64(0)
+        bits = np.uint64(0)
         for k in range(rows.shape[1]):
-            found |= rows[i, k]
-        out[i] = found != 0
+            bits |= rows[i, k]
+        out[i] = bits != 0
     return out
 
 

@@ -74,7 +74,10 @@ class RowTable:
 
     def update(self, rows: np.ndarray, grads: Tensor, scale: float, adam: AdamSettings) -> None:
         """One step on unique `rows` (int64) with `scale` times their gradients (rows, width)."""
+        # Before the constants: steps count from 1, or the first correction would divide by 0.
         self.step += 1
+        # On the CPU, where the table is; a GPU's gradient is copied once, of the touched rows
+        # alone.
         grads = grads.detach().to("cpu", self.dtype)
         fused_step(rows, grads.contiguous().numpy(), self.value.numpy(), self.first.numpy(),
                    self.second.numpy(), *adam.constants(self.step, scale, self.dtype))

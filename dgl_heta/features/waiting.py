@@ -1,4 +1,4 @@
-"""What rows that wait for their values will be: rows of an array, multiplied by weights."""
+"""The promise of rows that wait for their values: rows of an array, multiplied by weights."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Linear(NamedTuple):
 
 
 class Waiting:
-    """What lazy rows and their parts have in common. It refers to none of these tensors, whose
+    """The state that lazy rows and their parts share. It refers to none of these tensors, whose
     autograd graph can refer to it.
 
     Attributes
@@ -119,9 +119,9 @@ class Waiting:
         return times(self.source.times(ids, first, constant), weight, bias)
 
     def may_be_passed(self) -> bool:
-        """Whether something can be computed past the rows' values: nothing has needed these, or
-        something was computed so before. Then activation checkpointing, which computes again what
-        it has not kept, finds as many tensors saved as before."""
+        """Return whether something can be computed past the rows' values: nothing has needed
+        these, or something was computed so before. Then activation checkpointing, which computes
+        again what it has not kept, finds as many tensors saved as before."""
         return self.value is None or (self.bypassed and not self.exposed)
 
     def is_observed(self) -> bool:

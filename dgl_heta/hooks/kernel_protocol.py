@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from dgl_heta.hooks.protocols import Provider
+from dgl_heta.hooks.provider import Provider
 
 if TYPE_CHECKING:
     from torch import Tensor

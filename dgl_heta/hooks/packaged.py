@@ -5,13 +5,14 @@ from __future__ import annotations
 DISTRIBUTIONS = {
     ("dataset", "debian"): "dgl-heta-datasets",
     ("dataset", "git"): "dgl-heta-datasets",
+    ("patches", "local-partition"): "dgl-heta-catgnn",
     ("program", "graphstorm"): "dgl-heta-graphstorm",
     ("model", "nars"): "dgl-heta-precomputed",
     ("model", "sehgnn"): "dgl-heta-precomputed",
     ("model inputs", "paths"): "dgl-heta-precomputed",
     ("model inputs", "subsets"): "dgl-heta-precomputed",
 }
-"""(kind, name) of a provider that was part of dgl-heta → the plugin that has it."""
+"""(kind, name) of a provider that was part of dgl-heta → the distribution that has it."""
 
 
 def to_install(kind: str, name: str) -> str:

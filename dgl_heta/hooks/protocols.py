@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from dgl_heta.errors import InputError
+from dgl_heta.hooks.cutter_protocol import Cutter as Cutter
+from dgl_heta.hooks.provider import Provider as Provider
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,15 +42,6 @@ if TYPE_CHECKING:
 
 Batch = TypeVar("Batch")
 Adapt = Callable[["ModuleType"], None]
-
-
-class Provider(Protocol):
-    """What all providers have in common."""
-
-    name: str
-    settings: BaseModel | None = None
-    """The provider's own settings: an instance of a pydantic model, with the defaults. They are the
-    section `[plugins.NAME]`; the provider that is called has the user's values here."""
 
 
 class PartitionBackend(Provider, Protocol):
@@ -85,32 +78,6 @@ class PartitionBackend(Provider, Protocol):
         DGLGraph, files. `edges[relation].chunks(size)` reads the edges once more at each call;
         node arrays and edge arrays may be memory maps. `out` is written whole or not at all;
         with `overwrite` what an earlier call wrote there is replaced, and nothing else.
-        """
-
-
-class Cutter(Provider, Protocol):
-    """A way to cut a relation that is too large for a partition; hook `dgl_heta_cutters`."""
-
-    description: str
-
-    @abstractmethod
-    def cut(self, source: GraphSource, relation: Relation, parts: Sequence[int]
-            ) -> np.ndarray | None:
-        """Whose a destination's in-edges are, for a relation that the plan cuts.
-
-        Called when a graph is partitioned; a plan without edges cuts by ranges of destinations.
-
-        Parameters
-        ----------
-        source : the graph; `source.edges[relation].chunks(size)` gives the edges, again at each
-            call.
-        parts : how many destinations each of the pieces has in the plan, whose sizes follow from
-            the memory limit. That many partitions have a piece of the relation.
-
-        Returns
-        -------
-        For each destination node the index of its piece, (destination nodes,) integers; None for
-        the plan's ranges of destinations.
         """
 
 
@@ -192,7 +159,8 @@ class Patches(Provider, Protocol):
     """
 
     def patches(self) -> Sequence[Patch]:
-        """Return the names that are replaced, each by one provider only."""
+        """Return the names that are replaced; the original of one that dgl-heta replaces itself is
+        what dgl-heta has there."""
         ...
 
 

@@ -153,8 +153,8 @@ class Agent:
         for path in exists:
             if not os.path.exists(path):
                 problems.append(f"no file {path}")
-        found = shutil.which(executable, path=full.get("PATH", os.defpath))
-        if not found:
+        program = shutil.which(executable, path=full.get("PATH", os.defpath))
+        if not program:
             problems.append(f"no command '{executable}'")
         for port in ports:
             problem = cannot_listen(address, port)
@@ -169,7 +169,7 @@ class Agent:
                   directory=self.directory, free_port=free_port(address, ports),
                   interface=None if "GLOO_SOCKET_IFNAME" in full else (
                       "lo" if address.startswith("127.") else self.interface),
-                  versions=versions_of(found, full) if versions and found else None)
+                  versions=versions_of(program, full) if versions and program else None)
 
     # --- processes ---------------------------------------------------------------------------
 
@@ -284,9 +284,9 @@ class Agent:
         if not (self.children and (now or time.monotonic() >= self.look_at)):
             return
         self.look_at = time.monotonic() + LOOK_S
-        found = set().union(*map(mapped, descendants())) - self.memory_before
-        if not found <= self.memory and self.directory:
-            self.memory |= found
+        segments = set().union(*map(mapped, descendants())) - self.memory_before
+        if not segments <= self.memory and self.directory:
+            self.memory |= segments
             with contextlib.suppress(OSError), open(os.path.join(self.directory, SHARED),
                                                     "w") as file:
                 file.write("\n".join(self.memory))

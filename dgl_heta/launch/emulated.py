@@ -189,8 +189,8 @@ def _privileged() -> bool:
 
 def _capable(name: str) -> bool:
     with open("/proc/self/status", encoding="ascii") as file:
-        found = re.search(r"^CapEff:\s*([0-9a-f]+)", file.read(), re.MULTILINE)
-    return found is not None and bool(int(found[1], 16) >> CAPABILITIES[name] & 1)
+        match = re.search(r"^CapEff:\s*([0-9a-f]+)", file.read(), re.MULTILINE)
+    return match is not None and bool(int(match[1], 16) >> CAPABILITIES[name] & 1)
 
 
 def _try(user: tuple[str, ...] | list[str]) -> str | None:

@@ -129,10 +129,10 @@ class Hosts(Supervisor):
     def _same_versions(self, versions: dict[int, dict[str, str | None]]) -> None:
         needed = {"dgl-heta"} if self.job.command.active else set()
         for package in ("dgl", "torch", "dgl-heta"):
-            found = {i: each.get(package) for i, each in sorted(versions.items())}
-            if len(set(found.values())) > 1 or (package in needed and None in found.values()):
+            installed = {i: each.get(package) for i, each in sorted(versions.items())}
+            if len({*installed.values()}) > 1 or (package in needed and None in installed.values()):
                 text = ", ".join(f"{self.job.hosts[i]} has {version or 'none'}"
-                                 for i, version in found.items())
+                                 for i, version in installed.items())
                 raise InputError(f"all hosts need the same version of {package}: {text}")
 
     def _start(self, answers: dict[int, dict[str, Any]]) -> None:

@@ -82,14 +82,15 @@ def _check(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, 
 def _engine(job: dict[str, Any], registry: Plugins) -> Engine:
     from dataclasses import replace
 
-    from dgl_heta.planning.plan import Plan, SharedRows
+    from dgl_heta.planning.offloading import SharingDecision
+    from dgl_heta.planning.plan import Plan
     from dgl_heta.settings import Settings
     from dgl_heta.store import Store
     from dgl_heta.training.setup import build_engine
 
     store = Store(job["store"])
     plan = replace(Plan.from_json(job["plan"], store.schema, "of this job"),
-                   shared=SharedRows.from_json(job.get("shared"), "of this job"))
+                   shared=SharingDecision.from_json(job.get("shared"), "of this job"))
     return build_engine(store, plan, Settings(**job["settings"]), registry, Path(job["run_dir"]))
 
 

@@ -48,7 +48,7 @@ class HGNNLayer(nn.Module):
     reads_state : whether :meth:`score`, :meth:`aggregate` or :meth:`update` read the state of
         the destination. If not, training can leave it out (`train.seed_states = false`).
     attends : whether :meth:`score`, :meth:`attend` or :meth:`aggregate` read the state of the
-        destination. If not, it need not be where a relation is delegated to
+        destination. If not, it need not be where a relation is offloaded to
         (`partition.shared`).
     zero_without_edges : whether :meth:`aggregate` gives 0 for a row without edges (no bias, for
         one). Then sum and mean leave such rows out, which most relations have many of.

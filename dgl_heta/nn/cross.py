@@ -158,7 +158,7 @@ class CrossRelation(nn.Module):
         """
         check_complete(parts)
         parts, like = float32_parts(parts), widened(like)
-        if self.op in ("max", "min") and block.delegated:
+        if self.op in ("max", "min") and block.offloads:
             return stacked(self.exchange, block, ntype, parts, width, like, self._extreme)
         op = "sum" if self.op == "mean" else self.op
         out = merge(self.exchange, op, block, ntype, parts, width, like)
@@ -294,7 +294,7 @@ def stacked(exchange: Exchange, block: Block, ntype: str, parts: Sequence[Part],
     whole = coverage(parts, at, count, seeds)
     claimed = [column for column, all_rows in enumerate(whole) if all_rows]
     layout = (exchange.layout(ntype, block.layer, whole)
-              if seeds and not block.delegated else None)
+              if seeds and not block.offloads else None)
     own = list(range(count)) if layout is None or seeds < rows else claimed
     rows_of = stack_parts(parts, at, own, like.new_zeros((rows, width)))
     if layout is None:

@@ -190,7 +190,8 @@ def dot(a, b):  # type: ignore[no-untyped-def]
     return total
 
 
-def _operators(shared: bool) -> tuple[_Operator, _Operator]:
+# Four kernels, defined inside so that `shared` is a constant of each.
+def _operators(shared: bool) -> tuple[_Operator, _Operator]:  # noqa: C901
     """`edge_dot` and `weighted_sum`, compiled for source rows that all heads share (S, 1, D) or for
     rows of each head (S, H, D). Which it is must be a constant: the loops are 10 to 20 % slower
     where it is computed."""

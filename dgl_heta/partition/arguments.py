@@ -1,7 +1,7 @@
 """The arguments of DGL's `partition_graph`: which values are right, and which have an effect.
 
-One set of rules for both doors, `dgl_heta.partition_graph` and DGL's own name while dgl-heta is
-enabled: an argument is honoured, or refused, or said once to have no effect (docs/switching.md).
+One set of rules for both entry points, `dgl_heta.partition_graph` and DGL's own name while dgl-heta
+is enabled: an argument is honoured, or refused, or said once to have no effect (docs/switching.md).
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import numbers
 import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.schema import Schema
-from dgl_heta.hooks.protocols import PartitionBackend
 
 log = logging.getLogger("dgl_heta")
 
@@ -37,9 +36,9 @@ FORMER = ("reshuffle",)
 class ScriptArguments:
     """Arguments of `dgl.distributed.partition_graph` that only some backends have a use for.
 
-    A backend says by their names which it honours (:attr:`PartitionBackend.honours
-    <dgl_heta.hooks.protocols.PartitionBackend.honours>`); the others have their defaults here,
-    which are DGL's. Values are right by DGL's rules (:func:`script_arguments`).
+    A backend says by their names which it honours (`PartitionBackend.honours`); the others have
+    their defaults here, which are DGL's. Values are right by DGL's rules
+    (:func:`script_arguments`).
     """
 
     num_hops: int = 1
@@ -49,12 +48,22 @@ class ScriptArguments:
     balance_edges: bool = False
     num_trainers_per_machine: int = 1
     objtype: str = "cut"
-    """What METIS minimises: `cut` or `vol`."""
+    """The objective of METIS: `cut` or `vol`."""
     graph_formats: Any = None
     """`coo`, `csr` or `csc`, or a list of these."""
     use_graphbolt: bool = False
     further: Mapping[str, Any] = field(default_factory=dict)
     """Arguments beyond these, by name; nothing is known of their values."""
+
+
+class BackendTraits(Protocol):
+    """The members of a partition backend that a request for it depends on; see
+    :class:`dgl_heta.PartitionBackend`."""
+
+    name: str
+    needs_target: bool
+    decides_parts: bool
+    honours: frozenset[str]
 
 
 _DEFAULTS = {each.name: each.default for each in fields(ScriptArguments) if each.name != "further"}
@@ -98,7 +107,7 @@ def check_names(what: str, given: Iterable[str], known: Iterable[str]) -> None:
                          "'Arguments of partition_graph' in docs/switching.md")
 
 
-def script_arguments(backend: PartitionBackend, given: Mapping[str, Any], schema: Schema,
+def script_arguments(backend: BackendTraits, given: Mapping[str, Any], schema: Schema,
                      what: str) -> ScriptArguments:
     """The arguments of a script by name, checked: what the backend honours, else the defaults.
 
@@ -135,7 +144,7 @@ def script_arguments(backend: PartitionBackend, given: Mapping[str, Any], schema
 
 
 def _usual(name: str, value: Any) -> bool:
-    """Whether a value asks for nothing: it is DGL's default, or the like."""
+    """Return whether a value asks for nothing: it is DGL's default, or the like."""
     if name == "balance_ntypes":
         return value is None
     if name == "graph_formats":
@@ -207,10 +216,11 @@ def check_balance(value: Any, schema: Schema) -> None:
     else:
         for ntype, kinds in value.items():
             schema.check_node_type(ntype, "a key of balance_ntypes")
-            found = _check_kinds(f"balance_ntypes['{ntype}']", kinds, counts[ntype])
-            if not np.array_equal(found, np.arange(len(found))):
-                raise InputError(f"balance_ntypes['{ntype}'] has the values {shown(found.tolist())}"
-                                 "; they must be 0 … k - 1, each of them there")
+            different = _check_kinds(f"balance_ntypes['{ntype}']", kinds, counts[ntype])
+            if not np.array_equal(different, np.arange(len(different))):
+                raise InputError(f"balance_ntypes['{ntype}'] has the values "
+                                 f"{shown(different.tolist())}; they must be 0 … k - 1, each "
+                                 "of them there")
 
 
 def _check_kinds(what: str, value: Any, count: int) -> np.ndarray:

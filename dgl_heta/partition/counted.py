@@ -9,7 +9,6 @@ import numpy as np
 from dgl_heta.partition.method_comparison import Owner, Partitioning, counting_of, metis_or_why
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.making import make_plan
-from dgl_heta.planning.offloading import undelegated
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store
@@ -18,7 +17,7 @@ from dgl_heta.store.structure import copied
 
 @dataclass(frozen=True)
 class CountedRows:
-    """What was counted on a graph for `dgl-heta plan --cluster`.
+    """The rows counted on a graph for `dgl-heta plan --cluster`.
 
     Attributes
     ----------
@@ -56,13 +55,13 @@ def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: i
 
     rng = np.random.default_rng(seed)
     random = {t: rng.integers(0, plan.num_parts, n) for t, n in store.schema.node_counts.items()}
-    found = {"dgl-heta": per_machine(counting.raf("dgl-heta", undelegated(plan))),
+    by_system = {"dgl-heta": per_machine(counting.raf("dgl-heta", plan.without_owners())),
              "DistDGL random": per_machine(counting.distdgl("", random))}
     owner, missing = metis_or_why(store, plan.num_parts)
     if owner is None:
-        return CountedRows(found, counting.steps, missing=missing)
-    found["DistDGL METIS"] = per_machine(counting.distdgl("", owner))
-    return CountedRows(found, counting.steps, _cut(store, owner) / max(_cut(store, random), 1))
+        return CountedRows(by_system, counting.steps, missing=missing)
+    by_system["DistDGL METIS"] = per_machine(counting.distdgl("", owner))
+    return CountedRows(by_system, counting.steps, _cut(store, owner) / max(_cut(store, random), 1))
 
 
 def _cut(store: Store, owner: Owner) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import GraphSource
-from dgl_heta.hooks.protocols import Cutter
+from dgl_heta.hooks.cutter_protocol import Cutter
 from dgl_heta.partition.arguments import warn_once
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.footprint import csc_bytes, footprint, relation_bytes

@@ -47,6 +47,7 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
         if place in (store, *store.parents):
             raise InputError(f"the store {source.directory} lies in {out}, which would be "
                              "overwritten; choose another directory for the partition")
+        # Relative, so that partition and store can be moved together, or mounted elsewhere.
         location = os.path.relpath(store, place)
     else:
         check_source(source)
@@ -56,6 +57,7 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
                          "feature sizes differ; make it again with `dgl-heta partition`")
     config = part_config(plan, name, location)
     file = config_name(name)
+    # Written beside and put in place whole: a partition that was interrupted is none.
     with new_directory(out, overwrite=overwrite, kind=PLAN_FILE, others=_others) as directory:
         if not isinstance(source, Store):
             (directory / STORE_DIR).mkdir()
@@ -72,7 +74,7 @@ def _same(one: Schema, other: Schema) -> bool:
 
 
 def _others(directory: Path) -> Iterator[Path]:
-    """What in a partition directory :func:`write_partition` does not write."""
+    """The entries of a partition directory that :func:`write_partition` does not write."""
     store = directory / STORE_DIR
     for path in directory.iterdir():
         if path == store and not path.is_symlink() and Store.is_store(path):
@@ -84,7 +86,7 @@ def _others(directory: Path) -> Iterator[Path]:
 
 
 def is_part_config(path: str | Path) -> bool:
-    """Whether a file is the part_config of a partition of dgl-heta."""
+    """Return whether a file is the part_config of a partition of dgl-heta."""
     try:
         config = json.loads(Path(path).read_text(encoding="utf-8"))
         return "dgl_heta_plan" in config["part-0"]
@@ -93,7 +95,7 @@ def is_part_config(path: str | Path) -> bool:
 
 
 def is_partition(path: Path) -> bool:
-    """Whether a directory was written by :func:`write_partition`."""
+    """Return whether a directory was written by :func:`write_partition`."""
     return (path / PLAN_FILE).is_file()
 
 

@@ -1,4 +1,4 @@
-"""What the command line takes for a graph: a schema, a store, a partition, files, a name."""
+"""Graphs as the command line takes them: a schema, a store, a partition, files, a name."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class GraphInput:
 
 @dataclass(frozen=True)
 class Reading:
-    """What is to be changed of a graph that is read from files.
+    """The changes to a graph that is read from files.
 
     Attributes
     ----------
@@ -163,7 +163,7 @@ def _name_and_options(text: str, datasets: Mapping[str, Any]) -> tuple[str, str]
 
 
 def _written(path: Path, verify: bool) -> GraphInput | None:
-    """What dgl-heta has written itself: a schema, a partition, a store."""
+    """The input, if dgl-heta has written it itself: a schema, a partition, a store."""
     if path.is_file() and path.suffix == ".json" and find_config(path) is None:
         return GraphInput(Schema.load(path), path.stem)
     if not path.is_dir():

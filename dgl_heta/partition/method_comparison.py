@@ -28,7 +28,6 @@ from dgl_heta.planning.assignment import Partition, Share
 from dgl_heta.planning.compute import parameter_groups
 from dgl_heta.planning.footprint import DISTDGL_EDGE_BYTES, footprint, type_bytes
 from dgl_heta.planning.making import make_plan
-from dgl_heta.planning.offloading import undelegated
 from dgl_heta.planning.owner_choice import choose
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import DEFAULT_HOPS, Workload
@@ -138,7 +137,7 @@ def compare(store: Store, request: PartitionRequest, work: Workload, steps: int 
 
 def counting_of(store: Store, whole: Plan, work: Workload, request: PartitionRequest, steps: int
               ) -> Counting:
-    """What samples `steps` steps over the training nodes.
+    """A sampler of `steps` steps over the training nodes.
 
     Raises
     ------
@@ -221,8 +220,8 @@ class Counting:
         """Partial aggregations of the seeds; learnable rows that another user owns."""
         row_bytes = traffic.seed_bytes(plan.hops, self._work)
         total = sum(map(len, seeds.values()))
-        owners = {r.src: by for r, by in plan.delegates.items()}
-        plan, asking = undelegated(plan), plan
+        owners = {r.src: by for r, by in plan.offloaded.items()}
+        plan, asking = plan.without_owners(), plan
         for partition in plan.partitions:
             group = plan.groups[partition.group]
             sampler = NeighborSampler(self._store, SamplingScope.of(plan, partition.index),
@@ -247,7 +246,7 @@ class Counting:
                    owners: Mapping[str, int], sent: Counter[str]) -> None:
         """Rows for which a partition asks others, and those of their types that it reads itself.
 
-        Without delegation it would draw the same rows above layer 1, which `batch` has.
+        Without offloading it would draw the same rows above layer 1, which `batch` has.
         """
         work, nodes = self._work, self._store.schema.node_counts
         (first,) = [block for block in batch.blocks if block.layer == 1]
@@ -292,7 +291,7 @@ class Counting:
                     len(ids) / max(plan.schema.node_counts[ntype], 1)))
 
     def distdgl(self, name: str, owner: Owner) -> Partitioning:
-        """What data-parallel training over a partition of the nodes sends and holds."""
+        """The bytes that data-parallel training over a partition of the nodes sends and holds."""
         parts = self._request.parts
         sent: Counter[str] = Counter()
         edges = np.zeros(parts)

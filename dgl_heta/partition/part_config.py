@@ -31,7 +31,7 @@ def part_config(plan: Plan, graph_name: str, store: str) -> dict[str, Any]:
         if ":" in name:
             raise InputError(f"'{name}' has a colon, by which DistDGL's part_config separates "
                              "names; rename the node type or edge type")
-    aggregated = {r.src for r in plan.delegates}
+    aggregated = {r.src for r in plan.offloaded}
     kept = {t for t in schema.node_types
             if plan.keepers(t) and (t in aggregated or t not in plan.targets)}
     node_map = _tile(everyone, {

@@ -1,4 +1,4 @@
-"""What a user asks of a partition backend, and what it answers."""
+"""The request to a partition backend, and its result."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.hooks.protocols import Cutter, PartitionBackend
-from dgl_heta.partition.arguments import ScriptArguments, script_arguments
+from dgl_heta.hooks.cutter_protocol import Cutter
+from dgl_heta.partition.arguments import BackendTraits, ScriptArguments, script_arguments
 from dgl_heta.planning.making import check_parts
 from dgl_heta.planning.metatree import Metapath, load_metapaths, parse_metapaths
 from dgl_heta.planning.owner_choice import WAYS
@@ -26,7 +26,7 @@ AUTO = 0
 
 @dataclass(frozen=True)
 class PartitionRequest:
-    """What the user asks of a partition backend; made by :func:`make_request`."""
+    """A user's request to a partition backend; made by :func:`make_request`."""
 
     parts: int
     """Number of partitions; :data:`AUTO` only for backends that decide it (`decides_parts`)."""
@@ -36,19 +36,19 @@ class PartitionRequest:
     metapaths: Sequence[Metapath] = ()
     seed: int = 0
     edge_ids: bool = False
-    """Whether a store that is written keeps the edges' positions in the source."""
+    """True if a store that is written keeps the edges' positions in the source."""
     replication: str | None = None
     """`full`, `none`, or the backend's own."""
     memory_limit: int | None = None
     """Bytes that a partition may hold, as predicted for `workload`."""
     cutter: Cutter | None = None
-    """What cuts relations that are too large for a partition; None: the backend itself."""
+    """The cutter of relations that are too large for a partition; None: the backend itself."""
     hubs: float = 1.0
     """From how many in-edges on, in even pieces of a relation that is cut, those of one node may
     be cut, too; 0: never."""
     workload: Workload = field(default_factory=Workload)
     shared: str = "auto"
-    """Whether rows of learnable features that several partitions read move, or one partition
+    """How learnable features that several partitions read are shared: rows move, or one partition
     aggregates them for the others (:mod:`dgl_heta.planning.shared_rows`)."""
     shared_origin: Origin = Origin.DEFAULT
     """Who asked for `shared`."""
@@ -57,7 +57,7 @@ class PartitionRequest:
 
 @dataclass(frozen=True)
 class PartitionResult:
-    """What a partition backend has written.
+    """The partition that a backend has written.
 
     Attributes
     ----------
@@ -77,12 +77,12 @@ class PartitionResult:
 
 
 def option(name: str) -> str:
-    """What an argument is called on the command line."""
+    """The name of an argument on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
 def make_request(
-    backend: PartitionBackend,
+    backend: BackendTraits,
     schema: Schema,
     parts: int | str,
     target: Iterable[str] = (),

@@ -51,7 +51,7 @@ Assignment = Sequence[tuple[int, dict[int, Share]]]
 
 @dataclass(frozen=True)
 class Partition:
-    """What one worker runs.
+    """The relations and rows that one worker runs.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Partition:
         has the in-edges of nodes `low … high - 1` alone. `num_edges` is in proportion.
     owned : the relations that are cut by an array: how many destination nodes and edges of them
         this partition has, pieces of other partitions' hubs included.
-    served : where relations are delegated (:mod:`dgl_heta.planning.offloading`), those that it
+    served : where relations are offloaded (:mod:`dgl_heta.planning.offloading`), those that it
         runs at layer 1 on rows of other partitions, too.
     asks : those that another partition runs at layer 1 on this one's rows that are no seeds; they
         are not in `inner`.
@@ -95,7 +95,7 @@ class Partition:
 def partitions_of_shares(schema: Schema, targets: Sequence[str], hops: int,
                          trees: Sequence[SubMetatree], assignment: Assignment
                          ) -> tuple[Partition, ...]:
-    """What every partition runs at every layer, with full replication.
+    """The relations of every partition at every layer, with full replication.
 
     From the last layer down: a partition runs its root relations on the seeds, and on every other
     row whose state something above reads all relations that one process runs there.
@@ -153,7 +153,7 @@ class _Inner(NamedTuple):
 
 
 def is_whole(assignment: Assignment, trees: int) -> bool:
-    """Whether the shares of each of so many sub-metatrees make a whole in every group."""
+    """Return whether the shares of each of so many sub-metatrees make a whole in every group."""
     by_group: dict[int, list[list[Share]]] = {}
     for group, shares in assignment:
         by_tree = by_group.setdefault(group, [[] for _ in range(trees)])
@@ -166,7 +166,7 @@ def is_whole(assignment: Assignment, trees: int) -> bool:
 
 
 def _follow(shares: Sequence[Share]) -> bool:
-    """Whether shares follow each other from the first part to the last."""
+    """Return whether shares follow each other from the first part to the last."""
     reached = 0
     for share in sorted(shares, key=lambda s: s.index):
         if share.count != shares[0].count or share.index != reached or share.width < 1:
@@ -179,7 +179,7 @@ def partitions_of_pieces(schema: Schema, targets: Sequence[str], hops: int,
                          trees: Sequence[SubMetatree], pieces: Sequence[Sequence[Piece]],
                          ownership: Mapping[Relation, Ownership] | None = None
                          ) -> tuple[Partition, ...]:
-    """What every partition runs at every layer, where each has its pieces of relations alone.
+    """The relations of every partition at every layer, where each has its pieces alone.
 
     Relations in `ownership` are cut by an array and not among the pieces.
     """
@@ -192,8 +192,11 @@ def partitions_of_pieces(schema: Schema, targets: Sequence[str], hops: int,
                  for r, o in (ownership or {}).items() if o.rows[index] or o.edges[index]}
         relations = tuple(sorted([*(r for r, _, _ in own), *owned], key=order.__getitem__))
         types = {t for r in relations for t in (r.src, r.dst)} | set(targets)
+        # A range that is the whole type is none: such a relation is not cut, and nothing has to be
+        # looked up.
         ranges = {r: (low, high) for r, low, high in sorted(own, key=lambda p: order[p[0]])
                   if (low, high) != (0, schema.node_counts[r.dst])}
+        # In proportion, as a plan from counts alone does not know where the edges are.
         edges = sum(schema.edge_counts[r] * (high - low) // max(schema.node_counts[r.dst], 1)
                     for r, low, high in own) + sum(count for _, count in owned.values())
         nodes = sum(schema.node_counts[t] for t in types)

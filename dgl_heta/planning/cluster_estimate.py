@@ -23,7 +23,7 @@ from dgl_heta.planning.compute import UNITS, parameter_groups, step_units
 from dgl_heta.planning.footprint import distdgl_footprint, footprint, type_bytes
 from dgl_heta.planning.making import MOST_PARTS
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.receptive_field import Reach, reach, reach_of_one_process
+from dgl_heta.planning.receptive_field import ReceptiveField, field_of_one_process, receptive_field
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import read_toml
 
@@ -36,7 +36,7 @@ class _File(BaseModel):
 
 
 class Coefficients(_File):
-    """What a unit of work costs on the machine of the measurements.
+    """The seconds of a unit of work on the machine of the measurements.
 
     `seconds` has one value per key of :data:`UNITS`; `metis_cut` is the number of edges between
     METIS's parts ÷ that between random ones; `errors` are relative, of measurements held out.
@@ -114,7 +114,7 @@ def _read(kind: Any, data: Any, origin: str) -> Any:
 
 @dataclass(frozen=True)
 class Load:
-    """What one machine does in a step.
+    """The work of one machine in a step.
 
     Attributes
     ----------
@@ -212,7 +212,7 @@ def network_seconds(load: Load, cluster: Cluster) -> float:
 
 def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
               learnable: str) -> list[Load]:
-    """What every partition does in a step of `seeds` seeds per trainer."""
+    """The work of every partition in a step of `seeds` seeds per trainer."""
     if plan.replication != "full" or plan.num_parts != cluster.machines:
         raise InputError(f"a plan with replication = {plan.replication} for {plan.num_parts} "
                          f"partitions cannot be predicted on {cluster.machines} machines; it must "
@@ -223,13 +223,13 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
                                   sum(size for size, owners in groups if owners == 1), work)
     row_bytes, script = traffic.script_bytes(plan.hops, work), replace(work, in_script=True)
     users = {t: len(plan.users(t)) for t in schema.node_types}
-    steps: dict[Any, Reach] = {}
+    steps: dict[Any, ReceptiveField] = {}
     loads = []
     for partition in plan.partitions:
         size = len(plan.groups[partition.group])
         key = (size, tuple(partition.sub_metatrees.items()))
         if key not in steps:
-            steps[key] = reach(plan, partition.index, fanouts, seeds * size, seeds)
+            steps[key] = receptive_field(plan, partition.index, fanouts, seeds * size, seeds)
         step = steps[key]
         # Forward and backward: one at the last layer, a ring at each below; then gradients.
         exchanges = 2 * plan.hops * (size > 1) + 2 * (machines > 1)
@@ -254,13 +254,13 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
 
 def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
                  cut: float) -> Load:
-    """What a machine does in a step of data-parallel training over parts of the nodes.
+    """The work of a machine in a step of data-parallel training over parts of the nodes.
 
     `cut` is the number of edges between parts ÷ that between random ones: a row that is k hops
     away is remote as often as under random parts but for the share `(1 - cut) ** k`.
     """
     schema, machines = plan.schema, cluster.machines
-    step = reach_of_one_process(plan, work.fanouts_of(plan.hops), seeds)
+    step = field_of_one_process(plan, work.fanouts_of(plan.hops), seeds)
 
     def remote(hops: int) -> float:
         return (1 - (1 - cut) ** hops) * (machines - 1) / machines

@@ -1,4 +1,4 @@
-"""What a step computes: the order of aggregation and projection, work in bytes, units of work."""
+"""The work of a step: the order of aggregation and projection, work in bytes, units of work."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from dgl_heta.graph.schema import Schema
 from dgl_heta.planning.assignment import Partition
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.receptive_field import Reach, reach
+from dgl_heta.planning.receptive_field import ReceptiveField, receptive_field
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import ModelSettings
 
@@ -21,7 +21,7 @@ MARGIN = 0.8
 
 def aggregated_first(rows: float, edges: float, destinations: float, own: float, width: float,
                      out: int) -> bool:
-    """Whether feature rows are aggregated before they are multiplied by a weight.
+    """Return whether feature rows are aggregated before they are multiplied by a weight.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ and per number of an edge's row of a product."""
 
 def attended_first(rows: float, relations: int, edges: float, destinations: float, width: float,
                    inner: float | None, heads: int, out: int) -> bool:
-    """Whether attention takes products of queries and of sums, not of feature rows.
+    """Return whether attention takes products of queries and of sums, not of feature rows.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ def step_work(plan: Plan, partition: Partition, work: Workload) -> float:
     :data:`CALL` per relation and layer. What several sub-metatrees reach counts once. It needs no
     measurements, as it decides which plan is made (:mod:`dgl_heta.planning.sharing`).
     """
-    step = reach(plan, partition.index, work.fanouts_of(plan.hops), work.batch_size, 0)
+    step = receptive_field(plan, partition.index, work.fanouts_of(plan.hops), work.batch_size, 0)
     calls = sum(len(relations) for relations in partition.layers.values())
     return CALL * calls + 2 * sum(layer.edges for layer in step.layers) * work.row_bytes + sum(
         4 * rows * (plan.schema.feature_bytes.get(t) or 3 * work.row_bytes)
@@ -93,8 +93,8 @@ HEADS = ModelSettings().heads
 """Attention heads of the models that are predicted."""
 
 
-def step_units(schema: Schema, step: Reach, work: Workload, exchanges: float, lazy: bool = False
-               ) -> dict[str, float]:
+def step_units(schema: Schema, step: ReceptiveField, work: Workload, exchanges: float,
+               lazy: bool = False) -> dict[str, float]:
     """:data:`UNITS` of work of a trainer's step, with `remote` left at 0.
 
     Parameters

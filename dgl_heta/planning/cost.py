@@ -1,4 +1,4 @@
-"""What each partition of a plan costs: bytes that it holds, bytes that it sends in a step.
+"""The cost of each partition of a plan: bytes that it holds, bytes that it sends in a step.
 
 A test compares the figures with what the store holds and what training counts.
 """
@@ -10,9 +10,8 @@ from typing import Any
 
 from dgl_heta.planning import traffic
 from dgl_heta.planning.footprint import topology_bytes, type_bytes
-from dgl_heta.planning.offloading import undelegated
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.receptive_field import destinations, reach, reach_of_one_process
+from dgl_heta.planning.receptive_field import destinations, field_of_one_process, receptive_field
 from dgl_heta.planning.workload import Workload
 
 
@@ -64,17 +63,17 @@ def predict(plan: Plan, work: Workload) -> list[PartitionCost]:
 
 
 def _for_others(plan: Plan, work: Workload) -> list[float]:
-    """Bytes that each partition sends where relations are delegated: partial aggregations of rows
+    """Bytes that each partition sends where relations are offloaded: partial aggregations of rows
     of others, and gradients of those of its own rows."""
     sent = [0.0] * plan.num_parts
-    if not plan.delegates:
+    if not plan.offloaded:
         return sent
-    alone, fanouts = undelegated(plan), work.fanouts_of(plan.hops)
+    alone, fanouts = plan.without_owners(), work.fanouts_of(plan.hops)
     for partition in plan.partitions:
         group = plan.groups[partition.group]
-        asked = {(group[plan.delegates[r]], r.dst) for r in partition.asks}
+        asked = {(group[plan.offloaded[r]], r.dst) for r in partition.asks}
         if asked:
-            step = reach(alone, partition.index, fanouts, work.batch_size * len(group),
+            step = receptive_field(alone, partition.index, fanouts, work.batch_size * len(group),
                          work.batch_size)
             for owner, ntype in asked:
                 rows = step.layers[-1].inner.get(ntype, 0.0)
@@ -90,7 +89,7 @@ def _below_last(plan: Plan, work: Workload) -> dict[str, float]:
     each other which they are.
     """
     schema = plan.schema
-    step = reach_of_one_process(plan, work.fanouts_of(plan.hops),
+    step = field_of_one_process(plan, work.fanouts_of(plan.hops),
                                 work.batch_size * len(plan.groups[0]))
     rows = destinations(step, plan)
     sent = dict.fromkeys(schema.node_types, 0.0)

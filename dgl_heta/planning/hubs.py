@@ -30,15 +30,15 @@ def share_hubs(chosen: np.ndarray, degrees: np.ndarray, parts: Sequence[int], hu
     degrees : in-edges of each, int64.
     parts : how the pieces are to share the edges: in this proportion.
     """
-    found = np.flatnonzero(degrees > hubs * even_piece(degrees, len(parts)))
-    if not hubs or not len(found):
+    hub_nodes = np.flatnonzero(degrees > hubs * even_piece(degrees, len(parts)))
+    if not hubs or not len(hub_nodes):
         return {}
     edges = np.bincount(chosen, degrees, len(parts))
-    np.subtract.at(edges, chosen[found], degrees[found])
+    np.subtract.at(edges, chosen[hub_nodes], degrees[hub_nodes])
     wanted = np.array(parts, float) / sum(parts) * degrees.sum()
     room = np.maximum(np.floor(wanted - edges), 0).astype(np.int64)
     cut: HubPieces = {}
-    for node in sorted(found.tolist(), key=lambda v: -degrees[v]):
+    for node in sorted(hub_nodes.tolist(), key=lambda v: -degrees[v]):
         own, left = int(chosen[node]), int(degrees[node])
         given: dict[int, int] = {}
         for piece in sorted(range(len(parts)), key=lambda p: (p != own, -room[p], p)):

@@ -156,7 +156,7 @@ def check_parts(parts: int, hops: int = 1) -> None:
 
 def _dealt_once(assigned: Sequence[Sequence[int]], trees: int, parts: int,
                 method: str) -> list[list[int]]:
-    """What a backend dealt, or an :class:`InputError` unless it dealt everything once."""
+    """The indices that a backend dealt; an :class:`InputError` unless each was dealt once."""
     try:
         dealt = [[operator.index(i) for i in part] for part in assigned]
     except TypeError:

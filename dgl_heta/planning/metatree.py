@@ -145,6 +145,7 @@ def _from_hops(schema: Schema, targets: Sequence[str], depth: int) -> list[SubMe
             level = {r for t in reached for r in schema.into[t]}
             levels.append(tuple(sorted(level, key=order.__getitem__)))
             reached = {r.src for r in level}
+        # A relation of several levels is stored once, so it weighs once.
         unique = frozenset(r for level in levels for r in level)
         types = frozenset({ntype}.union(*((r.src, r.dst) for r in unique)))
         return _Below(
@@ -156,6 +157,7 @@ def _from_hops(schema: Schema, targets: Sequence[str], depth: int) -> list[SubMe
     def tree(root: Relation) -> SubMetatree:
         under = below(root.src)
         relations, node_types, weight = under.relations, under.node_types, under.weight
+        # The root may come again below itself, as `cites` does with two hops.
         if root not in under.unique:
             relations = with_relations(relations, [root], order)
             weight += edges[root]

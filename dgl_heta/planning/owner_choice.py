@@ -1,8 +1,8 @@
-"""Which learnable types are delegated, and to which partition: the fewest expected bytes.
+"""The choice of owner partitions: which types are offloaded, and to whom, by expected bytes.
 
 For each type that several partitions read at layer 1 there are two ways
 (:mod:`dgl_heta.planning.offloading`): its rows move, or partial aggregations do. Rows cost an id, a
-row and a gradient for each that another partition keeps. Delegated, each destination row
+row and a gradient for each that another partition keeps. Offloaded, each destination row
 that is no seed costs an id, a partial aggregation and its gradient, once for all types that the
 same partition aggregates; and what a partition reads of the type as a destination still moves.
 
@@ -22,9 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dgl_heta.planning import traffic
-from dgl_heta.planning.offloading import can_delegate, delegated, shared_learnable
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.receptive_field import Reach, reach_of_each
+from dgl_heta.planning.receptive_field import ReceptiveField, receptive_fields
 from dgl_heta.planning.workload import Workload
 
 log = logging.getLogger("dgl_heta")
@@ -34,19 +33,19 @@ WORK = 0.2
 what both take on a core and on a link of 1 Gbit/s."""
 
 WAYS = ("rows", "delegate", "auto")
-"""What `partition.shared` may be."""
+"""The values of `partition.shared`."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What is expected of a learnable type that several partitions read at layer 1.
+    """The expected bytes of a learnable type that several partitions read at layer 1.
 
     Attributes
     ----------
     owner : the partition that would aggregate it for the others.
     rows, partials : bytes of a step, of all workers, if rows move and if partial aggregations do
         (what is sent once for several types, shared evenly).
-    chosen : whether it is delegated.
+    chosen : whether it is offloaded.
     """
 
     ntype: str
@@ -64,11 +63,11 @@ class Choice:
 
 
 def choose(plan: Plan, work: Workload, way: str) -> tuple[Plan, list[Choice]]:
-    """The plan with the best delegation, and why.
+    """The plan with the best owner partitions, and why.
 
     Parameters
     ----------
-    way : "rows": nothing is delegated; "delegate": all that can be; "auto": what saves bytes.
+    way : "rows": nothing is offloaded; "delegate": all that can be; "auto": what saves bytes.
 
     Raises
     ------
@@ -76,18 +75,18 @@ def choose(plan: Plan, work: Workload, way: str) -> tuple[Plan, list[Choice]]:
         `way` is "delegate" and the plan cannot delegate.
     """
     if way == "rows" or (way == "auto" and (
-            can_delegate(plan) is not None or not worth_choosing(work))):
+            plan.why_not_offload() is not None or not worth_choosing(work))):
         return plan, []
-    choices = _choices(plan, work, way == "delegate") if can_delegate(plan) is None else []
+    choices = _choices(plan, work, way == "delegate") if plan.why_not_offload() is None else []
     owners = {c.ntype: c.owner for c in choices if c.chosen}
-    if way == "delegate" and can_delegate(plan) is not None:
+    if way == "delegate" and plan.why_not_offload() is not None:
         owners = {plan.schema.node_types[0]: 0}  # says why it cannot
-    return delegated(plan, owners), choices
+    return plan.with_owners(owners), choices
 
 
 def worth_choosing(work: Workload) -> bool:
-    """Whether "auto" may delegate. For max and min every relation's aggregation is sent by itself,
-    which may be more than the rows; "delegate" does it all the same."""
+    """Return whether "auto" may offload. For max and min every relation's aggregation is sent by
+    itself, which may be more than the rows; "delegate" does it all the same."""
     return not work.takes_extremes
 
 
@@ -104,7 +103,7 @@ def _choices(plan: Plan, work: Workload, always: bool) -> list[Choice]:
 
 
 def _best_choices(plan: Plan, work: Workload, always: bool) -> list[Choice]:
-    steps = reach_of_each(plan, work.fanouts_of(plan.hops), work.batch_size * plan.num_parts,
+    steps = receptive_fields(plan, work.fanouts_of(plan.hops), work.batch_size * plan.num_parts,
                           work.batch_size)
     expected = Expected(plan, steps, work)
     return expected.choices(expected.best(always))
@@ -124,14 +123,14 @@ class Expected:
 
     Attributes
     ----------
-    types : what can be delegated, most bytes first.
+    types : what can be offloaded, most bytes first.
     rows : bytes of each, of all workers, if its rows move.
     compared : how often all ways of one type were compared.
     """
 
-    def __init__(self, plan: Plan, steps: Sequence[Reach], work: Workload) -> None:
+    def __init__(self, plan: Plan, steps: Sequence[ReceptiveField], work: Workload) -> None:
         schema, self.parts = plan.schema, plan.num_parts
-        moved = _moved(plan, steps, shared_learnable(plan), work)
+        moved = _moved(plan, steps, plan.shared_learnable(), work)
         self.types = sorted(moved, key=moved.__getitem__, reverse=True)
         self.rows = {t: moved[t] for t in self.types}
         self.compared = 0
@@ -159,6 +158,7 @@ class Expected:
         The search begins with types in turn, and with one owner for all: types that one partition
         aggregates share what is sent, so that moving one alone saves nothing.
         """
+        # Way 0 is that rows move; "delegate" does not have it.
         first = 1 if always else 0
         in_turn = _Search(self)
         for number in range(len(self.types)):
@@ -182,11 +182,12 @@ class Expected:
         return self._search(owners).total()
 
     def choices(self, owners: Owners) -> list[Choice]:
-        """What is expected of each type with these owners of all types."""
+        """The expected bytes of each type with these owners of all types."""
         search, choices = self._search(owners), []
         for number, ntype in enumerate(self.types):
             way = search.ways[number]
             search.take_out(number)
+            # Where rows move, the owner that would have cost least is shown beside them.
             owner = (way or 1 + int(search.costs(number)[1:].argmin())) - 1
             asked = self.requests[number]
             asked = asked[self.asking[asked] != owner]
@@ -228,6 +229,7 @@ class _Search:
         expected, asked = self._expected, self._expected.requests[number]
         expected.compared += 1
         prices = np.where(self.users[asked] == 0, expected.price[asked, None], 0.0)
+        # A partition does not ask itself.
         prices[np.arange(len(asked)), expected.asking[asked]] = 0
         sent = np.append(expected.moved[number], expected.read[number] + prices.sum(0))
         load = np.append((self._load + expected.own[number]).max(), np.maximum(
@@ -264,18 +266,19 @@ class _Search:
         owner = way - 1
         asked = expected.requests[number]
         asked = asked[expected.asking[asked] != owner]
+        # A request is paid for by the first type that needs it, and saved with the last.
         new = self.users[asked, owner] == (0 if sign > 0 else 1)
         self.users[asked, owner] += sign
         self._sent += sign * (expected.read[number, owner] + expected.price[asked[new]].sum())
         self._load[owner] += sign * expected.whole[number]
 
 
-def _inputs(steps: Sequence[Reach], ntypes: Sequence[str]) -> np.ndarray:
+def _inputs(steps: Sequence[ReceptiveField], ntypes: Sequence[str]) -> np.ndarray:
     """(partitions, types): input rows."""
     return np.array([[step.inputs.get(t, 0.0) for t in ntypes] for step in steps])
 
 
-def _moved(plan: Plan, steps: Sequence[Reach], ntypes: Sequence[str], work: Workload
+def _moved(plan: Plan, steps: Sequence[ReceptiveField], ntypes: Sequence[str], work: Workload
            ) -> dict[str, float]:
     """Bytes of a step where a type's rows move: they are kept by its users in even ranges."""
     nodes = np.array([plan.schema.node_counts[t] for t in ntypes])
@@ -285,14 +288,14 @@ def _moved(plan: Plan, steps: Sequence[Reach], ntypes: Sequence[str], work: Work
     return dict(zip(ntypes, traffic.learnable(rows * away, work, rows / nodes).sum(0).tolist()))
 
 
-def _prices(plan: Plan, steps: Sequence[Reach], requests: Sequence[tuple[int, str]],
+def _prices(plan: Plan, steps: Sequence[ReceptiveField], requests: Sequence[tuple[int, str]],
             work: Workload) -> np.ndarray:
     """Bytes of a step for destination rows of a type that a partition asks another for."""
     rows = np.array([steps[part].layers[-1].inner.get(t, 0.0) for part, t in requests])
     nodes = np.array([plan.schema.node_counts[t] for _, t in requests], np.float64)
-    total = traffic.delegated(rows, work, nodes)
+    total = traffic.offloaded(rows, work, nodes)
     if work.model != "rgcn" and work.in_script:
-        total += traffic.delegated_states(rows, work)
+        total += traffic.offloaded_states(rows, work)
     elif work.model != "rgcn":
         # Attention reads the destination there, too.
         learned = np.array([not plan.schema.feature_bytes.get(t) for _, t in requests], bool)
@@ -300,8 +303,8 @@ def _prices(plan: Plan, steps: Sequence[Reach], requests: Sequence[tuple[int, st
     return total
 
 
-def _read_elsewhere(plan: Plan, steps: Sequence[Reach], ntypes: Sequence[str], work: Workload
-                    ) -> np.ndarray:
+def _read_elsewhere(plan: Plan, steps: Sequence[ReceptiveField], ntypes: Sequence[str],
+                    work: Workload) -> np.ndarray:
     """(types, partitions): bytes of a step for rows of a type that others than this partition, its
     owner, read as destinations."""
     if not work.seed_states:

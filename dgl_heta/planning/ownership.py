@@ -113,10 +113,10 @@ class Ownership:
             return array
         counts = np.zeros(len(self.rows), np.int64)
         for start in range(0, len(array), _CHUNK):
-            found = np.bincount(array[start:start + _CHUNK], minlength=len(counts))
-            if len(found) > len(counts):
+            counted = np.bincount(array[start:start + _CHUNK], minlength=len(counts))
+            if len(counted) > len(counts):
                 break  # of a partition that there is not
-            counts += found
+            counts += counted
         if counts.tolist() != list(self.rows):
             raise InputError(f"{self.file} was edited or damaged: partitions own other numbers of "
                              "nodes in it than the plan says; make the partition again")
@@ -171,7 +171,7 @@ class Ownership:
 
 def checked_cut(chosen: Any, relation: Relation, schema: Schema, pieces: int, method: str
                 ) -> np.ndarray:
-    """What a cutter gave, as an array.
+    """The owners that a cutter gave, as an array.
 
     Raises
     ------
@@ -196,7 +196,7 @@ def checked_cut(chosen: Any, relation: Relation, schema: Schema, pieces: int, me
 
 
 def check_counts(ownership: dict[Relation, Ownership], schema: Schema, parts: int) -> bool:
-    """Whether each array's counts are of so many partitions and make up its relation."""
+    """Return whether each array's counts are of so many partitions and make up its relation."""
     return all(len(own.rows) == len(own.edges) == parts and min(own.rows + own.edges) >= 0
                and sum(own.rows) == schema.node_counts[relation.dst]
                and sum(own.edges) == schema.edge_counts[relation]
@@ -205,7 +205,7 @@ def check_counts(ownership: dict[Relation, Ownership], schema: Schema, parts: in
 
 
 def _are_cut_once(own: Ownership, nodes: int, parts: int) -> bool:
-    """Whether hubs are nodes, each once, whose pieces follow each other and lie on partitions."""
+    """Return whether hubs are nodes, each once, whose pieces follow each other on partitions."""
     ids = [hub.node for hub in own.hubs]
     return (all(low < high for low, high in pairwise([-1, *ids, nodes]))
             and all(len(hub.pieces) > 1

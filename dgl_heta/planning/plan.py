@@ -9,6 +9,8 @@ partition that owns `cites` runs `writes` at layer 1, because papers are the chi
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -33,56 +35,14 @@ from dgl_heta.planning.metatree import (
     parse_metapaths,
     sub_metatrees,
 )
-from dgl_heta.planning.offloading import delegated
+from dgl_heta.planning.offloading import SharingDecision, partitions_with_owners
 from dgl_heta.planning.ownership import Ownership, check_counts
-from dgl_heta.settings import Origin
 from dgl_heta.system.checksums import KEY, agrees, signed
 
 if TYPE_CHECKING:
     import networkx as nx
 
 PLAN_BYTES = 1 << 30
-
-
-@dataclass(frozen=True)
-class SharedRows:
-    """How shared learnable features are trained, and why; a plan's `shared`.
-
-    Attributes
-    ----------
-    asked : "rows", "delegate" or "auto".
-    origin : who asked for it.
-    owners : node type → partition that aggregates it for the others; of all other types rows move.
-    reason : why, in one sentence.
-    """
-
-    asked: str
-    origin: Origin
-    owners: dict[str, int]
-    reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        """One JSON object, as plans' files and runs' summaries have it."""
-        return {"asked": self.asked, "origin": self.origin.value, "owners": self.owners,
-                "reason": self.reason}
-
-    @classmethod
-    def from_json(cls, data: Any, where: str) -> SharedRows | None:
-        """The decision that :meth:`to_json` wrote; None where earlier versions wrote none.
-
-        Raises
-        ------
-        InputError
-            It is not what that writes.
-        """
-        if data is None:
-            return None
-        try:
-            return cls(str(data["asked"]), Origin(data["origin"]), dict(data["owners"]),
-                       str(data["reason"]))
-        except (TypeError, ValueError, KeyError):
-            raise InputError(f"plan {where} is damaged: what it says of partition.shared is not "
-                             "what is written") from None
 
 
 @dataclass(frozen=True)
@@ -105,11 +65,11 @@ class Plan:
     replication: str = "full"
     ownership: dict[Relation, Ownership] = field(default_factory=dict)
     """Relations that are cut by an array, not by ranges; without replication."""
-    delegates: dict[Relation, int] = field(default_factory=dict)
-    """Relations that one partition runs at layer 1 for all others of its group, and its place in
-    the group (:mod:`dgl_heta.planning.offloading`)."""
-    shared: SharedRows | None = field(default=None, compare=False)
-    """What became of `partition.shared`, and why; None where nobody has decided yet."""
+    offloaded: dict[Relation, int] = field(default_factory=dict)
+    """Relations that one partition runs at layer 1 for all others of its group → the index of that
+    owner partition in the group (:mod:`dgl_heta.planning.offloading`)."""
+    shared: SharingDecision | None = field(default=None, compare=False)
+    """The decision on `partition.shared`, with its reason; None where nobody has decided yet."""
 
     @property
     def num_parts(self) -> int:
@@ -134,8 +94,71 @@ class Plan:
 
     def keepers(self, ntype: str) -> tuple[int, ...]:
         """Partitions that keep the rows of a learnable node type for all that use it."""
-        places = {place for r, place in self.delegates.items() if r.src == ntype}
-        return tuple(group[place] for group in self.groups for place in places) or self.users(ntype)
+        owners = {owner for r, owner in self.offloaded.items() if r.src == ntype}
+        return tuple(group[owner] for group in self.groups for owner in owners) or self.users(ntype)
+
+    def shared_learnable(self) -> list[str]:
+        """Node types without static features that several partitions read at layer 1."""
+        readers = Counter(t for p in self.partitions for t in {r.src for r in p.layers[1]})
+        return [t for t in self.schema.node_types
+                if not self.schema.feature_bytes.get(t, 0) and readers[t] > 1]
+
+    def why_not_offload(self) -> str | None:
+        """Return why no relation can be offloaded; None if some can."""
+        if self.replication != "full":
+            return "without replication no relation is on two partitions"
+        if self.metapaths:
+            return "metapaths follow other relations from a neighbour than from a seed"
+        if self.hops < 2:
+            return ("with one hop only seeds are destinations, and their aggregations are partial "
+                    "anyway")
+        if len(self.groups) != 1 or self.num_parts < 2:
+            return "every worker is by itself, or there are several groups of partitions"
+        return None
+
+    def with_owners(self, owners: Mapping[str, int]) -> Plan:
+        """The plan in which one partition aggregates a node type for all others.
+
+        Parameters
+        ----------
+        owners : learnable node type → its owner partition, which has its rows.
+
+        Raises
+        ------
+        InputError
+            Nothing can be offloaded, or an owner is no partition of the plan.
+        """
+        if not owners:
+            return self
+        why = self.why_not_offload()
+        if why is not None:
+            raise InputError(f"nothing can be delegated: {why}; use partition.shared = rows")
+        for ntype, owner in owners.items():
+            if ntype not in self.schema.node_counts or not 0 <= owner < self.num_parts:
+                raise InputError(f"node type '{ntype}' cannot be delegated to partition {owner}")
+        run = {r for p in self.partitions for r in p.layers[1]}
+        offloaded = {r: owners[r.src] for r in self.schema.relations
+                     if r.src in owners and r in run}
+        roots = [set(self.roots(p.index)) for p in self.partitions]
+        return replace(self, offloaded=offloaded, partitions=partitions_with_owners(
+            self.schema, self.targets, roots, self.partitions, offloaded))
+
+    def without_owners(self) -> Plan:
+        """The plan in which every partition runs its relations by itself."""
+        if not self.offloaded:
+            return self
+        return replace(self, offloaded={}, partitions=partitions_of_shares(
+            self.schema, self.targets, self.hops, self.sub_metatrees,
+            [(p.group, p.sub_metatrees) for p in self.partitions]))
+
+    def roots_at_first(self, part: int) -> dict[Relation, Share]:
+        """Root relations that a partition runs on the seeds at layer 1, with its share of them."""
+        kept = {r: share for r, share in self.roots(part).items() if r not in self.offloaded}
+        # `offloaded` knows a partition by its position in its group.
+        owner = self.groups[self.partitions[part].group].index(part)
+        every_root = {tree.root for tree in self.sub_metatrees}
+        return {**kept, **{r: Share() for r, by in self.offloaded.items()
+                           if by == owner and r in every_root}}
 
     def users(self, ntype: str, group: int | None = None) -> tuple[int, ...]:
         """Partitions, of a group or of all, that need the features of a node type."""
@@ -231,8 +254,8 @@ class Plan:
             "boundary_nodes": self.boundary_nodes,
             **({"ownership": [own.to_json(r) for r, own in self.ownership.items()]}
                if self.ownership else {}),
-            **({"delegates": [[listed[r], place] for r, place in self.delegates.items()]}
-               if self.delegates else {}),
+            **({"delegates": [[listed[r], owner] for r, owner in self.offloaded.items()]}
+               if self.offloaded else {}),
         }
 
     def save(self, path: str | Path) -> None:
@@ -242,7 +265,9 @@ class Plan:
                                                   self.ownership.values())):
             entry["file"] = f"owner-{number}.npy"
             own.save(Path(path).with_name(entry["file"]))
-        version = (3 if self.delegates else
+        # The lowest version that can say it, so that earlier releases still read plans that need
+        # nothing new.
+        version = (3 if self.offloaded else
                    2 if any(own.hubs for own in self.ownership.values()) else 1)
         data = signed({"format": "dgl-heta-plan", "version": version,
                        "schema": self.schema.to_json(), "plan": content,
@@ -279,10 +304,10 @@ class Plan:
                              Path(path).absolute().parent)
         if data["version"] == 1 and any(own.hubs for own in plan.ownership.values()):
             raise InputError(f"plan {path} is damaged: it has hubs, which version 1 has not")
-        if data["version"] < 3 and plan.delegates:
+        if data["version"] < 3 and plan.offloaded:
             raise InputError(f"plan {path} is damaged: it delegates, which version "
                              f"{data['version']} does not")
-        return replace(plan, shared=SharedRows.from_json(data.get("shared"), str(path)))
+        return replace(plan, shared=SharingDecision.from_json(data.get("shared"), str(path)))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], schema: Schema, origin: str,
@@ -347,9 +372,8 @@ class Plan:
             partitions = partitions_of_shares(schema, targets, hops, trees, assignment)
         plan = cls(schema, targets, hops, method, tuple(paths), trees, partitions, replication,
                    ownership)
-        owners = {schema.find_relation(names).src: int(place)
-                  for names, place in data.get("delegates", ())}
-        return delegated(plan, owners)
+        return plan.with_owners({schema.find_relation(names).src: int(owner)
+                                 for names, owner in data.get("delegates", ())})
 
 
 def _pieces(partition: dict[str, Any], schema: Schema) -> list[Piece]:

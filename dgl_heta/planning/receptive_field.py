@@ -37,7 +37,7 @@ _WEIGHTS = _WEIGHTS / _WEIGHTS.sum()
 
 
 @dataclass
-class LayerReach:
+class LayerField:
     """Expected figures of a layer.
 
     Attributes
@@ -75,8 +75,8 @@ class LayerReach:
 
 
 @dataclass
-class Reach:
-    """What a worker samples in a step.
+class ReceptiveField:
+    """The expected rows and edges that a worker samples in a step.
 
     Attributes
     ----------
@@ -85,12 +85,13 @@ class Reach:
     own : node type → seeds of which the worker computes the final states.
     """
 
-    layers: list[LayerReach]
+    layers: list[LayerField]
     inputs: dict[str, float]
     own: dict[str, float]
 
 
-def reach(plan: Plan, part: int, fanouts: Sequence[int], seeds: float, own: float) -> Reach:
+def receptive_field(plan: Plan, part: int, fanouts: Sequence[int], seeds: float, own: float
+                    ) -> ReceptiveField:
     """Expected figures of a step of a partition of a plan with full replication.
 
     Parameters
@@ -100,13 +101,14 @@ def reach(plan: Plan, part: int, fanouts: Sequence[int], seeds: float, own: floa
         aggregates its shares.
     own : seeds of which it computes the final states.
     """
-    return _Sampled(plan, fanouts).reach(part, seeds, own)
+    return _Sampled(plan, fanouts).field(part, seeds, own)
 
 
-def reach_of_each(plan: Plan, fanouts: Sequence[int], seeds: float, own: float) -> list[Reach]:
+def receptive_fields(plan: Plan, fanouts: Sequence[int], seeds: float, own: float
+                     ) -> list[ReceptiveField]:
     """:func:`reach` of every partition."""
     sampled = _Sampled(plan, fanouts)
-    return [sampled.reach(p.index, seeds, own) for p in plan.partitions]
+    return [sampled.field(p.index, seeds, own) for p in plan.partitions]
 
 
 class _Sampled:
@@ -125,7 +127,7 @@ class _Sampled:
         # Partitions share the tuples of their inner relations.
         self._indices: dict[int, np.ndarray] = {}
 
-    def reach(self, part: int, seeds: float, own: float) -> Reach:
+    def field(self, part: int, seeds: float, own: float) -> ReceptiveField:
         plan, partition = self._plan, self._plan.partitions[part]
         shares = {self._order[r]: s.width / s.count for r, s in plan.roots(part).items()}
         roots = np.array([*shares], np.int64)
@@ -153,13 +155,13 @@ class _Sampled:
                 counts[kind, at], counts[2 + kind, at] = rows, rows * each
             reached = reached + (self._counts - reached) * covered(draws / self._counts)
             run = np.flatnonzero(counts[:2].any(0))
-            layers.append(LayerReach(above, self._by_type(reached, touched), [
+            layers.append(LayerField(above, self._by_type(reached, touched), [
                 plan.schema.relations[i] for i in run.tolist()], counts[:, run]))
         finals = {t: min(own / len(plan.targets), plan.schema.node_counts[t])
                   for t in plan.targets}
         inputs = {t: n + finals.get(t, 0.0) * (1 - n / plan.schema.node_counts[t])
                   for t, n in layers[-1].sources.items()}
-        return Reach(layers, {**finals, **inputs}, finals)
+        return ReceptiveField(layers, {**finals, **inputs}, finals)
 
     def _index(self, relations: tuple[Relation, ...]) -> np.ndarray:
         if id(relations) not in self._indices:  # which live as long as the plan
@@ -185,15 +187,16 @@ def _draw(before: np.ndarray, rows: np.ndarray, each: np.ndarray, degree: np.nda
         [rows, (old * again + (rows - old) * share) / rows])
 
 
-def reach_of_one_process(plan: Plan, fanouts: Sequence[int], seeds: float) -> Reach:
+def field_of_one_process(plan: Plan, fanouts: Sequence[int], seeds: float) -> ReceptiveField:
     """Expected figures of a step of a process that runs all relations by itself.
 
     Metapaths are left out: data parallelism does not know them.
     """
-    return reach(make_plan(plan.schema, plan.targets, plan.hops, 1), 0, fanouts, seeds, seeds)
+    alone = make_plan(plan.schema, plan.targets, plan.hops, 1)
+    return receptive_field(alone, 0, fanouts, seeds, seeds)
 
 
-def destinations(whole: Reach, plan: Plan) -> list[dict[str, float]]:
+def destinations(whole: ReceptiveField, plan: Plan) -> list[dict[str, float]]:
     """Distinct destination rows per node type of each layer, the last layer first.
 
     Where nothing is replicated a seed that is some row's neighbour is one row with it.

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dgl_heta.errors import InputError
-from dgl_heta.planning.offloading import undelegated
+from dgl_heta.planning.offloading import SharingDecision
 from dgl_heta.planning.owner_choice import Choice, choose, worth_choosing
-from dgl_heta.planning.plan import Plan, SharedRows
+from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import MODELS, Workload
 from dgl_heta.settings import Origin, Settings
 
@@ -24,7 +24,7 @@ def share_rows(plan: Plan, work: Workload, way: str, origin: Origin
 
     Parameters
     ----------
-    plan : one in which nothing is delegated.
+    plan : one in which nothing is offloaded.
     way : `partition.shared`.
 
     Raises
@@ -54,15 +54,17 @@ def share_rows_in_training(plan: Plan, settings: Settings) -> tuple[Plan, Sequen
                else f"of model '{settings.model.name}' it is not known what it reads"
                if settings.model.name not in MODELS else None)
         if why is not None:
-            return _decided(undelegated(plan), way, origin, why), []
-    if plan.delegates and not origin.asked and worth_choosing(work):
+            return _decided(plan.without_owners(), way, origin, why), []
+    # What was partitioned for stays: only a user's word, or a model for which it does not pay,
+    # changes it.
+    if plan.offloaded and not origin.asked and worth_choosing(work):
         return _decided(plan, way, origin, "as it was partitioned"), []
-    return share_rows(undelegated(plan), work, way, origin)
+    return share_rows(plan.without_owners(), work, way, origin)
 
 
 def share_rows_in_script(plan: Plan, settings: Settings, where: str) -> Plan:
     """The plan as a script runs it on machines that have a part each: what was not partitioned for
-    cannot be delegated any more.
+    cannot be offloaded any more.
 
     Parameters
     ----------
@@ -74,16 +76,18 @@ def share_rows_in_script(plan: Plan, settings: Settings, where: str) -> Plan:
         `partition.shared` is "delegate" and the partition was made without it.
     """
     way, origin = settings.partition.shared, settings.origin("partition.shared")
-    if way == "delegate" and origin.asked and not plan.delegates:
+    if way == "delegate" and origin.asked and not plan.offloaded:
         raise InputError(f"partition.shared = delegate, but the partition {where} was made "
                          "without it; partition the graph with this setting")
+    # A part on a machine has the relations that it was partitioned with: less of them can be run,
+    # not more.
     why = ("partition.shared = rows" if way == "rows" else
            "train.learnable = replica moves no rows" if settings.train.learnable == "replica" else
            "a reference runs as plain DGL does" if settings.run.reference else None)
-    return _decided(plan if why is None else undelegated(plan), way, origin,
+    return _decided(plan if why is None else plan.without_owners(), way, origin,
                     why or "as it was partitioned")
 
 
 def _decided(plan: Plan, way: str, origin: Origin, reason: str) -> Plan:
-    owners = {r.src: owner for r, owner in plan.delegates.items()}
-    return replace(plan, shared=SharedRows(way, origin, owners, reason))
+    owners = {r.src: owner for r, owner in plan.offloaded.items()}
+    return replace(plan, shared=SharingDecision(way, origin, owners, reason))

@@ -66,6 +66,7 @@ def share_evenly(trees: int, parts: int, load: Callable[[Mapping[int, Fraction]]
     load : work of a partition that has these fractions of sub-metatrees; may be less than the sum
         of its parts, because they reach some rows together.
     """
+    # In whole units, so that loads can be cached and shares are exact fractions.
     units = max(SHARES, 2 * parts)
 
     @cache

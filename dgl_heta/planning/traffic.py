@@ -17,7 +17,7 @@ learnable
     Of rows owned by others: r (i + 2 h s): an id there, the value back, a gradient there; i is
     :func:`id_bytes`, a byte or two. In DistDGL scripts r (8 + i + h e + h s): their values come by
     DGL's servers, and gradients with ids of their own. In DistDGL itself r (8 + 2 h e).
-delegated
+offloaded
     Of rows that another partition aggregates: r 2 h s, a partial aggregation back and its gradient;
     the id that went there counts as sampling: :func:`unsorted_id_bytes`, three for most types.
 features
@@ -144,7 +144,7 @@ def pulled(rows: float, work: Workload) -> float:
     return rows * (ID_BYTES + 2 * work.row_bytes)
 
 
-def delegated(rows: Number, work: Workload, nodes: Number) -> Number:
+def offloaded(rows: Number, work: Workload, nodes: Number) -> Number:
     """Bytes, of all workers together, for `rows` destination rows that another one aggregates,
     of a type of `nodes` nodes.
 
@@ -153,7 +153,7 @@ def delegated(rows: Number, work: Workload, nodes: Number) -> Number:
     return rows * (unsorted_id_bytes(nodes) + 2 * work.sent_row_bytes)
 
 
-def delegated_states(rows: Number, work: Workload) -> Number:
+def offloaded_states(rows: Number, work: Workload) -> Number:
     """Bytes for the states of such rows, where attention has them sent, and their gradients."""
     return rows * 2 * work.sent_row_bytes
 

@@ -31,7 +31,7 @@ def wire_itemsize(train: TrainSettings) -> int | None:
 
 @dataclass(frozen=True)
 class Workload:
-    """What of a training decides its rows, bytes and operations; defaults are the settings'.
+    """The numbers that decide a training's rows, bytes and operations, by default the settings'.
 
     Attributes
     ----------
@@ -81,7 +81,7 @@ class Workload:
 
     @property
     def takes_extremes(self) -> bool:
-        """Whether AGG_all is max or min."""
+        """Return whether AGG_all is max or min."""
         return self.reduce in ("max", "min")
 
     @property

@@ -18,7 +18,6 @@ from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.models import HGNN, slot
 from dgl_heta.models.link_model import without_decoder
-from dgl_heta.planning.offloading import undelegated
 from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction.layerwise import Layerwise, head
 from dgl_heta.settings import Settings
@@ -78,7 +77,7 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
             wrong[0] += not_finite(rows)
             out[ids] = _of_kind(rows, job["what"], job["task"])
 
-        Layerwise(store, undelegated(plan), model, inputs, world, Path(job["scratch"]),
+        Layerwise(store, plan.without_owners(), model, inputs, world, Path(job["scratch"]),
                   job["chunk"], report if world.rank == 0 else lambda event: None).run(write)
         return int(world.all_reduce(wrong.double(), cause="control").item())
 

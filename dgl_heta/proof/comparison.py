@@ -206,31 +206,31 @@ def verdict(measures: Iterable[Measure], notes: Sequence[str] = (), *,
     notes : passed on.
     random : modules that draw random numbers, so that what they return must differ.
     """
-    found = tuple(measures)
-    results = [m for m in found if m.place.kind in RESULTS]
-    wrong = [m for m in found if m.differs]
+    compared = tuple(measures)
+    results = [m for m in compared if m.place.kind in RESULTS]
+    wrong = [m for m in compared if m.differs]
     if wrong:
         if random:
             return Verdict("not proved", f"not proved: {_names(random)} draws random numbers, "
                            f"which the two runs cannot draw alike, and {_difference(wrong)}",
-                           found, tuple(notes))
+                           compared, tuple(notes))
         causes = CAUSES[_first(wrong).place.kind]
         small = (" Differences this small can be rounding where a function has a step (relu, max); "
                  "--double tells." if max(m.largest for m in wrong) < SMALL and all(
                      m.tolerance >= TOLERANCES["float32"] for m in wrong) else "")
         return Verdict("differs", f"{_difference(wrong)}{small} Usual causes: {causes}; see {PAGE}",
-                       found, tuple(notes))
+                       compared, tuple(notes))
     if not results:
         return Verdict("not proved", "not proved: nothing was compared, because no output, loss or "
-                       f"gradient was seen in both runs; see {PAGE}", found, tuple(notes))
+                       f"gradient was seen in both runs; see {PAGE}", compared, tuple(notes))
     if all(m.zeros for m in results):
         return Verdict("not proved", "not proved: all that could be compared is zeros, of which "
-                       f"nothing follows; see {PAGE}", found, tuple(notes))
-    worst = max(found, key=lambda m: m.largest / m.tolerance if m.tolerance else 0.0)
-    trainers = len({m.place.trainer for m in found})
-    return Verdict("proved", f"proved: {len(found)} arrays of {trainers} "
+                       f"nothing follows; see {PAGE}", compared, tuple(notes))
+    worst = max(compared, key=lambda m: m.largest / m.tolerance if m.tolerance else 0.0)
+    trainers = len({m.place.trainer for m in compared})
+    return Verdict("proved", f"proved: {len(compared)} arrays of {trainers} "
                    f"{'trainer agrees' if trainers == 1 else 'trainers agree'} with plain DGL; the "
-                   f"largest relative difference is {worst.largest:.1e} ({worst.place})", found,
+                   f"largest relative difference is {worst.largest:.1e} ({worst.place})", compared,
                    tuple(notes))
 
 

@@ -120,17 +120,17 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
         if id(value) in memo:
             continue
         if isinstance(value, Tensor):
-            found = value.detach().clone()
-            memo[id(value)] = found.to(dtype) if found.is_floating_point() else found
+            copy = value.detach().clone()
+            memo[id(value)] = copy.to(dtype) if copy.is_floating_point() else copy
         elif shared(value) or isinstance(value, GENERATORS):
             memo[id(value)] = value
     try:
-        made = _twin(module, memo)
+        twin = _twin(module, memo)
     except Exception as error:
         raise NotProvedError(f"{type(module).__name__} cannot be copied: {error}") from error
-    for part in made.modules():
+    for part in twin.modules():
         _quieten(part, memo)
-    return made
+    return twin
 
 
 def _twin(module: nn.Module, memo: dict[int, Any]) -> nn.Module:

@@ -67,7 +67,7 @@ def edges_of(block: Block, ids: Ids, relations: Sequence[Relation]) -> list[Pair
         rows = rows + edges.start if edges.rows is None else edges.rows.cpu().numpy()[rows]
         sources = ids[edges.relation.src][edges.indices.cpu().numpy()]
         found[edges.place].append((_destinations(block, ids, edges.relation.dst)[rows], sources))
-        if edges.relation.dst in block.guests:
+        if edges.relation.dst in block.remote:
             hosted[edges.place].append(rows)
     for place, pieces in enumerate(hosted):
         if pieces:
@@ -78,9 +78,9 @@ def edges_of(block: Block, ids: Ids, relations: Sequence[Relation]) -> list[Pair
 
 def _destinations(block: Block, ids: Ids, ntype: str) -> np.ndarray:
     """Ids of the destination rows of a type, those of other workers among them."""
-    if ntype not in block.guests:
+    if ntype not in block.remote:
         return ids[ntype]
-    return np.concatenate([ids[ntype][:block.num_own(ntype)], block.guests[ntype].ids])
+    return np.concatenate([ids[ntype][:block.num_own(ntype)], block.remote[ntype].ids])
 
 
 def _once(rows: np.ndarray, pieces: Sequence[Pairs]) -> Pairs:

@@ -56,7 +56,8 @@ class Outside:
         for value in held:
             self._visit(value if isinstance(value, (*GENERATORS, *_FUNCTIONS)) else type(value))
 
-    def _visit(self, value: Any, depth: int = _DEPTH) -> None:
+    # One branch per kind of value; what each does is a line or two.
+    def _visit(self, value: Any, depth: int = _DEPTH) -> None:  # noqa: C901, PLR0912
         if not depth or id(value) in self._seen or len(self._seen) > _MOST or isinstance(
                 value, nn.Module | nn.Parameter):
             return

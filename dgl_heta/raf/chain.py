@@ -70,16 +70,20 @@ class Silent(Carry):
 
 
 class _Carrying:
-    """What an adjoint calls of :class:`Comm`."""
+    """The collectives of :class:`Comm` that adjoints call."""
 
     def __init__(self, group: Comm, carry: Carry) -> None:
         self._group, self._carry = group, carry
         self.size, self.rank = group.size, group.rank
 
+    # Reductions add these rows up, gathers bring them all: whatever the collective, what arrives is
+    # zero only if no worker has a gradient. It travels with the rows, as a collective of its own
+    # would be one more round trip for every link.
     def _flag(self, rows: Tensor) -> Tensor:
         return rows.new_full((1, *rows.shape[1:]), float(self._carry.own))
 
     def _heard(self, flags: Tensor) -> None:
+        # Rows of width 0 cannot carry a flag: then a gradient is taken to be there, and is zeros.
         self._carry.anyone |= bool((flags != 0).any()) or not flags.numel()
 
     def all_reduce(self, rows: Tensor, op: str = "sum", cause: str = "partials") -> Tensor:
@@ -137,8 +141,8 @@ class Watch:
         """No worker has a gradient of what the link gave."""
 
     def is_used(self, place: Place) -> bool:
-        """Whether a gradient that came to a link is one: not if it only stands for those that links
-        above have not passed on, for which some functions give zeros."""
+        """Return whether a gradient that came to a link is one: not if it only stands for those
+        that links above have not passed on, for which some functions give zeros."""
         return True
 
 
@@ -166,6 +170,7 @@ class Chain:
         if not torch.is_grad_enabled():
             return forward(rows)
         life = (self._living and self._living()) or _Life()
+        # Weak: it only tells whether autograd's graph still has a link, and must not keep one.
         self._living = weakref.ref(life)
         out, token = _Link.apply(rows, self.tokens[-1], forward, adjoint, self.watch,
                                  (self.number, self.length), life)
@@ -179,7 +184,7 @@ class Chain:
 
     @property
     def alive(self) -> bool:
-        """Whether a backward pass may still come to a link."""
+        """Return whether a backward pass may still come to a link."""
         return self._living is not None and self._living() is not None
 
 
@@ -194,9 +199,12 @@ class _Link(torch.autograd.Function):
     def forward(ctx: Any, rows: Tensor, token: Tensor, forward: Map, adjoint: Adjoint,
                 watch: Watch, place: Place, life: _Life) -> tuple[Tensor, Tensor]:
         out = forward(rows)
+        # Autograd would fill in zeros for a missing gradient, and then nobody could tell the two
+        # apart.
         ctx.set_materialize_grads(False)
         ctx.adjoint, ctx.watch, ctx.place, ctx.life = adjoint, watch, place, life
         ctx.like = (out.shape, out.dtype, out.device)
+        # Each link gives a token of its own, so that the next one depends on this one.
         return out.view_as(out) if out is rows else out, token.clone()
 
     @staticmethod
@@ -212,15 +220,18 @@ class _Link(torch.autograd.Function):
         if grad is None:
             shape, dtype, device = ctx.like
             grad = torch.zeros(shape, dtype=dtype, device=device)
+        # Every worker comes here, with zeros if need be: the others are waiting in this collective.
         rows: Tensor | None = ctx.adjoint(grad, carry)
         if not carry.anyone:
             watch.unused(ctx.place)
             rows = None
+        # The token has a gradient always, so that the links below run, in their order, even if
+        # these rows have none.
         return rows, torch.zeros(1), None, None, None, None, None
 
 
 class _Anchor(torch.autograd.Function):
-    """What a model returns, depending on the last token."""
+    """The output of a model, made to depend on the last token."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, token: Tensor) -> Tensor:
@@ -234,16 +245,16 @@ class _Anchor(torch.autograd.Function):
 
 def links_of(roots: Sequence[Tensor]) -> dict[int, int]:
     """Chain → the last of its links that a backward pass from `roots` comes to."""
-    found: dict[int, int] = {}
+    last_of: dict[int, int] = {}
     for node in walk(roots):
         place: Place | None = getattr(node, "place", None)
         if place is not None and type(node).__name__ == _NODE:
-            found[place[0]] = max(found.get(place[0], -1), place[1])
-    return found
+            last_of[place[0]] = max(last_of.get(place[0], -1), place[1])
+    return last_of
 
 
 def is_link(node: Any) -> bool:
-    """Whether a node of autograd's graph is an exchange."""
+    """Return whether a node of autograd's graph is an exchange."""
     return type(node).__name__ == _NODE and hasattr(node, "place")
 
 
@@ -278,6 +289,7 @@ def walk_below(nodes: Sequence[Any], unused: Set[Place] = frozenset()) -> list[A
 
 def _below(node: Any, unused: Set[Place]) -> Sequence[tuple[Any, int]]:
     """Nodes and their outputs that a node comes from; of an `unused` link, its token's."""
+    # Inputs of a link are its rows (0) and its token (1), in the order of `_Link.forward`.
     below: Sequence[tuple[Any, int]] = node.next_functions
     return below[1:2] if unused and is_link(node) and node.place in unused else below
 

@@ -20,7 +20,7 @@ from dgl_heta.raf.maps import (
     AllGather,
     AllReduce,
     ColumnGather,
-    DelegatedSum,
+    OffloadedSum,
     ReduceForReaders,
     ReduceScatter,
 )
@@ -51,6 +51,8 @@ class GroupExchange:
     def __init__(self, group: Comm, chain_of: Callable[[Block], Chain] | None = None) -> None:
         self._group, self._chain_of = group, chain_of or (lambda block: self.chain)
         self.done: set[tuple[int, str]] = set()
+        # By node type, layer and number of columns: agreeing is a collective, and the answer is the
+        # plan's, so it is asked for once.
         self._layouts: dict[tuple[str, int, int], list[list[int]] | None] = {}
         self.chain = Chain()
 
@@ -75,16 +77,18 @@ class GroupExchange:
         Tensor (destination rows, D), or at the last layer (own seeds, D). Below it, rows that
         nobody reads on this worker may have any finite values (`block.reads`).
         """
-        if ntype in block.guests:
+        if ntype in block.remote:
             self._note(block, ntype)
-            delegated = self._delegation(block, ntype)
-            partial = self._link(block, partial, delegated.forward, delegated.adjoint)
+            offloaded = self._offloaded(block, ntype)
+            partial = self._link(block, partial, offloaded.forward, offloaded.adjoint)
         shares = self._begin_exchange(block, ntype)
         if shares is None:
             return partial
         if block.last:
             scatter = ReduceScatter(self._group, shares)
             return self._link(block, partial, scatter.forward, scatter.adjoint)
+        # Where it is known which seeds are read above, only those rows are sent; else all workers
+        # get all.
         reads = block.reads.get(ntype)
         exchange = (ReduceForReaders(self._group, shares, reads) if reads is not None
                     else AllReduce(self._group.holders(ntype), shares))
@@ -110,7 +114,7 @@ class GroupExchange:
         -------
         Tensor as for :meth:`reduce_sum`; 0 where no relation reaches a row.
         """
-        if ntype in block.guests:
+        if ntype in block.remote:
             raise InputError(f"relations into '{ntype}' are delegated to another partition, which "
                              f"a model that merges relations by {op} cannot be; make the "
                              "partition with partition.shared = rows")
@@ -124,9 +128,12 @@ class GroupExchange:
             rows = torch.where((own == NOBODY) & (partial[:seeds] == 0), unreached,
                                self._group.holders(ntype).rounded(partial[:seeds]))
             whole = holders.reduce(rows, op)
+            # Ties go to the relation that is first in the schema, as on one worker: the minimum of
+            # the places. Without it several workers would take the gradient of one number.
             claims = torch.where(rows == whole, own, NOBODY)
             winner = holders.reduce(claims, "min")
             attained = (claims == winner) & (winner != NOBODY)
+            # A row that no relation reaches is 0, as in DGL, not minus infinity.
             whole = torch.where(torch.isinf(whole) & (winner == NOBODY), 0, whole)
         if last:
             to_all = ReduceScatter(self._group, shares).adjoint
@@ -139,9 +146,9 @@ class GroupExchange:
     @torch.no_grad()
     def reduce_max(self, partial: Tensor, block: Block, ntype: str) -> Tensor:
         """The maxima of the seeds' rows, all of them, without a gradient; others as they are."""
-        if ntype in block.guests:
+        if ntype in block.remote:
             self._note(block, ntype)
-            partial = self._delegation(block, ntype).maxima(partial)
+            partial = self._offloaded(block, ntype).maxima(partial)
         shares = self._begin_exchange(block, ntype)
         if shares is None:
             return partial
@@ -162,6 +169,8 @@ class GroupExchange:
         if key not in self._layouts:
             holders = self._group.holders(ntype)
             own = torch.tensor([[{None: 0, True: 1, False: 2}[w] for w in whole]])
+            # All holders must call it for the same key at the same time: whether columns are alone
+            # on a worker decides which collective follows, so nobody may decide by itself.
             every = holders.all_gather_rows(own, [1] * holders.size, "control")
             alone = bool((every.sum(0) == 1).all())
             self._layouts[key] = [torch.nonzero(row).flatten().tolist()
@@ -206,20 +215,22 @@ class GroupExchange:
             lambda grad, carry: exchange.adjoint(grad.reshape(len(grad), width), carry).view(
                 -1, *shape))
 
-    def gather_guests(self, rows: Tensor, block: Block, ntype: str) -> Tensor:
-        """Rows (own destination rows, …) with those of guests after them, from who asked."""
+    def gather_remote(self, rows: Tensor, block: Block, ntype: str) -> Tensor:
+        """Rows (own destination rows, …) with those received after them, from who asked."""
         shape = rows.shape[1:]
-        width, exchange = math.prod(shape), self._delegation(block, ntype)
+        width, exchange = math.prod(shape), self._offloaded(block, ntype)
         return self._link(
-            block, rows, lambda x: exchange.guests(x.reshape(len(x), width)).view(-1, *shape),
-            lambda grad, carry: exchange.adjoint_of_guests(
+            block, rows, lambda x: exchange.gather(x.reshape(len(x), width)).view(-1, *shape),
+            lambda grad, carry: exchange.adjoint_of_gather(
                 grad.reshape(len(grad), width), carry).view(-1, *shape))
 
-    def _delegation(self, block: Block, ntype: str) -> DelegatedSum:
-        return DelegatedSum(self._group, ntype, block.guests[ntype], block.num_own(ntype))
+    def _offloaded(self, block: Block, ntype: str) -> OffloadedSum:
+        return OffloadedSum(self._group, ntype, block.remote[ntype], block.num_own(ntype))
 
     def _begin_exchange(self, block: Block, ntype: str) -> SeedShares | None:
         """How the seeds are shared; None if there are none, on all workers alike."""
+        # By the seeds of all workers, not by this one's: a worker without seeds must take part, and
+        # if nobody has one, all leave the exchange out.
         shares = block.seeds.get(ntype)
         if shares is None or not shares.total:
             return None

@@ -22,8 +22,8 @@ exchange            forward                             adjoint
 all-gather          y_w = [x_1; …; x_n]                 ∂L/∂x_w = (Σ_v ∂L/∂y_v)[seeds of w]
 `ColumnGather`      y_w = [x_1 | … | x_n][seeds of w]   ∂L/∂x_w = own columns of [∂L/∂y_1; …]
 extreme             y_w = max_v x_v                     ∂L/∂x_w = [x_w attained it] Σ_v ∂L/∂y_v
-`DelegatedSum`      y_w = x_w[own] + Σ_v x_v[w's rows]  ∂L/∂x_w = [∂L/∂y_w; ∂L/∂y_v of v's rows; …]
-`.guests`           y_w = [x_w; x_v of v's rows; …]     ∂L/∂x_w = ∂L/∂y_w[own] + Σ_v ∂L/∂y_v
+`OffloadedSum`      y_w = x_w[own] + Σ_v x_v[w's rows]  ∂L/∂x_w = [∂L/∂y_w; ∂L/∂y_v of v's rows; …]
+`.gather`           y_w = [x_w; x_v of v's rows; …]     ∂L/∂x_w = ∂L/∂y_w[own] + Σ_v ∂L/∂y_v
 ==================  ==================================  ==========================================
 
 All but the extreme are linear, so the adjoint is the transposed map: a reduce-scatter's is an
@@ -40,44 +40,47 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.raf.chain import Carry
-from dgl_heta.sampling.blocks import GuestRows
+from dgl_heta.sampling.blocks import RemoteDestinations
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
 
 
-class DelegatedSum:
+class OffloadedSum:
     """Rows aggregated by the worker that has their neighbours go to the worker that asked for them.
 
-    With x_w = [own rows; guests of each worker], y_w = own rows + Σ_v (guests of w at v), at the
-    rows that w asked v for: its last ones. Sends one row for each guest forward, and in the
-    adjoint one for each row asked for.
+    With x_w = [own rows; remote rows of each worker], y_w = own rows + Σ_v (rows of w at v), at the
+    rows that w asked v for: its last ones. Sends one row for each remote destination
+    forward, and in the adjoint one for each row asked for.
     """
 
-    def __init__(self, group: Comm, ntype: str, guests: GuestRows, own: int) -> None:
-        self._comm, self._own = group.delegating(ntype), own
-        places = [group.ranks.index(rank) for rank in self._comm.ranks]
-        self._held = [guests.held[place] for place in places]
-        self._sent = [guests.sent[place] for place in places]
+    def __init__(self, group: Comm, ntype: str, remote: RemoteDestinations, own: int) -> None:
+        self._comm, self._own = group.offloading(ntype), own
+        # Workers that exchange these rows may be fewer than the group, in whose order `remote` is.
+        workers = [group.ranks.index(rank) for rank in self._comm.ranks]
+        self._received = [remote.received[worker] for worker in workers]
+        self._sent = [remote.sent[worker] for worker in workers]
 
     def forward(self, rows: Tensor) -> Tensor:
-        """(own rows + guests, D) to (own rows, D)."""
+        """(own + remote rows, D) to (own rows, D)."""
         return self._added(rows, self._comm)
 
     def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
-        """(own rows, D) to (own rows + guests, D)."""
+        """(own rows, D) to (own + remote rows, D)."""
         return torch.cat([grad, self._asked(grad, carry(self._comm))])
 
-    def guests(self, rows: Tensor) -> Tensor:
+    def gather(self, rows: Tensor) -> Tensor:
         """Of rows that are complete on who asked (own rows, D), those of all that are here
-        (own rows + guests, D): what is read of a destination."""
+        (own + remote rows, D): what is read of a destination."""
         rows = self._comm.rounded(rows)
         return torch.cat([rows, self._asked(rows, self._comm)])
 
-    def adjoint_of_guests(self, grad: Tensor, carry: Carry) -> Tensor:
-        """(own rows + guests, D) to (own rows, D)."""
+    def adjoint_of_gather(self, grad: Tensor, carry: Carry) -> Tensor:
+        """(own + remote rows, D) to (own rows, D)."""
         return self._added(grad, carry(self._comm))
 
     def maxima(self, rows: Tensor) -> Tensor:
-        """Maxima (own rows + guests, D) of both sides, on both."""
+        """Maxima (own + remote rows, D) of both sides, on both."""
+        # Rounded as what arrives is: a softmax divides by sums over numbers that both sides must
+        # agree on.
         top = self._comm.rounded(rows[:self._own]).clone()
         for piece in self._returned(rows[self._own:], self._comm):
             if len(piece):
@@ -86,22 +89,25 @@ class DelegatedSum:
         return torch.cat([top, self._asked(top, self._comm)])
 
     def _added(self, rows: Tensor, comm: Comm) -> Tensor:
-        """Rows (own rows + guests, D) with those that others have of this worker's (own rows, D).
+        """Rows (own + remote rows, D) with those that others have of this worker's (own rows, D).
         """
         out = rows[:self._own].clone()
         for piece in self._returned(rows[self._own:], comm):
+            # Rows that were asked for are the last ones of the own rows
+            # (`RemoteDestinations.sent`): seeds lead, and are never remote, since their aggregation
+            # is merged by the group anyway.
             out[self._own - len(piece):] += piece
         return out
 
-    def _returned(self, guests: Tensor, comm: Comm) -> Sequence[Tensor]:
-        """What others have of this worker's rows, for those of its guests."""
-        arrived = comm.all_to_all_rows(guests, self._held, self._sent, "partials")
+    def _returned(self, remote: Tensor, comm: Comm) -> Sequence[Tensor]:
+        """The others' results for this worker's rows, for its own of theirs (remote rows, D)."""
+        arrived = comm.all_to_all_rows(remote, self._received, self._sent, "partials")
         return arrived.split(self._sent)
 
     def _asked(self, rows: Tensor, comm: Comm) -> Tensor:
-        """Rows (own rows, D) to where they are guests; returns those of this worker's guests."""
+        """Rows (own rows, D) to where they are remote; returns those that are remote here."""
         return comm.all_to_all_rows(torch.cat([rows[self._own - n:] for n in self._sent]),
-                                    self._sent, self._held, "partials")
+                                    self._sent, self._received, "partials")
 
 
 class AllReduce:
@@ -180,6 +186,8 @@ class ReduceForReaders:
         """Positions among the own seeds of the rows that others read, one worker's after the
         other's; asked for when the step's first exchange needs them."""
         group, reads, counts = self._group, self._reads, self._reads.counts()
+        # Nobody knows which rows another worker's edges read. Told once a step, the positions serve
+        # the forward and the backward pass.
         if reads.given is None:
             ones = [1] * group.size
             reads.given_counts = group.all_to_all_rows(torch.tensor(counts), ones, ones,
@@ -206,7 +214,10 @@ class ReduceForReaders:
         reads, given = self._reads, self._agree()
         arrived = self._group.all_to_all_rows(grad[reads.rows], reads.counts(), reads.given_counts,
                                               "partials")
+        # A row that several workers read has several gradients, and the own one; all belong to one
+        # sum.
         own = grad[:self._shares.own].index_add(0, given.to(grad.device), arrived)
+        # One flag is enough, and this collective brings it to all workers.
         return self._scatter.adjoint(own, carry)
 
 
@@ -239,6 +250,8 @@ class ColumnGather:
         rows = shares.own if self._own else shares.total
         flat = shares.canonical(columns).reshape(-1)
         arrived = group.all_to_all_rows(
+            # Where each wants its own seeds alone, the rows are split among workers; where all want
+            # all, every worker gets a copy of this worker's columns.
             flat if self._own else flat.repeat(group.size),
             [seeds * size for seeds in shares.sizes] if self._own else [rows * size] * group.size,
             [rows * count * width for count in self._columns], "partials")

@@ -29,6 +29,8 @@ class GradientSync(WrappedModule):
     def __init__(self, module: nn.Module, context: WrapContext) -> None:
         super().__init__(module)
         self._context, self._average = context, GradientAverage()
+        # Tables of embeddings are averaged by their rows: as dense parameters all of a table would
+        # move.
         alone = {id(table) for table in context.tables}
         self._dense = [p for p in module.parameters() if id(p) not in alone]
 
@@ -45,6 +47,9 @@ class GradientSync(WrappedModule):
             if not self._context.replicas:
                 average_rows(table, world)
             elif table.grad is not None:
+                # Each worker has its own copy and its own gradient; still all are divided by the
+                # same number, as with one owner per row, so that learning rates mean the same in
+                # both modes.
                 table.grad = table.grad / world.size
 
 
@@ -70,6 +75,8 @@ def data_parallel(plan: Plan) -> Plan:
     """The plan of as many workers, each a group by itself with all relations that it needs."""
     whole = make_plan(plan.schema, plan.targets, plan.hops, 1, plan.metapaths or None,
                       method="ddp")
+    # One partition is planned and repeated, not the graph cut: each worker is a group by itself and
+    # aggregates nothing for others.
     (one,) = whole.partitions
     return replace(whole, partitions=tuple(
         replace(one, index=i, group=i) for i in range(plan.num_parts)))
@@ -107,11 +114,13 @@ class RafModule(nn.Module):
             A reduction is missing, or there is not one row for each seed.
         """
         exchange = self._exchange
+        # A forward pass that failed half way may have left links: those of this one must not hang
+        # on them.
         exchange.begin()
         outputs = self.module(batch, inputs)
         expected = {(block.layer, t) for block in batch.blocks
                     for t, shares in block.seeds.items() if shares.total}
-        expected |= {(block.layer, t) for block in batch.blocks for t in block.guests}
+        expected |= {(block.layer, t) for block in batch.blocks for t in block.remote}
         if self._several and (missing := expected - exchange.done):
             layer, ntype = min(missing)
             raise HetaError(
@@ -125,4 +134,6 @@ class RafModule(nn.Module):
                     f"the model returned {len(outputs[ntype])} rows for its {len(own)} seeds of "
                     f"'{ntype}'; use Block.wanted or Block.destination for the last layer's rows"
                 )
+        # The loss may not depend on some type, or on some layer, on this worker alone. Anchored,
+        # its backward pass comes to every link all the same, as the other workers' do.
         return {t: exchange.anchor(out) for t, out in outputs.items()}

@@ -17,9 +17,9 @@ _SHOWN, _WORST, _CONFUSIONS, _DRAWN = 50, 25, 10, 20
 
 def class_sections(summary: Mapping[str, Any]) -> Iterator[Section]:
     """A section for each node type whose classes a run recorded."""
-    found = as_mapping(summary.get("classes"))
-    what = "test" if found.get("split") == "test" else "validation"
-    types = as_mapping(found.get("types"))
+    of_classes = as_mapping(summary.get("classes"))
+    what = "test" if of_classes.get("split") == "test" else "validation"
+    types = as_mapping(of_classes.get("types"))
     for ntype, one in types.items():
         recorded = as_mapping(one)
         classes = [each for each in map(as_mapping, _list(recorded.get("classes")))

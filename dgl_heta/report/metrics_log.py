@@ -49,14 +49,14 @@ def log_lines(data: bytes, where: Path) -> list[Line]:
     whatever is unreadable in it counts as cut off. Where one line has a checksum, all must.
     """
     pieces = data.split(b"\n")
-    found = [(number, _parsed(piece)) for number, piece in enumerate(pieces, 1) if piece.strip()]
-    if not any(content is not None and KEY in content for _, content in found):
-        if any(content is not None for _, content in found):
+    parsed = [(number, _parsed(piece)) for number, piece in enumerate(pieces, 1) if piece.strip()]
+    if not any(content is not None and KEY in content for _, content in parsed):
+        if any(content is not None for _, content in parsed):
             log.warning("%s was written without checksums, so damage to it would not be seen",
                         where)
-        return [Line(number, content, content is None, checked=False) for number, content in found]
+        return [Line(number, content, content is None, checked=False) for number, content in parsed]
     lines = []
-    for number, content in found:
+    for number, content in parsed:
         if content is not None and agrees(content):
             lines.append(Line(number, {k: v for k, v in content.items() if k != KEY}))
         else:

@@ -43,7 +43,7 @@ def terminal(plan: Plan, costs: list[PartitionCost], console: Console, max_lines
             f"{len(plan.groups)} group{'s' * (len(plan.groups) > 1)} of partitions, each with "
             "seeds of its own; share k/n of a sub-metatree is part k of n of the group's seeds.",
             style="dim"))
-    for part, types in delegated_to(plan).items():
+    for part, types in offloaded_to(plan).items():
         console.print(Text(f"At layer 1 partition {part} aggregates {', '.join(types)} for the "
                            "others, too.", style="dim"))
     console.print()
@@ -60,13 +60,13 @@ def terminal(plan: Plan, costs: list[PartitionCost], console: Console, max_lines
         _print_table(console, _layer_table(plan, [r for r in plan.schema.relations if r in used]))
 
 
-def delegated_to(plan: Plan) -> dict[int, list[str]]:
+def offloaded_to(plan: Plan) -> dict[int, list[str]]:
     """Partition → node types whose relations it runs at layer 1 for the others of its group."""
-    found: dict[int, list[str]] = {}
+    types_of: dict[int, list[str]] = {}
     for partition in plan.partitions:
         if partition.served:
-            found[partition.index] = list(dict.fromkeys(r.src for r in partition.served))
-    return found
+            types_of[partition.index] = list(dict.fromkeys(r.src for r in partition.served))
+    return types_of
 
 
 def _print_table(console: Console, table: Table) -> None:

@@ -63,9 +63,9 @@ def seeds_in(directory: Path) -> list[Path]:
     """The directories of the runs that `dgl-heta train --seeds` left in one, in order of seeds."""
     if is_run(directory):
         return []
-    found = {int(place.name[5:]): place for place in directory.glob("seed-*")
+    by_seed = {int(place.name[5:]): place for place in directory.glob("seed-*")
              if re.fullmatch(r"seed-\d{1,18}", place.name, re.ASCII) and is_run(place)}
-    return [found[seed] for seed in sorted(found)]
+    return [by_seed[seed] for seed in sorted(by_seed)]
 
 
 def _signed(run: Run, file: Path) -> dict[str, Any]:

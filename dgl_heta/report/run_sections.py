@@ -75,14 +75,14 @@ def _run(run: Run) -> Section:
     return Section("Run", tables=_tables(Table((), rows)))
 
 
-def _relations(found: Mapping[str, Any]) -> Section:
+def _relations(recorded: Mapping[str, Any]) -> Section:
     """What each of several relations is predicted like."""
-    each = {name: as_numbers(one) for name, one in as_mapping(found.get("relations")).items()}
+    each = {name: as_numbers(one) for name, one in as_mapping(recorded.get("relations")).items()}
     names = list(dict.fromkeys(name for one in each.values() for name in one if name != "links"))
     rows = [(printable(name), f"{one.get('links', 0):,.0f}",
              *(f"{one[key]:.4f}" if key in one else "–" for key in names))
             for name, one in sorted(each.items(), key=lambda item: -item[1].get("links", 0))]
-    return Section(f"Relations, {'test' if found.get('split') == 'test' else 'validation'}",
+    return Section(f"Relations, {'test' if recorded.get('split') == 'test' else 'validation'}",
                    tables=_tables(Table(["relation", "links", *map(printable, names)], rows,
                                         range(1, 2 + len(names)), narrow=True)))
 

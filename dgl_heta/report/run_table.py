@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
@@ -37,6 +37,10 @@ def comparison_table(comparison: Comparison) -> Table:
     return rows
 
 
+Row = Callable[..., None]
+"""`row(name, value, share, main)` adds one to a table."""
+
+
 def summary_table(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]] = ()) -> Table:
     """Scores, seconds per epoch by stage, bytes sent per epoch by cause and peak memory."""
     title = " · ".join(run_names(summary)) or "Training"
@@ -57,20 +61,33 @@ def summary_table(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]
         row("best epoch", f"{best:.0f} of {as_number(summary.get('epochs')) or best:.0f}")
     if early := stopped_early(summary):
         row("stopped early", early)
-    for heading, total, parts, shown in (
-        ("seconds per epoch", figures.seconds, figures.stages, human_seconds),
-        ("sent per epoch", figures.sent, figures.causes, human_bytes),
-    ):
-        if total is None:
-            continue
-        row(heading, shown(total))
-        for name, value in parts.items():
-            if value:
-                row(name, shown(value), percent(value, total), main=False)
-        if parts is figures.stages and figures.ahead:
-            row("made ahead of time", "", "hidden")
-            for name, (worked, hidden) in figures.ahead.items():
-                row(name, shown(worked), percent(hidden, worked), main=False)
+    _parts_of(row, "seconds per epoch", figures.seconds, figures.stages, human_seconds)
+    if figures.seconds is not None and figures.ahead:
+        row("made ahead of time", "", "hidden")
+        for name, (worked, hidden) in figures.ahead.items():
+            row(name, human_seconds(worked), percent(hidden, worked), main=False)
+    _parts_of(row, "sent per epoch", figures.sent, figures.causes, human_bytes)
+    _cache_rows(row, summary)
+    if figures.memory is not None:
+        row("peak memory of a worker", human_megabytes(figures.memory))
+    if not rows.row_count:
+        row("no figures: no epoch was finished", "")
+    return rows
+
+
+def _parts_of(row: Row, heading: str, total: float | None, parts: Mapping[str, float],
+              shown: Callable[[float], str]) -> None:
+    """A total and what it is made of, if there is one."""
+    if total is None:
+        return
+    row(heading, shown(total))
+    for name, value in parts.items():
+        if value:
+            row(name, shown(value), percent(value, total), main=False)
+
+
+def _cache_rows(row: Row, summary: Mapping[str, Any]) -> None:
+    """The share of rows that the caches had, over all types and of each."""
     types = as_mapping(as_mapping(summary.get("cache")).get("types"))
     counted = {t: (as_number(as_mapping(c).get("hits")) or 0.0,
                    as_number(as_mapping(c).get("reads")) or 0.0) for t, c in types.items()}
@@ -79,8 +96,3 @@ def summary_table(summary: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]
         for ntype, (hits, reads) in counted.items():
             if hits:
                 row(ntype, percent(hits, reads), main=False)
-    if figures.memory is not None:
-        row("peak memory of a worker", human_megabytes(figures.memory))
-    if not rows.row_count:
-        row("no figures: no epoch was finished", "")
-    return rows

@@ -36,8 +36,8 @@ def note_start(run_dir: Path, name: str, schema: Schema, resume: bool) -> None:
     before: list[Any] = []
     if resume and file.is_file():
         try:
-            found = read_signed(file, "").get("starts")
-            before = found if isinstance(found, list) else []
+            starts = read_signed(file, "").get("starts")
+            before = starts if isinstance(starts, list) else []
         except InputError:  # a run goes on without what is only shown
             before = []
     write_signed(file, {

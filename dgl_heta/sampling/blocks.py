@@ -19,7 +19,7 @@ from torch import Tensor
 
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.positions import EdgeDraw
+from dgl_heta.sampling.positions import EdgeSample
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
 
 
@@ -39,7 +39,7 @@ class InEdges(NamedTuple):
 
 
 class SharedRows(NamedTuple):
-    """What is known of rows whose in-edges by a relation are on several workers.
+    """The shared part of rows whose in-edges by a relation are on several workers.
 
     Attributes
     ----------
@@ -60,8 +60,8 @@ class RelationBlock:
     its aggregation is 0, and a bias of the relation applies to it. `place` is the relation's
     position in the schema. Where a relation is cut by destination, its rows need not follow
     each other: then `rows` (int64) has them, and `start` is 0. With `shared` the edges are a part
-    of these rows' edges; all workers that have the relation have these rows, in one order. `drawn`
-    says how the edges were drawn, for who asks which they are; None where that is not known.
+    of these rows' edges; all workers that have the relation have these rows, in one order. `sample`
+    says how the edges were sampled, for who asks which they are; None where that is not known.
     """
 
     relation: Relation
@@ -71,7 +71,7 @@ class RelationBlock:
     place: int = 0
     rows: Tensor | None = None
     shared: SharedRows | None = None
-    drawn: EdgeDraw | None = None
+    sample: EdgeSample | None = None
 
     @property
     def in_edges(self) -> InEdges:
@@ -117,26 +117,26 @@ class RelationBlock:
         return values[self.index]
 
 
-class GuestRows(NamedTuple):
+class RemoteDestinations(NamedTuple):
     """Destination rows of a node type that one worker aggregates for another.
 
     Attributes
     ----------
-    held : per worker of the group, how many rows this one has of it. They stand after its own
-        destination rows, one worker's after the other's.
-    sent : per worker, how many of this worker's rows it has; those are the last ones before the
-        guests, the same for every worker that has any.
-    ids : node ids of the rows that are held, int64.
+    received : per worker of the group, how many of its rows are aggregated here. They stand after
+        the own destination rows, one worker's after the other's.
+    sent : per worker, how many of this worker's rows it aggregates; those are the last ones before
+        the rows received, the same for every worker that has any.
+    ids : node ids of the rows received, int64.
     """
 
-    held: tuple[int, ...]
+    received: tuple[int, ...]
     sent: tuple[int, ...]
     ids: np.ndarray
 
     @property
     def total(self) -> int:
-        """How many rows of others are here."""
-        return sum(self.held)
+        """The number of rows received."""
+        return sum(self.received)
 
 
 @dataclass
@@ -163,10 +163,10 @@ class Block:
         stay incomplete. All are complete for a type that is not there.
     done : (layer, node type) of what was exchanged for the seeds; the blocks of a batch may share
         one set.
-    delegated : whether workers aggregate rows for others here; the same on all of them.
-    guests : per node type the rows that are aggregated here for other workers, or elsewhere for
-        this one. They count among `num_dst`.
-    guest_states : whether the source side has the guests' states, too.
+    offloads : whether workers aggregate rows for others here; the same on all of them.
+    remote : per node type the remote destinations: rows that are aggregated here for other workers,
+        or elsewhere for this one. They count among `num_dst`.
+    remote_states : whether the source side has the states of the rows received, too.
     """
 
     layer: int
@@ -181,9 +181,9 @@ class Block:
     own_states: bool = False
     reads: dict[str, SeedReads] = field(default_factory=dict)
     done: set[tuple[int, str]] = field(default_factory=set)
-    delegated: bool = False
-    guests: dict[str, GuestRows] = field(default_factory=dict)
-    guest_states: bool = False
+    offloads: bool = False
+    remote: dict[str, RemoteDestinations] = field(default_factory=dict)
+    remote_states: bool = False
 
     def __post_init__(self) -> None:
         self._into: dict[str, list[RelationBlock]] = {}
@@ -200,7 +200,7 @@ class Block:
 
     def num_own(self, ntype: str) -> int:
         """The number of destination rows without those of other workers."""
-        return self.num_dst[ntype] - (self.guests[ntype].total if ntype in self.guests else 0)
+        return self.num_dst[ntype] - (self.remote[ntype].total if ntype in self.remote else 0)
 
     def wanted(self, ntype: str) -> int:
         """The number of leading destination rows whose output this block's layer returns."""
@@ -217,7 +217,7 @@ class Block:
     def check_rows(self, edges: RelationBlock) -> None:
         """Raise a :class:`HetaError` unless the source side has the states of these rows."""
         self.check_destinations(edges.relation.dst)
-        if self.guest_states or edges.relation.dst not in self.guests or not edges.num_rows:
+        if self.remote_states or edges.relation.dst not in self.remote or not edges.num_rows:
             return
         stop = edges.stop if edges.rows is None else int(edges.rows.max()) + 1
         if stop > self.num_own(edges.relation.dst):

@@ -44,7 +44,7 @@ class SameLinks:
         return sources * self.tails + destinations
 
     def swapped(self, relation: Relation) -> bool:
-        """Whether a relation goes from the type of the links' destinations to that of sources."""
+        """Return whether a relation goes from the links' destination type to their source type."""
         return relation.src != self.relations[0].src
 
 
@@ -75,22 +75,22 @@ class HeldOut:
         return numbers
 
     def lists(self, edges: Edges) -> np.ndarray:
-        """Whether each edge is one of a pair that is listed, bool."""
+        """Return whether each edge is one of a pair that is listed, bool."""
         return np.isin(self._group[edges[0]].pairs(edges), self._listed.get(edges[0], _NONE))
 
     def pairs(self, links: Iterable[Edges]) -> dict[Relation, np.ndarray]:
         """Per relation the pairs of its edges, and of its group's, that have some links; they
         ascend, int64."""
-        found: dict[SameLinks, list[np.ndarray]] = {}
+        by_group: dict[SameLinks, list[np.ndarray]] = {}
         for edges in links:
             group = self._group[edges[0]]
-            found.setdefault(group, []).append(group.pairs(edges))
-        return {relation: pairs for group, parts in found.items()
+            by_group.setdefault(group, []).append(group.pairs(edges))
+        return {relation: pairs for group, parts in by_group.items()
                 for pairs in [np.unique(np.concatenate(parts))] for relation in group.relations}
 
     def left_out(self, relation: Relation, without: np.ndarray | None) -> tuple[Any, ...] | None:
-        """The argument of :func:`dgl_heta.sampling.sampling_kernels.draw` by which it leaves out
-        edges of `relation`.
+        """The argument `left_out` of the kernels that sample `relation`
+        (:func:`dgl_heta.sampling.sampling_kernels.sample_neighbors`).
 
         `without` are more pairs to leave out, ascending. None for a relation of which none are.
         """

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.sampling_kernels import BAD, draw_positions
+from dgl_heta.sampling.sampling_kernels import BAD, sample_positions
 from dgl_heta.sampling.sampling_scope import HubPieces
 from dgl_heta.store import CSC
 from dgl_heta.store.structure import changed
 
 
 @dataclass(frozen=True)
-class EdgeDraw:
+class EdgeSample:
     """How the in-edges of some rows by a relation were drawn; attributes are as in
     :class:`dgl_heta.sampling.relation_samples.Draw`."""
 
@@ -45,8 +45,8 @@ class EdgeDraw:
         """
         out = np.empty(edges, np.int64)
         low, high = (None, None) if self.hubs is None else (self.hubs.low, self.hubs.high)
-        found = draw_positions(self.csc.indptr, nodes, low, high, self.fanout, self.key,
+        count = sample_positions(self.csc.indptr, nodes, low, high, self.fanout, self.key,
                                self.weights, len(self.csc.indices), out, self.excluded)
-        if found == BAD or found != edges:
+        if count == BAD or count != edges:
             raise changed(self.relation, self.csc)
         return out

@@ -1,8 +1,8 @@
-"""The draws of a layer, one relation after the other or side by side on several threads.
+"""The samples of a layer, one relation after the other or side by side on several threads.
 
-A draw has two parts: which neighbours a node has, a function of the node alone, and the row that
-each neighbour gets, which depends on all that were drawn before it. On one thread both are done in
-one pass. On several, neighbours are drawn first, in any order and in pieces of relations; then they
+Sampling has two parts: which neighbours a node has, a function of the node alone, and the row that
+each neighbour gets, which depends on all that were sampled before it. On one thread both are done
+in one pass. On several, neighbours come first, in any order and in pieces of relations; then they
 get rows, each node type by one thread, its relations in their order. Blocks are the same bit for
 bit.
 """
@@ -22,19 +22,25 @@ from torch import Tensor
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock, SharedRows
-from dgl_heta.sampling.positions import EdgeDraw
+from dgl_heta.sampling.positions import EdgeSample
 from dgl_heta.sampling.rows import NodeRows
-from dgl_heta.sampling.sampling_kernels import BAD, count_drawn, draw, draw_pieces, give_rows
+from dgl_heta.sampling.sampling_kernels import (
+    BAD,
+    count_sampled,
+    give_rows,
+    sample_neighbors,
+    sample_pieces,
+)
 from dgl_heta.sampling.sampling_scope import HubPieces
 from dgl_heta.store import CSC
 from dgl_heta.store.structure import changed
 
-PIECE = 8192  # destination rows that a thread draws for at a time
-FEW = 2048    # destination rows of a layer, over its relations, that one thread draws for
+PIECE = 8192  # destination rows that a thread samples for at a time
+FEW = 2048    # destination rows of a layer, over its relations, that one thread samples for
 
 
 @dataclass
-class Draw:
+class Sample:
     """The in-edges by one relation that a layer needs.
 
     Attributes
@@ -43,8 +49,8 @@ class Draw:
     start, chosen : which destination rows they are, as in :class:`RelationBlock`.
     hubs : where the nodes' in-edges are cut, the pieces that are here, an entry per node.
     left_out : as :meth:`HeldOut.left_out` has it.
-    weights : of the relation's edges, as :func:`draw` has them.
-    excluded : positions in `csc` of edges that are drawn like others and dropped, ascending.
+    weights : of the relation's edges, as :func:`sample_neighbors` has them.
+    excluded : positions in `csc` of edges that are sampled like others and dropped, ascending.
     """
 
     relation: Relation
@@ -63,15 +69,15 @@ class Draw:
     def most(self, indptr: np.ndarray) -> int:
         """Make room: the largest number of edges. `indptr` is filled, but not that of hubs."""
         if self.hubs is None:
-            most: int = count_drawn(self.csc.indptr, self.nodes, self.fanout,
-                                    len(self.csc.indices), indptr)
+            most: int = count_sampled(self.csc.indptr, self.nodes, self.fanout,
+                                      len(self.csc.indices), indptr)
             self.check(most)
             return most
         here = self.hubs.high - self.hubs.low
         return int((here if self.fanout < 0 else np.minimum(here, self.fanout)).sum())
 
     def check(self, result: int) -> None:
-        """What a kernel has returned.
+        """Check the number that a kernel has returned.
 
         Raises
         ------
@@ -85,26 +91,26 @@ class Draw:
               ) -> RelationBlock:
         shared = None if self.hubs is None or order is None else SharedRows(
             torch.from_numpy(self.hubs.own), torch.from_numpy(order))
-        drawn = None if self.left_out is not None else EdgeDraw(
+        sample = None if self.left_out is not None else EdgeSample(
             self.relation, self.csc, self.fanout, self.key, self.hubs, self.weights,
             self.excluded)
         return RelationBlock(self.relation, self.start, torch.from_numpy(indptr),
-                             torch.from_numpy(indices), self.place, self.chosen, shared, drawn)
+                             torch.from_numpy(indices), self.place, self.chosen, shared, sample)
 
-    def pieces(self) -> list[Draw]:
+    def pieces(self) -> list[Sample]:
         """The same for some of the nodes each."""
         if self.hubs is not None or len(self.nodes) <= PIECE:
             return [self]
-        return [Draw(self.relation, self.place, self.csc, self.nodes[low:low + PIECE], 0, None,
+        return [Sample(self.relation, self.place, self.csc, self.nodes[low:low + PIECE], 0, None,
                      self.fanout, self.key, self.left_out, weights=self.weights,
                      excluded=self.excluded)
                 for low in range(0, len(self.nodes), PIECE)]
 
 
-class _Drawn:
-    """What was drawn of a piece: pointers, neighbours by their ids, the order of hubs' edges."""
+class _Sampled:
+    """The sample of a piece: pointers, neighbours by their ids, the order of hubs' edges."""
 
-    def __init__(self, wanted: Draw) -> None:
+    def __init__(self, wanted: Sample) -> None:
         self.wanted = wanted
 
     def __call__(self) -> None:
@@ -115,26 +121,29 @@ class _Drawn:
         self.ids = ids[:total]
 
 
-def _run(wanted: Draw, indptr: np.ndarray, out: np.ndarray, place: np.ndarray | None,
+def _run(wanted: Sample, indptr: np.ndarray, out: np.ndarray, place: np.ndarray | None,
          rows: np.ndarray | None, size: int) -> tuple[int, np.ndarray | None, int]:
-    """Draw into `out`: rows, or ids without `place`. Returns the number of rows, the order of hubs'
-    edges, and the number of edges."""
+    """Sample into `out`: rows, or ids without `place`.
+
+    Returns the number of rows, the order of hubs' edges, and the number of edges.
+    """
     csc, hubs = wanted.csc, wanted.hubs
     if hubs is None:
-        size, total = draw(csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key,
-                           wanted.weights, indptr, out, place, rows, size, wanted.left_out,
-                           wanted.excluded)
+        size, total = sample_neighbors(
+            csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key, wanted.weights,
+            indptr, out, place, rows, size, wanted.left_out, wanted.excluded)
         wanted.check(total)
         return size, None, total
     order = np.empty(len(out), np.int64)
-    size, total = draw_pieces(csc.indptr, csc.indices, wanted.nodes, hubs.low, hubs.high,
+    size, total = sample_pieces(csc.indptr, csc.indices, wanted.nodes, hubs.low, hubs.high,
                               wanted.fanout, wanted.key, wanted.weights, indptr, out, order, place,
                               rows, size, wanted.left_out, wanted.excluded)
     wanted.check(total)
     return size, order[:total], total
 
 
-def draw_in_turn(wanted: Iterable[Draw], rows: Mapping[str, NodeRows]) -> list[RelationBlock]:
+def sample_in_turn(wanted: Iterable[Sample], rows: Mapping[str, NodeRows]
+                   ) -> list[RelationBlock]:
     """The blocks of relations, one after the other; new neighbours become `rows`."""
     blocks = []
     for each in wanted:
@@ -149,10 +158,10 @@ def draw_in_turn(wanted: Iterable[Draw], rows: Mapping[str, NodeRows]) -> list[R
     return blocks
 
 
-def draw_on_threads(wanted: Sequence[Draw], rows: Mapping[str, NodeRows], threads: Threads
+def sample_on_threads(wanted: Sequence[Sample], rows: Mapping[str, NodeRows], threads: Threads
                     ) -> list[RelationBlock]:
-    """As :func:`draw_in_turn`, the same blocks."""
-    pieces = [[_Drawn(piece) for piece in each.pieces()] for each in wanted]
+    """As :func:`sample_in_turn`, the same blocks."""
+    pieces = [[_Sampled(piece) for piece in each.pieces()] for each in wanted]
     every = sorted(itertools.chain(*pieces), key=lambda piece: -len(piece.wanted.nodes))
     threads.run(every)
     blocks: list[RelationBlock | None] = [None] * len(wanted)
@@ -171,8 +180,8 @@ def draw_on_threads(wanted: Sequence[Draw], rows: Mapping[str, NodeRows], thread
     return [block for block in blocks if block is not None]
 
 
-def _with_rows(wanted: Draw, pieces: Sequence[_Drawn], sources: NodeRows) -> RelationBlock:
-    """The block of a relation whose neighbours were drawn."""
+def _with_rows(wanted: Sample, pieces: Sequence[_Sampled], sources: NodeRows) -> RelationBlock:
+    """The block of a relation whose neighbours were sampled."""
     total = sum(len(piece.ids) for piece in pieces)
     sources.reserve(total)
     indices = np.empty(total, np.int32)

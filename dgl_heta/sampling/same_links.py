@@ -70,9 +70,9 @@ def same_links(store: Store, relations: Sequence[Relation], named: Sequence[Rela
     together: dict[Relation, tuple[Relation, ...]] = {r: (r,) for r in relations}
     seen = overlaps(store, relations)
     pairs = [(one, other) for one in relations for other in between(named, one)]
-    found = [each for each in seen if find and (each.other == each.relation
+    related = [each for each in seen if find and (each.other == each.relation
                                                 or each.above_chance >= MOSTLY)]
-    for one, other in [*pairs, *((each.relation, each.other) for each in found)]:
+    for one, other in [*pairs, *((each.relation, each.other) for each in related)]:
         whole = tuple(dict.fromkeys([*together.get(one, (one,)), *together.get(other, (other,))]))
         together |= dict.fromkeys(whole, whole)
     groups = []
@@ -81,8 +81,8 @@ def same_links(store: Store, relations: Sequence[Relation], named: Sequence[Rela
         groups.append(SameLinks(
             (first, *others), store.schema.node_counts[first.dst],
             first.src == first.dst and (find or any(r in named for r in whole))))
-    asked = {*pairs, *((each.relation, each.other) for each in found)}
-    unasked = [each for each in found if (each.relation, each.other) not in pairs]
+    asked = {*pairs, *((each.relation, each.other) for each in related)}
+    unasked = [each for each in related if (each.relation, each.other) not in pairs]
     left = [each for each in seen if (each.relation, each.other) not in asked]
     return groups, [*said("the same links are held out together", unasked,
                            "task.reverse = none leaves them in"),
@@ -101,9 +101,9 @@ def said(what: str, some: Iterable[Overlap], remedy: str) -> list[str]:
 
 
 def overlaps(store: Store, relations: Sequence[Relation]) -> list[Overlap]:
-    """What each relation has in common with every relation between its node types, and with itself
-    in the opposite direction; without what has nothing in common."""
-    found = []
+    """The links that each relation has in common with every relation between its node types, and
+    with itself in the opposite direction; without what has nothing in common."""
+    alike = []
     most = max(MOST // len(relations), 1000)
     for src, dst in dict.fromkeys((r.src, r.dst) for r in relations):
         own = [r for r in relations if (r.src, r.dst) == (src, dst)]
@@ -124,9 +124,9 @@ def overlaps(store: Store, relations: Sequence[Relation]) -> list[Overlap]:
             shares = _shares(right.counts(store, other), itself, place)
             chances = (_shares(shuffled.counts(store, other), itself, place)
                        if (shares >= NOTED).any() else np.zeros_like(shares))
-            found += [Overlap(relation, other, float(share), float(chance))
+            alike += [Overlap(relation, other, float(share), float(chance))
                       for relation, share, chance in zip(own, shares, chances) if share]
-    return found
+    return alike
 
 
 def _shares(counts: np.ndarray, itself: np.ndarray, place: np.ndarray) -> np.ndarray:
@@ -161,7 +161,7 @@ class Joined:
                         lambda: self._opposite.count(store, relation))
 
     def are(self, relation: Relation, sources: np.ndarray, destinations: np.ndarray) -> np.ndarray:
-        """Whether each pair is joined by the edge of a relation that is given for it, as
+        """Return whether each pair is joined by the edge of a relation that is given for it, as
         :meth:`counts`."""
         left, right = self._ends
         return self._of(relation, lambda: (sources == left) & (destinations == right),
@@ -170,12 +170,12 @@ class Joined:
     def _of(self, relation: Relation, same: Callable[[], np.ndarray],
             opposite: Callable[[], np.ndarray]) -> np.ndarray:
         left, right = self._ends
-        found, ends = np.zeros((2, len(left)), np.int64), (self._one.src, self._one.dst)
+        counts, ends = np.zeros((2, len(left)), np.int64), (self._one.src, self._one.dst)
         if (relation.src, relation.dst) == ends:
-            found[0] = same()
+            counts[0] = same()
         if (relation.dst, relation.src) == ends:
-            found[1] = opposite() * ((left != right) | (self._one.src != self._one.dst))
-        return found
+            counts[1] = opposite() * ((left != right) | (self._one.src != self._one.dst))
+        return counts
 
 
 class _Pairs:
@@ -195,12 +195,12 @@ class _Pairs:
         InputError
             A number in the relation's files is out of range.
         """
-        csc, found = store.relation(relation), np.zeros(len(self._order), np.int64)
+        csc, in_order = store.relation(relation), np.zeros(len(self._order), np.int64)
         if not _count_edges(csc.indptr, csc.indices, self._nodes, self._pointers, self._sources,
-                            found):
+                            in_order):
             raise changed(relation, csc)
-        counts = np.empty_like(found)
-        counts[self._order] = found
+        counts = np.empty_like(in_order)
+        counts[self._order] = in_order
         return counts
 
 

@@ -16,9 +16,15 @@ from torch import Tensor
 
 from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.blocks import Block, GuestRows, MiniBatch, RelationBlock
+from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock, RemoteDestinations
 from dgl_heta.sampling.held_out import HeldOut
-from dgl_heta.sampling.relation_samples import FEW, Draw, Threads, draw_in_turn, draw_on_threads
+from dgl_heta.sampling.relation_samples import (
+    FEW,
+    Sample,
+    Threads,
+    sample_in_turn,
+    sample_on_threads,
+)
 from dgl_heta.sampling.rows import NodeRows, RowScratch
 from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.sampling.sampling_scope import HubPieces, SamplingScope, by_destination
@@ -60,8 +66,8 @@ class NeighborSampler:
     held_out : edges that are left out of every sample; others are drawn in their place.
     threads : on how many threads relations are drawn side by side; blocks are the same.
     deliver : how rows come to the workers that aggregate them; needed where relations are
-        delegated.
-    guest_states : whether the input features of such rows are read there, too; for models whose
+        offloaded.
+    remote_states : whether the input features of such rows are read there, too; for models whose
         aggregations read the destination.
     together : whether every worker of the group has each node type of which any worker has such
         rows, maybe none.
@@ -70,22 +76,23 @@ class NeighborSampler:
     def __init__(self, store: Store, scope: SamplingScope, fanouts: Sequence[Fanout], seed: int = 0,
                  seed_states: bool = True, agree: Agree | None = None,
                  held_out: HeldOut | None = None, threads: int = 1,
-                 deliver: Deliver | None = None, guest_states: bool = True,
+                 deliver: Deliver | None = None, remote_states: bool = True,
                  together: bool = False) -> None:
         _check_fanouts(fanouts, scope.hops)
         self._scope, self._fanouts, self._seed = scope, tuple(fanouts), seed
         self._seed_states, self._agree, self._held_out = seed_states, agree, held_out
         self._threads = Threads(threads) if threads > 1 else None
-        self._deliver, self._guest_states = deliver, guest_states and seed_states
+        self._deliver, self._remote_states = deliver, remote_states and seed_states
         self._together = together
         self._types = store.schema.node_types
-        self._served = frozenset(scope.delegation.served if scope.delegation else ())
+        self._served = frozenset(scope.offloading.served if scope.offloading else ())
         self._order = {r: i for i, r in enumerate(store.schema.relations)}
         used = set(scope.roots).union(*scope.inner.values(), *scope.on_common.values())
-        if scope.delegation is not None:
+        if scope.offloading is not None:
             upper = [scope.inner[layer] for layer in range(2, scope.hops + 1)]
-            used = set(scope.roots).union(*upper, scope.delegation.roots, scope.inner[1],
-                                          scope.delegation.served)
+            used = set(scope.roots).union(*upper, scope.offloading.roots, scope.inner[1],
+                                          scope.offloading.served)
+        # Only relations that are run: opening one maps its files.
         self._graph: dict[Relation, CSC] = {r: store.relation(r) for r in self._order if r in used}
         self._weights = {r: store.weights(r) for r in self._graph}
         for relation, hubs in scope.hubs.items():
@@ -118,6 +125,8 @@ class NeighborSampler:
         """
         targets = self._scope.targets
         shares = shares or join_seeds([seeds])[1]
+        # Own seeds first, then the others': rows of a batch are numbered in this order on every
+        # worker, and only their order differs between workers.
         ordered = {t: shares[t].local(torch.as_tensor(seeds[t], dtype=torch.int64)).numpy()
                    for t in targets}
         with self._scratch.borrow() as rows:
@@ -131,6 +140,8 @@ class NeighborSampler:
         blocks = []
         if self._seed_states:
             for ntype in scope.targets:
+                # Seeds come first in every block, so that the leading rows are those whose
+                # aggregation is partial.
                 rows[ntype].add(seeds[ntype], findable=not scope.seeds_apart)
         for layer in range(hops, 0, -1):
             last = layer == hops
@@ -140,15 +151,15 @@ class NeighborSampler:
                             {t: table.ids() for t, table in rows.items()})
             destinations = {t: destinations[t] for t in self._types if t in destinations}
             sharing = self._sharing(last, destinations, shares)
-            guests: dict[str, GuestRows] = {}
-            if scope.delegation is not None and layer == 1:
-                destinations, guests = self._invite(destinations, sharing, rows, deliver)
+            remote: dict[str, RemoteDestinations] = {}
+            if scope.offloading is not None and layer == 1:
+                destinations, remote = self._with_remote(destinations, sharing, rows, deliver)
             before = {t: len(table) for t, table in rows.items()}
-            wanted = self._draws(layer, step, destinations, sharing, without, guests, excluded)
+            wanted = self._samples(layer, step, destinations, sharing, without, remote, excluded)
             if self._threads and sum(len(each.nodes) for each in wanted) > FEW:
-                edges = draw_on_threads(wanted, rows, self._threads)
+                edges = sample_on_threads(wanted, rows, self._threads)
             else:
-                edges = draw_in_turn(wanted, rows)
+                edges = sample_in_turn(wanted, rows)
             if not scope.replicated:
                 self._settle(rows, before, edges)
             merged = scope.merged.get(layer)
@@ -162,8 +173,8 @@ class NeighborSampler:
                 inner_relations=(by_destination(scope.reaching(layer)) if merged is None
                                  else merged),
                 has_destinations=self._seed_states or not last,
-                delegated=scope.delegation is not None and layer == 1,
-                guests=guests, guest_states=self._guest_states,
+                offloads=scope.offloading is not None and layer == 1,
+                remote=remote, remote_states=self._remote_states,
             ))
         return MiniBatch(
             blocks=blocks[::-1],
@@ -173,31 +184,33 @@ class NeighborSampler:
             excluded=excluded,
         )
 
-    def _invite(self, destinations: Mapping[str, np.ndarray], sharing: Mapping[str, SeedShares],
-                rows: Mapping[str, NodeRows], deliver: Deliver | None
-                ) -> tuple[dict[str, np.ndarray], dict[str, GuestRows]]:
+    def _with_remote(self, destinations: Mapping[str, np.ndarray],
+                     sharing: Mapping[str, SeedShares], rows: Mapping[str, NodeRows],
+                     deliver: Deliver | None
+                     ) -> tuple[dict[str, np.ndarray], dict[str, RemoteDestinations]]:
         """Destination rows of layer 1 with those of other workers after them."""
-        delegation = self._scope.delegation
-        assert delegation is not None
+        offloading = self._scope.offloading
+        assert offloading is not None
         assert deliver is not None
+        # Without seeds: all workers of the group have their ids anyway.
         own = {t: ids[sharing[t].total if t in sharing else 0:]
                for t, ids in destinations.items()}
-        arrived = deliver({t: own.get(t, _NONE) for t in delegation.asked}, delegation.asked)
-        found, guests = dict(destinations), {}
+        arrived = deliver({t: own.get(t, _NONE) for t in offloading.asked}, offloading.asked)
+        joined, remote = dict(destinations), {}
         for ntype in self._types:
-            here = ntype in delegation.asked or ntype in delegation.asking
-            if not here and not (self._together and ntype in delegation.types):
+            here = ntype in offloading.asked or ntype in offloading.asking
+            if not here and not (self._together and ntype in offloading.types):
                 continue
             of_workers = arrived[ntype]
             ids = np.concatenate(of_workers)
-            found[ntype] = np.concatenate([destinations.get(ntype, _NONE), ids])
-            guests[ntype] = GuestRows(
+            joined[ntype] = np.concatenate([destinations.get(ntype, _NONE), ids])
+            remote[ntype] = RemoteDestinations(
                 tuple(map(len, of_workers)),
-                tuple(len(own.get(ntype, _NONE)) if place in delegation.asked.get(ntype, ()) else 0
-                      for place in range(len(of_workers))), ids)
-            if self._guest_states and len(ids):
+                tuple(len(own.get(ntype, _NONE)) if worker in offloading.asked.get(ntype, ()) else 0
+                      for worker in range(len(of_workers))), ids)
+            if self._remote_states and len(ids):
                 rows[ntype].add(ids, findable=False)
-        return {t: found[t] for t in self._types if t in found}, guests
+        return {t: joined[t] for t in self._types if t in joined}, remote
 
     def _sharing(self, last: bool, destinations: Mapping[str, np.ndarray],
                  shares: Mapping[str, SeedShares]) -> dict[str, SeedShares]:
@@ -214,28 +227,29 @@ class NeighborSampler:
         return sharing
 
     def _rows_of(self, layer: int, relation: Relation, destinations: Mapping[str, np.ndarray],
-                 sharing: Mapping[str, SeedShares], guests: Mapping[str, GuestRows]
+                 sharing: Mapping[str, SeedShares], remote: Mapping[str, RemoteDestinations]
                  ) -> Iterator[tuple[int, Tensor | None, np.ndarray]]:
         """Destination rows that `relation` is run for at `layer`: start, rows if chosen, nodes."""
         ids = destinations.get(relation.dst, _NONE)
         if not len(ids) and not self._together:
             return
         if self._scope.replicated:
-            invited = guests[relation.dst].total if relation.dst in guests else 0
-            for low, high in self._ranges(layer, relation, len(ids) - invited, sharing):
+            received = remote[relation.dst].total if relation.dst in remote else 0
+            for low, high in self._ranges(layer, relation, len(ids) - received, sharing):
                 yield low, None, ids[low:high]
-            if (invited or relation.dst in guests) and relation in self._served:
-                yield len(ids) - invited, None, ids[len(ids) - invited:]
+            if (received or relation.dst in remote) and relation in self._served:
+                yield len(ids) - received, None, ids[len(ids) - received:]
         elif relation in self._scope.on_common[layer]:
             if relation in self._scope.ranges:
                 low, high = self._scope.ranges[relation]
                 chosen = np.flatnonzero((ids >= low) & (ids < high))
                 yield 0, torch.from_numpy(chosen), ids[chosen]
             elif relation in self._scope.owner:
-                mine = self._scope.owner[relation][ids] == self._scope.part
+                owned = self._scope.owner[relation][ids] == self._scope.part
                 if relation in self._scope.hubs:
-                    mine[self._scope.hubs[relation].find(ids)[0]] = False
-                chosen = np.flatnonzero(mine)
+                    # Hubs' in-edges are in pieces, so their rows follow below, on all workers.
+                    owned[self._scope.hubs[relation].find(ids)[0]] = False
+                chosen = np.flatnonzero(owned)
                 yield 0, torch.from_numpy(chosen), ids[chosen]
             else:
                 yield 0, None, ids
@@ -249,6 +263,8 @@ class NeighborSampler:
         roots = self._scope.roots_at(layer)
         if shares and relation in roots:
             ranges = shares.local_ranges(*roots[relation].rows(seeds)) or [(0, 0)]
+        # Where the seeds' range ends at the last seed, the other rows join it: one call of the
+        # kernel.
         if relation in self._scope.inner[layer]:
             if ranges and ranges[-1][1] == seeds:
                 ranges[-1] = (ranges[-1][0], rows)
@@ -256,37 +272,39 @@ class NeighborSampler:
                 ranges.append((seeds, rows))
         return ranges
 
-    def _draws(self, layer: int, step: int, destinations: Mapping[str, np.ndarray],
+    def _samples(self, layer: int, step: int, destinations: Mapping[str, np.ndarray],
                sharing: Mapping[str, SeedShares], without: Mapping[Relation, np.ndarray],
-               guests: Mapping[str, GuestRows], excluded: Mapping[Relation, np.ndarray]
-               ) -> list[Draw]:
-        """What is drawn for a layer, in the order of the block's edges.
+               remote: Mapping[str, RemoteDestinations], excluded: Mapping[Relation, np.ndarray]
+               ) -> list[Sample]:
+        """The samples of a layer, in the order of the block's edges.
 
         Of destination rows whose in-edges are cut, those that are here: on all workers that have
         the relation, in one order.
         """
-        draws = []
+        samples = []
         for relation in self._graph:
             parts: list[_Part] = [
                 (*part, None)
-                for part in self._rows_of(layer, relation, destinations, sharing, guests)]
+                for part in self._rows_of(layer, relation, destinations, sharing, remote)]
             if relation in self._scope.hubs and relation in self._scope.on_common[layer]:
                 hubs = self._scope.hubs[relation]
                 rows, at = hubs.find(destinations.get(relation.dst, _NONE))
                 if len(rows):
                     parts.append((0, torch.from_numpy(rows), hubs.nodes[at], hubs.at(at)))
             if parts:
-                draws += self._of_parts(relation, parts, layer, step, without.get(relation),
+                samples += self._of_parts(relation, parts, layer, step, without.get(relation),
                                         excluded.get(relation))
-        return draws
+        return samples
 
     def _of_parts(self, relation: Relation, parts: list[_Part], layer: int, step: int,
-                  without: np.ndarray | None, excluded: np.ndarray | None) -> list[Draw]:
+                  without: np.ndarray | None, excluded: np.ndarray | None) -> list[Sample]:
         place, given = self._order[relation], self._fanouts[layer - 1]
+        # Of the step and the place, never of who samples: so any worker, and any thread, samples
+        # the same neighbours.
         key = np.uint64(hash_key(self._seed, step, layer, place))
         fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
         left_out = self._held_out.left_out(relation, without) if self._held_out else None
-        return [Draw(relation, place, self._graph[relation], nodes, start, chosen, fanout, key,
+        return [Sample(relation, place, self._graph[relation], nodes, start, chosen, fanout, key,
                      left_out, hubs, self._weights[relation], excluded)
                 for start, chosen, nodes, hubs in parts]
 
@@ -296,10 +314,12 @@ class NeighborSampler:
         assert self._agree is not None
         common = [t for t in self._types if t in self._scope.common]
         own = {t: rows[t].ids()[before[t]:].copy() for t in common}
-        for ntype, everyone in self._agree(own).items():
+        for ntype, of_workers in self._agree(own).items():
             table = rows[ntype]
+            # New rows were numbered in the order in which this worker met them. They are taken back
+            # and given out again in one order: that of the workers, each one's ids sorted.
             table.take_back(before[ntype])
-            for ids in everyone:
+            for ids in of_workers:
                 table.add(ids[table.place[ids] < 0])
             final = torch.from_numpy(table.place[own[ntype]])
             for part in edges:

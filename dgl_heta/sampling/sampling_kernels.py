@@ -41,11 +41,11 @@ def _mix(value):  # type: ignore[no-untyped-def]
 BATCH = 32
 """How many drawn edges are read before their sources are looked up."""
 BAD = -1
-"""What kernels return for a number of edges where a number in a file leads out of an array."""
+"""The number of edges that kernels return where a number in a file leads out of an array."""
 
 
 @kernel
-def count_drawn(indptr, nodes, fanout, edges, out):  # type: ignore[no-untyped-def]
+def count_sampled(indptr, nodes, fanout, edges, out):  # type: ignore[no-untyped-def]
     """Fill `out` with the CSC pointers of the sample; return the number of its edges, or BAD.
 
     `edges` is how many the relation has.
@@ -127,17 +127,17 @@ def _choose_left(  # type: ignore[no-untyped-def]
         return 0
     state = _mix(key ^ (np.uint64(node) * _GOLDEN))
     degree = end - begin
-    found = 0
+    accepted = 0
     for _ in range(4 * drawn if degree > 2 * drawn else 0):
         state += _GOLDEN
         position = int(_mix(state) % np.uint64(degree))
-        if not _is_among(positions, found, position) and not _is_left_out(
+        if not _is_among(positions, accepted, position) and not _is_left_out(
                 left_out, np.int64(indices[begin + position]), node):
-            positions[found] = position
-            found += 1
-            if found == drawn:
-                return found
-    tried, seen = found, 0
+            positions[accepted] = position
+            accepted += 1
+            if accepted == drawn:
+                return accepted
+    tried, seen = accepted, 0
     for position in range(degree):
         if _is_among(positions, tried, position) or _is_left_out(
                 left_out, np.int64(indices[begin + position]), node):
@@ -154,22 +154,24 @@ def _choose_left(  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_among(numbers, count, number):  # type: ignore[no-untyped-def]
-    """Whether a number is among the first `count` of `numbers`, in any order."""
+    """Return whether a number is among the first `count` of `numbers`, in any order."""
     for i in range(count):  # noqa: SIM110 - numba compiles no generator
         if numbers[i] == number:
             return True
     return False
 
 
+# The two kernels below are in one piece: in a call per node, numba would count references to all
+# the arrays, with locked instructions.
 @kernel
-def draw(  # type: ignore[no-untyped-def]
+def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         indptr, indices, nodes, fanout, key, weights, out_ptr, out, place, rows, size, left_out,
         excluded):
     """Draw the neighbours of `nodes` and turn them into rows, or without `place`, None, into ids.
 
     `weights` (float64, positive and finite) has a number for each edge, which its chance is
     proportional to; without it, None, all edges of a node are alike. `out_ptr` is as
-    :func:`count_drawn` fills it. `place` (int32, a row per node id or -1), `rows`
+    :func:`count_sampled` fills it. `place` (int32, a row per node id or -1), `rows`
     (int64, the node of each row) and `size` are the rows so far; new nodes are appended. With
     `left_out` (see :meth:`HeldOut.left_out`, not with `weights`) others are drawn in place of those
     edges; `out_ptr` is corrected. Edges at the positions `excluded` (int64, ascending) are drawn
@@ -195,7 +197,7 @@ def draw(  # type: ignore[no-untyped-def]
         low = out_ptr[i + 1]
         if begin < 0 or end > len(indices) or drawn != (
                 fanout if 0 <= fanout < degree else degree):
-            return size, BAD  # not what :func:`count_drawn` has seen
+            return size, BAD  # not what :func:`count_sampled` has seen
         chosen = drawn < degree
         if chosen:
             if left_out is not None:
@@ -234,14 +236,14 @@ def draw(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def draw_pieces(  # type: ignore[no-untyped-def]
+def sample_pieces(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
         indptr, indices, nodes, low, high, fanout, key, weights, out_ptr, out, order, place, rows,
         size, left_out, excluded):
-    """As :func:`draw`, of nodes of which in-edges `low … high - 1` alone are here.
+    """As :func:`sample_neighbors`, of nodes of which in-edges `low … high - 1` alone are here.
 
-    The same are drawn as :func:`draw` draws of all of a node's in-edges, and those that are here
-    kept. `order` (int64, an entry per edge) is filled with the place of each among a node's drawn
-    edges, wherever these are.
+    The same are drawn as :func:`sample_neighbors` draws of all of a node's in-edges, and those that
+    are here kept. `order` (int64, an entry per edge) is filled with the place of each among a
+    node's drawn edges, wherever these are.
     """
     positions = np.empty(max(fanout, 0), np.int64)
     keys = np.empty(len(positions) if weights is not None else 0)
@@ -293,11 +295,11 @@ def draw_pieces(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def draw_positions(  # type: ignore[no-untyped-def]
+def sample_positions(  # type: ignore[no-untyped-def]
         indptr, nodes, low, high, fanout, key, weights, edges, out, excluded):
-    """Fill `out` with the CSC positions of what :func:`draw` draws, or :func:`draw_pieces` where
-    `low` and `high` are not None; return their number, or BAD. `edges` is as in
-    :func:`count_drawn`, `excluded` as in :func:`draw`."""
+    """Fill `out` with the CSC positions of what :func:`sample_neighbors` draws, or
+    :func:`sample_pieces` where `low` and `high` are not None; return their number, or BAD. `edges`
+    is as in :func:`count_sampled`, `excluded` as in :func:`sample_neighbors`."""
     positions = np.empty(max(fanout, 0), np.int64)
     keys = np.empty(len(positions) if weights is not None else 0)
     total = 0
@@ -361,8 +363,8 @@ def _row(source, place, rows, size):  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_left_out(left_out, source, node):  # type: ignore[no-untyped-def]
-    """Whether the pair of an edge (see :class:`SameLinks`) is held out by its hash, or listed in
-    `without` or `pairs` (ascending)."""
+    """Return whether the pair of an edge (see :class:`SameLinks`) is held out by its hash, or
+    listed in `without` or `pairs` (ascending)."""
     without, pairs, salt, share, tails, swapped, undirected = left_out
     if swapped or (undirected and node < source):
         source, node = node, source
@@ -374,7 +376,7 @@ def _is_left_out(left_out, source, node):  # type: ignore[no-untyped-def]
 
 @kernel
 def _is_listed(numbers, number):  # type: ignore[no-untyped-def]
-    """Whether a number is among `numbers` (ascending)."""
+    """Return whether a number is among `numbers` (ascending)."""
     at = np.searchsorted(numbers, number)
     return at < len(numbers) and numbers[at] == number
 

@@ -1,4 +1,4 @@
-"""What one worker samples, from the plan: relations, on which rows, at which layer."""
+"""The scope of one worker's sampling, from the plan: relations, on which rows, at which layer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import numpy as np
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.assignment import Partition, Share
-from dgl_heta.planning.offloading import roots_at_first
 from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
 
@@ -50,13 +49,13 @@ class HubPieces(NamedTuple):
         """Which of some unique ids are hubs: their positions, and those of the hubs, in the order
         of the hubs."""
         at = np.minimum(np.searchsorted(self.nodes, ids), len(self.nodes) - 1)
-        found = np.flatnonzero(self.nodes[at] == ids)
-        order = np.argsort(at[found])
-        return found[order], at[found][order]
+        are_hubs = np.flatnonzero(self.nodes[at] == ids)
+        order = np.argsort(at[are_hubs])
+        return are_hubs[order], at[are_hubs][order]
 
 
 @dataclass(frozen=True)
-class Delegation:
+class Offloading:
     """Layer 1 where some relations are run by one worker for all of its group.
 
     Attributes
@@ -77,20 +76,20 @@ class Delegation:
     types: tuple[str, ...]
 
     @classmethod
-    def of(cls, plan: Plan, part: int) -> Delegation:
+    def of(cls, plan: Plan, part: int) -> Offloading:
         """That of a partition."""
         own = plan.partitions[part]
         group = [plan.partitions[index] for index in plan.groups[own.group]]
         types = plan.schema.node_types
 
         def owners(partition: Partition, ntype: str) -> set[int]:
-            return {plan.delegates[r] for r in partition.asks if r.dst == ntype}
+            return {plan.offloaded[r] for r in partition.asks if r.dst == ntype}
 
         asked = {t: tuple(sorted(owners(own, t))) for t in types}
-        asking = {t: tuple(place for place, p in enumerate(group)
+        asking = {t: tuple(worker for worker, p in enumerate(group)
                            if group.index(own) in owners(p, t)) for t in types}
         every = {r for p in group for r in (*p.inner[1], *p.asks)}
-        return cls(roots_at_first(plan, part), own.served,
+        return cls(plan.roots_at_first(part), own.served,
                    tuple(r for r in plan.schema.relations if r in every),
                    {t: workers for t, workers in asked.items() if workers},
                    {t: workers for t, workers in asking.items() if workers},
@@ -99,7 +98,7 @@ class Delegation:
 
 @dataclass(frozen=True)
 class SamplingScope:
-    """What one worker samples.
+    """The relations that one worker samples, and on which rows.
 
     Attributes
     ----------
@@ -114,7 +113,7 @@ class SamplingScope:
     owner : the same by an array, (destination nodes,): the partition that holds each one's
         in-edges; `part` is this worker's.
     hubs : of these relations, those with nodes whose in-edges are cut, too.
-    delegation : at layer 1, where relations are delegated; None where none are.
+    offloading : at layer 1, where relations are offloaded; None where none are.
     """
 
     targets: tuple[str, ...]
@@ -123,7 +122,7 @@ class SamplingScope:
     inner: dict[int, tuple[Relation, ...]]
     seed_relations: dict[str, tuple[Relation, ...]]
     seeds_apart: bool = False
-    """Whether a seed that is also a neighbour is two rows. With metapaths a neighbour is followed
+    """True if a seed that is also a neighbour is two rows. With metapaths a neighbour is followed
     by other relations than a seed; with hops by the same ones, and it is one row."""
     replicated: bool = True
     common: frozenset[str] = frozenset()
@@ -133,17 +132,17 @@ class SamplingScope:
     owner: dict[Relation, np.ndarray] = field(default_factory=dict)
     hubs: dict[Relation, HubPieces] = field(default_factory=dict)
     part: int = 0
-    delegation: Delegation | None = None
+    offloading: Offloading | None = None
 
     def roots_at(self, layer: int) -> dict[Relation, Share]:
         """The relations that it runs on seeds at a layer."""
-        return self.delegation.roots if self.delegation and layer == 1 else self.roots
+        return self.offloading.roots if self.offloading and layer == 1 else self.roots
 
     def reaching(self, layer: int) -> Iterable[Relation]:
         """The relations that reach rows that are no seeds, whoever runs them."""
-        if self.delegation is None or layer > 1:
+        if self.offloading is None or layer > 1:
             return self.inner[layer]
-        return self.delegation.reaching
+        return self.offloading.reaching
 
     @classmethod
     def of(cls, plan: Plan, part: int, layers: int | None = None) -> SamplingScope:
@@ -162,9 +161,9 @@ class SamplingScope:
         inner = {layer: own.inner[layer + skipped] for layer in range(1, hops + 1)}
         apart = bool(plan.metapaths)
         if plan.replication == "full":
-            delegation = Delegation.of(plan, part) if plan.delegates and not skipped else None
+            offloading = Offloading.of(plan, part) if plan.offloaded and not skipped else None
             return cls(plan.targets, hops, plan.roots(part), inner, roots, apart,
-                       delegation=delegation)
+                       offloading=offloading)
         every = {layer: [r for p in plan.partitions if p.group == own.group
                          for r in p.layers[layer + skipped]] for layer in range(1, hops + 1)}
         # Arrays name partitions as they were cut; each may have several trainers by now, in turn.

@@ -54,16 +54,16 @@ class Making:
     def next(self, batches: Iterator[Any]) -> Any:
         """The next batch, or None at the end."""
         begin = time.perf_counter()
-        made: _Made | None = next(batches, None)
-        if made is None:
+        batch: _Made | None = next(batches, None)
+        if batch is None:
             return None
-        now, last = time.perf_counter(), len(made.times) - 1
-        for place, (name, (start, end)) in enumerate(zip(self._names, made.times)):
+        now, last = time.perf_counter(), len(batch.times) - 1
+        for stage, (name, (start, end)) in enumerate(zip(self._names, batch.times)):
             self.worked[name] += end - start
-            until = now if place == last else min(end, now)
+            until = now if stage == last else min(end, now)
             self.waited[name] += max(until - begin, 0.0)
             begin = max(begin, until)
-        return made.value
+        return batch.value
 
     @property
     def seconds(self) -> dict[str, dict[str, float]]:
@@ -81,9 +81,9 @@ def _first(run: Callable[[int], Any]) -> Callable[[int], _Made]:
 
 
 def _following(run: Callable[[Any], Any]) -> Callable[[_Made], _Made]:
-    def following(made: _Made) -> _Made:
+    def following(batch: _Made) -> _Made:
         begin = time.perf_counter()
-        made.value = run(made.value)
-        made.times.append((begin, time.perf_counter()))
-        return made
+        batch.value = run(batch.value)
+        batch.times.append((begin, time.perf_counter()))
+        return batch
     return following

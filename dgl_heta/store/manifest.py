@@ -83,18 +83,18 @@ class Manifest:
 
     def entries(self, ntypes: Any = None, relations: Any = None) -> list[ArrayEntry]:
         """Files of the given node types and relations (default: all)."""
-        found = []
+        names = []
         for ntype, arrays in self.arrays.items():
             if ntypes is None or ntype in ntypes:
-                found += list(arrays.values())
+                names += list(arrays.values())
                 ids = self.ids.get(ntype)
-                found += [ids.offsets, ids.text] if ids else []
+                names += [ids.offsets, ids.text] if ids else []
         for entry in self.relations:
             if relations is None or entry.relation in relations:
-                found += [entry.indptr, entry.indices]
-                found += [entry.edge_ids] if entry.edge_ids else []
-                found += list(entry.arrays.values())
-        return found
+                names += [entry.indptr, entry.indices]
+                names += [entry.edge_ids] if entry.edge_ids else []
+                names += list(entry.arrays.values())
+        return names
 
     def unlike_given(self) -> str:
         """The first array that is not what a graph had, by the checksums, and how; "" if none."""

@@ -59,7 +59,7 @@ class Store:
 
     @staticmethod
     def is_store(directory: str | Path) -> bool:
-        """Whether `directory` looks like a relation store."""
+        """Return whether `directory` looks like a relation store."""
         return (Path(directory) / FILE_NAME).is_file()
 
     def relation(self, relation: Relation) -> CSC:
@@ -304,14 +304,14 @@ class _StoredEdges:
 
 
 def _identity(path: Path) -> tuple[int, int]:
-    found = path.stat()
-    return found.st_dev, found.st_ino
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def short_files(directory: str | Path) -> list[str]:
     """Files of a store that are shorter than its manifest says, with both sizes; none where the
     manifest cannot be read."""
-    found = []
+    notes = []
     try:
         entries = Manifest.load(directory).entries()
     except InputError:
@@ -320,8 +320,8 @@ def short_files(directory: str | Path) -> list[str]:
         path = Path(directory) / entry.file
         with contextlib.suppress(OSError):
             if (size := path.stat().st_size) < entry.bytes:
-                found.append(f"{path} ({size} of {entry.bytes} bytes)")
-    return found
+                notes.append(f"{path} ({size} of {entry.bytes} bytes)")
+    return notes
 
 
 def as_source(graph: GraphSource | Store) -> GraphSource:

@@ -1,4 +1,4 @@
-"""What the arrays of a store must hold, so that no number in a file leads out of an array.
+"""The numbers that a store's arrays may hold, so that none in a file leads out of an array.
 
 Structure is checked piece by piece while checksums are computed, so that the bytes are read once.
 Files can change after that: kernels that index with numbers of a mapped file check each of them
@@ -27,7 +27,7 @@ _LARGEST = np.finfo(np.float32).max
 
 @dataclass
 class Rule:
-    """What all numbers of an array must be; given to :meth:`add` piece by piece, in order.
+    """The rule for all numbers of an array; given to :meth:`add` piece by piece, in order.
 
     Attributes
     ----------
@@ -101,12 +101,12 @@ class Finite:
 
 
 def pointers(entry: RelationEntry) -> Rule:
-    """What `indptr` of a relation must hold."""
+    """The rule for `indptr` of a relation."""
     return Rule(0, entry.edges, pointers=True)
 
 
 def rule_of(manifest: Manifest, entry: ArrayEntry) -> Rule | Finite | None:
-    """What an array of a store must hold; None for any numbers. Features are only looked at."""
+    """The rule for an array of a store; None for any numbers. Features are only looked at."""
     if np.dtype(entry.dtype).kind == "f" and any(
             entry is arrays.get("feat") for arrays in manifest.arrays.values()):
         return Finite()

@@ -20,7 +20,7 @@ from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.readers.arrays import check_finite, task_arrays
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource
+from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource, Task
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
 from dgl_heta.system.atomic_files import new_directory
@@ -233,6 +233,17 @@ def check_source(source: GraphSource) -> None:
         json.dumps([source.name, source.info])
     except (TypeError, ValueError) as error:
         raise InputError(f"name and info of a graph must be what JSON can hold: {error}") from None
+    _check_arrays(source)
+    for ntype, ids in source.node_ids.items():
+        if len(ids) != source.node_counts.get(ntype):
+            raise InputError(f"node type '{ntype}' has {source.node_counts.get(ntype, 0)} nodes, "
+                             f"but {len(ids)} ids; it must have one for each node")
+    if source.task is not None:
+        _check_task(source, source.task)
+
+
+def _check_arrays(source: GraphSource) -> None:
+    """Refuse arrays of nodes that a store cannot have; features must be matrices."""
     for ntype, arrays in source.node_arrays.items():
         if ntype not in source.node_counts:
             raise InputError(f"arrays are given for node type '{ntype}', which is not in the "
@@ -251,13 +262,10 @@ def check_source(source: GraphSource) -> None:
             raise InputError(f"features 'feat' of node type '{ntype}' are {feat.dtype} of shape "
                              f"{feat.shape}; they must be floating point, one row per node and "
                              "one column per feature")
-    for ntype, ids in source.node_ids.items():
-        if len(ids) != source.node_counts.get(ntype):
-            raise InputError(f"node type '{ntype}' has {source.node_counts.get(ntype, 0)} nodes, "
-                             f"but {len(ids)} ids; it must have one for each node")
-    task = source.task
-    if task is None:
-        return
+
+
+def _check_task(source: GraphSource, task: Task) -> None:
+    """Refuse a task whose labels or masks are not what it needs."""
     if task.target not in source.node_counts:
         raise InputError(f"target node type '{task.target}' is not in the graph; node types: "
                          f"{listing(source.node_counts)}")

@@ -71,6 +71,8 @@ _applied: list[tuple[Any, str, Any]] = []
 def apply(patches: Sequence[Patch]) -> None:
     """Put replacements in place; nothing changes if one of the names is not there.
 
+    The original of a name's second patch is what the first one made.
+
     Raises
     ------
     InputError
@@ -88,12 +90,17 @@ def apply(patches: Sequence[Patch]) -> None:
                              f"({error}); docs/patched-names.md lists what must be, by release "
                              "of DGL") from error
         found.append((owner, name, inherited, vars(owner).get(name, _MISSING), patch))
+    # By place, because what a class inherits must not be what was put into its parent here.
+    before: dict[tuple[int, str], Any] = {}
     for owner, name, inherited, own, patch in found:
-        replacement = patch.make(inherited)
-        if callable(inherited) and not isinstance(inherited, type):
-            functools.update_wrapper(replacement, inherited)
-            replacement.dgl_heta_original = inherited
-        _applied.append((owner, name, own))
+        original = before.get((id(owner), name), inherited)
+        replacement = patch.make(original)
+        if callable(original) and not isinstance(original, type) and replacement is not original:
+            functools.update_wrapper(replacement, original)
+            replacement.dgl_heta_original = plain(original)
+        if (id(owner), name) not in before:
+            _applied.append((owner, name, own))
+        before[id(owner), name] = replacement
         setattr(owner, name, replacement)
 
 

@@ -116,42 +116,42 @@ class Profiler:
         """Visits per node and type in some epochs, or a part of one."""
         engine, store = self.engine, self.engine.store
         types = {*engine.static.sources, *engine.learnable.counts}
-        found = {t: np.zeros(store.schema.node_counts[t], np.int64) for t in sorted(types)}
+        visits = {t: np.zeros(store.schema.node_counts[t], np.int64) for t in sorted(types)}
         whole = len(engine.steps("train", _EPOCH))
         batches = max(round(engine.settings.cache.epochs * whole), 1)
         if not whole:
-            return found, 1  # training says that there is nothing to train on
+            return visits, 1  # training says that there is nothing to train on
         for done in range(batches):
             if done % whole == 0:
                 steps = engine.steps("train", _EPOCH + done // whole)
             batch = engine.sample(steps[done % whole], _STEPS + done)
             for ntype, ids in batch.input_nodes.items():
-                if ntype in found:
-                    count_ids(found[ntype], ids)
+                if ntype in visits:
+                    count_ids(visits[ntype], ids)
             self._report({"event": "profile", "done": done + 1, "total": batches})
-        return found, batches
+        return visits, batches
 
     def _degrees(self) -> tuple[dict[str, np.ndarray], int]:
         """Edges that leave each node by the relations of this worker's partition."""
         engine, store = self.engine, self.engine.store
         types = {*engine.static.sources, *engine.learnable.counts}
-        found = {t: np.zeros(store.schema.node_counts[t], np.int64) for t in sorted(types)}
+        degrees = {t: np.zeros(store.schema.node_counts[t], np.int64) for t in sorted(types)}
         for relation in engine.plan.partitions[engine.rank].relations:
-            if relation.src in found:
-                csc, counts = store.relation(relation), found[relation.src]
+            if relation.src in degrees:
+                csc, counts = store.relation(relation), degrees[relation.src]
                 for start in range(0, len(csc.indices), 2**22):
                     ids = csc.indices[start:start + 2**22].astype(np.int64)
                     check_range(relation, csc, ids, len(counts))
                     count_ids(counts, ids)
-        return found, 1
+        return degrees, 1
 
-    def _together(self, found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _together(self, visits: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Own visits; of types whose rows have owners, all workers' visits of the own rows."""
         learnable, world = self.engine.learnable, self.engine.world
         for ntype, (low, _, rows) in learnable.owned_ranges().items():
-            total = world.all_reduce(torch.from_numpy(found[ntype]), cause="control").numpy()
-            found[ntype] = total[low:low + rows]
-        return {t: np.ascontiguousarray(found[t]) for t in self.sizes}
+            total = world.all_reduce(torch.from_numpy(visits[ntype]), cause="control").numpy()
+            visits[ntype] = total[low:low + rows]
+        return {t: np.ascontiguousarray(visits[t]) for t in self.sizes}
 
     def row_bytes(self) -> dict[str, int]:
         """Bytes of a row in a cache: of learnable types with two moments."""
@@ -168,10 +168,10 @@ class Profiler:
                   else None)
         if stored is not None:
             return stored
-        found = {t: self._measure(t, sizes[t]) for t in sizes}
+        measured = {t: self._measure(t, sizes[t]) for t in sizes}
         if self._files:
-            self._files.save_penalties(found)
-        return found
+            self._files.save_penalties(measured)
+        return measured
 
     def _measure(self, ntype: str, row_bytes: int) -> Penalty:
         engine = self.engine

@@ -1,4 +1,4 @@
-"""What a worker computes in a few steps, to be compared with what one worker alone computes."""
+"""The results of a few steps of a worker, to be compared with what one worker alone computes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def steps(engine: Engine) -> dict[str, np.ndarray]:
     seeds and whose they are; and `gradient` per parameter.
     """
     _prepare(engine)
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for number, step in enumerate(engine.steps("train", 1)[:STEPS]):
         batch = engine.sample(step, number)
         engine.model.train()
@@ -28,16 +28,16 @@ def steps(engine: Engine) -> dict[str, np.ndarray]:
         engine.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         engine.wrapped.after_backward()
-        found[f"{number}|loss|loss"] = np.asarray(float(loss.detach()))
+        arrays[f"{number}|loss|loss"] = np.asarray(float(loss.detach()))
         for ntype, rows in outputs.items():
-            found[f"{number}|output|{ntype}"] = rows.detach().numpy()
-            found[f"{number}|ids|{ntype}"] = batch.own_seeds[ntype]
+            arrays[f"{number}|output|{ntype}"] = rows.detach().numpy()
+            arrays[f"{number}|ids|{ntype}"] = batch.own_seeds[ntype]
         for name, parameter in engine.model.named_parameters():
             if parameter.grad is not None:
-                found[f"{number}|gradient|{name}"] = parameter.grad.numpy().copy()
+                arrays[f"{number}|gradient|{name}"] = parameter.grad.numpy().copy()
         engine.optimizer.step()
         engine.learnable.update()
-    return found
+    return arrays
 
 
 def write_steps(engine: Engine, directory: Path) -> None:

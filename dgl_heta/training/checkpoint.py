@@ -110,11 +110,11 @@ def latest_epoch(run_dir: Path, rank: int, world: Comm, identity: Identity) -> i
     InputError
         The checkpoint was made with other settings, another plan or another graph.
     """
-    mine = max(_complete(run_dir, rank), default=0)
-    oldest = torch.tensor([float(mine)])
+    latest = max(_complete(run_dir, rank), default=0)
+    oldest = torch.tensor([float(latest)])
     epoch = int(world.all_reduce(oldest, "min", "control").item())
     # One that not all workers have is not gone on from, but it may be that of other workers.
-    differs = identity.difference(_note(run_dir, epoch or mine, rank)) if mine else ""
+    differs = identity.difference(_note(run_dir, epoch or latest, rank)) if latest else ""
     # All say the same: a worker that has no checkpoint knows least, and may be the first to stop.
     if said := [text for text in world.all_gather_json(differs, "control") if text]:
         raise InputError(f"the checkpoint in {run_dir} was made with {said[0]}; resume with the "
@@ -214,7 +214,7 @@ def load_model(run_dir: str | Path, provider: ModelProvider | None = None) -> Pl
 def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
               given: ModelProvider | None = None
               ) -> tuple[ModelSpec, dict[str, int], ModelProvider]:
-    """What a run's model was built from, its learnable types with their rows, its provider.
+    """The specification of a run's model, its learnable types with their rows, its provider.
 
     The provider is the one `given`, or that of a `name` that the user said, or the plugin that
     the file names. A file must not say which code to import.
@@ -229,22 +229,22 @@ def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
                                          for path, width in paths)
                                 for t, paths in note["paths"].items()})
         rows = {t: int(shape[0]) for t, shape in note["features"].items()}
-        found = given
-        if found is None:
+        provider = given
+        if provider is None:
             if ":" in str(note["provider"]) and name is None:
                 raise InputError(
                     f"the model in {run_dir} was trained as '{note['provider']}', which a file "
                     "cannot make dgl-heta import; say so with --model, or give load_model the "
                     "provider, for example BlockModel('mine', MyLayer)")
             own = registry.configured(Settings(plugins=note.get("plugins", {})))
-            found = find_model(own, name or note["provider"])
+            provider = find_model(own, name or note["provider"])
         if "link" in note:
             if not {*note["link"]["relations"]} <= {*map(str, spec.schema.relations)}:
                 raise ValueError("link is about relations that are not in its schema")
-            found = decoded(found, **note["link"])
+            provider = decoded(provider, **note["link"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"model {run_dir} is damaged: {error}") from None
-    return spec, rows, found
+    return spec, rows, provider
 
 
 def gather_tables(learnable: LearnableFeatures, world: Comm) -> dict[str, Tensor]:
@@ -263,10 +263,10 @@ def gather_tables(learnable: LearnableFeatures, world: Comm) -> dict[str, Tensor
         table = torch.zeros((count if first else 0, learnable.width), dtype=learnable.dtype)
         for start in range(0, count, _BLOCK):
             stop = min(start + _BLOCK, count)
-            mine = rows[max(start - low, 0):max(stop - low, 0)]
+            owned = rows[max(start - low, 0):max(stop - low, 0)]
             overlaps = [(max(a, start), max(min(b, stop), max(a, start))) for a, b in extents]
             sizes = [b - a for a, b in overlaps] if first else [0] * world.size
-            arrived = world.all_to_all_rows(mine, [len(mine)] + [0] * (world.size - 1), sizes,
+            arrived = world.all_to_all_rows(owned, [len(owned)] + [0] * (world.size - 1), sizes,
                                             "control")
             if first:
                 copies = torch.zeros((stop - start, 1), dtype=learnable.dtype)
@@ -296,15 +296,15 @@ def _new_folder(run_dir: Path, epoch: int) -> Path:
 
 
 def _complete(run_dir: Path, rank: int) -> list[int]:
-    found = []
+    epochs = []
     for note in (run_dir / "checkpoints").glob(f"epoch-*/complete-{rank}.json"):
         if match := re.fullmatch(r"epoch-(\d+)", note.parent.name):
-            found.append(int(match[1]))
-    return sorted(found)
+            epochs.append(int(match[1]))
+    return sorted(epochs)
 
 
 def _files(rank: int) -> tuple[str, str]:
-    """What a worker writes of a checkpoint: its shard, its tables of learnable features."""
+    """The files of a checkpoint that a worker writes: its shard, its learnable features."""
     return f"rank-{rank}.safetensors", f"rows-{rank}.safetensors"
 
 
@@ -313,7 +313,7 @@ def _complete_name(rank: int) -> str:
 
 
 def _note(run_dir: Path, epoch: int, rank: int) -> dict[str, Any]:
-    """What stands in a checkpoint's file that says that it is complete."""
+    """The content of the file that says that a checkpoint is complete."""
     path, remedy = _folder(run_dir, epoch) / _complete_name(rank), _remedy(run_dir, epoch, rank)
     note = read_signed(path, remedy)
     if note.get("epoch") != epoch or not isinstance(note.get("best"), dict) or not isinstance(
@@ -323,10 +323,10 @@ def _note(run_dir: Path, epoch: int, rank: int) -> dict[str, Any]:
 
 
 def _remedy(run_dir: Path, epoch: int, rank: int) -> str:
-    """What can be done about a damaged checkpoint."""
-    found = _complete(run_dir, rank)
-    earlier = [e for e in found if e < epoch]
-    if earlier and epoch == max(found):
+    """The remedy for a damaged checkpoint."""
+    complete = _complete(run_dir, rank)
+    earlier = [e for e in complete if e < epoch]
+    if earlier and epoch == max(complete):
         return (f"that of epoch {max(earlier)} is complete: remove {_folder(run_dir, epoch)} and "
                 "resume to go on from there")
     return "there is no other one to go on from; train in a new run directory"

@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.comm.remote_destinations import delivery
+from dgl_heta.comm.sampled_rows import delivery
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.graph.schema import Relation
@@ -35,9 +35,6 @@ from dgl_heta.training.fetching import Fetching
 from dgl_heta.training.metrics import Tally
 from dgl_heta.training.optimizers import Schedule, make_optimizer
 from dgl_heta.training.tasks import Step, TrainingTask
-
-if TYPE_CHECKING:
-    from dgl_heta.training.step_proof import StepProof
 
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
 
@@ -68,6 +65,21 @@ class Caches(Protocol):
 
     def counted(self) -> dict[str, dict[str, int]]:
         """Per type what was read, and what of it was cached; all workers call it."""
+
+
+class Prover(Protocol):
+    """Compares steps with the plain way; see :class:`dgl_heta.training.step_proof.StepProof`."""
+
+    proved: int
+    seconds: float
+    told: str | None
+
+    def due(self, number: int, steps: int) -> bool:
+        """Return whether to prove a step of an epoch of so many."""
+
+    def prove(self, step: Step, number: int, batch: MiniBatch, inputs: dict[str, Tensor],
+              loss: Tensor) -> None:
+        """Compare a step with the plain way, before its backward pass."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +135,7 @@ class Engine:
 
     not_finite = 0
     caches: Caches | None = None
-    proof: StepProof | None = None
+    proof: Prover | None = None
 
     def __init__(self, store: Store, plan: Plan, settings: Settings, task: TrainingTask,
                  spec: ModelSpec, workers: Workers, samplers: tuple[Sampler, Sampler],
@@ -171,6 +183,8 @@ class Engine:
 
     def start_epoch(self, epoch: int) -> None:
         """Reset counters, and the generator of dropout, which each worker has its own of."""
+        # Of the epoch, not of what was drawn before: a run that goes on from a checkpoint draws the
+        # same.
         torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank) % 2**63)
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.making.reset()
@@ -200,7 +214,8 @@ class Engine:
         """This worker's batches of some steps, whose numbers start from `first`."""
         sampler = self._eval_sampler if evaluate else self._sampler
         batches = self.making.start(
-            self._source, len(steps), self.plan.replication == "none" or bool(self.plan.delegates),
+            # Where sampling is a collective, batches are sampled in their order, by one thread.
+            self._source, len(steps), self.plan.replication == "none" or bool(self.plan.offloaded),
             {"sample": lambda index: self._batch(sampler, steps[index], first + index),
              "fetch": self._fetching.fetch})
         with self._fetching.of_pass(), _closed(batches):
@@ -228,8 +243,13 @@ class Engine:
         if prove is not None and self.proof is not None:
             self.proof.prove(step, prove, batch, inputs, loss)
         with self.timed("backward"):
+            # None, not zeros: whether a worker has a gradient tells who alone has a parameter
+            # (`comm/gradient_average.py`).
             self.optimizer.zero_grad(set_to_none=True)
             loss.backward()
+            # After the exchanges' adjoints, which are in the backward pass, and before the
+            # optimizer: every worker comes here in every step, also one whose seeds gave no
+            # gradient.
             self.wrapped.after_backward()
         with self.timed("update"):
             if self.settings.train.clip_grad_norm is not None:
@@ -256,7 +276,7 @@ class Engine:
         groups that no batch is made with meanwhile."""
         return self._sampler.sample(
             *join_seeds(parts, self.group.rank), number, self.task.without(step),
-            delivery(self.store, group) if self.plan.delegates else None).to(self.device)
+            delivery(self.store, group) if self.plan.offloaded else None).to(self.device)
 
     def loss(self, outputs: dict[str, Tensor], step: Step) -> tuple[Tensor, Tensor]:
         """`(loss, statistics)` of this worker's share of a step.

@@ -1,4 +1,4 @@
-"""What an evaluation of a split finds, and which score of it training follows."""
+"""The result of evaluating a split, and which score of it training follows."""
 
 from __future__ import annotations
 
@@ -40,18 +40,18 @@ def evaluate(engine: Engine, split: str, count: bool = False) -> Evaluated:
     tallies = engine.task.tallies(names) if names or count else {}
     score, loss = (value if math.isfinite(value) and not engine.not_finite else None
                    for value in engine.evaluate(split, tallies))  # NaN is of an empty split
-    found = values(tallies, names) if names and score is not None else None
-    return Evaluated(score, loss, found, tallies, engine.not_finite)
+    metrics = values(tallies, names) if names and score is not None else None
+    return Evaluated(score, loss, metrics, tallies, engine.not_finite)
 
 
-def not_finite_text(found: Evaluated, split: str) -> str:
+def not_finite_text(evaluated: Evaluated, split: str) -> str:
     """One sentence where outputs were not finite, or ""."""
     what = {"val": "validation", "test": "test"}[split]
-    be = "is" if found.not_finite == 1 else "are"
-    return (f"{several(found.not_finite, 'output')} of {what} nodes {be} NaN or infinite, so that "
-            f"there is no score of {what}: look for such values in the features of these nodes and "
-            "of their neighbours (`dgl-heta inspect`); if they have none, training diverged"
-            if found.not_finite else "")
+    be = "is" if evaluated.not_finite == 1 else "are"
+    return (f"{several(evaluated.not_finite, 'output')} of {what} nodes {be} NaN or infinite, so "
+            f"that there is no score of {what}: look for such values in the features of these "
+            "nodes and of their neighbours (`dgl-heta inspect`); if they have none, training "
+            "diverged" if evaluated.not_finite else "")
 
 
 def classes(engine: Engine, evaluated: Mapping[str, Evaluated]) -> dict[str, Any] | None:
@@ -65,8 +65,8 @@ def classes(engine: Engine, evaluated: Mapping[str, Evaluated]) -> dict[str, Any
     task = resolve(engine.settings.task, engine.store.manifest.task, engine.store.schema)
     names = {t: class_names(engine.store, t, task.label, task.kind) for t in task.targets or ()}
     for split in ("test", "val"):
-        if found := per_class(evaluated[split].tallies, names):
-            return {"split": split, "types": found}
+        if of_type := per_class(evaluated[split].tallies, names):
+            return {"split": split, "types": of_type}
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint must have in common with the run that goes on from it."""
+"""The identity of a run: what a checkpoint must share with the run that goes on from it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Identity:
                 "settings": self.settings}
 
     def difference(self, note: Mapping[str, Any]) -> str:
-        """What differs in the run of which a checkpoint's note speaks; "" where nothing does."""
+        """The differences of the run that a checkpoint's note speaks of; "" where nothing does."""
         if note.get("fingerprint") == self.mark:
             return ""
         before = note.get("settings")
@@ -84,10 +84,10 @@ class Identity:
                    for section in {**before, **self.settings}
                    for name, old, new in _changed(section, before.get(section),
                                                   self.settings.get(section))]
-        found = [*([f"other settings: {', '.join(changed)}"] if changed else []),
+        differences = [*([f"other settings: {', '.join(changed)}"] if changed else []),
                  *(["another graph"] if note.get("graph") != self.graph else []),
                  *(["another plan"] if note.get("plan") != self.plan else [])]
-        return listing(found) if found else _OTHERS
+        return listing(differences) if differences else _OTHERS
 
 
 def _changed(section: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:

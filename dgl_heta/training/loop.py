@@ -8,7 +8,7 @@ import math
 import os
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,16 +65,10 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     identity = Identity.of(engine, settings)
     validates = bool(engine.steps("val"))
     _check_validation(engine, validates)
-    best: dict[str, Any] = {}
     start = latest_epoch(run_dir, rank, engine.world, identity) if resume else 0
     _check_directory(engine, run_dir, resume)
-    if start:
-        best = best_epoch(load_checkpoint(engine, run_dir, start), start, run_dir)
     log = run_dir / "metrics.jsonl"
-    history = _history(log, start)
-    if engine.schedule is not None:
-        engine.schedule.again({r.epoch: followed(settings, r.val_acc, r.metrics)
-                               for r in history}, start)
+    best, history = _go_on(engine, settings, run_dir, log, start)
     last, stopped = start, _stops(settings, start, best)
     if first:
         write_atomic(log, "".join(log_line(record.to_json()) for record in history))
@@ -89,8 +83,7 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
             record = _epoch(engine, epoch, run_dir, own, said)
             _check_parameters(engine, run_dir, epoch)
             score = followed(settings, record.val_acc, record.metrics)
-            if engine.wrapped.equal() and (not validates or (
-                    score is not None and (not best or score > best["val_acc"]))):
+            if _better(engine, validates, score, best):
                 best = {"epoch": epoch, "val_acc": score}
             if engine.schedule is not None:
                 engine.schedule.step(score)
@@ -109,17 +102,12 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
         if text := not_finite_text(evaluated["test"], "test"):
             said({"event": "note", "text": text})
         consolidate(engine, run_dir)
-        summary = _summary(engine, settings, history, own, best, {
-            "val_acc": evaluated["val"].score, "test_acc": evaluated["test"].score,
-            "test_loss": evaluated["test"].loss})
-        summary["stopped_early"] = stopped and last < settings.train.epochs
-        if settings.train.watched:
-            summary["metrics"] = {split: found.metrics for split, found in evaluated.items()
-                                  if found.metrics}
-        if (found := classes(engine, evaluated)) is not None:
-            summary["classes"] = found
-        if (found := of_relations(evaluated, settings.train.watched)) is not None:
-            summary["relations"] = found
+        summary = {
+            **_summary(engine, settings, history, own, best, {
+                "val_acc": evaluated["val"].score, "test_acc": evaluated["test"].score,
+                "test_loss": evaluated["test"].loss}),
+            "stopped_early": stopped and last < settings.train.epochs,
+            **_further_scores(engine, evaluated)}
         if first:
             write_signed(run_dir / "summary.json", summary, indent=1)
             _append(log, {"event": "summary", **summary})
@@ -127,6 +115,41 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     registry.hook.dgl_heta_run_ended(run_dir=run_dir, rank=rank, summary=summary)
     engine.world.barrier()  # nobody leaves while another worker's hook may still fail
     return summary
+
+
+def _go_on(engine: Engine, settings: Settings, run_dir: Path, log: Path, start: int
+           ) -> tuple[dict[str, Any], list[EpochRecord]]:
+    """Be where an earlier run was after epoch `start`; the best epoch so far, and all records."""
+    best: dict[str, Any] = {}
+    if start:
+        best = best_epoch(load_checkpoint(engine, run_dir, start), start, run_dir)
+    history = _history(log, start)
+    if engine.schedule is not None:
+        # A schedule is not saved: it takes the same steps again, from the same scores.
+        engine.schedule.again({r.epoch: followed(settings, r.val_acc, r.metrics)
+                               for r in history}, start)
+    return best, history
+
+
+def _better(engine: Engine, validates: bool, score: float | None, best: Mapping[str, Any]) -> bool:
+    """Return whether an epoch is the best so far. Where workers differ, none is until they are
+    made equal; where nothing is validated, every last one is."""
+    if not engine.wrapped.equal():
+        return False
+    return not validates or (score is not None and (not best or score > best["val_acc"]))
+
+
+def _further_scores(engine: Engine, evaluated: Mapping[str, Any]) -> dict[str, Any]:
+    """What the summary has beside the scores: metrics, classes, relations, as far as there are."""
+    watched = engine.settings.train.watched
+    scores: dict[str, Any] = {}
+    if watched:
+        scores["metrics"] = {split: one.metrics for split, one in evaluated.items() if one.metrics}
+    if (of_classes := classes(engine, evaluated)) is not None:
+        scores["classes"] = of_classes
+    if (of_each := of_relations(evaluated, watched)) is not None:
+        scores["relations"] = of_each
+    return scores
 
 
 def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> dict[str, Any]:
@@ -137,8 +160,8 @@ def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> d
     apart = not engine.wrapped.equal()
     if apart:
         engine.wrapped.finish()
-        found = evaluate(engine, "val")
-        score = followed(engine.settings, found.score, found.metrics)
+        evaluated = evaluate(engine, "val")
+        score = followed(engine.settings, evaluated.score, evaluated.metrics)
         if not best or score is None or score > best["val_acc"]:
             return {"epoch": last, "val_acc": score}
     if best and best["epoch"] != last:
@@ -150,6 +173,7 @@ def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> d
 
 def _check_seeds(engine: Engine) -> None:
     """Refuse, on all workers alike, to train on nothing."""
+    # The least over all workers: all raise the error, or none does.
     least = torch.tensor([float(bool(engine.steps("train")))])
     if not engine.world.all_reduce(least, "min", "control").item():
         elsewhere = " and is owned by this worker" if engine.task.steps("train", 0, 1) else ""
@@ -174,7 +198,7 @@ def _check_validation(engine: Engine, validates: bool) -> None:
 
 
 def _stops(settings: Settings, epoch: int, best: dict[str, Any]) -> bool:
-    """Whether training ends after an epoch, early: it follows from the checkpoint alone."""
+    """Return whether training ends after an epoch, early: it follows from the checkpoint alone."""
     patience = settings.train.early_stopping
     return (patience is not None and bool(best) and epoch % settings.train.eval_every == 0
             and epoch - best["epoch"] >= patience)
@@ -191,7 +215,7 @@ def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
 
 @dataclass(frozen=True)
 class OwnEpoch:
-    """What an epoch cost this worker: seconds, seconds of waiting for others, bytes sent."""
+    """The cost of an epoch on this worker: seconds, seconds of waiting for others, bytes sent."""
 
     seconds: float
     waiting: float
@@ -237,15 +261,15 @@ def _epoch(engine: Engine, epoch: int, run_dir: Path, own: list[OwnEpoch], repor
         raise _diverged(run_dir, f"the loss of epoch {epoch} is {loss}")
     every = settings.train.eval_every
     validate = epoch % every == 0 or epoch == settings.train.epochs
-    found = evaluate(engine, "val") if validate else NOTHING
-    if text := not_finite_text(found, "val"):
+    evaluated = evaluate(engine, "val") if validate else NOTHING
+    if text := not_finite_text(evaluated, "val"):
         report({"event": "note", "text": f"epoch {epoch}: {text}"})
     causes = {cause: int(total) for cause, total in zip(CAUSES, engine.sum_over_workers(
         torch.tensor([float(sent[c]) for c in CAUSES], dtype=torch.float64)))}
     return EpochRecord(
-        epoch, loss, train_acc, found.score,
+        epoch, loss, train_acc, evaluated.score,
         {**{s: stages.get(s, 0.0) for s in STAGES}, "waiting": waiting, "total": seconds},
-        {**causes, "total": sum(causes.values())}, peak_rss_mb(), found.metrics, cached, ahead)
+        {**causes, "total": sum(causes.values())}, peak_rss_mb(), evaluated.metrics, cached, ahead)
 
 
 def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
@@ -260,8 +284,8 @@ def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
 
     epochs = own[1:] or own or [OwnEpoch(0.0, 0.0, 0.0)]
     means = [sum(column) / len(epochs) for column in zip(*map(astuple, epochs))]
-    mine = torch.tensor([[peak_rss_mb(), *means]], dtype=torch.float64)
-    workers = world.all_gather_rows(mine, [1] * world.size, "control").tolist()
+    own_figures = torch.tensor([[peak_rss_mb(), *means]], dtype=torch.float64)
+    workers = world.all_gather_rows(own_figures, [1] * world.size, "control").tolist()
     return {
         **scores,
         "best_epoch": best.get("epoch"), "epochs": len(history),
@@ -288,7 +312,7 @@ def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
 
 
 def _cache(engine: Engine, steady: list[EpochRecord]) -> dict[str, Any]:
-    """What the caches did in an average epoch, with what they were chosen by on worker 0."""
+    """Counts of the caches in an average epoch, with what they were chosen by on worker 0."""
     caches = engine.caches
     if caches is None:
         return {}
@@ -306,7 +330,7 @@ def _cache(engine: Engine, steady: list[EpochRecord]) -> dict[str, Any]:
 
 
 def _ahead(steady: list[EpochRecord]) -> dict[str, Any]:
-    """What it took in an average epoch to make batches ahead of time."""
+    """The seconds of an average epoch for making batches ahead of time."""
     epochs = [record.ahead for record in steady if record.ahead is not None]
     return {"ahead": {
         stage: {name: sum(epoch[stage][name] for epoch in epochs) / len(epochs) for name in first}

@@ -62,12 +62,12 @@ def check_names(names: Iterable[str], kind: str, most: int) -> None:
 
 
 def smaller_is_better(name: str) -> bool:
-    """Whether a metric is an error, or a rank."""
+    """Return whether a metric is an error, or a rank."""
     return name in _SMALLER
 
 
 class Tally(Protocol):
-    """What is counted of the nodes of a type, or of edges, in a pass over a split."""
+    """Counts of the nodes of a type, or of edges, in a pass over a split."""
 
     def gather(self, comm: Comm) -> None:
         """Add up what all workers counted; each of them calls it, once."""
@@ -82,12 +82,12 @@ class Tally(Protocol):
 
 def values(tallies: Mapping[str, Tally], names: Iterable[str]) -> dict[str, float | None]:
     """Metrics after the pass: the mean over types that have nodes; None where not defined."""
-    found: dict[str, float | None] = {}
+    values_of: dict[str, float | None] = {}
     for name in names:
         each = [tally.value(name) for tally in tallies.values() if tally.count]
         mean = sum(each) / len(each) if each else math.nan
-        found[name] = mean if math.isfinite(mean) else None
-    return found
+        values_of[name] = mean if math.isfinite(mean) else None
+    return values_of
 
 
 class ClassTally:
@@ -254,10 +254,10 @@ class RankTally:
 
     def of_each(self) -> dict[str, RankTally]:
         """Relation → what was counted of it."""
-        found = {name: RankTally(0, [name]) for name in self.relations}
-        for place, tally in enumerate(found.values()):
+        tallies = {name: RankTally(0, [name]) for name in self.relations}
+        for place, tally in enumerate(tallies.values()):
             tally._counts = self._counts[place:place + 1]
-        return found
+        return tallies
 
     @property
     def count(self) -> int:
@@ -378,8 +378,8 @@ def _known(name: str, kind: str) -> bool:
 def _number(name: str) -> int | None:
     """K, of a name with one."""
     for pattern in _PATTERNS.values():
-        if found := pattern.fullmatch(name):
-            return int(found[1])
+        if match := pattern.fullmatch(name):
+            return int(match[1])
     return None
 
 

@@ -58,7 +58,7 @@ def make_optimizer(parameters: Iterable[nn.Parameter], train: TrainSettings
 
 
 def state_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What an optimizer keeps of its parameters, as `INDEX.NAME` → tensor."""
+    """The state that an optimizer keeps of its parameters, as `INDEX.NAME` → tensor."""
     return {f"{index}.{name}": torch.as_tensor(value)
             for index, state in optimizer.state_dict()["state"].items()
             for name, value in state.items() if value is not None}
@@ -156,9 +156,9 @@ def check(train: TrainSettings) -> None:
 
 def _classes(module: Any, base: type) -> dict[str, type]:
     """The public classes of a module of torch's that derive from another, by name."""
-    found = {name: value for name, value in vars(module).items() if not name.startswith("_")
+    classes = {name: value for name, value in vars(module).items() if not name.startswith("_")
              and isinstance(value, type) and issubclass(value, base) and value is not base}
-    return {name: kind for name, kind in found.items() if name == kind.__name__}
+    return {name: kind for name, kind in classes.items() if name == kind.__name__}
 
 
 def _find(what: str, name: str, known: Mapping[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""What a run records of single classes: precision, recall, F1, and which are confused."""
+"""The record of single classes: precision, recall, F1, and which are confused."""
 
 from __future__ import annotations
 
@@ -44,31 +44,31 @@ def per_class(tallies: Mapping[str, Tally], names: Mapping[str, list[str]]
         with most nodes (`true`, `predicted`, `count`), and `matrix`, a row for each true class,
         where there are at most :data:`MATRIX_CLASSES`.
     """
-    found: dict[str, dict[str, Any]] = {}
+    of_types: dict[str, dict[str, Any]] = {}
     for ntype, tally in tallies.items():
         if not isinstance(tally, ClassTally | LabelTally) or not tally.count:
             continue
         right, predicted, support = tally.per_class()
         figures = of_classes(right, predicted, support)
         chosen = np.sort(np.argsort(-support, kind="stable")[:MOST_CLASSES])
-        found[ntype] = {"number": len(support), "classes": [
+        of_types[ntype] = {"number": len(support), "classes": [
             {"class": int(c), **({"name": names[ntype][c]} if names.get(ntype) else {}),
              **{what: float(each[c]) for what, each in figures.items()},
              "support": int(support[c]), "predicted": int(predicted[c])} for c in chosen]}
         if isinstance(tally, ClassTally):
-            found[ntype] |= _confusions(tally, names.get(ntype) or [])
-    return found
+            of_types[ntype] |= _confusions(tally, names.get(ntype) or [])
+    return of_types
 
 
 def _confusions(tally: ClassTally, names: list[str]) -> dict[str, Any]:
     true, predicted = np.divmod(tally.pairs, tally.classes)
     wrong = np.flatnonzero(true != predicted)
     worst = wrong[np.argsort(-tally.counts[wrong], kind="stable")[:CONFUSIONS]]
-    found: dict[str, Any] = {"confusions": [
+    record: dict[str, Any] = {"confusions": [
         {"true": int(true[i]), "predicted": int(predicted[i]), "count": int(tally.counts[i]),
          **({"names": [names[true[i]], names[predicted[i]]]} if names else {})} for i in worst]}
     if tally.classes <= MATRIX_CLASSES:
         matrix = np.zeros((tally.classes, tally.classes), np.int64)
         matrix[true, predicted] = tally.counts
-        found["matrix"] = matrix.tolist()
-    return found
+        record["matrix"] = matrix.tolist()
+    return record

@@ -1,4 +1,4 @@
-"""What a feature cache would be filled by, and what it would save: one worker's part."""
+"""The contents that a feature cache would have, and what it would save: one worker's part."""
 
 from __future__ import annotations
 

@@ -60,13 +60,13 @@ def best_epoch(note: Mapping[str, Any], epoch: int, where: Path) -> dict[str, An
     if best == {}:
         return {}
     try:
-        found = _Best.model_validate(best)
-        if found.epoch > epoch:
+        checked = _Best.model_validate(best)
+        if checked.epoch > epoch:
             raise ValueError
     except ValueError:  # of pydantic, too
         raise InputError(f"the checkpoint of epoch {epoch} in {where} is damaged: what it says of "
                          "the best epoch is not what training writes") from None
-    return found.model_dump()
+    return checked.model_dump()
 
 
 def check_model(note: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from dgl_heta.comm.collectives import Traffic, init_workers, make_comms, wire_dtype
 from dgl_heta.comm.machines import join_machine, machine_name
-from dgl_heta.comm.remote_destinations import agreement, delivery
+from dgl_heta.comm.sampled_rows import agreement, delivery
 from dgl_heta.errors import InputError, several
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.disk_tables import DiskTables, memory_tables
@@ -120,7 +120,7 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
         log.warning("model '%s' has %s '%s', whose statistics are over the rows of one worker, not "
                     "of the batch: it does not compute what one worker does; LayerNorm does",
                     model.name, type(built.get_submodule(norms[0])).__name__, norms[0])
-    if plan.delegates and precomputed is not None:
+    if plan.offloaded and precomputed is not None:
         raise InputError(f"the plan delegates relations, which model '{model.name}' does not "
                          "sample; use partition.shared = rows")
     if not train.seed_states and any(getattr(m, "reads_state", False) for m in built.modules()):
@@ -148,7 +148,7 @@ def join(plan: Plan, settings: Settings) -> Workers:
         join_machine(world, world.all_gather_json(machine_name(), "control"),
                      settings.run.timeout_s)
     apart = (make_comms(plan, sampling, settings.run.timeout_s, apart=True)[1]
-             if plan.replication == "none" or plan.delegates else group)
+             if plan.replication == "none" or plan.offloaded else group)
     return Workers(int(os.environ.get("RANK", "0")), local, device, world, group, apart,
                    (training, sampling))
 
@@ -181,7 +181,7 @@ def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec
         make = DiskTables(scratch, fits)
     static = StaticFeatures(store, own, dtype, workers.device, settings.cache.reads, fits)
     twice = {*(plan.targets if plan.metapaths or task.held_out else ()),
-             *(r.dst for r in plan.delegates)}
+             *(r.dst for r in plan.offloaded)}
     learnable = LearnableFeatures(
         {t: store.schema.node_counts[t] for t in featureless},
         {t: plan.users(t) for t in featureless},
@@ -191,7 +191,7 @@ def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec
 
 
 def _samplers(store: Store, plan: Plan, settings: Settings, workers: Workers,
-              task: TrainingTask, precomputed: InputReader | None, reads_guests: bool
+              task: TrainingTask, precomputed: InputReader | None, reads_remote: bool
               ) -> tuple[Sampler, Sampler]:
     """The samplers of training and of evaluation."""
     if precomputed is not None:
@@ -203,7 +203,7 @@ def _samplers(store: Store, plan: Plan, settings: Settings, workers: Workers,
         return NeighborSampler(store, scope, fanouts, train.seed, train.seed_states,
                                agreement(store, workers.sampling), task.held_out,
                                train.sampling_threads or torch.get_num_threads(),
-                               delivery(store, workers.sampling), reads_guests)
+                               delivery(store, workers.sampling), reads_remote)
 
     training = sampler(train.fanouts)
     return training, training if train.eval_fanouts is None else sampler(train.eval_fanouts)
@@ -238,7 +238,7 @@ def with_trainers(plan: Plan, trainers: int) -> Plan:
 
 def model_spec(store: Store, settings: Settings, outputs: Mapping[str, int], plan: Plan,
                precomputed: ModelInputs | None = None) -> ModelSpec:
-    """What the model is built from: the store's types, the task's outputs, the settings."""
+    """The specification of the model: the store's types, the task's outputs, the settings."""
     model = settings.model
     widths = {t: store.array(t, "feat").shape[1] for t in store.schema.node_types
               if store.has_array(t, "feat")}

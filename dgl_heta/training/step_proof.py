@@ -69,7 +69,7 @@ class StepProof:
                 log.warning("not proved: %s", self.told)
 
     def due(self, number: int, steps: int) -> bool:
-        """Whether to prove a step of an epoch of so many; `number` as from the training loop."""
+        """Return whether to prove a step of an epoch of so many; `number` is the loop's."""
         epoch, step = divmod(number, 1 << 20)  # epochs count from 1
         return not self._schedule.off and self._schedule.due(
             self._engine.settings.train.seed, max(epoch - 1, 0), step, steps)
@@ -128,7 +128,7 @@ def _never(engine: Engine, wrapper: ModuleWrapper) -> str | None:
 
 @dataclass
 class _Given(MiniBatch):
-    """What a copy is given, and the exchange that it is to merge with."""
+    """The batch that a copy is given, with the exchange that it is to merge with."""
 
     exchange: Exchange | None = None
 
@@ -141,7 +141,7 @@ def _exchange_of_batch(model: nn.Module, args: tuple[Any, ...]) -> None:
 
 
 class _TrainingSetting:
-    """What a proof needs of a run; see :class:`dgl_heta.proof.proving.Setting`."""
+    """The parts of a run that a proof needs; see :class:`dgl_heta.proof.proving.Setting`."""
 
     def __init__(self, engine: Engine, step: Step, number: int, batch: MiniBatch) -> None:
         self._engine, self._step, self._number, self._batch = engine, step, number, batch

@@ -54,9 +54,9 @@ class _Events(RunLog):
 
     def close(self, summary: dict[str, Any] | None) -> None:
         if summary is not None:
-            found = {"loss": summary["test_loss"], "accuracy": summary["test_acc"],
+            figures = {"loss": summary["test_loss"], "accuracy": summary["test_acc"],
                      **summary.get("metrics", {}).get("test", {})}
-            for name, value in found.items():
+            for name, value in figures.items():
                 if value is not None:
                     self._writer.add_scalar(f"test/{name}", value, self._last)
         self._writer.close()

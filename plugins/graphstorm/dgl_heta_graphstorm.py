@@ -74,6 +74,7 @@ def check(config: Any) -> None:
         if getattr(config, f"_{name}", None):
             raise InputError(f"GraphStorm's {name} cannot be used on a meta-partitioned graph: "
                              f"{why}; leave it out")
+    # Its properties check and log when they are read; what was given is in the private attributes.
     method = getattr(config, "_training_method", None) or {"name": "default"}
     if method["name"] != "default":
         raise InputError(f"GraphStorm's training_method {method['name']} cannot be used on a "

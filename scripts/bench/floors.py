@@ -28,7 +28,6 @@ from compare import name
 
 from dgl_heta.graph.source import TRAIN_MASK
 from dgl_heta.partition.part_config import PLAN_FILE
-from dgl_heta.planning.offloading import undelegated
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
@@ -42,8 +41,8 @@ def rows_between_hosts(directory: Path, fanouts: tuple[int, ...], batch: int, st
                        attends: bool) -> float:
     """Rows of the hidden width in a step, of all hosts, that other hosts must make or have."""
     plan, store = Plan.load(directory / PLAN_FILE), Store(directory / "store")
-    alone, (target,), count = undelegated(plan), plan.targets, 0
-    owners = {r.src: place for r, place in plan.delegates.items()}
+    alone, (target,), count = plan.without_owners(), plan.targets, 0
+    owners = {r.src: place for r, place in plan.offloaded.items()}
     train = np.flatnonzero(store.array(target, TRAIN_MASK))
     for step in range(STEPS):
         size = min(batch * plan.num_parts, len(train) // steps)  # an epoch's last step is smaller

@@ -19,7 +19,7 @@ from common import markdown, progress
 from dgl_heta.graph.datasets.synthetic import SHAPES, generate
 from dgl_heta.graph.source import TRAIN_MASK
 from dgl_heta.planning.making import make_plan
-from dgl_heta.planning.receptive_field import reach_of_one_process
+from dgl_heta.planning.receptive_field import field_of_one_process
 from dgl_heta.planning.workload import Workload
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
@@ -58,7 +58,7 @@ def ratios(shape: str, directory: Path) -> list[list[str]]:
         seeds = np.sort(np.random.default_rng(0).choice(train, size, replace=False))
         batch = NeighborSampler(store, SamplingScope.of(plan, 0), fanouts, 0).sample(
             {target: seeds})
-        step = reach_of_one_process(plan, fanouts, size)
+        step = field_of_one_process(plan, fanouts, size)
         sampled = sum(widths[t] * len(ids) for t, ids in batch.input_nodes.items())
         edges = sum(len(part.indices) for block in batch.blocks for part in block.edges)
         rows.append([shape, f"{fanouts[0]}, {fanouts[1]}", str(size),

@@ -33,6 +33,8 @@ SOME = ["graph-sum", "sage-max", "gat-mean", "multi-stack", "rgcn", "wide", "spa
         "one layer", "SparseAdam", "SparseAdagrad ahead", "uneven", "drop last", "evaluate", *OWN]
 EXACT = ("--set", "train.learnable=exact")
 DELEGATED = {"hops": 3, "shared": "delegate"}
+SOME_DELEGATED = ["deep sage", "deep max", "deep udf", "few graph", "shallow", "SparseAdam deep",
+                  "SparseAdagrad"]
 
 
 @dataclass
@@ -105,8 +107,10 @@ def test_two_trainers_per_host_compute_what_one_process_does_until_one_is_killed
     assert all(found["sent/machine"] > 0 for found in sent), "gradients went between hosts directly"
 
 
-def test_hosts_that_aggregate_for_each_other_compute_what_one_process_does(tmp_path):
-    graph, names = whole_graph(), [*delegated_cases(), "SparseAdam deep", "SparseAdagrad"]
+@pytest.mark.parametrize("names", [SOME_DELEGATED, pytest.param(
+    [*delegated_cases(), *SOME_DELEGATED], marks=pytest.mark.thorough)], ids=["some", "all"])
+def test_hosts_that_aggregate_for_each_other_compute_what_one_process_does(tmp_path, names):
+    graph, names = whole_graph(), [*dict.fromkeys(names)]
     result = launch(graph, tmp_path, 3, names, *EXACT, **DELEGATED)
     assert result.status == 0, result.text
     assert compare_all(graph, names, tmp_path, 3) == []

@@ -16,16 +16,9 @@ from hypothesis import strategies as st
 
 from dgl_heta import InputError, Relation, Schema, make_plan
 from dgl_heta.planning.cost import predict
-from dgl_heta.planning.offloading import (
-    can_delegate,
-    delegated,
-    roots_at_first,
-    shared_learnable,
-    undelegated,
-)
 from dgl_heta.planning.owner_choice import Expected, choose
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.receptive_field import reach, reach_of_each
+from dgl_heta.planning.receptive_field import receptive_field, receptive_fields
 from dgl_heta.planning.workload import Workload
 from tests.support.graphs import schemas
 
@@ -43,19 +36,19 @@ def plans(draw: st.DrawFn) -> Plan:
     target = draw(st.sampled_from(sorted({r.dst for r in schema.relations})))
     roots = sum(r.dst == target for r in schema.relations)
     plan = make_plan(schema, target, draw(st.integers(2, 3)), draw(st.integers(1, min(roots, 4))))
-    if can_delegate(plan) is not None:
+    if plan.why_not_offload() is not None:
         return plan
-    return delegated(plan, {t: draw(st.integers(0, plan.num_parts - 1))
-                            for t in shared_learnable(plan) if draw(st.booleans())})
+    return plan.with_owners({t: draw(st.integers(0, plan.num_parts - 1))
+                            for t in plan.shared_learnable() if draw(st.booleans())})
 
 
 @given(plans())
 def test_each_relation_is_run_once_for_every_row(plan: Plan) -> None:
-    alone = undelegated(plan)
+    alone = plan.without_owners()
     roots = {tree.root for tree in plan.sub_metatrees}
     for relation in plan.schema.relations:
         wholes = [share for p in plan.partitions
-                  for r, share in roots_at_first(plan, p.index).items() if r == relation]
+                  for r, share in plan.roots_at_first(p.index).items() if r == relation]
         if relation in roots:
             assert sum(share.width / share.count for share in wholes) == pytest.approx(1)
         for own, before in zip(plan.partitions, alone.partitions):
@@ -63,7 +56,7 @@ def test_each_relation_is_run_once_for_every_row(plan: Plan) -> None:
             asks = relation in own.asks
             assert runs + asks == (relation in before.inner[1])
             if asks:
-                server = plan.partitions[plan.delegates[relation]]
+                server = plan.partitions[plan.offloaded[relation]]
                 assert relation in server.served
                 assert {relation.src, relation.dst} <= set(server.node_types)
                 assert relation in server.relations
@@ -74,16 +67,16 @@ def test_each_relation_is_run_once_for_every_row(plan: Plan) -> None:
 
 
 @given(plans())
-def test_undelegated_plans_are_those_that_were_made(plan: Plan) -> None:
+def test_plans_without_owners_are_those_that_were_made(plan: Plan) -> None:
     made = make_plan(plan.schema, plan.targets, plan.hops, plan.num_parts)
-    assert undelegated(plan) == made
-    assert bool(plan.delegates) == (plan != made)
+    assert plan.without_owners() == made
+    assert bool(plan.offloaded) == (plan != made)
 
 
 def test_a_delegating_plan_has_a_version_of_its_own(tmp_path: Path) -> None:
     """Others keep theirs, which earlier versions read."""
     plan = make_plan(AUTHOR_PAPER, "paper", 2, 2)
-    for name, one, version in (("rows", plan, 1), ("shared", delegated(plan, {"author": 0}), 3)):
+    for name, one, version in (("rows", plan, 1), ("shared", plan.with_owners({"author": 0}), 3)):
         one.save(tmp_path / name)
         assert json.loads((tmp_path / name).read_text())["version"] == version
         assert Plan.load(tmp_path / name) == one
@@ -95,14 +88,14 @@ def test_a_delegating_plan_has_a_version_of_its_own(tmp_path: Path) -> None:
 def test_what_cannot_be_delegated_is_refused(hops: int, parts: int, owners: dict[str, int],
                                              says: str) -> None:
     with pytest.raises(InputError, match=says):
-        delegated(make_plan(AUTHOR_PAPER, "paper", hops, parts), owners)
+        make_plan(AUTHOR_PAPER, "paper", hops, parts).with_owners(owners)
 
 
 def test_the_choice_is_by_expected_bytes() -> None:
     """Authors are delegated where papers are few, and move where papers have few authors."""
     plan, work = make_plan(AUTHOR_PAPER, "paper", 2, 2), Workload(batch_size=64, seed_states=False)
     chosen, (choice,) = choose(plan, work, "auto")
-    assert chosen.delegates
+    assert chosen.offloaded
     assert (choice.ntype, choice.chosen) == ("author", True)
     assert choice.partials < choice.rows
     assert "author: partition" in str(choice)
@@ -111,21 +104,21 @@ def test_the_choice_is_by_expected_bytes() -> None:
         Relation("paper", "cites", "paper"): 10**7,
         Relation("paper", "extends", "paper"): 10**7}, {"paper": 512})
     chosen, (choice,) = choose(make_plan(few, "paper", 2, 2), Workload(batch_size=64), "auto")
-    assert (bool(chosen.delegates), choice.chosen) == (False, False)
+    assert (bool(chosen.offloaded), choice.chosen) == (False, False)
     assert "its rows move" in str(choice)
 
 
 @given(plans(), st.booleans(), st.sampled_from(["rgcn", "hgt"]))
 def test_no_other_owner_of_one_type_or_of_all_sends_less(plan: Plan, always: bool, model: str
                                                          ) -> None:
-    alone, work = undelegated(plan), Workload(batch_size=64, model=model)
-    if can_delegate(alone) is not None:
+    alone, work = plan.without_owners(), Workload(batch_size=64, model=model)
+    if alone.why_not_offload() is not None:
         return
-    steps = [reach(alone, p.index, work.fanouts_of(alone.hops), 64 * alone.num_parts, 64)
+    steps = [receptive_field(alone, p.index, work.fanouts_of(alone.hops), 64 * alone.num_parts, 64)
              for p in alone.partitions]
     expected = Expected(alone, steps, work)
     found = expected.best(always)
-    assert sorted(found) == sorted(shared_learnable(alone))
+    assert sorted(found) == sorted(alone.shared_learnable())
     ways = [*range(alone.num_parts), *([] if always else [None])]
     others = [{**found, t: p} for t in found for p in ways]
     others += [dict.fromkeys(found, p) for p in ways]
@@ -137,10 +130,10 @@ def test_no_other_owner_of_one_type_or_of_all_sends_less(plan: Plan, always: boo
 @given(plans(), st.sampled_from(["rgcn", "hgt"]))
 def test_the_choice_is_near_the_best_there_is(plan: Plan, model: str) -> None:
     """Within 2 % of the best of all ways to place up to four types."""
-    alone, work = undelegated(plan), Workload(batch_size=64, model=model)
-    if can_delegate(alone) is not None or len(shared_learnable(alone)) > 4:
+    alone, work = plan.without_owners(), Workload(batch_size=64, model=model)
+    if alone.why_not_offload() is not None or len(alone.shared_learnable()) > 4:
         return
-    expected = Expected(alone, reach_of_each(alone, work.fanouts_of(alone.hops),
+    expected = Expected(alone, receptive_fields(alone, work.fanouts_of(alone.hops),
                                              64 * alone.num_parts, 64), work)
     ways = [None, *range(alone.num_parts)]
     least = min(expected.bytes_of(dict(zip(expected.types, owners)))
@@ -209,7 +202,7 @@ def test_what_is_not_asked_for_or_cannot_be_merged_stays_as_it_is() -> None:
     assert choose(one, Workload(), "auto") == (one, [])
     with pytest.raises(InputError, match=r"nothing can be delegated.*partition\.shared = rows"):
         choose(one, Workload(), "delegate")
-    assert replace(plan, delegates={}) == plan
+    assert replace(plan, offloaded={}) == plan
 
 
 def test_what_delegation_sends_is_predicted() -> None:
@@ -220,6 +213,6 @@ def test_what_delegation_sends_is_predicted() -> None:
                   if any(r.src == "author" for r in p.inner[1]))
     for owner in (0, 1):
         more = [cost.partial_bytes - least for cost, least in zip(
-            predict(delegated(plan, {"author": owner}), work), before)]
+            predict(plan.with_owners({"author": owner}), work), before)]
         assert more[0] == more[1]
         assert (more[0] > 0) == (owner != asking)

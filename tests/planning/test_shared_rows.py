@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgl_heta import InputError, Relation, Schema, make_plan
-from dgl_heta.planning.offloading import delegated, undelegated
-from dgl_heta.planning.plan import Plan, SharedRows
+from dgl_heta.planning.offloading import SharingDecision
+from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.shared_rows import share_rows, share_rows_in_script, share_rows_in_training
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import Origin, Settings, load_settings
@@ -24,7 +24,7 @@ SCHEMA = Schema(
         Relation("paper", "cites", "paper"): 5000,
         Relation("paper", "rev-writes", "author"): 7000}, {"paper": 512})
 ROWS = make_plan(SCHEMA, "paper", 2, 2)
-OFFLOADED = delegated(ROWS, {"author": 1})
+OFFLOADED = ROWS.with_owners({"author": 1})
 WAYS = (None, "auto", "rows", "delegate")
 """What the user asks for; None: nothing."""
 
@@ -45,16 +45,16 @@ def test_training_keeps_what_was_partitioned_unless_it_is_asked_otherwise(
     never = learnable == "replica" or model != "rgcn" or reduce == "max"
     if way == "rows" or (way in (None, "auto") and never):
         assert (chosen, choices) == (ROWS, [])
-    elif way is None and plan.delegates:
+    elif way is None and plan.offloaded:
         assert (chosen, choices) == (OFFLOADED, [])
     else:
         work = Workload.of(settings, parts=2)
         assert (chosen, choices) == share_rows(ROWS, work, way or "auto", Origin.FLAG)
-        assert way != "delegate" or chosen.delegates
+        assert way != "delegate" or chosen.offloaded
     assert chosen.shared is not None
     assert chosen.shared.asked == (way or "auto")
     assert chosen.shared.origin is (Origin.DEFAULT if way is None else Origin.FLAG)
-    assert chosen.shared.owners.keys() == ({"author"} if chosen.delegates else set())
+    assert chosen.shared.owners.keys() == ({"author"} if chosen.offloaded else set())
     assert chosen.shared.reason
 
 
@@ -63,7 +63,7 @@ def test_training_keeps_what_was_partitioned_unless_it_is_asked_otherwise(
 def test_a_script_keeps_what_was_partitioned_or_leaves_it_out(
         plan: Plan, way: str | None, learnable: str, reference: str) -> None:
     settings = settings_with(way, train__learnable=learnable, run__reference=reference)
-    if way == "delegate" and not plan.delegates:
+    if way == "delegate" and not plan.offloaded:
         with pytest.raises(InputError, match="parts/g.json was made without it"):
             share_rows_in_script(plan, settings, "parts/g.json")
         return
@@ -83,7 +83,7 @@ def test_the_decision_is_in_the_plan_s_file(tmp_path_factory: pytest.TempPathFac
     loaded = Plan.load(path)
     assert loaded.shared == plan.shared
     assert loaded == plan
-    assert undelegated(loaded).shared is not None
+    assert loaded.without_owners().shared is not None
 
 
 def test_a_plan_without_a_decision_is_as_earlier_versions_wrote_it(tmp_path: Path) -> None:
@@ -97,4 +97,4 @@ def test_a_plan_without_a_decision_is_as_earlier_versions_wrote_it(tmp_path: Pat
     {"asked": "rows", "origin": "flag", "owners": 3, "reason": ""}])
 def test_a_damaged_decision_is_refused(value: Any) -> None:
     with pytest.raises(InputError, match="partition.shared"):
-        SharedRows.from_json(value, "plan.json")
+        SharingDecision.from_json(value, "plan.json")

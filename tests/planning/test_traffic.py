@@ -56,7 +56,7 @@ def test_plan_comparison_and_estimate_agree(store: Store, parts: int) -> None:
                 sent.get("partials", 0) + sent.get("sampling", 0), rel=0.1)
         planned = sum(cost.partial_bytes for cost in costs)
         # `dgl-heta train` delegates where that saves bytes: then more of them are partial sums.
-        delegates = choose(plan, work, "auto")[0].delegates
+        delegates = choose(plan, work, "auto")[0].offloaded
         counted = row.bytes_per_epoch.get("partials", 0)
         assert counted > planned if delegates else counted == planned
         # The estimate is for DistDGL scripts, where the layer below the last costs half of 4.
@@ -123,8 +123,8 @@ def test_what_is_sent_as_bfloat16_and_what_is_not() -> None:
     assert traffic.script_bytes(2, work) == 4 * 16
     assert traffic.learnable(10, work, 1) == 10 * (1 + 16 + 16)
     assert traffic.learnable(10, replace(work, in_script=True), 1) == 10 * (8 + 32 + 1 + 16)
-    assert traffic.delegated(10, work, 64) == 10 * (1 + 16 + 16)
-    assert traffic.delegated_states(10, work) == 10 * (16 + 16)
+    assert traffic.offloaded(10, work, 64) == 10 * (1 + 16 + 16)
+    assert traffic.offloaded_states(10, work) == 10 * (16 + 16)
     assert traffic.gradients(4, 100, 10, work) == traffic.gradients(4, 100, 10, Workload(hidden=8))
 
 

@@ -122,7 +122,8 @@ def test_no_file_of_a_run_says_which_code_to_import(
 
 
 @pytest.mark.parametrize(("relation", "decoder"), [
-    ("writes", "dot"), ("writes", "distmult"), ("writes,topic", "distmult")])
+    ("writes", "dot"), ("writes,topic", "distmult"),
+    pytest.param("writes", "distmult", marks=pytest.mark.thorough)])
 def test_link_predictors_give_embeddings_only(
         store: Path, tmp_path: Path, relation: str, decoder: str) -> None:
     """Those of the ends of links are what the score multiplies."""

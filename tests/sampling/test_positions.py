@@ -13,7 +13,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.sampling_kernels import BAD, draw_positions
+from dgl_heta.sampling.sampling_kernels import BAD, sample_positions
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import CSC, Store, write_store
 from tests.support.graphs import academic
@@ -30,9 +30,9 @@ def test_positions_are_those_of_the_edges_of_a_batch(parts: int, fanouts: list[i
         batch = NeighborSampler(store, SamplingScope.of(plan, part), fanouts, seed=3).sample(
             {"paper": np.array([5, 0, 17, 44])}, step=2)
         for edges in (edges for block in batch.blocks for edges in block.edges):
-            assert edges.drawn is not None
+            assert edges.sample is not None
             nodes = batch.input_nodes[edges.relation.dst][edges.index]
-            found = edges.drawn.positions(nodes, len(edges.indices))
+            found = edges.sample.positions(nodes, len(edges.indices))
             csc = store.relation(edges.relation)
             np.testing.assert_array_equal(
                 csc.indices[found], batch.input_nodes[edges.relation.src][edges.indices.numpy()])
@@ -40,7 +40,7 @@ def test_positions_are_those_of_the_edges_of_a_batch(parts: int, fanouts: list[i
                 np.searchsorted(csc.indptr, found, side="right") - 1, nodes[edges.in_edges.rows()])
             assert len({*found.tolist()}) == len(found)
             seen += len(found)
-            wrong = replace(edges.drawn, csc=CSC(csc.indptr[:1], csc.indices))
+            wrong = replace(edges.sample, csc=CSC(csc.indptr[:1], csc.indices))
             if len(nodes):
                 with pytest.raises(InputError, match="lead out of the graph"):
                     wrong.positions(nodes, len(edges.indices))
@@ -79,9 +79,9 @@ def _edges(batch: MiniBatch, store: Store) -> list[dict[Relation, list[int]]]:
     for block in batch.blocks:
         layers.append({})
         for edges in block.edges:
-            assert edges.drawn is not None
+            assert edges.sample is not None
             nodes = batch.input_nodes[edges.relation.dst][edges.index]
-            found = edges.drawn.positions(nodes, len(edges.indices))
+            found = edges.sample.positions(nodes, len(edges.indices))
             np.testing.assert_array_equal(
                 store.relation(edges.relation).indices[found],
                 batch.input_nodes[edges.relation.src][edges.indices.numpy()])
@@ -96,10 +96,10 @@ def test_pieces_of_a_nodes_edges_have_its_positions_together() -> None:
         for low, high in ((np.array([0, 0]), np.array([7, 4])),
                           (np.array([7, 4]), np.array([20, 4]))):
             out = np.empty(24, np.int64)
-            number = draw_positions(indptr, nodes, low, high, fanout, key, None, 24, out, None)
+            number = sample_positions(indptr, nodes, low, high, fanout, key, None, 24, out, None)
             pieces.append(out[:number])
         out = np.empty(24, np.int64)
-        number = draw_positions(indptr, nodes, None, None, fanout, key, None, 24, out, None)
+        number = sample_positions(indptr, nodes, None, None, fanout, key, None, 24, out, None)
         assert number == (24 if fanout < 0 else 10)
         assert sorted(np.concatenate(pieces)) == sorted(out[:number])
-    assert draw_positions(indptr, nodes, None, None, 6, key, None, 24, out[:3], None) == BAD
+    assert sample_positions(indptr, nodes, None, None, 6, key, None, 24, out[:3], None) == BAD

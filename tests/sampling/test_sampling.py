@@ -236,9 +236,9 @@ def test_weighted_draws_are_the_same_on_all_workers_and_threads(
     together = sum((drawn(sampled(2, part)) for part in range(2)), Counter())
     assert together.keys() == whole.keys()
     for edges in (edges for block in batch.blocks for edges in block.edges):
-        assert edges.drawn is not None
+        assert edges.sample is not None
         nodes = batch.input_nodes[edges.relation.dst][edges.index]
-        found = edges.drawn.positions(nodes, len(edges.indices))
+        found = edges.sample.positions(nodes, len(edges.indices))
         np.testing.assert_array_equal(
             store.relation(edges.relation).indices[found],
             batch.input_nodes[edges.relation.src][edges.indices.numpy()])

@@ -32,7 +32,6 @@ from dgl_heta.planning.making import (
     with_ownership,
 )
 from dgl_heta.planning.metatree import parse_metapaths
-from dgl_heta.planning.offloading import delegated, shared_learnable
 from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import make_shared_plan
@@ -107,9 +106,9 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
 
 def delegating(plan: Plan, first: int, directory: Path) -> Plan:
     """The plan, read back from a file, with all learnable types dealt to partitions in turn."""
-    types = shared_learnable(plan)
+    types = plan.shared_learnable()
     assert types
-    plan = delegated(plan, {t: (first + i) % plan.num_parts for i, t in enumerate(types)})
+    plan = plan.with_owners({t: (first + i) % plan.num_parts for i, t in enumerate(types)})
     directory.mkdir(exist_ok=True)
     plan.save(directory / "plan.json")
     assert Plan.load(directory / "plan.json") == plan

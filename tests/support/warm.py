@@ -41,7 +41,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -400,7 +400,7 @@ def _stream(file: int, like: io.TextIOWrapper, unbuffered: bool) -> io.TextIOWra
         write_through=file > 0 and unbuffered)
 
 
-def _python_path(environment: Any) -> list[str]:
+def _python_path(environment: Mapping[str, str]) -> list[str]:
     return [str(Path(entry or ".").absolute())
             for entry in filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
 

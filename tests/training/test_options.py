@@ -149,6 +149,17 @@ def usable() -> list[str]:
                   - set(optimizers._REFUSED))
 
 
+def test_a_rate_falls_where_scores_fall_and_not_where_they_rise() -> None:
+    train = load_settings(base={"train": {
+        "schedule": "ReduceLROnPlateau", "schedule_options": {"patience": 0, "factor": 0.5}}}).train
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    schedule, rates = optimizers.Schedule(optimizer, train), []
+    for score in (0.1, 0.2, 0.3, 0.2, 0.4):
+        schedule.step(score)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates == [1.0, 1.0, 1.0, 0.5, 0.5]
+
+
 def test_every_optimizer_of_torch_goes_on_from_what_a_checkpoint_keeps(tmp_path: Path) -> None:
     assert {"SGD", "Adam", "AdamW", "Adagrad", "RMSprop", "NAdam"} <= set(usable())
 

@@ -23,7 +23,7 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.held_out import HeldOut, SameLinks
 from dgl_heta.sampling.same_links import overlaps
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.sampling_kernels import count_drawn, draw, draw_pieces, hash_key
+from dgl_heta.sampling.sampling_kernels import count_sampled, draw, hash_key, sample_pieces
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
@@ -163,12 +163,12 @@ def test_pieces_of_a_node_are_drawn_as_the_whole(seed: int, fanout: int, share: 
         return [out[a:b].tolist() for a, b in itertools.pairwise(pointers)]
 
     pointers, out = np.empty(len(indptr), np.int64), np.empty(indptr[-1], np.int32)
-    count_drawn(indptr, nodes, fanout, len(indices), pointers)
+    count_sampled(indptr, nodes, fanout, len(indices), pointers)
     draw(indptr, indices, nodes, fanout, key, None, pointers, out, None, None, 0, left_out, None)
     whole, pieces = rows(pointers, out), [[] for _ in nodes]
     for begin, end in ((np.zeros_like(low), low), (low, np.diff(indptr))):
         order = np.empty(indptr[-1], np.int64)
-        draw_pieces(indptr, indices, nodes, begin, end, fanout, key, None, pointers, out, order,
+        sample_pieces(indptr, indices, nodes, begin, end, fanout, key, None, pointers, out, order,
                     None, None, 0, left_out, None)
         for found, *pair in zip(pieces, rows(pointers, order), rows(pointers, out)):
             found += zip(*pair)

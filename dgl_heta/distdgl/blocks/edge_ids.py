@@ -148,13 +148,13 @@ def ids_of(layer: Layer, relation: Relation) -> Tensor:
         if not len(edges.indices):
             continue
         # Places of sampled edges in the CSC that was sampled from; the store has their ids there.
-        assert edges.drawn is not None  # only training on edges by ourselves leaves some out
+        assert edges.sample is not None  # only training on edges by ourselves leaves some out
         try:
-            stored = ids_of_drawn(store, relation, edges.drawn.csc)
+            stored = ids_of_drawn(store, relation, edges.sample.csc)
         except InputError as error:
             raise TABLE["edge ids that are not stored"].error(relation=tuple(relation)) from error
         nodes = layer.destination_ids(relation.dst)[edges.index].numpy()
-        numbers = stored[edges.drawn.positions(nodes, len(edges.indices))].astype("int64")
+        numbers = stored[edges.sample.positions(nodes, len(edges.indices))].astype("int64")
         check_ids(numbers, store.schema.edge_counts[relation])
         ids.append(torch.from_numpy(numbers))
     return torch.cat(ids)

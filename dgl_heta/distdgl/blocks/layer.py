@@ -58,11 +58,11 @@ class Layer:
     def exchanges(self, ntype: str) -> bool:
         """Return whether trainers exchange rows of these destinations; the same on all of them."""
         return self.session.group.size > 1 and (
-            self.block.num_seeds(ntype) > 0 or ntype in self.block.guests)
+            self.block.num_seeds(ntype) > 0 or ntype in self.block.remote)
 
     def destination_ids(self, ntype: str) -> Tensor:
         """Return node ids of all destination rows of a type, those of other trainers included."""
-        ids, remote = self.ids.get(ntype, _NO_EDGES[1]), self.block.guests.get(ntype)
+        ids, remote = self.ids.get(ntype, _NO_EDGES[1]), self.block.remote.get(ntype)
         if remote is None:
             return ids[:self.block.num_dst.get(ntype, 0)]
         return torch.cat([ids[:self.block.num_own(ntype)], torch.from_numpy(remote.ids)])
@@ -153,7 +153,7 @@ class Layer:
             return data
         rows = torch.arange(edges.start, edges.stop) if edges.rows is None else edges.rows
         # All rows are the script's, unless other trainers' seeds or remote destinations are there.
-        remote = block.guests.get(relation.dst)
+        remote = block.remote.get(relation.dst)
         if not block.last and (remote is None or not remote.total):
             return data.subframe(rows)
         refusal = ("a seed's data in a module" if block.last else

@@ -13,15 +13,14 @@ from dgl.distributed import role, rpc
 from dgl.distributed.kvstore import GetPartShapeRequest, KVClient
 
 from dgl_heta.distdgl.graph.given_data import check_as_given
-from dgl_heta.distdgl.graph.graphbolt_parts import check_graph, check_own_part
+from dgl_heta.distdgl.graph.graphbolt_parts import check_graph
 from dgl_heta.distdgl.graph.partitions import load_graph
 from dgl_heta.distdgl.graph.queries import Queries, answer
 from dgl_heta.distdgl.modules.merging import canonical
 from dgl_heta.distdgl.rows import node_data
-from dgl_heta.distdgl.rows.local_partition import open_part, own_part
 from dgl_heta.distdgl.session import open_session
-from dgl_heta.distdgl.state import selected
-from dgl_heta.distdgl.training.parallel import check_no_plain_module, wrapper_for_any_graph
+from dgl_heta.distdgl.state import selected, wrapper_for_any_graph
+from dgl_heta.distdgl.training.parallel import check_no_plain_module
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.watchdog import at
 from dgl_heta.errors import InputError
@@ -37,10 +36,8 @@ def open_graph(graph: Any, part_config: str | None) -> None:
     if config is None or not is_part_config(config):
         node_data.open_graph(graph)
         wrapper = wrapper_for_any_graph()
-        inside = wrapper is not None and wrapper.own_part()
-        if inside:
-            check_own_part(graph)
-        open_part(graph, inside)
+        if wrapper is not None and wrapper.own_part():
+            plugins().get("patches", "local-partition")  # an error says what to install
         return
     check_no_plain_module()
     graph.heta = open_session(config, graph.get_partition_book().partid, selected(), plugins())
@@ -96,11 +93,6 @@ def _access(original: Any) -> Any:
         if session is not None:
             return answer(_queries(g, session), original.__name__, ids, request,
                           say=session.say, **more)
-        part = own_part()
-        if part is not None and original.__name__ == "_distributed_access":
-            found = part.access(g, ids, request, local, **more)
-            if found is not None:
-                return found
         return original(g, ids, request, local, **more)
     return access
 
@@ -151,6 +143,5 @@ PATCHES = (
     *patch_all(homes("DistGraph", "barrier"), _barrier,
                "servers have done all writes before it, not server 0 alone"),
     *patch_all(homes("queries of trainers"), _access,
-               "answer from this machine's store, as servers hold no edges; inside a part, sample "
-               "its edges alone"),
+               "answer from this machine's store, as servers hold no edges"),
 )

@@ -49,21 +49,6 @@ def check_graph(part_config: Any) -> None:
         raise no_graphbolt("dgl.distributed.initialize(use_graphbolt=True)", part_config)
 
 
-def check_own_part(graph: Any) -> None:
-    """A graph of DGL's parts is opened by trainers that stay within them.
-
-    Raises
-    ------
-    InputError
-        The parts are in GraphBolt's form.
-    """
-    if getattr(graph, "_use_graphbolt", False):
-        raise InputError("use_graphbolt=True cannot be used with a module wrapper that stays "
-                         "inside a part, which samples from parts in DGL's form: leave it out of "
-                         "dgl.distributed.initialize (model_average: or set "
-                         "plugins.model_average.inside = false)")
-
-
 def _initialize(original: Callable[..., Any]) -> Callable[..., Any]:
     def initialize(*args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(original).bind(*args, **kwargs).arguments

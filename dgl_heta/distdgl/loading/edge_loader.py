@@ -22,7 +22,6 @@ from dgl_heta.distdgl.loading.node_loader import forget_loader, open_options, st
 from dgl_heta.distdgl.loading.seed_loader import PairLoader
 from dgl_heta.distdgl.modules.merging import canonical
 from dgl_heta.distdgl.proof.recording import recorder
-from dgl_heta.distdgl.rows.local_partition import refuse_edges
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import InputError, listing
@@ -143,7 +142,6 @@ def _init(original: Any) -> Any:
                  **kwargs: Any) -> None:
         session = getattr(g, "heta", None)
         if session is None:
-            refuse_edges()
             original(self, g, eids, graph_sampler, device, **kwargs)
             return
         self.heta, collator = open_edge_loader(session, g, eids, graph_sampler, device, kwargs)

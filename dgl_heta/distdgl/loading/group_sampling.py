@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.remote_destinations import delivery
+from dgl_heta.comm.sampled_rows import delivery
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.source_trainers import Reached, reached_by
 from dgl_heta.errors import InputError
@@ -68,7 +68,7 @@ def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str
     leave out, as :meth:`NeighborSampler.sample` has them.
     """
     every, shares = join_seeds(seeds, session.group.rank)
-    deliver = delivery(session.store, group) if session.plan.delegates else None
+    deliver = delivery(session.store, group) if session.plan.offloaded else None
     batch = sampler.sample(every, shares, number, deliver=deliver, excluded=excluded)
     done: set[tuple[int, str]] = set()
     for block in batch.blocks:

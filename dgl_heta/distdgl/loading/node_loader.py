@@ -14,7 +14,6 @@ from dgl_heta.distdgl.loading.loader_scope import BY_ITSELF, fanouts_of, way_of
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
 from dgl_heta.distdgl.loading.seed_loader import SeedLoader
 from dgl_heta.distdgl.proof.recording import recorder
-from dgl_heta.distdgl.rows.local_partition import open_nodes
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
@@ -59,7 +58,6 @@ def _init(original: Any) -> Any:
         session = getattr(g, "heta", None)
         if session is None:
             original(self, g, nids, graph_sampler, device, **kwargs)
-            open_nodes(self)
             return
         self.heta = open_loader(session, g, nids, graph_sampler, device, kwargs)
         if self.heta is None:
@@ -110,7 +108,7 @@ def forget_loader(original: Any) -> Any:
 
 PATCHES = (
     *patch_all(homes("DistNodeDataLoader", "__init__"), _init,
-               "sample by plan, or inside a part"),
+               "sample by plan"),
     *patch_all(homes("DistNodeDataLoader", "__iter__"), start_pass,
                "sample by plan; module wrappers are told when an epoch ends"),
     *patch_all(homes("DistNodeDataLoader", "__next__"), take_batch,

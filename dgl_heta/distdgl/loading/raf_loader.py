@@ -113,7 +113,7 @@ class RafLoader:
         self._store = session.store if mask is None else masked_store(
             session.store, mask, session.made_by_script(mask))
         self.sampler = NeighborSampler(self._store, self._of.scope, fanouts, self.seed,
-                                       threads=threads, guest_states=False, together=True)
+                                       threads=threads, remote_states=False, together=True)
         self._epoch = -1
         self._step = 0
         self._making = Making(("sample",))
@@ -151,7 +151,7 @@ class RafLoader:
             torch.randperm(len(self._seeds[session.group.rank]))  # as DGL's own loader draws
         if self._repeated:
             self._check_batches()
-        in_order = bool(session.plan.delegates) or (bool(session.embeddings) and any(
+        in_order = bool(session.plan.offloaded) or (bool(session.embeddings) and any(
             len(members) > 1 for members in session.plan.groups))
         group = (self._open.enter_context(session.sampling.one(session.world)) if in_order
                  else session.group)

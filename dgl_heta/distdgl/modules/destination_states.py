@@ -36,7 +36,7 @@ def mapped(function: Callable[[Tensor], Tensor], rows: Any) -> Any:
 def all_destinations(layer: Layer, ntype: str, rows: Tensor) -> Tensor:
     """Return all destination rows of a type on this machine, from the trainer's own."""
     # Collective, see :func:`with_seeds` and :func:`with_remote`.
-    if has_remote(layer) and ntype in layer.block.guests:
+    if has_remote(layer) and ntype in layer.block.remote:
         return with_remote(layer, ntype, rows)
     if ntype not in layer.block.num_dst:
         return rows[:0]
@@ -62,13 +62,13 @@ def with_seeds(layer: Layer, ntype: str, rows: Any, read: bool) -> Any:
 
 def has_remote(layer: Layer) -> bool:
     """Return whether trainers aggregate rows for each other in a block; the same on all of them."""
-    return layer.block.delegated and layer.session.group.size > 1
+    return layer.block.offloads and layer.session.group.size > 1
 
 
 def with_remote(layer: Layer, ntype: str, rows: Tensor) -> Tensor:
     """Return this trainer's own destination rows with the remote ones, sent by who has them."""
     own = rows[:layer.block.num_own(ntype)].to(merge_dtype(rows.dtype))
-    return layer.session.exchange.gather_guests(own, layer.block, ntype).to(rows.dtype)
+    return layer.session.exchange.gather_remote(own, layer.block, ntype).to(rows.dtype)
 
 
 def states_with_remote(layer: Layer, owner: Any, given: Mapping[str, Any], read: Collection[str],
@@ -120,7 +120,7 @@ def _structures(layer: Layer, owner: Any, given: Mapping[str, Any]) -> dict[str,
     """Return per node type with remote destinations how its states are built of tensors; "left out"
     where who has rows gives none, None where nobody has rows. Agreed on once an epoch."""
     block = layer.block
-    own = {ntype: _structure(layer, ntype, given.get(ntype)) for ntype in block.guests}
+    own = {ntype: _structure(layer, ntype, given.get(ntype)) for ntype in block.remote}
     key = (owner, block.layer, "structures")
     agreed: dict[str, str | None] | None = known(layer).get(key)
     if agreed is None or None in agreed.values():  # or nobody had rows before
@@ -155,4 +155,4 @@ def without_absent(layer: Layer, merged: dict[str, Tensor], given: Mapping[str, 
     """Return results without types that are here for other trainers alone."""
     block = layer.block
     return {t: x for t, x in merged.items()
-            if t in given or t in block.seeds or t not in block.guests}
+            if t in given or t in block.seeds or t not in block.remote}

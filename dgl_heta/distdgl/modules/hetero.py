@@ -152,7 +152,7 @@ def _choose_modules(call: _HeteroCall) -> None:
             refuse("GraphConv's norm by out-degrees", norm=module._norm)
     if _read_no_destinations(call, graph_convs):
         call.without_destinations = set(graph_convs)
-    call.read = {t for t in {**call.given_destinations, **call.layer.block.guests}
+    call.read = {t for t in {**call.given_destinations, **call.layer.block.remote}
                  if any(r in call.modules and r not in call.without_destinations
                         for r in call.into[t])}
 
@@ -272,7 +272,7 @@ def _merge(call: _HeteroCall) -> None:
     for _, (edges, rows) in sorted(call.values.items(), key=lambda item: item[0]):
         parts[edges.relation.dst].append((edges, rows))
     for ntype, relations_in in parts.items():
-        if relations_in or ntype in block.seeds or ntype in block.guests:
+        if relations_in or ntype in block.seeds or ntype in block.remote:
             relations = {r: _is_merged(call, r) for r in in_order(call.into[ntype])}
             out = merge_relations(call.layer, ntype, relations_in, call.aggregate,
                                   (call.conv, ntype), call.like, relations)

@@ -133,7 +133,7 @@ class _Merge:
 
     def by(self, aggregate: Aggregate) -> Tensor | None:
         """Merge by a name or a function; None if the function fails without any row."""
-        width, remote = self.shape.numel(), self.ntype in self.block.guests
+        width, remote = self.shape.numel(), self.ntype in self.block.remote
         if aggregate in ("max", "min") and remote and self.layer.session.group.size > 1:
             # The exchange of extremes does not serve rows that another trainer aggregates.
             return self._extreme(str(aggregate))
@@ -222,7 +222,7 @@ def _form(layer: Layer, ntype: str, parts: list[Part], owner: tuple[Any, str]) -
         raise HetaError(f"relations into '{ntype}' give rows of different shapes, {text}; they "
                         "cannot be merged")
     block = layer.block
-    if layer.session.group.size == 1 or (ntype not in block.seeds and ntype not in block.guests):
+    if layer.session.group.size == 1 or (ntype not in block.seeds and ntype not in block.remote):
         return RowForm(shapes.pop(), functools.reduce(torch.promote_types, dtypes)
                        ) if shapes else None
     agreed = agreed_form(layer, owner, shapes, dtypes)

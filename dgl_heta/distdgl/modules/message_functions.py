@@ -242,7 +242,7 @@ def _gathered(layer: Layer, told: Sequence[dict[str, Any]], relations: Sequence[
             names = [name for one in told for name, *_ in one["destinations"].get(ntype, [])]
         gathered[ntype] = sorted({*gathered.get(ntype, ()), *names})
     for ntype, names in gathered.items():
-        if layer.block.last or (layer.block.delegated and ntype in layer.block.guests):
+        if layer.block.last or (layer.block.offloads and ntype in layer.block.remote):
             # They are exchanged, so every trainer must have them in one form.
             for name in names:
                 _same(f"data '{name}' of '{ntype}'", [

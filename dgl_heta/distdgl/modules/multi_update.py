@@ -254,7 +254,7 @@ def _merge_field(call: _UpdateCall, ntype: str, name: str) -> Tensor:
     if plan.reducer == "stack":
         order = sorted(given)  # as DGL's blocks have relations
     reducer = _reducer(call, len(into))
-    if not layer.block.num_dst.get(ntype) and ntype not in layer.block.guests:
+    if not layer.block.num_dst.get(ntype) and ntype not in layer.block.remote:
         return _without_rows(call, name, ntype, order, reducer, like, shape)
     out = merge_agreed(layer, ntype, _parts(call, ntype, name, order, like), reducer, like,
                        dict.fromkeys(order, True), shape)

@@ -22,7 +22,7 @@ from dgl.heterograph import DGLBlock
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.comm.remote_destinations import delivery
+from dgl_heta.comm.sampled_rows import delivery
 from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.collective_order import Chains
 from dgl_heta.distdgl.batch_ids import bare
@@ -316,7 +316,7 @@ class DglSetting:
         pieces = fewer_seeds(batch, most)
         if pieces is None:
             return batch
-        deliver = delivery(session.store, session.group) if session.plan.delegates else None
+        deliver = delivery(session.store, session.group) if session.plan.offloaded else None
         small = self._origin.sampler.sample(
             *join_seeds(pieces, session.group.rank), self._origin.number, deliver=deliver,
             excluded=batch.excluded)

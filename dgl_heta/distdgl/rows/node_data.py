@@ -21,7 +21,6 @@ from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.edge_ids import EdgeIds
 from dgl_heta.distdgl.blocks.edge_rows import rows_by_ids
-from dgl_heta.distdgl.rows.local_partition import own_part
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.versions import homes
@@ -63,13 +62,6 @@ def totensor(index: Any) -> Tensor:
 def read(session: Session | None, tensor: Any, index: Any, pull: Pull) -> Tensor | None:
     """Rows of a DistTensor that holds node data of the graph; None if it is not ours to read."""
     array = session.rows(tensor._name) if session is not None else None
-    part = own_part() if session is None else None
-    if part is not None:
-        ids = totensor(index)
-        if ids.dtype != torch.bool and ids.dim() == 1:
-            rows = part.read(tensor, ids.to(torch.int64), pull)
-            if rows is not None:
-                return rows
     if array is None and tensor._name not in state_of(_Cached).names:
         return None
     if array is not None and tensor.dtype not in _known(array):
@@ -107,9 +99,6 @@ def refuse_write(session: Session | None, tensor: Any) -> None:
         raise HetaError(f"'{tensor.name}' belongs to the meta-partitioned graph and is read from "
                         "its store on every machine, so it cannot be written; create a "
                         "dgl.distributed.DistTensor for results")
-    part = own_part()
-    if part is not None:
-        part.refuse_write(tensor)
     if tensor._name in state_of(_Cached).names and _cacheable(tensor):
         raise HetaError(f"'{tensor.name}' belongs to the graph, and trainers may have cached rows "
                         "of it (cache.policy), which would not see what is written; use "

@@ -26,12 +26,11 @@ from dgl_heta.distdgl.loading.epochs import Epochs
 from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
 from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import Session, current
-from dgl_heta.distdgl.state import selected, state_of
+from dgl_heta.distdgl.state import selected, state_of, wrapper_for_any_graph
 from dgl_heta.distdgl.training import ddp_options, ending
 from dgl_heta.distdgl.training.ddp_options import on_device, take_options, unsynchronized
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.hooks.manager import plugins
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
 from dgl_heta.system.nested import of_type
 from dgl_heta.system.patching import patch_all, plain
@@ -174,14 +173,6 @@ class RafParallel(Parallel):
         for done, earlier in before:
             done |= earlier | merged
         return output
-
-
-def wrapper_for_any_graph() -> ModuleWrapper | None:
-    """The selected wrapper for parts that DGL made; None for DGL's own way."""
-    if not selected().origin("train.wrapper").asked:
-        return None
-    wrapper: ModuleWrapper = plugins().get("module wrapper", selected().train.wrapper)
-    return wrapper if wrapper.any_graph else None
 
 
 def _on_any_graph(module: nn.Module, wrapper: ModuleWrapper, buffers: bool) -> Parallel:

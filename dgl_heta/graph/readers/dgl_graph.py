@@ -92,44 +92,65 @@ def read_dgl_graph(graph: Any, name: str, target: str | None = None,
         if arrays:
             node_arrays[ntype] = arrays
 
-    edges: dict[Relation, EdgeSource] = {}
-    edge_arrays = {}
-    for etype in graph.canonical_etypes:
-        relation = Relation(*etype)
-        edges[relation] = _GraphEdges(graph, etype)
-        if data := _data(graph.edges[etype].data, "edge"):
-            edge_arrays[relation] = {key: _to_numpy(data[key], f"edge data '{key}' of '{relation}'")
-                                     for key in data}
-            if as_given:
-                given[relation] = {key: _given(data[key], key) for key in data}
-            notes.append(f"edge data of '{relation}' are in a store with edge ids alone: "
-                         f"{listing(data)}")
-
-    task = None
+    edges: dict[Relation, EdgeSource] = {
+        Relation(*etype): _GraphEdges(graph, etype) for etype in graph.canonical_etypes}
+    edge_arrays = _edge_arrays(graph, notes, given if as_given else None)
     info: dict[str, Any] = {"format": "DGLGraph"}
-    candidates = [target] if target is not None else [
-        t for t, arrays in node_arrays.items() if "label" in arrays and TRAIN_MASK in arrays]
-    if len(candidates) > 1:
-        notes.append(f"no task: several types have labels ({listing(candidates)})")
-    elif candidates:
-        try:
-            (ntype,) = candidates
-            # Labels that are kept as given are read as such, so codes get no numbers then.
-            task, common = _task(ntype, num_classes, node_arrays.get(ntype, {}), node_counts,
-                                 None if as_given else info)
-            if as_given:
-                given[ntype]["label"] = replace(given[ntype]["label"], unfit="")
-            else:
-                node_arrays[ntype] = common
-        except InputError as error:
-            if target is not None and not as_given:
-                raise
-            notes.append(f"no task: {error}")
+    task = _only_task(target, num_classes, node_arrays, node_counts, info, notes,
+                      given if as_given else None)
     if renamed:
         info["renamed"] = renamed
     if notes:
         info["notes"] = notes
     return GraphSource(name, node_counts, edges, node_arrays, task, info, edge_arrays, given=given)
+
+
+def _edge_arrays(graph: Any, notes: list[str], given: dict[Any, dict[str, Given]] | None
+                 ) -> dict[Relation, dict[str, np.ndarray]]:
+    """Data of edges by relation; what they are on the graph is put into `given`, if there is one.
+    """
+    edge_arrays = {}
+    for etype in graph.canonical_etypes:
+        relation = Relation(*etype)
+        if data := _data(graph.edges[etype].data, "edge"):
+            edge_arrays[relation] = {key: _to_numpy(data[key], f"edge data '{key}' of '{relation}'")
+                                     for key in data}
+            if given is not None:
+                given[relation] = {key: _given(data[key], key) for key in data}
+            notes.append(f"edge data of '{relation}' are in a store with edge ids alone: "
+                         f"{listing(data)}")
+    return edge_arrays
+
+
+def _only_task(target: str | None, num_classes: int | None,
+               node_arrays: dict[str, dict[str, np.ndarray]], node_counts: dict[str, int],
+               info: dict[str, Any], notes: list[str],
+               given: dict[Any, dict[str, Given]] | None) -> Task | None:
+    """The task of the target, or of the only type with labels; None, and a note, if there is none.
+
+    Arrays of the target become those that training reads, unless they are kept as `given`.
+    """
+    candidates = [target] if target is not None else [
+        t for t, arrays in node_arrays.items() if "label" in arrays and TRAIN_MASK in arrays]
+    if len(candidates) > 1:
+        notes.append(f"no task: several types have labels ({listing(candidates)})")
+    if len(candidates) != 1:
+        return None
+    (ntype,) = candidates
+    try:
+        # Labels that are kept as given are read as such, so codes get no numbers then.
+        task, common = _task(ntype, num_classes, node_arrays.get(ntype, {}), node_counts,
+                             info if given is None else None)
+    except InputError as error:
+        if target is not None and given is None:
+            raise
+        notes.append(f"no task: {error}")
+        return None
+    if given is None:
+        node_arrays[ntype] = common
+    else:
+        given[ntype]["label"] = replace(given[ntype]["label"], unfit="")
+    return task
 
 
 def check_graph(graph: Any) -> None:

@@ -251,21 +251,7 @@ def _whole(value: Any) -> int | None:
 def _make_masks(ntype: str, arrays: dict[str, Any], count: int, fold: int | None) -> None:
     """Turn ids of a split and masks of several folds into masks, and labels of such ids into `y`.
     """
-    for name in MASKS:
-        mask = _array(arrays.get(name))
-        if mask is None or not mask.ndim:
-            continue
-        if folds := _folds(mask):
-            if fold is None or not 0 <= fold < folds:
-                raise InputError(
-                    f"{name} of node type '{ntype}' has {folds} columns, one for each fold; "
-                    + ("say which to take" if fold is None else f"fold {fold} is none of them")
-                    + f": fold=0 … {folds - 1} (data.pt:fold=0, read_hetero_data(…, fold=0))")
-            arrays[name] = mask[:, fold]
-        elif len(mask) != count and mask.dtype.kind in "iu":
-            raise InputError(f"{name} of node type '{ntype}' has {several(len(mask), 'row')} for "
-                             f"{several(count, 'node')}; if these are ids of nodes, call it "
-                             f"{name.replace('mask', 'idx')}")
+    _take_fold(ntype, arrays, count, fold)
     labelled: list[tuple[np.ndarray, np.ndarray]] = []
     for name, split in _SPLITS.items():
         if name not in arrays:
@@ -291,6 +277,26 @@ def _make_masks(ntype: str, arrays: dict[str, Any], count: int, fold: int | None
         labelled.append((ids, values))
     if labelled:
         arrays["y"] = joined_labels(labelled, count, f"labels of node type '{ntype}'")
+
+
+def _take_fold(ntype: str, arrays: dict[str, Any], count: int, fold: int | None) -> None:
+    """Put one column in place of masks with a column for each fold."""
+    for name in MASKS:
+        mask = _array(arrays.get(name))
+        if mask is None or not mask.ndim:
+            continue
+        if folds := _folds(mask):
+            if fold is None or not 0 <= fold < folds:
+                raise InputError(
+                    f"{name} of node type '{ntype}' has {folds} columns, one for each fold; "
+                    + ("say which to take" if fold is None else f"fold {fold} is none of them")
+                    + f": fold=0 … {folds - 1} (data.pt:fold=0, read_hetero_data(…, fold=0))")
+            arrays[name] = mask[:, fold]
+        elif len(mask) != count and mask.dtype.kind in "iu":
+            raise InputError(f"{name} of node type '{ntype}' has {several(len(mask), 'row')} for "
+                             f"{several(count, 'node')}; if these are ids of nodes, call it "
+                             f"{name.replace('mask', 'idx')}")
+
 
 
 def _folds(mask: Any) -> int:

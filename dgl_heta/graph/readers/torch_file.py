@@ -262,7 +262,8 @@ def _is_key(key: Any) -> bool:
     return isinstance(key, str | int | float | bool | SavedObject | None)
 
 
-def _describe(pickled: bytes) -> Any:
+# One branch per opcode of pickle, and a table of functions would hide their common stack.
+def _describe(pickled: bytes) -> Any:  # noqa: C901, PLR0912, PLR0915
     """Walk the opcodes, building descriptions of what they would build.
 
     Each takes a time that does not depend on those before it, and there is a limit to their number.

@@ -153,8 +153,9 @@ def _wrong(path: Path, data: bytes, at: int, line: int, kind: int) -> InputError
                       "two whole numbers in digits: source id, destination id")
 
 
+# In one piece: a call per character or number would cost more than the parsing.
 @kernel
-def _parse(text, start, stop, first, second, rows):  # type: ignore[no-untyped-def]
+def _parse(text, start, stop, first, second, rows):  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     """Read lines until `stop` or until the arrays are full: rows, position, 0 or what is wrong."""
     at = start
     while at < stop and rows < len(first):

@@ -82,7 +82,7 @@ def check_model(model: str, config: Path | None, overrides: Iterable[str], regis
     given = load_settings(config, [*overrides, f"model.name={model}"])
     registry = registry.configured(given)
     find_model(registry, model)
-    found: list[Difference] = []
+    differences: list[Difference] = []
     with scratch_directory(None, "dgl-heta-check-model") as scratch:
         write_store(_graph(), scratch / "store")
         store = Store(scratch / "store")
@@ -92,8 +92,8 @@ def check_model(model: str, config: Path | None, overrides: Iterable[str], regis
             if parts == 1:
                 alone = each
             else:
-                found += compare(alone[0], each, store.schema.relations)
-    return found
+                differences += compare(alone[0], each, store.schema.relations)
+    return differences
 
 
 def _settings(given: Settings, parts: int) -> Settings:
@@ -126,7 +126,7 @@ def compare(one: Mapping[str, np.ndarray], many: Sequence[Mapping[str, np.ndarra
     Keys are those of :func:`dgl_heta.training.checked.steps`.
     """
     slots = {slot(r): str(r) for r in relations}
-    found = []
+    differences = []
     for key, want in one.items():
         step, what, name = key.split("|", 2)
         if what == "ids":
@@ -142,11 +142,11 @@ def compare(one: Mapping[str, np.ndarray], many: Sequence[Mapping[str, np.ndarra
             far = max(_far(m[key], want) if key in m else math.inf for m in many)
         parts = name.replace("/", ".").split(".")
         relation = next((slots[part] for part in parts if part in slots), "")
-        found.append(Difference(len(many), what, name, relation, int(step), far))
+        differences.append(Difference(len(many), what, name, relation, int(step), far))
     for key in sorted({key for m in many for key in m} - set(one)):
         step, what, name = key.split("|", 2)
-        found.append(Difference(len(many), what, name, "", int(step), math.inf))
-    return found
+        differences.append(Difference(len(many), what, name, "", int(step), math.inf))
+    return differences
 
 
 def _far(got: np.ndarray, want: np.ndarray) -> float:
@@ -189,19 +189,19 @@ def to_json(model: str, found: Sequence[Difference]) -> dict[str, Any]:
                 for d in found if d.differs]}
 
 
-def verdict(model: str, found: Sequence[Difference]) -> None:
+def verdict(model: str, differences: Sequence[Difference]) -> None:
     """
     Raises
     ------
     HetaError
         Something differs; what does first, and of which relations.
     """
-    wrong = [d for d in found if d.differs]
+    wrong = [d for d in differences if d.differs]
     if not wrong:
         return
     relations = sorted({d.relation for d in wrong if d.relation})
     of = f" (of relations {', '.join(relations[:6])})" if relations else ""
     raise HetaError(
         f"'{model}' computes something else on {wrong[0].workers} workers than on one: "
-        f"{len(wrong)} of {len(found)} arrays differ{of}; rows must not depend on each other, and "
-        "aggregate on its relation alone")
+        f"{len(wrong)} of {len(differences)} arrays differ{of}; rows must not depend on each "
+        "other, and aggregate on its relation alone")

@@ -75,7 +75,7 @@ class MetatreeBackend(PartitionBackend):
     name = ""
     description = ""
     replication = "full"
-    """What is meant where the request does not say."""
+    """The replication where the request does not say."""
 
     @abstractmethod
     def assign(self, weights: Sequence[int], parts: int, seed: int) -> Sequence[Sequence[int]]:

@@ -1,4 +1,4 @@
-"""What is trained for: which seeds a step has, its loss, its score."""
+"""Training tasks: which seeds a step has, its loss, its score."""
 
 from __future__ import annotations
 
@@ -80,12 +80,12 @@ def make_task(store: Store, settings: Settings) -> TrainingTask:
     if weights is not None and task.kind != "classification":
         raise InputError("train.class_weights are for task.kind = 'classification', where a node "
                          f"has one class; this task is '{task.kind}': leave them out")
-    made: TrainingTask
+    training_task: TrainingTask
     if task.kind == "link":
-        made = LinkPrediction(store, task, settings.model.hidden, settings.train.seed)
+        training_task = LinkPrediction(store, task, settings.model.hidden, settings.train.seed)
         most = task.eval_negatives + 1
     else:
-        made = NodePrediction(store, task, settings.train.seed, weights)
-        most = min(made.outputs.values())
+        training_task = NodePrediction(store, task, settings.train.seed, weights)
+        most = min(training_task.outputs.values())
     check_names(settings.train.watched, str(task.kind), most)
-    return made
+    return training_task

@@ -67,13 +67,13 @@ def read_links(path: str | Path, store: Store, relations: Sequence[Relation]) ->
     links = Links(_places(table, store, relations, len(ends[0])), *ends)
     split = words(table, "split", " for task.links")
     _check_apart(table, links, split)
-    found = {name: links.at(split == i) for i, name in enumerate(WORDS)}
-    if not len(found["val"].places) and not len(found["test"].places):
+    of_splits = {name: links.at(split == i) for i, name in enumerate(WORDS)}
+    if not len(of_splits["val"].places) and not len(of_splits["test"].places):
         raise InputError(f"{path} has no link for val or test in column 'split'; without it "
                          "task.held_out has a share of the links held out")
-    if not len(found["train"].places):
-        del found["train"]
-    return found
+    if not len(of_splits["train"].places):
+        del of_splits["train"]
+    return of_splits
 
 
 def _places(table: Table, store: Store, relations: Sequence[Relation], rows: int) -> np.ndarray:

@@ -138,7 +138,7 @@ class LinkPrediction:
 
     @cached_property
     def _held_out(self) -> tuple[HeldOut, list[str]]:
-        """What is held out, and what is to be said of it."""
+        """The edges that are held out, and notes on them."""
         schema = self._store.schema
         groups, notes = same_links(
             self._store, self.relations, named_reverses(self._task, schema),
@@ -186,20 +186,20 @@ class LinkPrediction:
 
     def _of_graph(self, held_out: HeldOut) -> dict[str, np.ndarray]:
         """Positions of each split of the graph's edges; where some are given, the others."""
-        found: dict[str, list[np.ndarray]] = {name: [np.empty(0, np.int64)] for name in SPLITS}
+        edges_of: dict[str, list[np.ndarray]] = {name: [np.empty(0, np.int64)] for name in SPLITS}
         share = self._task.held_out
         for relation, start, end in zip(self.relations, self._starts, self._starts[1:]):
             for low in range(start, end, _PIECE):
                 positions = np.arange(low, min(low + _PIECE, end))
                 edges = (relation, *self._ends(relation, positions - start))
                 if self._given:
-                    found["train"].append(positions[~held_out.lists(edges)])
+                    edges_of["train"].append(positions[~held_out.lists(edges)])
                     continue
                 chance = held_out.chances(edges)
-                found["test"].append(positions[chance < share])
-                found["val"].append(positions[(chance >= share) & (chance < 2 * share)])
-                found["train"].append(positions[chance >= 2 * share])
-        return {name: np.concatenate(parts) for name, parts in found.items()}
+                edges_of["test"].append(positions[chance < share])
+                edges_of["val"].append(positions[(chance >= share) & (chance < 2 * share)])
+                edges_of["train"].append(positions[chance >= 2 * share])
+        return {name: np.concatenate(parts) for name, parts in edges_of.items()}
 
     def provider(self, of: ModelProvider) -> ModelProvider:
         return decoded(of, self._task.decoder, list(map(str, self.relations)))
@@ -220,11 +220,11 @@ class LinkPrediction:
 
     def seeds(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
         links, negatives = self._share(step, worker, workers)
-        found: dict[str, list[np.ndarray]] = {t: [] for t in self.targets}
+        nodes_of: dict[str, list[np.ndarray]] = {t: [] for t in self.targets}
         for src, dst, own in self._by_types(links):
-            found[src].append(links.sources[own])
-            found[dst] += [links.destinations[own], negatives[own].ravel()]
-        return {t: np.unique(np.concatenate(parts)) for t, parts in found.items()}
+            nodes_of[src].append(links.sources[own])
+            nodes_of[dst] += [links.destinations[own], negatives[own].ravel()]
+        return {t: np.unique(np.concatenate(parts)) for t, parts in nodes_of.items()}
 
     def without(self, step: Step) -> Mapping[Relation, np.ndarray] | None:
         assert isinstance(step, LinkStep)

@@ -108,21 +108,21 @@ class NodePrediction:
         for ntype, ids in self.seeds(step, worker, workers).items():
             head, labels = self._heads[ntype], self._labels[ntype]
             values = labels.rows(ids)
-            summed, found = head.loss(outputs[ntype], values)
+            summed, counts = head.loss(outputs[ntype], values)
             whole = head.weight(labels.rows(step.nodes[ntype]))
             total = total.to(summed) + summed * (workers / whole if whole else 0.0)
-            statistics.append(torch.tensor([float(summed.detach()), head.weight(values), *found],
+            statistics.append(torch.tensor([float(summed.detach()), head.weight(values), *counts],
                                            dtype=torch.float64))
         return total, torch.cat(statistics)
 
     def score(self, statistics: Tensor) -> tuple[float, float]:
         scores, losses, start = [], 0.0, 0
         for head in self._heads.values():
-            loss, weight, *found = statistics[start:start + head.statistics + 2].tolist()
+            loss, weight, *counts = statistics[start:start + head.statistics + 2].tolist()
             start += head.statistics + 2
-            if not any(head.counted(found)):
+            if not any(head.counted(counts)):
                 continue
-            scores.append(head.score(found))
+            scores.append(head.score(counts))
             losses += loss / weight if weight else 0.0
         return (sum(scores) / len(scores), losses) if scores else (float("nan"), float("nan"))
 
@@ -175,7 +175,7 @@ def chosen(mask: np.ndarray) -> np.ndarray:
 
 
 class Head(Protocol):
-    """What is predicted of one node type.
+    """The prediction of one node type.
 
     `values` are what :meth:`dgl_heta.graph.labels.NodeLabels.rows` gives of some nodes.
     """
@@ -187,7 +187,7 @@ class Head(Protocol):
         """The sum of the nodes' losses, and `statistics` numbers that add up."""
 
     def weight(self, values: np.ndarray) -> float:
-        """What the sum of these nodes' losses is divided by: their number as a rule."""
+        """The divisor of the sum of these nodes' losses: their number as a rule."""
 
     def counted(self, found: list[float]) -> list[float]:
         """Of summed statistics, how many labels there were."""

@@ -1,4 +1,4 @@
-"""What a task is for the training loop.
+"""The interface of a task to the training loop.
 
 A task speaks of global steps, the same on all workers, and of each worker's share of one; so
 P workers compute together what one worker computes with a batch P times as large.
@@ -24,11 +24,11 @@ Owned = Callable[[np.ndarray], np.ndarray]
 
 
 class Step(Protocol):
-    """What all workers together process in one step."""
+    """The seeds that all workers together process in one step."""
 
     @property
     def own(self) -> bool:
-        """Whether it is one worker's own step, which the others have no share of."""
+        """Return whether it is one worker's own step, which the others have no share of."""
 
     @property
     def size(self) -> int:
@@ -52,7 +52,7 @@ class TrainingTask(Protocol):
 
     @property
     def notes(self) -> Sequence[str]:
-        """What a user is to know of the task before it is trained."""
+        """Notes for the user on the task, before it is trained."""
 
     def provider(self, of: ModelProvider) -> ModelProvider:
         """The provider of the model to train, given that of the model which gives the states."""

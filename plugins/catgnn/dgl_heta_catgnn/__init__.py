@@ -28,7 +28,7 @@ from dgl_heta_catgnn.training.job import TrainSettings
 from dgl_heta_catgnn.two_phase import TwoPhase
 
 if TYPE_CHECKING:
-    from dgl_heta import ModuleWrapper
+    from dgl_heta import ModuleWrapper, Patches
 
 __all__ = ["Assignment", "Chunk", "Communities", "Dbh", "EdgePartitioner", "EdgeStream", "Hdrf",
            "NodePartitioner", "PartBatches", "PowerGraph", "Replicas", "Spring", "SpringCutter",
@@ -45,6 +45,13 @@ def dgl_heta_module_wrappers() -> list[ModuleWrapper]:
     from dgl_heta_catgnn.wrapper import ModelAveraging  # with torch, which partitioning needs not
 
     return [ModelAveraging()]
+
+
+@hookimpl
+def dgl_heta_patches() -> list[Patches]:
+    from dgl_heta.tools import PatchTable
+
+    return [PatchTable("local-partition", "dgl_heta_catgnn.local_partition")]
 
 
 @hookimpl

@@ -186,6 +186,7 @@ def test_training_goes_on_from_a_saved_model_with_attention(tmp_path: Path) -> N
 
 @pytest.mark.needs("graphstorm")
 @pytest.mark.needs("hosts")
+@pytest.mark.thorough
 def test_link_prediction_saves_what_plain_graphstorm_computes_from_its_model(tmp_path: Path
                                                                              ) -> None:
     """States of all nodes by the edges with a training mask, which are the targets."""

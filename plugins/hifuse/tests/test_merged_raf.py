@@ -14,7 +14,8 @@ from tests.support.exactness import LIMIT, cases, differences, job, run
 from tests.support.graphs import academic, with_tasks
 
 
-@pytest.mark.parametrize("model", ["rgcn", "rgat", "hgt", "han"])
+@pytest.mark.parametrize("model", [
+    "rgcn", "hgt", *(pytest.param(model, marks=pytest.mark.thorough) for model in ("rgat", "han"))])
 def test_every_case_of_raf_is_exact(tmp_path: Path, model: str) -> None:
     """On two workers with `merged` against one process with the reference kernel."""
     write_store(with_tasks(academic()), tmp_path / "store")

@@ -119,6 +119,7 @@ def path_averages(store: Store, paths: Sequence[Metapath], out: Path, *, width: 
             for done, (path, array) in enumerate(work.walk(sorted(set(paths))), 1):
                 if progress:
                     progress(" ".join(r.etype for r in path), done / total)
+                # A prefix can be one of the metapaths itself, and a metapath can be named twice.
                 for name, wanted in zip(names, paths):
                     if wanted == path:
                         work.keep(array, name)
@@ -237,6 +238,7 @@ class _Work:
             for relation, csc, source in sums:
                 if not _add(csc.indptr, csc.indices, source, low, buffer):
                     raise changed(relation, csc)
+            # The divisor counts all relations, those of other partitions, too: sums add up then.
             degrees = np.zeros(high - low, np.int64)
             for indptr in pointers:
                 degrees += np.diff(indptr[low:high + 1])

@@ -55,6 +55,7 @@ class NARS(nn.Module):
                 for hop, project in enumerate(self.project[slot(ntype)]):
                     weighted = [inputs[part_key(edges, k, hop)] * self.weights[slot(ntype)][k, hop]
                                 for k in range(self._subsets)]
+                    # Without a bias, so that the sum over partitions has none of it twice.
                     hops.append(project(torch.stack(weighted).sum(0)))
                 parts.append((edges, torch.cat(hops, 1)))
             merged = self.cross(block, ntype, parts, self.width * self._hops, own)

@@ -16,8 +16,8 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.receptive_field import (
     covered,
     destinations,
-    reach,
-    reach_of_one_process,
+    field_of_one_process,
+    receptive_field,
     taken,
 )
 from dgl_heta.planning.workload import Workload
@@ -34,7 +34,7 @@ def test_expected_rows_and_edges_are_near_those_sampled(shape: str, tmp_path: Pa
     plan = make_plan(store.schema, target, 2, 1)
     batch = NeighborSampler(store, SamplingScope.of(plan, 0), (10, 5), 0).sample(
         {target: store.array(target, "train_mask").nonzero()[0][:256]}, None, 0)
-    step = reach(plan, 0, (10, 5), 256, 256)
+    step = receptive_field(plan, 0, (10, 5), 256, 256)
     for layer, block, rows in zip(step.layers, batch.blocks[::-1], destinations(step, plan)):
         edges = sum(len(part.indices) for part in block.edges)
         assert layer.edges == pytest.approx(edges, rel=0.3)
@@ -49,7 +49,7 @@ def test_no_type_has_more_rows_than_nodes_and_more_seeds_reach_no_fewer(
         schema: Schema, hops: int, fanout: int, seeds: int) -> None:
     target = next(t for t, into in schema.into.items() if into)
     plan = make_plan(schema, target, hops, 1)
-    few, many = (reach_of_one_process(plan, (fanout,) * hops, n) for n in (seeds, 2 * seeds))
+    few, many = (field_of_one_process(plan, (fanout,) * hops, n) for n in (seeds, 2 * seeds))
     for ntype, rows in few.inputs.items():
         assert 0 <= rows <= schema.node_counts[ntype] * (1 + 1e-9)
         assert rows <= many.inputs[ntype] * 1.01  # an estimate, not a count
@@ -61,7 +61,7 @@ def test_no_type_has_more_rows_than_nodes_and_more_seeds_reach_no_fewer(
 def test_rows_and_edges_in_numbers() -> None:
     """A type so large that nothing is drawn twice, and a fanout that nothing reaches."""
     schema = Schema({"a": 10**9, "p": 10**9}, {Relation("a", "w", "p"): 3 * 10**9})
-    step = reach(make_plan(schema, "p", 1, 1), 0, (-1,), 1000, 1000)
+    step = receptive_field(make_plan(schema, "p", 1, 1), 0, (-1,), 1000, 1000)
     assert step.layers[0].edges == 3000
     assert step.inputs == pytest.approx({"a": 3000, "p": 1000}, rel=1e-5)
     for mean, fanout in ((3.0, 1e9), (1e9, 3.0)):
@@ -73,7 +73,7 @@ def test_edges_of_a_row_that_is_at_two_layers_reach_no_node_twice() -> None:
     """Seeds draw their three edges at both layers, the same ones."""
     schema = Schema(dict.fromkeys("abp", 10**9), {
         Relation("a", "w", "p"): 3 * 10**9, Relation("b", "s", "a"): 2 * 10**9})
-    step = reach(make_plan(schema, "p", 2, 1), 0, (-1, -1), 1000, 1000)
+    step = receptive_field(make_plan(schema, "p", 2, 1), 0, (-1, -1), 1000, 1000)
     assert step.layers[1].drawn[Relation("a", "w", "p")] == 3000
     assert step.inputs["a"] == pytest.approx(3000, rel=1e-5)
 

@@ -1,6 +1,6 @@
 """Scripts that stay within their machine's part of a graph that DGL's format holds.
 
-A module wrapper can ask for it (`ModuleWrapper.own_part`): training as in CATGNN (§3.3), where a
+A module wrapper asks for it (`ModuleWrapper.own_part`): training as in CATGNN (§3.3), where a
 machine trains on its part alone and machines exchange models, not features. A part is its own nodes
 and the halo nodes around them. Then
 
@@ -12,6 +12,9 @@ and the halo nodes around them. Then
   anything.
 
 A data loader for nodes of other machines samples over the network, as DistDGL does, and says so.
+
+These patches wrap dgl-heta's own of the same names, and hand over to them for graphs that are
+meta-partitioned (which have a session, `heta`).
 """
 
 from __future__ import annotations
@@ -26,14 +29,13 @@ from typing import Any
 import torch
 from dgl import EID, NID
 from dgl.distributed.graph_services import LocalSampledGraph, merge_graphs
+from dgl.utils import toindex
 from torch import Tensor
 
-from dgl_heta.distdgl.state import state_of
-from dgl_heta.distdgl.versions import homes
-from dgl_heta.errors import HetaError, InputError
-from dgl_heta.system.patching import patch_all
+from dgl_heta import HetaError, InputError
+from dgl_heta.tools import homes, patch_all, plain, state_of, wrapper_for_any_graph
 
-log = logging.getLogger("dgl_heta")
+log = logging.getLogger(__name__)
 _CHUNK = 1 << 16  # halo rows that are asked for at once
 
 
@@ -57,8 +59,10 @@ class OwnPart:
                              "servers run elsewhere; start both by `dgl-heta launch`")
         self._graph = graph
         outside = (~local.ndata["inner_node"].bool()).nonzero().flatten()
+        # Sorted, so that a node's row among the copies is found by bisection.
         ids, order = local.ndata[NID][outside].sort()
         self._halo, self._places = ids, outside[order]
+        # With `num_hops` 1 a part has no in-edges of halo nodes, and none need be looked for.
         degrees = local.in_degrees(self._places) if len(ids) else self._places
         self._deep = bool((degrees > 0).any())
         self._typed: dict[str, Tensor] = {}
@@ -218,11 +222,25 @@ def own_part() -> OwnPart | None:
     return state_of(_Open).part
 
 
-def open_part(graph: Any, wanted: bool) -> None:
-    """A graph on parts in DGL's format was opened; trainers are to stay within them, or not."""
-    part = state_of(_Open).part = OwnPart(graph) if wanted else None
-    if part is not None:
-        atexit.register(part.tell)
+def open_graph(graph: Any) -> None:
+    """Open this trainer's part of a new DistGraph, if the module wrapper stays within parts.
+
+    Raises
+    ------
+    InputError
+        The parts are in GraphBolt's form.
+    """
+    wrapper = None if hasattr(graph, "heta") else wrapper_for_any_graph()
+    if wrapper is None or not wrapper.own_part():
+        state_of(_Open).part = None
+        return
+    if getattr(graph, "_use_graphbolt", False):
+        raise InputError("use_graphbolt=True cannot be used with a module wrapper that stays "
+                         "inside a part, which samples from parts in DGL's form: leave it out of "
+                         "dgl.distributed.initialize (model_average: or set "
+                         "plugins.model_average.inside = false)")
+    part = state_of(_Open).part = OwnPart(graph)
+    atexit.register(part.tell)
 
 
 def open_nodes(loader: Any) -> None:
@@ -272,16 +290,80 @@ def refuse_edges() -> None:
                          "plugins.model_average.inside = false)")
 
 
+def _graph(original: Any) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        open_graph(self)
+    return __init__
+
+
+def _queries(original: Any) -> Any:
+    if original.__name__ != "_distributed_access":
+        return original
+
+    def access(g: Any, ids: Any, request: Any, local: Any, **more: Any) -> Any:
+        part = own_part()
+        answer = None if part is None else part.access(g, ids, request, local, **more)
+        return original(g, ids, request, local, **more) if answer is None else answer
+    return access
+
+
+def _getitem(original: Any) -> Any:
+    pull = plain(original)  # past the cache of node data, whose rows these are not
+
+    def __getitem__(self: Any, idx: Any) -> Any:
+        part = own_part()
+        if part is None or self._attach:
+            return original(self, idx)
+        ids = idx if isinstance(idx, Tensor) else toindex(idx).tousertensor()
+        if ids.dtype == torch.bool or ids.dim() != 1:
+            return original(self, idx)
+        rows = part.read(self, ids.to(torch.int64), pull)
+        return original(self, idx) if rows is None else rows
+    return __getitem__
+
+
+def _setitem(original: Any) -> Any:
+    def __setitem__(self: Any, idx: Any, val: Any) -> None:
+        part = own_part()
+        if part is not None and not self._attach:
+            part.refuse_write(self)
+        original(self, idx, val)
+    return __setitem__
+
+
+def _nodes(original: Any) -> Any:
+    def __init__(self: Any, g: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, g, *args, **kwargs)
+        if not hasattr(g, "heta"):
+            open_nodes(self)
+    return __init__
+
+
+def _edges(original: Any) -> Any:
+    def __init__(self: Any, g: Any, *args: Any, **kwargs: Any) -> None:
+        if not hasattr(g, "heta"):
+            refuse_edges()
+        original(self, g, *args, **kwargs)
+    return __init__
+
+
 def _node_split(original: Any) -> Any:
     def node_split(nodes: Any, partition_book: Any = None, ntype: str = "_N", rank: Any = None,
                    force_even: bool = True, node_trainer_ids: Any = None) -> Any:
         if own_part() is None:
             return original(nodes, partition_book, ntype, rank, force_even, node_trainer_ids)
+        # Even shares would give a trainer nodes of other machines.
         return original(nodes, partition_book, ntype, rank, False, None)
     return node_split
 
 
 PATCHES = (
-    *patch_all(homes("node_split"), _node_split,
-               "inside a part (a module wrapper's `own_part`) a trainer has its machine's nodes"),
+    *patch_all(homes("DistGraph", "__init__"), _graph, "open the part to stay within"),
+    *patch_all(homes("queries of trainers"), _queries, "sample the part's edges alone"),
+    *patch_all(homes("DistTensor", "__getitem__"), _getitem, "copies of rows of halo nodes"),
+    *patch_all(homes("DistTensor", "__setitem__"), _setitem, "refuse to write what was copied"),
+    *patch_all(homes("DistNodeDataLoader", "__init__"), _nodes, "sample in this process"),
+    *patch_all(homes("DistEdgeDataLoader", "__init__"), _edges, "refused inside a part"),
+    *patch_all(homes("node_split"), _node_split, "a trainer has its machine's nodes"),
 )

@@ -1,4 +1,4 @@
-"""What the workers of a group tell each other of rows while they sample.
+"""Messages among the workers of a group about rows, while they sample.
 
 Ids are packed (:mod:`dgl_heta.comm.packed_ids`), and how many bytes there are goes before them.
 """
@@ -23,8 +23,11 @@ def agreement(store: Store, group: Comm
     types = store.schema.node_types
 
     def agree(new: Mapping[str, np.ndarray]) -> dict[str, list[np.ndarray]]:
+        # Sorted, they take a byte or two each, and all workers number them alike.
         packed = {t: pack(np.sort(ids), [len(ids)])[0] for t, ids in new.items()}
         own = torch.tensor([[len(packed.get(t, ())) for t in types]])
+        # All counts in one message; then one gather per type, among those that have it, in the
+        # schema's order.
         every = group.all_gather_rows(own, [1] * group.size, "sampling")
         united = {}
         for ntype, data in packed.items():
@@ -49,10 +52,11 @@ def delivery(store: Store, group: Comm) -> Deliver:
         sizes = torch.zeros((group.size, len(types)), dtype=torch.int64)
         pieces: list[list[np.ndarray]] = [[] for _ in range(group.size)]
         for column, ntype in enumerate(types):
+            # Not sorted: partial aggregations come back in this order.
             data = pack(own[ntype], [len(own[ntype])])[0] if ntype in asked else _NONE
-            for place in asked.get(ntype, ()):
-                sizes[place, column] = len(data)
-                pieces[place].append(data)
+            for worker in asked.get(ntype, ()):
+                sizes[worker, column] = len(data)
+                pieces[worker].append(data)
         ones = [1] * group.size
         arriving = group.all_to_all_rows(sizes, ones, ones, "sampling")
         arrived = group.all_to_all_rows(
@@ -60,11 +64,11 @@ def delivery(store: Store, group: Comm) -> Deliver:
             sizes.sum(1).tolist(), arriving.sum(1).tolist(), "sampling")
         ids, counts = unpack(arrived.numpy(), arriving.flatten().tolist())
         parts = iter(np.split(ids, np.cumsum(counts[:-1])))
-        found: dict[str, list[np.ndarray]] = {t: [] for t in types}
+        received: dict[str, list[np.ndarray]] = {t: [] for t in types}
         for _ in range(group.size):
             for ntype in types:
-                found[ntype].append(next(parts))
-        return found
+                received[ntype].append(next(parts))
+        return received
     return deliver
 
 

@@ -1,15 +1,16 @@
-"""Programs that a plugin adapts: when they are imported, once; what is said without the plugin."""
+"""What plugins bring to scripts: programs that they adapt once; what is said without the plugin."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 import dgl_heta
+from dgl_heta.distdgl.graph import dist_graph
 from dgl_heta.distdgl.programs import forget_programs, watch_programs
 from dgl_heta.hooks.manager import Plugins
 
@@ -95,3 +96,11 @@ def test_a_program_whose_plugin_is_not_installed_names_it(package, monkeypatch, 
         watch_and_import()
     watch_programs(registry(graphstorm={}))
     importlib.import_module("graphstorm")
+
+
+def test_a_wrapper_that_stays_within_parts_needs_its_plugin(monkeypatch) -> None:
+    monkeypatch.setattr(dist_graph, "wrapper_for_any_graph",
+                        lambda: SimpleNamespace(own_part=lambda: True))
+    monkeypatch.setattr(dist_graph, "plugins", lambda: Plugins(guests=False))
+    with pytest.raises(dgl_heta.InputError, match="pip install dgl-heta-catgnn"):
+        dist_graph.open_graph(SimpleNamespace(), "no such file")

@@ -1,0 +1,65 @@
+"""Names that are replaced: by several providers one around the other, and put back."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from dgl_heta.errors import InputError
+from dgl_heta.system.patching import Patch, applied, apply, plain, remove
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch):
+    """A module with a function and a class that inherits another's."""
+    if applied():
+        pytest.skip("dgl-heta is enabled in this process")
+    made = ModuleType("patched_by_a_test")
+
+    class Parent:
+        def word(self) -> str:
+            return "parent"
+
+    class Child(Parent):
+        pass
+
+    made.Parent, made.Child = Parent, Child  # type: ignore[attr-defined]
+    made.word = lambda: "own"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, made.__name__, made)
+    yield made
+    remove()
+
+
+def around(text: str):
+    def make(original):
+        return lambda *args: f"{text}({original(*args)})"
+    return make
+
+
+def test_a_later_patch_goes_around_an_earlier_one(module) -> None:
+    own = module.word
+    apply([Patch("patched_by_a_test:word", around("core"), ""),
+           Patch("patched_by_a_test:word", around("plugin"), "")])
+    assert module.word() == "plugin(core(own))"
+    assert plain(module.word) is own
+    remove()
+    assert module.word is own
+
+
+def test_what_a_class_inherits_is_not_what_was_put_into_its_parent(module) -> None:
+    apply([Patch("patched_by_a_test:Parent.word", around("one"), ""),
+           Patch("patched_by_a_test:Child.word", around("two"), "")])
+    assert (module.Parent().word(), module.Child().word()) == ("one(parent)", "two(parent)")
+    remove()
+    assert "word" not in vars(module.Child)
+
+
+def test_nothing_is_replaced_where_a_name_is_not_there(module) -> None:
+    own = module.word
+    with pytest.raises(InputError, match="patched_by_a_test:nothing is not there"):
+        apply([Patch("patched_by_a_test:word", around("core"), ""),
+               Patch("patched_by_a_test:nothing", around("core"), "")])
+    assert module.word is own
+    assert not applied()
