@@ -24,7 +24,7 @@ from dgl_heta.distdgl.modules.relation_presence import Presence, presence
 from dgl_heta.distdgl.refusals import BLOCKS, MODULES
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.blocks import GuestRows, RelationBlock
+from dgl_heta.sampling.blocks import RelationBlock, RemoteDestinations
 from dgl_heta.system.nested import of_type
 
 CITES = Relation("paper", "cites", "paper")
@@ -53,7 +53,7 @@ def test_a_slice_in_place_of_a_block() -> None:
 
 def test_an_unknown_aggregation() -> None:
     session = SimpleNamespace(group=SimpleNamespace(size=1))
-    merge = merging._Merge(SimpleNamespace(session=session), SimpleNamespace(guests={}),  # type: ignore[arg-type]
+    merge = merging._Merge(SimpleNamespace(session=session), SimpleNamespace(remote={}),  # type: ignore[arg-type]
                            "paper", [], torch.empty(0), {}, torch.Size([2]))
     refused("an unknown aggregation", lambda: merge.by("median"))
 
@@ -85,7 +85,7 @@ def test_edge_ids_that_are_written_or_not_stored(monkeypatch: pytest.MonkeyPatch
         raise InputError("no ids")
     monkeypatch.setattr(edge_ids, "ids_of_drawn", none)
     piece = RelationBlock(CITES, 0, torch.tensor([0, 1]), torch.zeros(1).int(),
-                          drawn=SimpleNamespace(csc=None))  # type: ignore[arg-type]
+                          sample=SimpleNamespace(csc=None))  # type: ignore[arg-type]
     layer: Any = SimpleNamespace(session=SimpleNamespace(store=None), pieces=lambda _: [piece])
     refused("edge ids that are not stored", lambda: edge_ids.ids_of(layer, CITES))
 
@@ -109,7 +109,7 @@ def test_what_changes_inside_an_epoch(change: str, name: str, monkeypatch: pytes
     if change == "data of edges":
         monkeypatch.setattr(hetero, "of_type", lambda kind, value: (
             iter([1]) if kind is hetero.EdgeRows else of_type(kind, value)))
-    block = SimpleNamespace(last=True, delegated=False, layer=2, edges=[edges()],
+    block = SimpleNamespace(last=True, offloads=False, layer=2, edges=[edges()],
                             num_src={"paper": 3})
     layer = SimpleNamespace(block=block, session=SimpleNamespace(
         group=SimpleNamespace(size=2), agreed=lambda what, holds: True))
@@ -145,7 +145,7 @@ def test_data_of_destinations_that_other_trainers_have(last: bool, name: str) ->
     ids = torch.arange(3)
     block: Any = SimpleNamespace(
         last=last, wanted=lambda ntype: 1, num_dst={"paper": 3}, num_own=lambda ntype: 1,
-        guests={} if last else {"paper": GuestRows((0, 2), (0, 0), ids[:2].numpy())})
+        remote={} if last else {"paper": RemoteDestinations((0, 2), (0, 0), ids[:2].numpy())})
     layer = Layer(SimpleNamespace(), block, {"paper": ids}, [])  # type: ignore[arg-type]
     g = dgl.create_block({tuple(CITES): ([0], [0])}, {"paper": 3}, {"paper": 1})
     g.dstdata["own"] = torch.ones(1)
