@@ -19,9 +19,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dgl_heta.distdgl.activate import every_patch
-from dgl_heta.distdgl.blocks import message_passing
-from dgl_heta.distdgl.blocks.layer import RelationGraph
+from dgl_heta.distdgl.blocks.relation_graph import RelationEdges, RelationGraph
 from dgl_heta.distdgl.modules import gat_conv
+from dgl_heta.distdgl.modules.relation_call import RelationCall
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.manager import Plugins
@@ -60,7 +60,7 @@ def relation_graph(indptr: Tensor, indices: Tensor, sources: int, marked: bool
                                                        torch.arange(len(indices))))},
                             {"a": sources}, {"b": len(indptr) - 1})
     if marked:
-        made._graph.heta_edges = message_passing.Edges(
+        made._graph.heta_edges = RelationEdges(
             indptr, indices, sources, True, Reads(1, len(indices), len(indptr) - 1))
     return RelationGraph(made._graph, (made.srctypes, made.dsttypes), made.etypes)
 
@@ -154,11 +154,12 @@ def test_gat_conv_is_dgls(graph: tuple[Tensor, Tensor, int], both: bool, bias: b
     wanted = module(relation_graph(indptr, indices, sources, False), (source, destination))
     inputs = [source, destination, *module.parameters()]
     grads = torch.autograd.grad((wanted * wanted.detach().cos()).sum(), inputs)
-    assert gat_conv.known(module, source, (), {})
+    call = RelationCall(module, edges, source, destination)
+    assert gat_conv.fits(call)
     for limit in (0, 10**9):  # messages before and after the weights
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(gat_conv, "_EDGES_PER_SOURCE", limit)
-            (found,) = gat_conv.run_together([(module, edges, source, destination)])
+            ((_, found),) = gat_conv.run_together([call])
         mine = torch.autograd.grad((found * wanted.detach().cos()).sum(), inputs)
         torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-11)
         torch.testing.assert_close(mine, grads, rtol=1e-9, atol=1e-11)
@@ -169,11 +170,13 @@ def test_gat_conv_is_dgls(graph: tuple[Tensor, Tensor, int], both: bool, bias: b
     ({"allow_zero_in_degree": True, "residual": True}, "residual"),
     ({"allow_zero_in_degree": True, "attn_drop": 0.5}, "dropout")])
 def test_gat_conv_runs_itself_otherwise(options: dict[str, object], why: str) -> None:
-    module = GATConv(4, 2, 2, **options)
-    assert not gat_conv.known(module, torch.zeros(3, 4), (), {}), why
+    module, rows = GATConv(4, 2, 2, **options), torch.zeros(3, 4)
+    edges = RelationBlock(Relation("a", "r", "b"), 0, torch.tensor([0, 0, 0, 0]), torch.zeros(0))
+    assert not gat_conv.fits(RelationCall(module, edges, rows, rows)), why
     if "attn_drop" in options:
-        assert gat_conv.known(module.eval(), torch.zeros(3, 4), (), {})
-    assert not gat_conv.known(module, torch.zeros(3, 4), (), {"get_attention": True})
+        assert gat_conv.fits(RelationCall(module.eval(), edges, rows, rows))
+    assert not gat_conv.fits(RelationCall(module, edges, rows, rows,
+                                          kwargs={"get_attention": True}))
 
 
 @settings(max_examples=20, deadline=None)

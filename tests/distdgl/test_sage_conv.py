@@ -11,6 +11,7 @@ from dgl.nn.pytorch import GraphConv, SAGEConv
 from torch import nn
 
 from dgl_heta.distdgl.modules import relation_modules, sage_conv
+from dgl_heta.distdgl.modules.relation_call import RelationCall
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock
 
@@ -32,11 +33,11 @@ def test_relations_together_compute_what_dgl_does(width: int, out: int) -> None:
                   for n in (module._in_src_feats, 5)]
         edges = RelationBlock(Relation("a", f"r{place}", "b"), 0, indptr,
                               indices.to(torch.int32), place)
-        assert sage_conv.known(module, *states, (), {})
-        calls.append((module, edges, *states))
+        calls.append(RelationCall(module, edges, *states))
+        assert sage_conv.fits(calls[-1])
         wanted.append(module(block, tuple(states)))
         leaves += [*states, *module.parameters()]
-    found = sage_conv.run_together(calls)
+    found = [rows for _, rows in sage_conv.run_together(calls)]
     for one, other in zip(found, wanted):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     weight = torch.randn(9, out, dtype=DOUBLE)
@@ -48,12 +49,13 @@ def test_relations_together_compute_what_dgl_does(width: int, out: int) -> None:
 
 def test_what_asks_for_its_own_forward_is_not_known(caplog: pytest.LogCaptureFixture) -> None:
     rows = torch.randn(3, 4)
+    edges = RelationBlock(Relation("a", "r", "b"), 0, torch.tensor([0, 0, 0, 0]), torch.zeros(0))
     for module in (SAGEConv(4, 2, "pool"), SAGEConv(4, 2, "gcn"), SAGEConv(4, 2, "mean", 0.5),
                    SAGEConv(4, 2, "mean").double(), GraphConv(4, 2), nn.Linear(4, 2)):
-        assert not sage_conv.known(module, rows, rows, (), {})
+        assert not sage_conv.fits(RelationCall(module, edges, rows, rows))
     hooked = SAGEConv(4, 2, "mean")
     hooked.register_forward_hook(lambda *_: None)
-    assert not sage_conv.known(hooked, rows, rows, (), {})
+    assert not sage_conv.fits(RelationCall(hooked, edges, rows, rows))
 
     class Mine(nn.Module):
         pass

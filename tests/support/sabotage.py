@@ -59,9 +59,9 @@ def s4() -> None:
 
 def s5() -> None:
     """Out-degrees in a relation's own module, with the edges of other trainers' seeds."""
-    from dgl_heta.distdgl.blocks.layer import RelationGraph
+    from dgl_heta.distdgl.blocks.relation_graph import RelationGraph
 
-    RelationGraph._refuse = lambda self, operation: None  # type: ignore[method-assign]
+    RelationGraph.check_name = lambda self, name: None  # type: ignore[method-assign]
 
 
 def s6() -> None:

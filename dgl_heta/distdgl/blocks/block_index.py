@@ -1,4 +1,4 @@
-"""What a RAF block has in place of DGL's graph index: numbers of nodes and edges, and no edges.
+"""The index of a RAF block in place of DGL's: numbers of nodes and edges, and no edges.
 
 DGL reaches a graph's edges by its index alone, from Python or by its C API. A block of a group of
 several workers has the edges of its machine's relations only, so its index gives none, and names
@@ -23,15 +23,16 @@ from dgl.heterograph_index import (
 )
 from torch import Tensor
 
-from dgl_heta.distdgl.blocks.block_names import refuse
-from dgl_heta.distdgl.blocks.edge_count import EdgeCount
-from dgl_heta.distdgl.blocks.edge_rows import EdgeIds, edge_rows, of_edges
-from dgl_heta.distdgl.blocks.layer import Layer, csc_with_ids
+from dgl_heta.distdgl.blocks.edge_ids import EdgeCount, EdgeIds
+from dgl_heta.distdgl.blocks.edge_rows import edge_rows, of_edges
+from dgl_heta.distdgl.blocks.layer import Layer
+from dgl_heta.distdgl.blocks.relation_graph import csc_with_ids
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.graph.schema import Relation
 
 
 def itself(value: Any) -> Any:
-    """What was pickled in the place of something."""
+    """Return what was pickled in the place of something."""
     return value
 
 
@@ -56,7 +57,7 @@ _CPU = utils.to_dgl_context(torch.device("cpu"))
 
 
 def is_partial(layer: Layer) -> bool:
-    """Whether other workers of the group hold other relations of a block."""
+    """Return whether other workers of the group have other relations of a block."""
     return layer.session.group.size > 1
 
 
@@ -69,12 +70,15 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
     kinds : its node types and relations, or one of them, for a slice.
     """
 
+    # Of a relation's graph alone; else `__getattr__` would refuse to say so.
     heta_edges = None
-    __class__ = HeteroGraphIndex  # type: ignore[assignment]  # DGL asks whether it is one
+    # DGL's functions ask `isinstance(gidx, HeteroGraphIndex)`, which has no room for our state.
+    __class__ = HeteroGraphIndex  # type: ignore[assignment]
 
     def __init__(self, layer: Layer, kinds: Kinds) -> None:
         self.layer, self._kinds = layer, kinds
         block = layer.block
+        # The script's own rows: remote ones and other trainers' seeds stand after them.
         self._nodes = [*(block.num_src.get(t, 0) for t in kinds.sources),
                        *(block.wanted(t) if t in block.num_dst else 0
                          for t in kinds.destinations)]
@@ -96,42 +100,42 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
     def number_of_etypes(self) -> int:
         return len(self._kinds.relations)
 
-    def num_nodes(self, place: int) -> int:
-        return self._nodes[place]
+    def num_nodes(self, number: int) -> int:
+        return self._nodes[number]
 
-    number_of_nodes = num_nodes
+    number_of_nodes = num_nodes  # DGL's index has both names
 
     @property
     def relation(self) -> Relation:
-        """The only one, of a slice."""
+        """Return the only one, of a slice."""
         (relation,) = self._kinds.relations
         return relation
 
-    def count_edges(self, place: int) -> EdgeCount:
-        """In-edges by a relation that this machine has, of all trainers' seeds.
-
-        Not under DGL's name: its operators do nothing where there are no edges.
-        """
-        relation = self._kinds.relations[place]
+    # Not under DGL's name, `number_of_edges`: its operators do nothing where there are no edges,
+    # and this trainer would miss an exchange.
+    def count_edges(self, number: int) -> EdgeCount:
+        """Return the number of a relation's edges on this machine, for all trainers' seeds."""
+        relation = self._kinds.relations[number]
         count: EdgeCount = EdgeIds(relation, self.layer).counted(self.layer.count(relation))
         return count
 
-    def has_nodes(self, place: int, ids: Tensor) -> Tensor:
-        return ((ids >= 0) & (ids < self._nodes[place])).long()
+    def has_nodes(self, number: int, ids: Tensor) -> Tensor:
+        return ((ids >= 0) & (ids < self._nodes[number])).long()
 
-    def get_relation_graph(self, place: int) -> Any:
+    def get_relation_graph(self, number: int) -> Any:
         if not self.partial:
-            return self.real().get_relation_graph(place)
-        relation = self._kinds.relations[place]
+            return self.real().get_relation_graph(number)
+        relation = self._kinds.relations[number]
         of_one = kinds((relation.src,), (relation.dst,), (relation,))
         return self._with(self.dtype, self.ctx, of_one)
 
     def of_edges(self, rows: Any, compute: Callable[[Any, Tensor], Tensor]) -> Tensor:
-        """What a function of the edges' index gives for rows of the edges of a slice: rows of edges
-        again, each of those of its destination, which are all here."""
+        """Return what a function of the edges' index gives for rows of the edges of a slice: rows
+        of edges again, each made of those of its destination, which are all here."""
         ids = EdgeIds(self.relation, self.layer)
         bare = of_edges(rows, ids)
         _, graph = self.layer.edges_of(self.relation, bare.device)
+        # Another trainer may have the edges: without any there is nothing to compute.
         return edge_rows(compute(graph._graph, bare) if len(bare) else bare, ids)
 
     def copy_to(self, ctx: Any) -> BlockIndex:
@@ -143,6 +147,7 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
     def formats(self, formats: Any = None) -> Any:
         if not self.partial:
             return self.real().formats(formats)
+        # Nothing is ever made in other formats, so to restrict them changes nothing.
         return {"created": ["csc"], "not created": ["coo", "csr"]} if formats is None else self
 
     def create_formats_(self) -> None:
@@ -157,7 +162,7 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
         return new
 
     def real(self) -> Any:
-        """DGL's own index, in a group of one worker.
+        """Return DGL's own index, in a group of one worker.
 
         Raises
         ------
@@ -165,13 +170,13 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
             The group has several workers.
         """
         if self.partial:
-            refuse("an operation on edges")
+            refuse("messages over a block", operation="an operation on edges")
+        # Only when it is asked for: it has a part for each relation, of which there are many.
         if self._real is None:
-            made = create_heterograph_from_relations(
+            index = create_heterograph_from_relations(
                 self.metagraph, [self._unit_graph(r) for r in self._kinds.relations],
-                utils.toindex(self._nodes, "int64"))
-            made = made.copy_to(self.ctx)
-            self._real = made if self.dtype == "int64" else made.asbits(int(self.dtype[3:]))
+                utils.toindex(self._nodes, "int64")).copy_to(self.ctx)
+            self._real = index if self.dtype == "int64" else index.asbits(int(self.dtype[3:]))
         return self._real
 
     def _unit_graph(self, relation: Relation) -> Any:
@@ -180,27 +185,26 @@ class BlockIndex(ObjectGeneric):  # type: ignore[misc]
         rows = self._nodes[len(kinds.sources) + kinds.destinations.index(relation.dst)]
         degrees = torch.zeros(rows, dtype=torch.int64)
         indices = [torch.empty(0, dtype=torch.int64)]
-        for edges in self.layer.block.into(relation.dst):
-            if edges.relation == relation:
-                counts = edges.indptr.diff()[:max(rows - edges.start, 0)]
-                degrees[edges.start:edges.start + len(counts)] = counts
-                indices.append(edges.indices[:int(counts.sum())])
+        for edges in self.layer.pieces(relation):
+            # Ranges of rows of one relation follow each other, so their edges do, too.
+            counts = edges.indptr.diff()[:max(rows - edges.start, 0)]
+            degrees[edges.start:edges.start + len(counts)] = counts
+            indices.append(edges.indices[:int(counts.sum())])
         indptr = torch.cat([degrees.new_zeros(1), degrees.cumsum(0)])
         indptr, columns, ids = csc_with_ids(indptr, torch.cat(indices))
         return create_unitgraph_from_csr(2, sources, rows, indptr, columns, ids,
                                          ["coo", "csr", "csc"], True)
 
     def asobject(self) -> Any:
-        """For DGL's C API."""
+        """Return the index for DGL's C API."""
         return self.real()
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
+        if name.startswith("__"):  # copy and pickle look for methods
             raise AttributeError(name)
         if self.partial:
-            refuse(name)
+            refuse("messages over a block", operation=name)
         return getattr(self.real(), name)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return itself, (self.real(),)
-

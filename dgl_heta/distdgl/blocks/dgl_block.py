@@ -13,7 +13,7 @@ from dgl_heta.distdgl.blocks.edge_view import EdgeView, SliceData
 from dgl_heta.sampling.blocks import MiniBatch
 
 SEEDS = "heta_seeds"
-"""The attribute of such a block that has what `dgl_heta.all_seeds` gives: node type → ids."""
+"""The attribute of such a block for what `dgl_heta.all_seeds` gives: node type → ids."""
 
 
 class PlainBlock(DGLBlock):
@@ -27,7 +27,7 @@ class PlainBlock(DGLBlock):
 
     heta_layer: int = 0
     layer: Any = None
-    _of: Any = None
+    _of: Any = None  # of a slice the layer of its block, for the ids of its edges
 
     @property
     def edges(self) -> EdgeView:
@@ -40,9 +40,9 @@ class PlainBlock(DGLBlock):
         return SliceData(self, self.etypes[0], super().edata, self.layer or self._of)
 
     def __getitem__(self, key: Any) -> Any:
-        found = super().__getitem__(key)
-        found._of = self.layer or self._of
-        return found
+        piece = super().__getitem__(key)  # of this class, as DGL makes slices
+        piece._of = self.layer or self._of
+        return piece
 
 
 def note_seeds(blocks: Sequence[Any], batch: MiniBatch) -> None:

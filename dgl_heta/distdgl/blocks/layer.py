@@ -1,4 +1,9 @@
-"""What is behind a script's block: the sampled block, and a DGL graph of each relation in it."""
+"""What is behind a script's block: the sampled block, and a DGL graph of each relation in it.
+
+A sampled block has this machine's relations, for destinations of all trainers of the group: the
+seeds of all at the last layer, and remote destinations where relations are offloaded. The script
+sees its own rows alone, which lead.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +18,10 @@ from dgl.frame import Frame
 from dgl.heterograph import DGLBlock
 from torch import Tensor
 
-from dgl_heta.distdgl.blocks import message_passing
-from dgl_heta.distdgl.blocks.block_names import SOURCES
-from dgl_heta.distdgl.blocks.refused_column import Absent
+from dgl_heta.distdgl.blocks.refusing import RefusedColumn
+from dgl_heta.distdgl.blocks.relation_graph import RelationGraph, relation_graph
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
-from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.attended import Reads
 from dgl_heta.sampling.blocks import Block, RelationBlock
@@ -32,39 +36,91 @@ class Layer:
     blocks : all of the batch, input side first.
     asked : relations of whose edges the script has asked the number.
     edges_read : whether the script has read data by the ids of edges.
+    planned : whether the group's relations of the layer are those that the plan gives each machine.
+    presence : a :class:`..modules.relation_presence.Presence`, once it is asked for.
+    origin : where the block came from, at a step to prove (:mod:`..proof.script_proof`).
     """
 
     def __init__(self, session: Session, block: Block, ids: Mapping[str, Tensor],
-                 blocks: Sequence[Block]) -> None:
+                 blocks: Sequence[Block], planned: bool = True) -> None:
         self.session, self.block, self.ids, self.blocks = session, block, ids, blocks
+        self.planned = planned
         self.asked: set[Relation] = set()
         self.edges_read = False
-        self.presence: Any = None  # a Presence, once it is asked for
+        self.presence: Any = None
+        self.origin: Any = None
+        # By range of rows, for multi_update_all, which merges rows; by relation, for modules and
+        # slices, which must see all in-edges of a row's relation at once.
         self._graphs: dict[int, RelationGraph] = {}
         self._joined: dict[Relation, tuple[RelationBlock, RelationGraph]] = {}
-        self._counts: dict[Relation, int] | None = None
-        self.planned = True
-        """Whether the group's relations of the layer are those that the plan gives each machine."""
-        self.origin: Any = None
-        """Where the block came from, at a step to prove (:mod:`..proof.script_proof`)."""
+        self._edges_of_all: dict[Relation, int] | None = None
 
-    def graph(self, place: int, device: torch.device) -> RelationGraph:
-        """A relation by its place in `block.edges`: all source rows, its own range of rows."""
-        if place not in self._graphs:
-            self._graphs[place] = self._made(self.block.edges[place])
-        graph = self._graphs[place]
-        return graph if graph.device == device else graph.to(device)
+    def exchanges(self, ntype: str) -> bool:
+        """Return whether trainers exchange rows of these destinations; the same on all of them."""
+        return self.session.group.size > 1 and (
+            self.block.num_seeds(ntype) > 0 or ntype in self.block.remote)
+
+    def destination_ids(self, ntype: str) -> Tensor:
+        """Return node ids of all destination rows of a type, those of other trainers included."""
+        ids, remote = self.ids.get(ntype, _NO_EDGES[1]), self.block.remote.get(ntype)
+        if remote is None:
+            return ids[:self.block.num_dst.get(ntype, 0)]
+        return torch.cat([ids[:self.block.num_own(ntype)], torch.from_numpy(remote.ids)])
+
+    def count(self, relation: Relation) -> int:
+        """Return how many edges of a relation this machine has."""
+        return sum(len(edges.indices) for edges in self.pieces(relation))
+
+    def pieces(self, relation: Relation) -> list[RelationBlock]:
+        """Return this machine's edges of a relation, for one range of rows after the other."""
+        return [edges for edges in self.block.into(relation.dst) if edges.relation == relation]
+
+    def edges_of_all(self, relation: Relation) -> int:
+        """Return how many edges of a relation the machines of the group have."""
+        # Collective at the first call of a block, for all relations: all trainers must ask.
+        if self._edges_of_all is None:
+            relations = self.session.store.schema.relations
+            own = torch.tensor([self.count(r) for r in relations])
+            every = self.session.group.all_reduce(own, "sum", "control").tolist()
+            self._edges_of_all = dict(zip(relations, every))
+        return self._edges_of_all[relation]
+
+    def data_of(self, number: int, g: DGLBlock) -> dict[str, Tensor]:
+        """Return data that a script has put on the edges of that number in `block.edges`."""
+        wanted = self.block.edges[number]
+        before = itertools.takewhile(lambda edges: edges is not wanted,
+                                     self.pieces(wanted.relation))
+        begin = sum(len(edges.indices) for edges in before)
+        return {name: column[begin:begin + len(wanted.indices)]
+                for name, column in g._edge_frames.of(wanted.relation).items()}
+
+    def graph(self, number: int, device: torch.device) -> RelationGraph:
+        """Return the graph of the edges of that number in `block.edges`: all source rows, the
+        edges' own range of destination rows."""
+        if number not in self._graphs:
+            self._graphs[number] = self._graph_of(self.block.edges[number])
+        return _on(self._graphs[number], device)
+
+    def edges_of(self, relation: Relation, device: torch.device
+                 ) -> tuple[RelationBlock, RelationGraph]:
+        """Return all edges of a relation that this machine has, and their graph."""
+        if relation not in self._joined:
+            edges = _joined(self.pieces(relation) or [RelationBlock(relation, 0, *_NO_EDGES)])
+            self._joined[relation] = edges, self._graph_of(edges)
+        edges, graph = self._joined[relation]
+        return edges, _on(graph, device)
 
     def relation(self, relation: Relation, g: DGLBlock, destinations: Frame | None = None
                  ) -> tuple[RelationBlock, RelationGraph]:
-        """All edges of a relation, and their graph with the data that `g` has of its ends, or with
-        other data of the `destinations`.
+        """Return all edges of a relation, and their graph with the data that `g` has of its ends,
+        or with other data of the `destinations`.
 
         Data that a script has put where other trainers' rows would be needed too is refused when
         it is read.
         """
         edges, graph = self.edges_of(relation, g.device)
         sources = g._node_frames[g.get_ntype_id_from_src(relation.src)]
+        # The script's frame of sources itself: what a module puts there is on the block, as in DGL.
         graph._node_frames = [sources, self._destinations(edges, g) if destinations is None else
                               destinations]
         graph._edge_frames = [Frame(dict(g._edge_frames.of(relation)), graph.num_edges())
@@ -72,158 +128,51 @@ class Layer:
                               g._edge_frames[g.get_etype_id(tuple(relation))]]
         return edges, graph
 
-    def edges_of(self, relation: Relation, device: torch.device
-                 ) -> tuple[RelationBlock, RelationGraph]:
-        """All edges of a relation that this machine has, and their graph."""
-        if relation not in self._joined:
-            edges = _joined([e for e in self.block.into(relation.dst) if e.relation == relation]
-                            or [RelationBlock(relation, 0, *_NO_EDGES)])
-            self._joined[relation] = edges, self._made(edges)
-        edges, graph = self._joined[relation]
-        return edges, graph if graph.device == device else graph.to(device)
-
-    def count(self, relation: Relation) -> int:
-        """How many edges of a relation this machine has."""
-        return sum(len(edges.indices) for edges in self.block.into(relation.dst)
-                   if edges.relation == relation)
-
-    def exchanges(self, ntype: str) -> bool:
-        """Whether trainers exchange rows of these destinations; the same on all of them."""
-        return self.session.group.size > 1 and (
-            self.block.num_seeds(ntype) > 0 or ntype in self.block.remote)
-
-    def edges_of_all(self, relation: Relation) -> int:
-        """How many edges of a relation the machines of the group have. All trainers ask alike: the
-        first time they tell each other."""
-        if self._counts is None:
-            relations = self.session.store.schema.relations
-            own = torch.tensor([self.count(r) for r in relations])
-            every = self.session.group.all_reduce(own, "sum", "control").tolist()
-            self._counts = dict(zip(relations, every))
-        return self._counts[relation]
-
-    def data_of(self, place: int, g: DGLBlock) -> dict[str, Tensor]:
-        """Data that a script has put on the edges at a place in `block.edges`."""
-        wanted = self.block.edges[place]
-        begin = 0
-        for edges in self.block.into(wanted.relation.dst):
-            if edges is wanted:
-                break
-            begin += len(edges.indices) * (edges.relation == wanted.relation)
-        return {name: column[begin:begin + len(wanted.indices)]
-                for name, column in g._edge_frames.of(wanted.relation).items()}
-
-    def _made(self, edges: RelationBlock) -> RelationGraph:
-        relation = edges.relation
+    def empty_graph(self, relation: Relation, device: torch.device) -> DGLBlock:
+        """Return a relation that is not here: its source rows, no destinations, no edges."""
         sources = self.block.num_src.get(relation.src, 0)
-        made = dgl.create_block(
-            {tuple(relation): ("csc", csc_with_ids(edges.indptr, edges.indices))},
-            {relation.src: sources}, {relation.dst: edges.num_rows})
+        return _on(dgl.create_block({tuple(relation): (_NO_EDGES[1], _NO_EDGES[1])},
+                                    {relation.src: sources}, {relation.dst: 0}), device)
+
+    def _graph_of(self, edges: RelationBlock) -> RelationGraph:
+        relation = edges.relation
+        from_sources = [e for e in self.block.edges if e.relation.src == relation.src]
+        reads = Reads(len(from_sources), sum(len(e.indices) for e in from_sources),
+                      sum(e.num_rows for e in from_sources))
+        # Alone, and with all rows in this piece, the edges out of a source are plain DGL's.
         whole = (self.session.group.size == 1
                  and edges.num_rows == self.block.num_dst[relation.dst])
-        made._graph.heta_edges = message_passing.Edges(
-            edges.indptr, edges.indices, sources, whole, self._reads(relation.src))
-        return RelationGraph(made._graph, (made.srctypes, made.dsttypes), made.etypes)
-
-    def _reads(self, ntype: str) -> Reads:
-        """All edges from a type, and their destination rows."""
-        some = [e for e in self.block.edges if e.relation.src == ntype]
-        return Reads(len(some), sum(len(e.indices) for e in some),
-                     sum(e.num_rows for e in some))
+        return relation_graph(edges, self.block.num_src.get(relation.src, 0), whole, reads)
 
     def _destinations(self, edges: RelationBlock, g: DGLBlock) -> Frame:
-        """The data of a relation's destinations, with the ids of other trainers' seeds."""
-        relation = edges.relation
-        known = g._node_frames[g.get_ntype_id_from_dst(relation.dst)]
-        if self._same_rows(edges):
-            return known
+        """Return the data of a relation's destinations, with the ids of other trainers' rows."""
+        relation, block = edges.relation, self.block
+        data = g._node_frames[g.get_ntype_id_from_dst(relation.dst)]
+        if (edges.rows is None and edges.start == 0
+                and edges.num_rows == block.wanted(relation.dst)):  # the rows that the script sees
+            return data
         rows = torch.arange(edges.start, edges.stop) if edges.rows is None else edges.rows
-        guests = self.block.remote.get(relation.dst)
-        if not self.block.last and (guests is None or not guests.total):
-            return known.subframe(rows)
-        ids, whose = self.destination_ids(relation.dst), (
-            "seeds and the module runs for those" if self.block.last else
-            "rows and the module runs for some")
-        return Frame({name: ids[rows].to(g.device) if name == dgl.NID else Absent(
-            len(rows), f"'{name}' of destinations of {tuple(relation)} cannot be read by its "
-            f"module at {'the last layer' if self.block.last else 'layer 1'} of a "
-            f"meta-partitioned graph, because the script has put it on this trainer's own {whose} "
-            "of all trainers; give it to the module as input rows of HeteroGraphConv"
-            + ("" if self.block.last else ", or set partition.shared = rows"))
-            for name in known}, len(rows))
-
-    def destination_ids(self, ntype: str) -> Tensor:
-        """Node ids of all destination rows of a type, those of other trainers included."""
-        ids, guests = self.ids.get(ntype, _NO_EDGES[1]), self.block.remote.get(ntype)
-        if guests is None:
-            return ids[:self.block.num_dst.get(ntype, 0)]
-        return torch.cat([ids[:self.block.num_own(ntype)], torch.from_numpy(guests.ids)])
-
-    def _same_rows(self, edges: RelationBlock) -> bool:
-        """Whether a relation's rows are the destination rows that the script sees."""
-        return (edges.rows is None and edges.start == 0
-                and edges.num_rows == self.block.wanted(edges.relation.dst))
-
-    def empty_graph(self, relation: Relation, device: torch.device) -> DGLBlock:
-        """A relation that is not here: its source rows, no destinations, no edges."""
-        none = torch.empty(0, dtype=torch.int64)
-        made = dgl.create_block({tuple(relation): (none, none)},
-                                {relation.src: self.block.num_src.get(relation.src, 0)},
-                                {relation.dst: 0})
-        return made if made.device == device else made.to(device)
+        # All rows are the script's, unless other trainers' seeds or remote destinations are there.
+        remote = block.remote.get(relation.dst)
+        if not block.last and (remote is None or not remote.total):
+            return data.subframe(rows)
+        refusal = ("a seed's data in a module" if block.last else
+                   "a destination's data in a module")
+        ids = self.destination_ids(relation.dst)[rows].to(g.device)
+        columns = {name: ids if name == dgl.NID else RefusedColumn(len(rows), functools.partial(
+            refuse, refusal, column=name, relation=tuple(relation))) for name in data}
+        return Frame(columns, len(rows))
 
 
-class RelationGraph(DGLBlock):
-    """The block of one relation. It is its own slice, so that DGL's message passing, which slices
-    first, finds the CSC that it carries.
-
-    The in-edges of each destination are those that plain DGL's graph has. But there are
-    destinations of other trainers, too, unless the group has one worker.
-    """
-
-    def __getitem__(self, key: Any) -> Any:
-        if key in (self.canonical_etypes[0], self.etypes[0]):
-            return self
-        return super().__getitem__(key)
-
-    def clone(self) -> Any:
-        return self._carrying(super().clone())
-
-    def to(self, device: Any, **kwargs: Any) -> Any:
-        return self._carrying(super().to(device, **kwargs))
-
-    def _carrying(self, other: Any) -> Any:
-        other._graph.heta_edges = self._graph.heta_edges
-        return other
-
-    def _refuse(self, operation: str) -> None:
-        edges = getattr(self._graph, "heta_edges", None)
-        if edges is None or not edges.whole:
-            raise HetaError(
-                f"{operation} of the graph of {self.canonical_etypes[0]} cannot be used on a "
-                "meta-partitioned graph: a relation's module runs for the seeds of all trainers, "
-                "so what is counted or reduced by source would depend on theirs; use in-degrees "
-                "and what is reduced by destination (GraphConv: norm='right' or 'none')")
-
-
-def _refusing(name: str) -> Any:
-    original = getattr(DGLBlock, name)
-
-    @functools.wraps(original)
-    def call(self: RelationGraph, *args: Any, **kwargs: Any) -> Any:
-        self._refuse(name)
-        return original(self, *args, **kwargs)
-    return call
-
-
-for _name in SOURCES:
-    setattr(RelationGraph, _name, _refusing(_name))
+def _on(graph: Any, device: torch.device) -> Any:
+    return graph if graph.device == device else graph.to(device)
 
 
 def _joined(pieces: list[RelationBlock]) -> RelationBlock:
-    """The pieces of one relation as one."""
+    """Return the pieces of one relation as one."""
     if len(pieces) == 1:
         return pieces[0]
+    # Each piece's edges stand after those of the pieces before it.
     lengths = [0, *(len(p.indices) for p in pieces[:-1])]
     shifts = torch.tensor(lengths).cumsum(0).tolist()
     indptr = torch.cat([*(p.indptr[:-1] + shift for p, shift in zip(pieces, shifts)),
@@ -237,8 +186,4 @@ def _joined(pieces: list[RelationBlock]) -> RelationBlock:
 
 
 _NO_EDGES = torch.zeros(1, dtype=torch.int64), torch.empty(0, dtype=torch.int64)
-
-
-def csc_with_ids(indptr: Tensor, indices: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """CSC with edge ids: without them some of DGL's kernels fail (copy_rhs by libxsmm)."""
-    return indptr, indices.long(), torch.arange(len(indices))
+"""CSC over no rows."""

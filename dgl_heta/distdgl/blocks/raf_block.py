@@ -7,17 +7,17 @@ in :mod:`..modules`.
 
 from __future__ import annotations
 
-import functools
-import inspect
 from typing import Any
 
 from dgl.heterograph import DGLBlock
 
 from dgl_heta.distdgl.blocks.block_index import BlockIndex, itself
-from dgl_heta.distdgl.blocks.block_names import EDGES, REFUSED, SLICE, SLICED, refuse
+from dgl_heta.distdgl.blocks.block_names import REFUSED, SLICED
 from dgl_heta.distdgl.blocks.dgl_block import PlainBlock
-from dgl_heta.distdgl.blocks.edge_view import Columns, EdgeFrames, EdgeView, SliceData
+from dgl_heta.distdgl.blocks.edge_view import EdgeColumns, EdgeFrames, EdgeView, SliceData
 from dgl_heta.distdgl.blocks.layer import Layer
+from dgl_heta.distdgl.blocks.refusing import check_names
+from dgl_heta.distdgl.refusals import refuse
 
 
 class RafBlock(DGLBlock):
@@ -33,14 +33,15 @@ class RafBlock(DGLBlock):
 
     def __init__(self, index: BlockIndex, ntypes: Any, etypes: list[str], node_frames: Any,
                  edge_frames: Any = None) -> None:
-        frames = edge_frames or ([Columns()] if index.partial else None)
+        frames = edge_frames or ([EdgeColumns()] if index.partial else None)
         self._init(index, ntypes, etypes, node_frames, frames)
 
     @property
     def partial(self) -> bool:
-        """Whether other workers of the group hold other relations."""
+        """Return whether other workers of the group have other relations."""
         return getattr(self._graph, "partial", False)
 
+    # DGL sets this attribute in many places, and reads frames by it, which must be refused.
     @property
     def _edge_frames(self) -> Any:
         return self.__dict__["_edge_frames"]
@@ -52,19 +53,29 @@ class RafBlock(DGLBlock):
     def num_edges(self, etype: Any = None) -> int:
         if not self.partial:
             return int(super().num_edges(etype))
-        places = range(len(self.etypes)) if etype is None else [self.get_etype_id(etype)]
-        return sum(map(self._graph.count_edges, places))
+        numbers = range(len(self.etypes)) if etype is None else [self.get_etype_id(etype)]
+        return sum(map(self._graph.count_edges, numbers))
 
     def number_of_edges(self, etype: Any = None) -> int:
         return self.num_edges(etype)
 
     def _slice(self, name: str, etype: Any = None) -> RafBlock:
-        """The slice that an operation of that name is for."""
+        """Return the slice that an operation of that name is for."""
         if etype is not None:
             return self[etype]  # type: ignore[no-any-return]
         if len(self.etypes) > 1:
-            refuse(name, SLICE)
+            refuse("several relations at once", operation=name)
         return self
+
+    def check_name(self, name: str) -> None:
+        """Refuse a name of DGLBlock that would see this machine's relations alone."""
+        if self.partial:
+            refuse(REFUSED[name], operation=name)
+
+    @property
+    def edges(self) -> EdgeView:
+        dgls = None if self.partial else super().edges
+        return EdgeView(self, dgls, self._graph.layer)
 
     @property
     def edata(self) -> Any:
@@ -73,58 +84,35 @@ class RafBlock(DGLBlock):
         return super().edata
 
     def clone(self) -> Any:
-        return self.local_var()
+        return self.local_var()  # DGL's clone makes the index again, from the edges
 
     def __getitem__(self, key: Any) -> Any:
         if not self.partial:
-            whole = self._plain(PlainBlock)
+            whole = self._dgls(PlainBlock)
             whole.layer = self._graph.layer  # type: ignore[attr-defined]
             return whole[key]
-        every = slice(None)
-        found = self._find_etypes(key if isinstance(key, tuple) else (every, key, every))
-        if not found:
+        every = slice(None)  # as DGL itself looks a relation up by its name
+        numbers = self._find_etypes(key if isinstance(key, tuple) else (every, key, every))
+        if not numbers:
             return super().__getitem__(key)  # which says what is wrong
-        if len(found) > 1:
-            refuse("a slice of several relations", EDGES)
-        src, etype, dst = self._canonical_etypes[found[0]]
+        if len(numbers) > 1:
+            refuse("edges of a block", operation="a slice of several relations")
+        src, etype, dst = self._canonical_etypes[numbers[0]]
         ends = self.get_ntype_id_from_src(src), self.get_ntype_id_from_dst(dst)
-        return type(self)(self._graph.get_relation_graph(found[0]), ([src], [dst]), [etype],
+        # The frames themselves: data put on a slice are on the block, as in DGL.
+        return type(self)(self._graph.get_relation_graph(numbers[0]), ([src], [dst]), [etype],
                           [self._node_frames[i] for i in ends], self._edge_frames)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         if self.partial:
-            refuse("copying or pickling", "keep blocks in the process that samples them")
-        return itself, (self._plain(),)
+            refuse("copies of a block")
+        return itself, (self._dgls(),)
 
-    def _plain(self, kind: type[DGLBlock] = DGLBlock) -> DGLBlock:
-        """DGL's own block, with the same data, in a group of one worker."""
+    def _dgls(self, kind: type[DGLBlock] = DGLBlock) -> DGLBlock:
+        """Return DGL's own block, with the same data, in a group of one worker."""
         return kind(self._graph.real(), (self.srctypes, self.dsttypes), self.etypes,
                     self._node_frames, self._edge_frames)
 
 
-def _refusing(name: str, instead: str) -> Any:
-    """A name of DGLBlock, refused on partial blocks."""
-    original: Any = inspect.getattr_static(DGLBlock, name)
-    if isinstance(original, property):
-        def get(self: RafBlock) -> Any:
-            if self.partial:
-                refuse(name, instead)
-            return original.__get__(self)
-        return property(get, doc=original.__doc__)
-
-    @functools.wraps(original)
-    def call(self: RafBlock, *args: Any, **kwargs: Any) -> Any:
-        if self.partial:
-            refuse(name, instead)
-        return original(self, *args, **kwargs)
-    return call
-
-
-def _edges(self: RafBlock) -> EdgeView:
-    return EdgeView(self, None if self.partial else DGLBlock.edges.fget(self), self._graph.layer)
-
-
-for _name, _instead in REFUSED.items():
-    if _name not in SLICED:
-        setattr(RafBlock, _name, _refusing(_name, _instead))
-setattr(RafBlock, "edges", property(_edges, doc=DGLBlock.edges.__doc__))  # noqa: B010
+# Those that a slice has, RafBlock has itself.
+check_names(RafBlock, REFUSED.keys() - {*SLICED, "edges"})

@@ -7,7 +7,7 @@ a_l · (W h) = (W^T a_l) · h. Messages are summed before or after W, whichever 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,21 +16,22 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dgl_heta.distdgl.modules.module_hooks import is_plain_module
+from dgl_heta.distdgl.modules.relation_call import RelationCall, run_alike
 from dgl_heta.nn.joined import elementwise
 from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.sampling.blocks import RelationBlock
+from dgl_heta.nn.row_parts import Part
+from dgl_heta.sampling.blocks import InEdges
 
 _EDGES_PER_SOURCE = 2
 """Below so many edges per source row summing rows before W is less work (measured on CPU)."""
 
 
-def known(module: Any, rows: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether :func:`run_together` gives a relation's module's result; else its own `forward` does.
-
-    It reads weights and calls nothing of the module, so there must be no hooks, and no other
-    layers in place of the linear ones.
-    """
-    return (is_plain_module(module, GATConv) and not args and not kwargs
+def fits(call: RelationCall) -> bool:
+    """Return whether :func:`run_together` gives the call's result."""
+    # It reads weights and calls nothing of the module, so there must be no hooks, and no other
+    # layers in place of the linear ones.
+    module, rows = call.module, call.source
+    return (is_plain_module(module, GATConv) and not call.args and not call.kwargs
             and isinstance(rows, Tensor) and rows.dim() == 2
             and rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
             and module._allow_zero_in_degree and module.res_fc is None
@@ -39,82 +40,90 @@ def known(module: Any, rows: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
             and not torch.is_autocast_cpu_enabled())
 
 
+def run_together(calls: Sequence[RelationCall]) -> list[Part]:
+    """Return `GATConv.forward` of several relations, (edges.num_rows, heads, out) each.
+
+    Calls whose rows and heads are of one shape are computed together.
+    """
+    return [(call.edges, value) for call, value in zip(calls, run_alike(calls, _shapes, _run))]
+
+
+def _shapes(call: RelationCall) -> tuple[int, ...]:
+    return (call.source.shape[1], call.destination.shape[1], call.module._num_heads,
+            call.module._out_feats)
+
+
+def _run(calls: list[RelationCall]) -> list[Tensor]:
+    modules, in_edges = [call.module for call in calls], [call.in_edges for call in calls]
+    weights = kernel_in_use().edge_softmax(in_edges, _scores(calls, in_edges))
+    # Each relation by itself: its edges decide whether W is applied to messages or to their sum.
+    before = [len(call.edges.indices) <= _EDGES_PER_SOURCE * len(call.source) for call in calls]
+    sums: dict[int, Tensor] = {}
+    for sum_first in (True, False):
+        numbers = [number for number, this in enumerate(before) if this == sum_first]
+        if numbers:
+            # All of them as they are: a kernel may have joined them in one tensor.
+            of_edges = weights if len(numbers) == len(calls) else [weights[i] for i in numbers]
+            values = _weighted_sums([calls[i] for i in numbers], of_edges, sum_first)
+            sums.update(zip(numbers, values))
+    return [_finished(module, sums[number]) for number, module in enumerate(modules)]
+
+
+def _scores(calls: Sequence[RelationCall], in_edges: Sequence[InEdges]) -> Sequence[Tensor]:
+    """Return the attention scores before the softmax, (edges, heads) for each call."""
+    kernel, modules = kernel_in_use(), [call.module for call in calls]
+    sources = [call.source for call in calls]
+    of_destinations = kernel.matmul(
+        kernel.gather([call.destination for call in calls], [call.edges.index for call in calls]),
+        # Stacked, not listed: one product for all relations.
+        torch.stack([_scorer(_weights(module)[1], module.attn_r) for module in modules]))
+    scorers = [_scorer(_weights(module)[0], module.attn_l) for module in modules]
+    if sum(len(call.edges.indices) for call in calls) <= sum(map(len, sources)):
+        # Fewer edges than source rows: only the rows that edges read are multiplied.
+        scores = elementwise(torch.add, kernel.u_mm(in_edges, sources, torch.stack(scorers)),
+                             kernel.copy_v(in_edges, of_destinations))
+    else:
+        of_sources = [rows @ scorer for rows, scorer in zip(sources, scorers)]
+        scores = kernel.u_add_v(in_edges, of_sources, of_destinations)
+    slopes = {module.leaky_relu.negative_slope for module in modules}
+    if len(slopes) == 1 and all(type(m.leaky_relu) is nn.LeakyReLU for m in modules):
+        slope = slopes.pop()
+        return elementwise(lambda x: functional.leaky_relu(x, slope), scores)
+    return [module.leaky_relu(x) for module, x in zip(modules, scores)]
+
+
+def _weighted_sums(calls: Sequence[RelationCall], weights: Sequence[Tensor], sum_first: bool
+                   ) -> Sequence[Tensor]:
+    """Return Σ w_e W h over in-edges, (rows, heads, out); W is applied last if `sum_first`."""
+    kernel, in_edges = kernel_in_use(), [call.in_edges for call in calls]
+    of_heads = [_weights(call.module)[0].view(call.module._num_heads, call.module._out_feats, -1)
+                for call in calls]
+    if sum_first:
+        sums = kernel.u_mul_e_sum(in_edges, [call.source for call in calls], weights)
+        return kernel.matmul(sums, [weight.transpose(1, 2) for weight in of_heads])
+    projected = [functional.linear(call.source, _weights(call.module)[0]).view(
+        -1, *weight.shape[:2]) for call, weight in zip(calls, of_heads)]
+    return kernel.u_mul_e_sum(in_edges, projected, weights)
+
+
 def _linears(module: Any) -> list[nn.Module]:
     return [module.fc_src, module.fc_dst] if hasattr(module, "fc_src") else [module.fc]
 
 
-def run_together(calls: Sequence[tuple[Any, RelationBlock, Tensor, Tensor]]) -> list[Tensor]:
-    """`GATConv.forward` of several relations, each (edges.num_rows, heads, out).
-
-    `calls` are modules with their relation's edges, the source rows and those of all destinations.
-    Calls whose rows and heads are of one shape are computed together.
-    """
-    results: dict[int, Tensor] = {}
-    alike: dict[Any, list[int]] = {}
-    for place, (module, _, source, rows) in enumerate(calls):
-        alike.setdefault((source.shape[1], rows.shape[1], module._num_heads, module._out_feats),
-                         []).append(place)
-    for places in alike.values():
-        results.update(zip(places, _together([calls[place] for place in places])))
-    return [results[place] for place in range(len(calls))]
-
-
-def _together(calls: Sequence[tuple[Any, RelationBlock, Tensor, Tensor]]) -> list[Tensor]:
-    kernel, in_edges = kernel_in_use(), [edges.in_edges for _, edges, _, _ in calls]
-    sources = [source for _, _, source, _ in calls]
-    counts = [len(edges.indices) for _, edges, _, _ in calls]
-    of_rows = kernel.matmul(
-        kernel.gather([rows for *_, rows in calls], [edges.index for _, edges, _, _ in calls]),
-        torch.stack([_scorer(_weights(m)[1], m.attn_r) for m, *_ in calls]))
-    scorers = [_scorer(_weights(m)[0], m.attn_l) for m, *_ in calls]
-    if sum(counts) <= sum(map(len, sources)):
-        scores = elementwise(torch.add, kernel.u_mm(in_edges, sources, torch.stack(scorers)),
-                             kernel.copy_v(in_edges, of_rows))
-    else:
-        scores = kernel.u_add_v(in_edges, [x @ scorer for x, scorer in zip(sources, scorers)],
-                                of_rows)
-    slopes = {m.leaky_relu.negative_slope for m, *_ in calls}
-    if len(slopes) == 1 and all(type(m.leaky_relu) is nn.LeakyReLU for m, *_ in calls):
-        slope = slopes.pop()
-        scores = elementwise(lambda x: functional.leaky_relu(x, slope), scores)
-    else:
-        scores = [m.leaky_relu(x) for (m, *_), x in zip(calls, scores)]
-    weights = kernel.edge_softmax(in_edges, scores)
-    # Messages are summed before or after W, whichever is less work.
-    before = [count <= _EDGES_PER_SOURCE * len(source) for count, source in zip(counts, sources)]
-    found: dict[int, Tensor] = {}
-    for alone in (True, False):
-        places = [place for place, this in enumerate(before) if this == alone]
-        if not places:
-            continue
-        summed = kernel.u_mul_e_sum(
-            [in_edges[i] for i in places],
-            [sources[i] if alone else functional.linear(
-                sources[i], _weights(calls[i][0])[0]).view(
-                    -1, calls[i][0]._num_heads, calls[i][0]._out_feats) for i in places],
-            weights if len(places) == len(calls) else [weights[i] for i in places])
-        if alone:
-            summed = kernel.matmul(summed, [
-                _weights(calls[i][0])[0].view(calls[i][0]._num_heads, calls[i][0]._out_feats, -1)
-                .transpose(1, 2) for i in places])
-        found.update(zip(places, summed))
-    return [_finished(m, found[place]) for place, (m, *_) in enumerate(calls)]
-
-
 def _weights(module: Any) -> tuple[Tensor, Tensor]:
-    """The weights of source and destination rows, (heads * out, in) each."""
+    """Return the weights of source and destination rows, (heads * out, in) each."""
     layers = _linears(module)
     return layers[0].weight, layers[-1].weight  # type: ignore[return-value]
 
 
 def _finished(module: Any, rows: Tensor) -> Tensor:
-    """What follows the sum over neighbours and W: the bias and the activation."""
+    """Apply what follows the sum over neighbours and W: the bias and the activation."""
     if module.has_explicit_bias:
         rows = rows + module.bias.view(1, module._num_heads, module._out_feats)
     return module.activation(rows) if module.activation else rows
 
 
 def _scorer(weight: Tensor, attention: Tensor) -> Tensor:
-    """W^T a per head: (heads * out, in) and (1, heads, out) to (in, heads)."""
+    """Return W^T a per head: (heads * out, in) and (1, heads, out) to (in, heads)."""
     _, heads, out = attention.shape
     return torch.einsum("hdf,hd->fh", weight.view(heads, out, -1), attention[0])

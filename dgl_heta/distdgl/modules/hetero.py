@@ -1,13 +1,16 @@
-"""HeteroGraphConv on blocks of a meta-partitioned graph.
+"""HeteroGraphConv on blocks of a meta-partitioned graph, in named steps.
 
-A relation's own module runs, on this machine's relations, for the rows that the plan names;
-the merge over relations, whatever the aggregation, goes over the group (Heta §4).
+A relation's own module runs on the machine that has the relation, for the rows that the plan names;
+the merge over relations, whatever the aggregation, goes over the group (Heta §4). The steps of
+:func:`_run` are those of DGL's `HeteroGraphConv.forward`, with a few collectives between them. All
+trainers of a group come to these in the same order, because each step follows from the script's
+inputs, the plan and the model, which they share, and never from what is in one machine's batch.
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,141 +20,282 @@ from torch import Tensor
 from dgl_heta.distdgl.blocks.edge_rows import EdgeRows, unguarded
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.modules import gat_conv, graph_conv, sage_conv
+from dgl_heta.distdgl.modules.agreements import complete_types
+from dgl_heta.distdgl.modules.destination_states import (
+    has_remote,
+    mapped,
+    states_with_remote,
+    with_seeds,
+    without_absent,
+)
 from dgl_heta.distdgl.modules.hetero_convs import DGLS, Called
 from dgl_heta.distdgl.modules.merging import (
-    Part,
-    complete_types,
-    destination_rows,
-    layer_of,
-    mapped,
+    Aggregate,
+    layer_to_merge,
     merge_relations,
-    tensors_in,
-    wide,
+    merge_scope,
 )
 from dgl_heta.distdgl.modules.module_hooks import is_plain_module
-from dgl_heta.distdgl.modules.relation_modules import (
-    buffers_of,
-    call_module,
-    runs_alone,
-    share_state,
-)
-from dgl_heta.distdgl.modules.remote_destinations import has_guests, with_guests, without_absent
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.distdgl.modules.narrow_exchange import members_that_gain, sum_of_products
+from dgl_heta.distdgl.modules.relation_call import FusedConvolution, RelationCall
+from dgl_heta.distdgl.modules.relation_modules import call_module, runs_alone, shared_buffers
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.features.deferred import LazyRows
 from dgl_heta.graph.schema import Relation
+from dgl_heta.nn.row_parts import Part
 from dgl_heta.system.nested import of_type
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.blocks.raf_block import RafBlock
 
+FUSED: tuple[FusedConvolution, ...] = (graph_conv, gat_conv, sage_conv)
+"""Convolutions that are computed for all relations at once."""
+
 _BY_FUNCTION = {hetero._sum_reduce_func: "sum", hetero._mean_reduce_func: "mean",
                 hetero._max_reduce_func: "max", hetero._min_reduce_func: "min"}
 
 
-def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
-            mod_kwargs: Any = None, way: Called = DGLS) -> dict[str, Tensor]:
-    """`HeteroGraphConv.forward` on a RAF block, or that of a class that is called as `way` says.
+@dataclass
+class _HeteroCall:
+    """One call of a HeteroGraphConv on a block, under way.
+
+    Attributes
+    ----------
+    sources, given_destinations : the script's states by node type: rows of a block's sources, and
+        of the trainer's own destinations.
+    is_pair : whether the script gave these apart.
+    edge_rows : rows of edges for a relation's module, a tuple of one; of few classes alone.
+    modules : relations of the model, with their modules.
+    without_destinations : those of them whose module reads no destinations.
+    read : node types whose destinations some module here, or on another machine, reads.
+    destinations : the states of all destination rows here, once they are brought.
+    values : the rows that relations give, by the number of their edges in `block.edges`.
+    merged : the result by node type.
     """
-    layer = layer_of(g)
-    layer.session.chains.merging(layer.block, inputs)
-    with layer.session.scope.merge(layer.block, inputs) as merged:
-        out = _forward(conv, g, layer, inputs, mod_args, mod_kwargs, way)
+
+    conv: Any
+    g: RafBlock
+    layer: Layer
+    called: Called
+    inputs: Any
+    mod_args: Any
+    mod_kwargs: Any
+    modules: dict[Relation, Any] = field(default_factory=dict)
+    without_destinations: set[Relation] = field(default_factory=set)
+    read: set[str] = field(default_factory=set)
+    destinations: dict[str, Any] = field(default_factory=dict)
+    values: dict[int, Part] = field(default_factory=dict)
+    merged: dict[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.is_pair = isinstance(self.inputs, tuple)
+        self.sources: Mapping[str, Any] = self.inputs[0] if self.is_pair else self.inputs
+        self.given_destinations: Mapping[str, Any] = self.inputs[1] if self.is_pair else {
+            t: self.sources[t] for t in self.layer.block.num_dst if t in self.sources}
+        self.edge_rows = _rows_of_edges(self.conv, self.inputs)
+        self.aggregate: Aggregate = _BY_FUNCTION.get(
+            getattr(self.conv.agg_fn, "keywords", {}).get("fn"), self.conv.agg_fn)
+        self.like = next(of_type(Tensor, self.sources), torch.empty(0, device=self.g.device))
+        self.into = self.layer.session.store.schema.into
+
+    def of(self, relation: Relation) -> tuple[Any, Any, Any]:
+        """Return a relation's module, arguments and keyword arguments."""
+        return (self.modules[relation],
+                unguarded(self.called.of(self.mod_args, relation, ())),
+                unguarded(self.called.of(self.mod_kwargs, relation, {})))
+
+
+def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
+            mod_kwargs: Any = None, called: Called = DGLS) -> dict[str, Tensor]:
+    """Return `HeteroGraphConv.forward` of a RAF block, or that of a registered class.
+
+    Parameters
+    ----------
+    inputs : node type → rows of the sources; or a pair or triple, see
+        :func:`.hetero_convs.register_hetero_conv`.
+    called : how the class is called.
+    """
+    layer = layer_to_merge(g)
+    with merge_scope(layer, inputs) as tell_merged:
+        out = _run(_HeteroCall(conv, g, layer, called, inputs, mod_args, mod_kwargs))
         for ntype, rows in out.items():
-            merged(ntype, rows)
+            tell_merged(ntype, rows)
     return out
 
 
-def _forward(conv: Any, g: RafBlock, layer: Layer, inputs: Any, mod_args: Any, mod_kwargs: Any,
-             way: Called) -> dict[str, Tensor]:
-    block, session = layer.block, layer.session
-    pair = isinstance(inputs, tuple)
-    sources: Mapping[str, Any] = inputs[0] if pair else inputs
-    destinations: Mapping[str, Any] = inputs[1] if pair else {
-        t: sources[t] for t in block.num_dst if t in sources}
-    of_edges = _rows_of_edges(conv, inputs)
-    aggregate = _BY_FUNCTION.get(getattr(conv.agg_fn, "keywords", {}).get("fn"), conv.agg_fn)
-    like = next((x for rows in sources.values() for x in tensors_in(rows)),
-                torch.empty(0, device=g.device))
-    merged = {}
+def _run(call: _HeteroCall) -> dict[str, Tensor]:
+    # Trainers meet in these steps in this order, whether or not a machine has a relation of its own
+    # there, so none is left out.
+    _choose_modules(call)
+    _bring_destinations(call)
+    _exchange_before_weights(call)
+    _run_relations(call)
+    _merge(call)
+    return _complete(call)
 
-    def call(relation: Relation) -> tuple[Any, Any, Any]:
-        return (conv._get_module(tuple(relation)), unguarded(way.of(mod_args, relation, ())),
-                unguarded(way.of(mod_kwargs, relation, {})))
 
-    into = session.store.schema.into
-    modules = _modules(conv, session.store.schema.relations, sources, destinations)
-    by_edge = any(True for _ in of_type(EdgeRows, (mod_args, mod_kwargs)))
-    alone = _read_sources_alone(conv, layer, modules, sources, by_edge)
-    read = {t for t in {**destinations, **block.remote}
-            if any(r in modules and r not in alone for r in into[t])}
-    guests = (with_guests(layer, conv, destinations, read, like) if has_guests(layer) else {})
-    rows = {t: destination_rows(layer, t, x, t in read and (pair or block.own_states))
-            for t, x in destinations.items() if t in block.num_dst and t not in guests} | guests
-    if block.last and layer.planned and aggregate == "sum":
-        for ntype in block.num_dst:
-            if all(r in alone or r not in modules for r in into[ntype]):
-                members = graph_conv.narrow_first(session, ntype, modules, call)
-                if members is not None:
-                    merged[ntype] = _narrow_first(layer, ntype, members, sources, call)
-    parts: dict[str, list[Part]] = {t: [] for t in block.num_dst if t not in merged}
-    chosen = {place: (edges, *call(edges.relation)) for place, edges in enumerate(block.edges)
-              if edges.relation.src in sources and edges.relation.dst in rows
-              and edges.relation.dst not in merged}
-    convolutions = {place: (module, edges, kwargs)
-                    for place, (edges, module, args, kwargs) in chosen.items()
-                    if graph_conv.known(module, sources[edges.relation.src], args, kwargs)}
-    for ntype, states in sources.items():
+def _choose_modules(call: _HeteroCall) -> None:
+    """Find the relations of the model, and those whose modules read no destinations."""
+    # Collective: at most one agreement an epoch. It comes first, because trainers decide by it
+    # which destinations they exchange.
+    sources = call.sources
+    for relation in call.layer.session.store.schema.relations:
+        try:
+            call.modules[relation] = call.conv._get_module(tuple(relation))
+        except KeyError:  # as in DGL, unless the relation has no rows
+            if relation.src in sources and relation.dst in call.given_destinations:
+                raise
+    # DGL's GraphConv alone is known to leave its destinations unread.
+    graph_convs = {r: m for r, m in call.modules.items() if graph_conv.is_graph_conv(m)}
+    for module in graph_convs.values():
+        if call.layer.session.group.size > 1 and module._norm not in ("right", "none"):
+            refuse("GraphConv's norm by out-degrees", norm=module._norm)
+    if _read_no_destinations(call, graph_convs):
+        call.without_destinations = set(graph_convs)
+    call.read = {t for t in {**call.given_destinations, **call.layer.block.remote}
+                 if any(r in call.modules and r not in call.without_destinations
+                        for r in call.into[t])}
+
+
+def _read_no_destinations(call: _HeteroCall, graph_convs: Mapping[Relation, Any]) -> bool:
+    """Return whether no GraphConv needs states of destinations, on any trainer of the group."""
+    # One that is called by itself is given them, as in DGL: with a hook, with rows of edges, or
+    # without rows of its sources. Trainers agree once an epoch; what has changed since is refused.
+    layer, block = call.layer, call.layer.block
+    plain = all(is_plain_module(module, GraphConv) for module in graph_convs.values())
+    if not graph_convs or not (block.last or has_remote(layer)):
+        return plain  # no destinations are exchanged, so nobody has to agree
+    by_edge = any(True for _ in of_type(EdgeRows, (call.mod_args, call.mod_kwargs)))
+    absent = sorted({e.relation.src for e in block.edges if e.relation in call.modules}
+                    - set(call.sources))
+    # With remote destinations what is left out is agreed on with their states.
+    fit = has_remote(layer) or (not absent and not by_edge)
+    if not layer.session.agreed((call.conv, block.layer), plain and fit):
+        return False
+    if not has_remote(layer):
+        if by_edge:
+            refuse("data of edges in some batches")
+        if left_out := [t for t in absent if block.num_src[t]]:
+            refuse("a node type left out of some batches", ntype=left_out[0])
+    if not plain:
+        refuse("a hook registered inside an epoch")
+    return True
+
+
+def _bring_destinations(call: _HeteroCall) -> None:
+    """Bring the states of destinations that modules here read and other trainers have."""
+    # Collectives: remote destinations first, with what they agree on once an epoch; then at the
+    # last layer the seeds of all trainers, type by type in the schema's order.
+    layer, given = call.layer, call.given_destinations
+    remote = (states_with_remote(layer, call.conv, given, call.read, call.like)
+              if has_remote(layer) else {})
+    # States that the script gives apart, or that are complete for own seeds alone, are gathered;
+    # else every trainer has those of all seeds among its source rows.
+    apart = call.is_pair or layer.block.own_states
+    call.destinations = {t: with_seeds(layer, t, given[t], t in call.read and apart)
+                         for t in layer.block.num_dst if t in given and t not in remote} | remote
+
+
+def _exchange_before_weights(call: _HeteroCall) -> None:
+    """Merge GraphConvs that make rows wider before the product, where that saves bytes."""
+    # Collective: one exchange for each such type at the last layer; plan and model say which.
+    layer = call.layer
+    if not layer.block.last or not layer.planned or call.aggregate != "sum":
+        return
+    for ntype in layer.block.num_dst:
+        if all(r in call.without_destinations or r not in call.modules for r in call.into[ntype]):
+            members = members_that_gain(layer, ntype, call.modules, call.of)
+            if members is not None:
+                call.merged[ntype] = sum_of_products(layer, ntype, members, call.sources, call.of,
+                                                     call.like)
+
+
+def _run_relations(call: _HeteroCall) -> None:
+    """Run the relations of this machine: all that a fused convolution computes at once, then each
+    other module once with all rows of its relation."""
+    # Collective: none but, in training, the buffers of modules that have any.
+    fused: dict[FusedConvolution, dict[int, RelationCall]] = {}
+    others: dict[Relation, int] = {}
+    for number, edges in enumerate(call.layer.block.edges):
+        relation = edges.relation
+        if (relation.src not in call.sources or relation.dst not in call.destinations
+                or relation.dst in call.merged):
+            continue
+        module, args, kwargs = call.of(relation)
+        one = RelationCall(module, edges, call.sources[relation.src],
+                           call.destinations[relation.dst], args, kwargs, call.aggregate == "sum")
+        kind = next((kind for kind in FUSED if kind.fits(one)), None)
+        if kind is None:
+            others.setdefault(relation, number)
+        else:
+            fused.setdefault(kind, {})[number] = one
+    _announce_own_rows(call)
+    for kind in FUSED:
+        if kind in fused:
+            call.values.update(zip(fused[kind], kind.run_together([*fused[kind].values()])))
+    with shared_buffers(call.conv, call.layer, others):
+        for relation, number in others.items():
+            part = _call_module(call, relation)
+            if part is not None:
+                call.values[number] = part
+
+
+def _announce_own_rows(call: _HeteroCall) -> None:
+    """Tell rows that wait to be read which of them are wanted besides aggregations, so that they
+    choose the shorter way (:mod:`dgl_heta.features.deferred`)."""
+    block = call.layer.block
+    for ntype, states in call.sources.items():
         if isinstance(states, LazyRows):
             states.own_rows = block.wanted(ntype) if ntype in block.num_dst else 0
-    convolved = graph_conv.run_together(convolutions, sources, aggregate == "sum")
-    attentions = {place: (module, edges, sources[edges.relation.src], rows[edges.relation.dst])
-                  for place, (edges, module, args, kwargs) in chosen.items()
-                  if gat_conv.known(module, sources[edges.relation.src], args, kwargs)}
-    attended = dict(zip(attentions, gat_conv.run_together([*attentions.values()])
-                        if attentions else ()))
-    means = {place: (module, edges, sources[edges.relation.src], rows[edges.relation.dst])
-             for place, (edges, module, args, kwargs) in chosen.items()
-             if sage_conv.known(module, sources[edges.relation.src], rows[edges.relation.dst],
-                                args, kwargs)}
-    attended.update(zip(means, sage_conv.run_together([*means.values()])))
-    called: set[Relation] = set()
-    state = buffers_of(conv, layer)
-    before = state.marks() if state else []
-    for place, (edges, module, args, kwargs) in chosen.items():
-        relation = edges.relation
-        source = sources[relation.src]
-        if place in convolved:
-            edges, value = convolved[place]
-        elif place in attended:
-            value = attended[place]
-        elif relation in called:  # with all its rows
-            continue
-        else:
-            called.add(relation)
-            runs_alone(relation, module)
-            edges, graph = layer.relation(relation, g)
-            ends = mapped(edges.of, rows[relation.dst]) if relation.dst in read else source
-            found = call_module(module, edges, graph, (source, ends, *of_edges.get(relation, ())),
-                                args, kwargs)
-            if found is None:
-                continue
-            value = found
-        parts[relation.dst].append((edges, value))
-    if state:
-        share_state(state, before, layer, called)
-    reached = {r for r in modules if r.src in sources and r.dst in destinations}
-    for ntype, values in parts.items():
-        if values or ntype in block.seeds or ntype in block.remote:
-            out = merge_relations(layer, ntype, values, aggregate, (conv, ntype), like,
-                                  {r: r in reached for r in in_order(into[ntype])})
+
+
+def _call_module(call: _HeteroCall, relation: Relation) -> Part | None:
+    """Call a relation's module on the graph of all its edges here, as DGL does."""
+    module, args, kwargs = call.of(relation)
+    runs_alone(relation, module)
+    edges, graph = call.layer.relation(relation, call.g)
+    source = call.sources[relation.src]
+    # DGL gives a module the source rows twice where it takes destinations from none.
+    destination = (mapped(edges.of, call.destinations[relation.dst])
+                   if relation.dst in call.read else source)
+    rows = call_module(module, edges, graph,
+                       (source, destination, *call.edge_rows.get(relation, ())), args, kwargs)
+    return None if rows is None else (edges, rows)
+
+
+def _merge(call: _HeteroCall) -> None:
+    """Merge the relations of each destination type over the group."""
+    # Collectives: of each type with seeds or remote destinations, in the schema's order; trainers
+    # without a relation into it take part, too.
+    block = call.layer.block
+    parts: dict[str, list[Part]] = {t: [] for t in block.num_dst if t not in call.merged}
+    for _, (edges, rows) in sorted(call.values.items(), key=lambda item: item[0]):
+        parts[edges.relation.dst].append((edges, rows))
+    for ntype, relations_in in parts.items():
+        if relations_in or ntype in block.seeds or ntype in block.remote:
+            relations = {r: _is_merged(call, r) for r in in_order(call.into[ntype])}
+            out = merge_relations(call.layer, ntype, relations_in, call.aggregate,
+                                  (call.conv, ntype), call.like, relations)
             if out is not None:
-                merged[ntype] = out
-    return without_absent(layer, complete_types(layer, merged, {r.dst for r in reached}, (conv,),
-                                                like), destinations)
+                call.merged[ntype] = out
+
+
+def _is_merged(call: _HeteroCall, relation: Relation) -> bool:
+    """Return whether plain DGL merges a relation: the model has it, the script rows of its ends."""
+    return (relation in call.modules and relation.src in call.sources
+            and relation.dst in call.given_destinations)
+
+
+def _complete(call: _HeteroCall) -> dict[str, Tensor]:
+    """Return the result with all types that plain DGL has, in its order."""
+    # Collective: one agreement an epoch; last, because it tells what was merged.
+    wanted = {r.dst for r in call.modules if _is_merged(call, r)}
+    every = complete_types(call.layer, call.merged, wanted, call.conv, call.like)
+    return without_absent(call.layer, every, call.given_destinations)
 
 
 def _rows_of_edges(conv: Any, inputs: Any) -> dict[Relation, tuple[Tensor]]:
-    """Rows of edges by relation, the third part of a triple; none of what is no triple.
+    """Return rows of edges by relation, the third part of a triple; none of what is no triple.
 
     Raises
     ------
@@ -163,102 +307,12 @@ def _rows_of_edges(conv: Any, inputs: Any) -> dict[Relation, tuple[Tensor]]:
     for etype in inputs[2]:
         module = conv._get_module(etype)
         if isinstance(module, GraphConv | GATConv | SAGEConv):
-            raise InputError(f"{type(conv).__name__} is given rows of the edges of {etype}, whose "
-                             f"module {type(module).__name__} takes none; leave them out")
+            refuse("rows of edges for DGL's convolutions", conv=type(conv).__name__, etype=etype,
+                   module=type(module).__name__)
     return {Relation(*etype): (unguarded(rows),) for etype, rows in inputs[2].items()}
 
 
 def in_order(relations: Iterable[Relation]) -> list[Relation]:
-    """The order in which DGL's blocks have relations, and HeteroGraphConv gives their outputs to
-    'stack' and to callables: by name, whatever the order of the schema."""
+    """Return relations in the order in which DGL's blocks have them, and HeteroGraphConv gives
+    their outputs to 'stack' and to callables: by name, whatever the order of the schema."""
     return sorted(relations)
-
-
-def _read_sources_alone(conv: Any, layer: Layer, modules: Mapping[Relation, Any],
-                        sources: Mapping[str, Any], by_edge: bool) -> set[Relation]:
-    """Relations whose module looks at no destinations and may be computed together with others:
-    GraphConv, with nothing hung on it, rows for it and no rows of edges. All trainers of the group
-    find the same.
-
-    Raises
-    ------
-    InputError
-        A GraphConv normalises by out-degrees, which inside a batch depend on the other trainers.
-    HetaError
-        A hook was registered, a node type left out or data of edges given since the other trainers
-        have been asked.
-    """
-    session = layer.session
-    block = layer.block
-    found, plain = set(), True
-    absent = sorted({e.relation.src for e in block.edges if e.relation in modules}
-                    - set(sources))
-    for relation, module in modules.items():
-        if not graph_conv.is_graph_conv(module):
-            continue
-        found.add(relation)
-        if session.group.size > 1 and module._norm not in ("right", "none"):
-            raise InputError(
-                f"GraphConv with norm='{module._norm}' divides by out-degrees inside a batch, "
-                "which depend on the other trainers' seeds on a meta-partitioned graph; use "
-                "norm='right' or 'none'")
-        plain = plain and is_plain_module(module, GraphConv)
-    guests = has_guests(layer)
-    if not found or not (layer.block.last or guests):
-        return found if plain else set()
-    agreed = session.agreed((conv, layer.block.layer),
-                            plain and (guests or (not absent and not by_edge)))
-    if agreed and by_edge and not guests:
-        raise HetaError("data of edges is given to HeteroGraphConv's modules inside an epoch; give "
-                        "it with all batches of an epoch, or with none")
-    if left := [t for t in absent if agreed and block.num_src[t] and not guests]:
-        raise HetaError(f"the rows of '{left[0]}' are left out of HeteroGraphConv's inputs inside "
-                        "an epoch; leave a node type out of all batches of an epoch, or of none")
-    if agreed and not plain:
-        raise HetaError("a hook was registered on a GraphConv inside an epoch; register it on all "
-                        "trainers before the epoch's first batch")
-    return found if agreed else set()
-
-
-def _modules(conv: Any, relations: Iterable[Relation], sources: Mapping[str, Any],
-             destinations: Mapping[str, Any]) -> dict[Relation, Any]:
-    """The modules of those relations that are of the model. A KeyError, as in DGL, if one is not
-    and there are rows for it."""
-    found = {}
-    for relation in relations:
-        try:
-            found[relation] = conv._get_module(tuple(relation))
-        except KeyError:
-            if relation.src in sources and relation.dst in destinations:
-                raise
-    return found
-
-
-def _narrow_first(layer: Layer, ntype: str, members: list[list[Relation]],
-                  sources: Mapping[str, Any], call: Callable[[Relation], Any]) -> Tensor:
-    """The sum over relations of aggregated rows times weights, exchanged before the weights."""
-    block, session = layer.block, layer.session
-    shares, own = block.seeds[ntype], members[session.group.rank]
-    weights = [[graph_conv.weight_of(module, kwargs) for module, _, kwargs in map(call, relations)]
-               for relations in members]
-    like = next(x for rows in sources.values() for x in tensors_in(rows))
-    columns = []
-    for relation, weight in zip(own, weights[session.group.rank]):
-        assert weight is not None
-        pieces, reached = [], 0
-        for edges in block.into(ntype):
-            if edges.relation != relation or relation.src not in sources:
-                continue
-            pieces.append(like.new_zeros(edges.start - reached, weight.shape[0]))
-            pieces.append(graph_conv.aggregate(call(relation)[0], edges, sources[relation.src]))
-            reached = edges.stop
-        pieces.append(like.new_zeros(shares.total - reached, weight.shape[0]))
-        columns.append(torch.cat([p for p in pieces if len(p)]) if shares.total else pieces[-1])
-    rows = torch.cat(columns, 1) if columns else like.new_zeros(shares.total, 0)
-    widths = [sum(w.shape[0] for w in of if w is not None) for of in weights]
-    bounds = [0, *itertools.accumulate(widths)]
-    out = session.exchange.gather_columns(
-        rows.to(wide(rows.dtype)).unsqueeze(2),
-        [range(a, b) for a, b in itertools.pairwise(bounds)], block, ntype)
-    return out.squeeze(2).to(rows.dtype) @ torch.cat(
-        [w for of in weights for w in of if w is not None])

@@ -31,7 +31,7 @@ class Called:
     keys: str = "name"
 
     def of(self, arguments: Mapping[Any, Any] | None, relation: Relation, default: Any) -> Any:
-        """What `mod_args` or `mod_kwargs` have for a relation."""
+        """Return what `mod_args` or `mod_kwargs` have for a relation."""
         key = tuple(relation) if self.keys == "canonical" else relation.etype
         return (arguments or {}).get(key, default)
 
@@ -93,7 +93,7 @@ def register_hetero_conv(cls: Any = None, *, keys: str = "canonical") -> Any:
         if not there:
             raise InputError(f"{cls.__name__} cannot be registered: it has no {name} of its own; "
                              "write it as dgl.nn.HeteroGraphConv has it")
-    if _REGISTERED in vars(cls):
+    if _REGISTERED in vars(cls):  # a second wrapper would call the first one
         return cls
     called = Called(keys)
     setattr(cls, _REGISTERED, called)
@@ -102,7 +102,8 @@ def register_hetero_conv(cls: Any = None, *, keys: str = "canonical") -> Any:
     @functools.wraps(original)
     def forward(self: Any, g: Any, inputs: Any, mod_args: Any = None, mod_kwargs: Any = None
                 ) -> Any:
-        merge = getattr(g, "heta_merge", None)  # a RAF block
+        # A RAF block, told by its method: this is imported without DGL.
+        merge = getattr(g, "heta_merge", None)
         if merge is None:
             return original(self, g, inputs, mod_args, mod_kwargs)
         return merge(self, inputs, mod_args, mod_kwargs, called)

@@ -31,12 +31,12 @@ class MergingBlock(RafBlock):
 
     def heta_merge(self, conv: Any, inputs: Any, mod_args: Any, mod_kwargs: Any, called: Called
                    ) -> dict[str, Tensor]:
-        """What a registered class in the place of HeteroGraphConv gives for the block."""
+        """Return what a registered class in the place of HeteroGraphConv gives for the block."""
         return hetero.forward(conv, self, inputs, mod_args, mod_kwargs, called)
 
     def update_all(self, message_func: Any, reduce_func: Any, apply_node_func: Any = None,
                    etype: Any = None) -> None:
-        if self.partial:
+        if self.partial:  # a slice, or a relation that is named
             slices.update_all(self._slice("update_all", etype), message_func, reduce_func,
                               apply_node_func)
         else:
@@ -64,12 +64,14 @@ class MergingBlock(RafBlock):
 def make_blocks(session: Session, batch: MiniBatch,
                 levels: Sequence[Mapping[str, Tensor]] = (), planned: bool = True
                 ) -> list[RafBlock | PlainBlock]:
-    """The blocks of a batch as a script sees them, with node ids (dgl.NID) on both sides.
-
-    `levels` has the ids of each block's sources and, last, of the last one's destinations.
-    `planned` says whether each machine has the relations that the plan gives it.
+    """Return the blocks of a batch as a script sees them, with node ids (dgl.NID) on both sides.
 
     In reference mode they are DGL's own.
+
+    Parameters
+    ----------
+    levels : ids of each block's sources and, last, of the last one's destinations, by node type.
+    planned : whether each machine has the relations that the plan gives it.
     """
     schema = session.store.schema
     types = tuple(schema.node_types)  # as in DistDGL, on both sides of every block
@@ -78,21 +80,22 @@ def make_blocks(session: Session, batch: MiniBatch,
     ids = {t: torch.from_numpy(nodes) for t, nodes in batch.input_nodes.items()}
     blocks: list[RafBlock | PlainBlock] = []
     for number, block in enumerate(batch.blocks):
-        layer = Layer(session, block, ids, batch.blocks)
-        layer.planned = planned
+        layer = Layer(session, block, ids, batch.blocks, planned)
         index = BlockIndex(layer, every)
-        sides = levels[number:number + 2] or (ids, ids)
-        frames = [Frame({dgl.NID: sides[i >= len(types)].get(t, _NO_IDS)[:index.num_nodes(i)]})
-                  for i, t in enumerate((*types, *types))]
-        both: Any = ([*types], [*types])
+        # Rows of every block lead those of the input, so its ids serve all, but with `levels`.
+        sources, destinations = levels[number:number + 2] or (ids, ids)
+        frames = [Frame({dgl.NID: nodes.get(t, _NO_IDS)[:index.num_nodes(end * len(types) + i)]})
+                  for end, nodes in enumerate((sources, destinations))
+                  for i, t in enumerate(types)]
+        ntypes: Any = ([*types], [*types])
+        public: RafBlock | PlainBlock
         if session.reference:
-            plain = PlainBlock(index.real(), both, etypes, frames)
-            plain.heta_layer, plain.layer = block.layer, layer
-            blocks.append(plain)
+            public = PlainBlock(index.real(), ntypes, etypes, frames)
+            public.heta_layer = block.layer
         else:
-            public = MergingBlock(index, both, etypes, frames)
-            public.layer = layer
-            blocks.append(public)
+            public = MergingBlock(index, ntypes, etypes, frames)
+        public.layer = layer
+        blocks.append(public)
     return blocks
 
 

@@ -1,4 +1,4 @@
-"""Whether a module is so plain that its result can be computed without calling it.
+"""Tell modules whose result can be computed without calling them from all others.
 
 GraphConv, GATConv and SAGEConv inside HeteroGraphConv are computed together, in our kernels, from
 their weights. What a script has hung on a module (hooks, a norm of its weights, another `forward`)
@@ -28,7 +28,7 @@ def own_hook(hook: Function) -> Function:
 
 
 def is_plain_module(module: Any, kind: type[nn.Module]) -> bool:
-    """Whether a module is exactly of a class, and calling it would run that class's code alone.
+    """Return whether a module is exactly of a class, and calling it runs that class's code alone.
 
     Parametrized modules are of a class of their own (`torch.nn.utils.parametrize`); the older
     weight_norm and spectral_norm are hooks; compiled modules are wrapped, or have another call.
@@ -43,26 +43,28 @@ def is_plain_module(module: Any, kind: type[nn.Module]) -> bool:
 
 
 def _unhooked(module: nn.Module) -> bool:
+    # Not by attributes: a method on the class is no method of the module's own.
     own = module.__dict__
     return (not any(_hooks_in(own.get(name) or {}) for name in _HOOKS) and "forward" not in own
             and own.get("_compiled_call_impl") is None)
 
 
 def _hooks_in(registered: Mapping[int, Any]) -> bool:
-    """Whether a script has registered a hook."""
+    """Return whether a script has registered a hook."""
     return any(not getattr(hook, "heta_own", False) for hook in registered.values())
 
 
 def _as_defined(kind: type[nn.Module]) -> bool:
-    """Whether nobody but dgl-heta itself has put another method into the class."""
-    return all(found is before or getattr(found, "heta_own", False)
-               for found, before in zip(_methods(kind), _DEFINED[kind]))
+    """Return whether nobody but dgl-heta itself has put another method into the class."""
+    return all(method is before or getattr(method, "heta_own", False)
+               for method, before in zip(_methods(kind), _DEFINED[kind]))
 
 
 def _methods(kind: type[nn.Module]) -> tuple[Any, ...]:
     return tuple(getattr(kind, name, None) for name in _METHODS)
 
 
+# As they are when dgl-heta is enabled, which imports this.
 _DEFINED: dict[type[nn.Module], tuple[Any, ...]] = {
     kind: _methods(kind) for kind in (GraphConv, GATConv, SAGEConv, nn.Linear)}
 """Their methods as defined."""

@@ -6,7 +6,8 @@ from __future__ import annotations
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,17 +16,21 @@ import torch
 from dgl.nn.pytorch import GATConv, GraphConv, SAGEConv
 from torch import Tensor, nn
 
-from dgl_heta.distdgl.blocks.layer import Layer, RelationGraph
+from dgl_heta.distdgl.blocks.layer import Layer
+from dgl_heta.distdgl.blocks.relation_graph import RelationGraph
+from dgl_heta.distdgl.refusals import TABLE, refuse
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock
 
+log = logging.getLogger("dgl_heta")
+
 
 def call_module(module: Any, edges: RelationBlock, graph: RelationGraph, rows: Any,
                 args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
-    """What a relation's module gives for the rows of both ends, (edges.num_rows, …); None if it
-    fails where there are no rows.
+    """Return what a relation's module gives for the rows of both ends, (edges.num_rows, …); None if
+    it fails where there are no rows.
 
     Raises
     ------
@@ -37,45 +42,38 @@ def call_module(module: Any, edges: RelationBlock, graph: RelationGraph, rows: A
         value = module(graph, rows, *args, **kwargs)
     except Exception as error:
         if isinstance(error, KeyError) and error.args == (dgl.EID,):
-            raise HetaError(
-                f"the module of {relation} reads edge ids (dgl.EID) of its graph, which on a "
-                "meta-partitioned graph has none; read data of edges by the block's, "
-                "block.edges[relation].data[dgl.EID], and give the module the rows (mod_kwargs)"
-                ) from error
+            raise TABLE["a module that reads edge ids"].error(relation=relation) from error
         if edges.num_rows or isinstance(error, HetaError):
             raise
+        # Other trainers may have rows, and wait for this one in the merge.
         fails_without_rows(module, edges.relation.dst, error)
         return None
     if not isinstance(value, Tensor):
-        raise HetaError(f"the module of {relation} returned {type(value).__name__}; on a "
-                        "meta-partitioned graph it must return one tensor, with a row for each "
-                        "destination")
+        refuse("a module that returns no tensor", relation=relation, kind=type(value).__name__)
     if value.dim() == 0 or len(value) != edges.num_rows:
-        raise HetaError(f"the module of {relation} returned a tensor of shape "
-                        f"{tuple(value.shape)} for {edges.num_rows} destinations; on a "
-                        "meta-partitioned graph it must return a row for each")
+        refuse("a module that returns other rows", relation=relation, shape=tuple(value.shape),
+               rows=edges.num_rows)
     return value
 
 
-class _Told:
-    """What was logged once: functions and classes of modules."""
+class _Logged:
+    """Functions and classes of modules of which a line was logged."""
 
     def __init__(self) -> None:
-        self.of: set[Any] = set()
+        self._of: set[Any] = set()
 
     def first(self, what: Any) -> bool:
-        """Return whether it is told of for the first time."""
-        if what in self.of:
-            return False
-        self.of.add(what)
-        return True
+        """Return whether it is asked for the first time, and remember it."""
+        known = what in self._of
+        self._of.add(what)
+        return not known
 
 
 def fails_without_rows(function: Any, ntype: str, error: Exception) -> None:
     """Log, once for each, that what a script merges relations with fails where a batch reaches no
     node of a type: it is left out there, as by DistDGL. In one process it would fail."""
-    if state_of(_Told).first(function):
-        logging.getLogger("dgl_heta").warning(
+    if state_of(_Logged).first(function):
+        log.warning(
             "%s fails for a batch that reaches no node of '%s' (%s: %s); it is left out there, and "
             "parameters that nothing else uses have no gradient (None) in place of zeros",
             getattr(function, '__name__', type(function).__name__), ntype,
@@ -85,17 +83,16 @@ def fails_without_rows(function: Any, ntype: str, error: Exception) -> None:
 def runs_alone(relation: Relation, module: Any) -> None:
     """Log, once for each class of modules, that one is called by itself and why."""
     kind = type(module)
-    if state_of(_Told).first(kind):
+    if state_of(_Logged).first(kind):
         why = ("hooks, options or inputs of it ask for its own forward"
                if kind in (GraphConv, GATConv, SAGEConv) else "it is none of DGL's GraphConv, "
                "GATConv and SAGEConv, of which all relations are computed together")
-        logging.getLogger("dgl_heta").info(
-            "%s of relation %s runs relation by relation: %s", kind.__name__, relation, why)
+        log.info("%s of relation %s runs relation by relation: %s", kind.__name__, relation, why)
 
 
 @dataclass
-class State:
-    """What the relations' modules of a HeteroGraphConv keep in buffers.
+class _Buffers:
+    """The buffers of the relations' modules of a HeteroGraphConv.
 
     Attributes
     ----------
@@ -107,24 +104,43 @@ class State:
     modules: list[tuple[Relation, nn.Module]]
     common: list[tuple[nn.Module, str]]
 
-    def marks(self) -> list[tuple[int, int]]:
-        """Other ones where a common buffer has been written to."""
-        found = (module._buffers.get(name) for module, name in self.common)
-        return [(id(b), 0 if b is None or b.is_inference() else b._version) for b in found]
+    def versions(self) -> list[tuple[int, int]]:
+        """Return for each common buffer what is another number once it was written to."""
+        buffers = (module._buffers.get(name) for module, name in self.common)
+        return [(id(b), 0 if b is None or b.is_inference() else b._version) for b in buffers]
 
 
-class _States:
+class _BuffersOf:
     """HeteroGraphConv → the buffers of its modules."""
 
     def __init__(self) -> None:
-        self.of: weakref.WeakKeyDictionary[Any, State] = weakref.WeakKeyDictionary()
+        self.conv: weakref.WeakKeyDictionary[Any, _Buffers] = weakref.WeakKeyDictionary()
 
 
-def buffers_of(conv: Any, layer: Layer) -> State | None:
-    """The buffers of a HeteroGraphConv's modules, if they may change and there are any."""
+@contextmanager
+def shared_buffers(conv: Any, layer: Layer, called: Collection[Relation]) -> Iterator[None]:
+    """Let the body call modules of relations; bring what they keep in buffers (running statistics,
+    the vectors of spectral_norm) from the trainer that ran them to the others of its group.
+
+    Raises
+    ------
+    HetaError
+        What several relations have in common has changed, on any trainer.
+    """
+    # Collective in training, if a module has buffers: an all-reduce of who ran which relation, then
+    # each buffer.
+    buffers = _buffers_of(conv, layer)
+    before = buffers.versions() if buffers else []
+    yield
+    if buffers:
+        _share(buffers, before, layer, called)
+
+
+def _buffers_of(conv: Any, layer: Layer) -> _Buffers | None:
+    """Return the buffers of a HeteroGraphConv's modules, if they may change and there are any."""
     if layer.session.group.size == 1 or not conv.training:
         return None
-    known = state_of(_States).of
+    known = state_of(_BuffersOf).conv
     if conv not in known:
         modules, users = [], Counter[tuple[nn.Module, str]]()
         for relation in layer.session.store.schema.relations:
@@ -137,40 +153,29 @@ def buffers_of(conv: Any, layer: Layer) -> State | None:
             users.update((part, name) for part in module.modules() for name, _ in
                          part.named_buffers(recurse=False)
                          if not isinstance(part, nn.modules.batchnorm._NormBase))
-        known[conv] = State(modules, [place for place, n in users.items() if n > 1])
+        known[conv] = _Buffers(modules, [buffer for buffer, n in users.items() if n > 1])
     return known[conv] if known[conv].modules else None
 
 
-def share_state(state: State, before: list[tuple[int, int]], layer: Layer, ran: set[Relation]
-                ) -> None:
-    """Bring what modules keep in buffers (running statistics, the vectors of spectral_norm) from a
-    trainer that ran them to the others of its group.
-
-    Parameters
-    ----------
-    before : the state's marks before modules ran.
-
-    Raises
-    ------
-    HetaError
-        What several relations have in common has changed, on any trainer.
-    """
+def _share(buffers: _Buffers, before: list[tuple[int, int]], layer: Layer,
+           called: Collection[Relation]) -> None:
     group = layer.session.group
-    changed = [place for place, (old, new) in enumerate(zip(before, state.marks())) if old != new]
-    mine = torch.tensor([min(changed, default=len(before)),
-                         *(group.rank if r in ran else group.size for r, _ in state.modules)])
-    first, *runners = group.all_reduce(mine, "min", "control").tolist()
+    changed = [number for number, (old, new) in enumerate(zip(before, buffers.versions()))
+               if old != new]
+    told = torch.tensor([min(changed, default=len(before)),
+                         *(group.rank if r in called else group.size for r, _ in buffers.modules)])
+    # The lowest rank of those that ran a relation, which may be several; `group.size` is nobody.
+    first, *runners = group.all_reduce(told, "min", "control").tolist()
     if first < len(before):
-        module, name = state.common[first]
-        raise HetaError(f"buffer '{name}' of {type(module).__name__}, in a module that several "
-                        "relations have in common, changes with every call, and its calls are in "
-                        "another order on a meta-partitioned graph; give each relation a module of "
-                        "its own (spectral_norm: or norm the common weight once, outside of "
-                        "HeteroGraphConv)")
-    buffers = [(runner, b) for (_, module), runner in zip(state.modules, runners)
-               if runner < group.size for b in module.buffers() if b.numel()]
-    for runner, buffer in buffers:
+        module, name = buffers.common[first]
+        refuse("a buffer that several relations change", buffer=name, module=type(module).__name__)
+    for (_, module), runner in zip(buffers.modules, runners):
+        if runner == group.size:
+            continue
         sizes = [int(rank == runner) for rank in range(group.size)]
-        row = buffer.detach().reshape(1, -1)
-        sent = group.all_gather_rows(row[:sizes[group.rank]], sizes, "control")
-        buffer.data.copy_(sent.view_as(buffer))
+        for buffer in module.buffers():
+            if buffer.numel():
+                row = buffer.detach().reshape(1, -1)
+                sent = group.all_gather_rows(row[:sizes[group.rank]], sizes, "control")
+                # Not through autograd, nor as a new version: the forward pass has read it.
+                buffer.data.copy_(sent.view_as(buffer))

@@ -16,15 +16,16 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.blocks.layer import Layer
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.source_trainers import below, of_seeds, with_guests
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, RelationBlock
-from dgl_heta.sampling.trainer_bits import check_trainers
+from dgl_heta.sampling.trainer_bits import MOST_TRAINERS
 
 
 @dataclass
 class Presence:
-    """Of one block; trainers are bits by their place in the group.
+    """The presence of a block's relations; trainers are bits by their position in the group.
 
     Attributes
     ----------
@@ -37,8 +38,9 @@ class Presence:
     there: dict[Relation, int]
 
     def of(self, edges: RelationBlock) -> tuple[Tensor, Tensor]:
-        """Of a relation's rows here: those without an edge in whose trainers' batches the relation
-        is absent, and those where it is absent in some and there in others."""
+        """Return two masks of a relation's rows here, bool (edges.num_rows,): those without an edge
+        in whose trainers' batches the relation is absent; those where it is absent in some and
+        there in others."""
         rows = edges.of(self.rows[edges.relation.dst])
         with_it = rows & self.there[edges.relation]
         empty = edges.indptr.diff() == 0
@@ -46,14 +48,12 @@ class Presence:
 
 
 def presence(layer: Layer) -> Presence:
-    """Agreed on over the group, once per block; all trainers must ask alike.
-
-    Sends 8 bytes a seed and layer above, and 8 a relation.
-    """
+    """Return the presence of a block's relations, which the group agrees on once per block."""
+    # Collective: 8 bytes a seed and layer above, and 8 a relation. All trainers must ask alike.
     if layer.presence is None:
         group, block = layer.session.group, layer.block
-        check_trainers(group.size, "a group has {count} trainers; a user-defined reduce function, "
-                       "or a maximum or minimum, in multi_update_all works with {most}")
+        if group.size > MOST_TRAINERS:
+            refuse("own functions in a large group", trainers=group.size, most=MOST_TRAINERS)
         blocks = layer.blocks
         rows = with_guests(block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group,
                            "control")
@@ -61,16 +61,17 @@ def presence(layer: Layer) -> Presence:
         words = np.zeros(len(relations), np.int64)
         for edges in block.edges:
             bits = rows[edges.relation.dst][edges.start:edges.stop]
-            found = bits[edges.indptr.diff().numpy() > 0]
-            words[edges.place] |= np.bitwise_or.reduce(found, initial=0)
-        every = group.all_reduce(torch.from_numpy(words), "or", "control").tolist()
+            with_edges = bits[edges.indptr.diff().numpy() > 0]
+            # A relation can stand several times, for several ranges of rows.
+            words[edges.place] |= np.bitwise_or.reduce(with_edges, initial=0)
+        there = group.all_reduce(torch.from_numpy(words), "or", "control").tolist()
         layer.presence = Presence({t: torch.from_numpy(bits) for t, bits in rows.items()},
-                                  dict(zip(relations, every)))
+                                  dict(zip(relations, there)))
     return layer.presence
 
 
 def _rows(group: Comm, last: Block, above: Sequence[Block]) -> dict[str, np.ndarray]:
-    """The trainers of a worker's own destination rows of a block, from the blocks above it."""
+    """Return the trainers of a worker's own destination rows, from the blocks above, top first."""
     rows = of_seeds(last.seeds, range(group.size))
     for block in above:
         rows = below(block, rows, last.seeds, group, "control")

@@ -6,7 +6,7 @@ W_neigh, whichever makes rows narrower, as in DGL.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,67 +15,60 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dgl_heta.distdgl.modules.module_hooks import is_plain_module
+from dgl_heta.distdgl.modules.relation_call import RelationCall, run_alike
 from dgl_heta.nn.aggregate import reduce_each
 from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.sampling.blocks import InEdges, RelationBlock
+from dgl_heta.nn.row_parts import Part
 
 
-def known(module: Any, source: Any, rows: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-          ) -> bool:
-    """Whether :func:`run_together` gives a relation's module's result; else its own `forward` does.
-
-    `source` and `rows` are the rows of both ends.
-    """
+def fits(call: RelationCall) -> bool:
+    """Return whether :func:`run_together` gives the call's result."""
+    # It calls nothing of the module, so there must be no hooks and no dropout; and its kernels
+    # know nothing of autocast.
+    module = call.module
     return (is_plain_module(module, SAGEConv) and module._aggre_type == "mean"
-            and not args and not kwargs
+            and not call.args and not call.kwargs
             and not (module.feat_drop.p and module.feat_drop.training)
-            and all(is_plain_module(layer, nn.Linear) for layer in (module.fc_self,
-                                                                    module.fc_neigh))
+            and all(is_plain_module(layer, nn.Linear)
+                    for layer in (module.fc_self, module.fc_neigh))
             and module.fc_neigh.bias is None
             and all(isinstance(x, Tensor) and x.dim() == 2
-                    and x.dtype == module.fc_self.weight.dtype for x in (source, rows))
+                    and x.dtype == module.fc_self.weight.dtype
+                    for x in (call.source, call.destination))
             and not torch.is_autocast_enabled() and not torch.is_autocast_cpu_enabled())
 
 
-def run_together(calls: Sequence[tuple[Any, RelationBlock, Tensor, Tensor]]) -> list[Tensor]:
-    """`SAGEConv.forward` of several relations, each (edges.num_rows, out).
+def run_together(calls: Sequence[RelationCall]) -> list[Part]:
+    """Return `SAGEConv.forward` of several relations, (edges.num_rows, out) each.
 
-    `calls` are modules with their relation's edges, the source rows and those of all destinations.
     Calls whose weights are of one shape are computed together.
     """
-    results: dict[int, Tensor] = {}
-    alike: dict[Any, list[int]] = {}
-    for place, (module, *_) in enumerate(calls):
-        alike.setdefault((module.fc_neigh.weight.shape, module.fc_self.weight.shape),
-                         []).append(place)
-    for places in alike.values():
-        results.update(zip(places, _together([calls[place] for place in places])))
-    return [results[place] for place in range(len(calls))]
+    return [(call.edges, value) for call, value in zip(calls, run_alike(calls, _shapes, _run))]
 
 
-def _together(calls: Sequence[tuple[Any, RelationBlock, Tensor, Tensor]]) -> list[Tensor]:
-    kernel = kernel_in_use()
-    modules = [module for module, *_ in calls]
-    edges = [InEdges(each.indptr.to(source.device), each.indices.to(source.device))
-             for _, each, source, _ in calls]
-    sources: Sequence[Tensor] = [source for _, _, source, _ in calls]
+def _shapes(call: RelationCall) -> tuple[torch.Size, torch.Size]:
+    return call.module.fc_neigh.weight.shape, call.module.fc_self.weight.shape
+
+
+def _run(calls: list[RelationCall]) -> list[Tensor]:
+    kernel, modules = kernel_in_use(), [call.module for call in calls]
+    in_edges, sources = [call.in_edges for call in calls], [call.source for call in calls]
     out, width = modules[0].fc_neigh.weight.shape
-    if width > out:
-        means = reduce_each(edges, [functional.linear(x, m.fc_neigh.weight)
-                                    for m, x in zip(modules, sources)], "mean")
+    if width > out:  # the shorter rows are the ones to average
+        projected = [functional.linear(x, m.fc_neigh.weight) for m, x in zip(modules, sources)]
+        means = reduce_each(in_edges, projected, "mean")
     else:
-        means = kernel.matmul(reduce_each(edges, sources, "mean"),
+        means = kernel.matmul(reduce_each(in_edges, sources, "mean"),
                               [m.fc_neigh.weight.t() for m in modules])
-    own = kernel.matmul(
-        kernel.gather([rows for *_, rows in calls], [each.index for _, each, _, _ in calls]),
+    of_self = kernel.matmul(
+        kernel.gather([call.destination for call in calls], [call.edges.index for call in calls]),
         [m.fc_self.weight.t() for m in modules])
-    return [_finished(*each) for each in zip(modules, own, means)]
+    return [_finished(m, x + mean) for m, x, mean in zip(modules, of_self, means)]
 
 
-def _finished(module: Any, own: Tensor, mean: Tensor) -> Tensor:
-    """What follows the two products: the bias, the activation, the norm."""
-    rows = own + mean
-    if module.fc_self.bias is not None:
+def _finished(module: Any, rows: Tensor) -> Tensor:
+    """Apply what follows the two products: the bias, the activation, the norm."""
+    if module.fc_self.bias is not None:  # DGL has the one bias there
         rows = rows + module.fc_self.bias
     if module.activation is not None:
         rows = module.activation(rows)

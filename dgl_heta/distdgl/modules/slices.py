@@ -10,10 +10,10 @@ begins with a message of 8 bytes that says so.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import dgl
@@ -24,157 +24,155 @@ from dgl.frame import Frame
 from dgl.udf import NodeBatch
 from torch import Tensor
 
-from dgl_heta.distdgl.blocks.block_names import EDGES, refuse
 from dgl_heta.distdgl.blocks.edge_rows import EdgeIds, edge_rows, of_edges
-from dgl_heta.distdgl.blocks.layer import RelationGraph
-from dgl_heta.distdgl.modules.merging import DTYPES, check_forward, destination_rows, merge_agreed
+from dgl_heta.distdgl.blocks.layer import Layer
+from dgl_heta.distdgl.blocks.relation_graph import RelationGraph
+from dgl_heta.distdgl.modules.agreements import DTYPES, described, digest
+from dgl_heta.distdgl.modules.destination_states import all_destinations
+from dgl_heta.distdgl.modules.merging import merge_agreed, merge_scope
 from dgl_heta.distdgl.modules.message_functions import EXTREMES, Functions, builtin
-from dgl_heta.distdgl.modules.remote_destinations import gathered, has_guests
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
+from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import RelationBlock
 from dgl_heta.system.patching import patch_all
 
 if TYPE_CHECKING:
     from dgl_heta.distdgl.blocks.raf_block import RafBlock
 
-Columns = dict[tuple[str, str], Tensor]
-"""Data of nodes by side ("u": sources, "v": destinations) and name."""
+NodeColumns = dict[tuple[str, str], Tensor]
+"""Data of nodes by end ("u": sources, "v": destinations) and name."""
 
 
-class Call:
-    """One call on a slice, which all trainers of the group make; entered while it runs.
+@dataclass
+class SliceCall:
+    """One call on a slice, or on a block with one relation.
 
-    Parameters
+    Attributes
     ----------
-    g : the slice, or a block with one relation.
-    operation : what is called.
-    read : what it reads of nodes.
-    functions : what more is called alike on all trainers.
-
-    Raises
-    ------
-    HetaError
-        Another trainer makes another call: on all of them.
+    tell_merged : is told of the rows that are merged.
     """
 
-    def __init__(self, g: RafBlock, operation: str, read: Mapping[Any, Tensor],
-                 functions: str = "") -> None:
-        self.g, self.layer, self.relation = g, g._graph.layer, g._graph.relation
-        self.ids = EdgeIds(self.relation, self.layer)
-        layer = self.layer
-        check_forward(layer)
-        layer.session.chains.merging(layer.block, [*read.values()])
-        self._scope = layer.session.scope.merge(layer.block, [
-            {ntype: [x for key, x in read.items() if key[0] == side]}
-            for side, ntype in (("u", self.relation.src), ("v", self.relation.dst))])
-        if layer.exchanges(self.relation.dst):
-            self._agree([operation, functions, layer.block.layer, list(self.relation), [
-                [str(key), list(x.shape[1:]), DTYPES.index(x.dtype)] for key, x in read.items()]])
+    g: RafBlock
+    layer: Layer
+    relation: Relation
+    tell_merged: Callable[[str, Tensor], None]
 
-    def __enter__(self) -> Call:
-        self._merged = self._scope.__enter__()
-        return self
+    @property
+    def ids(self) -> EdgeIds:
+        return EdgeIds(self.relation, self.layer)
 
-    def __exit__(self, *error: object) -> None:
-        self._scope.__exit__(*error)  # type: ignore[arg-type]
-
-    def _agree(self, call: list[Any]) -> None:
-        group = self.layer.session.group
-        mark = int.from_bytes(hashlib.blake2b(json.dumps(call).encode(), digest_size=7).digest(),
-                              "big")
-        every = group.all_gather_rows(torch.tensor([mark]), [1] * group.size, "control")
-        if not bool((every != mark).any()):
-            return
-        told = group.all_gather_json(call, "control")
-        rank, other = next((rank, one) for rank, one in zip(group.ranks, told) if one != told[0])
-
-        def text(one: list[Any]) -> str:
-            return f"{one[0]} by {tuple(one[3])} at layer {one[2]}"
-        if text(other) != text(told[0]):
-            what = f"{text(told[0])} on trainer {group.ranks[0]}, {text(other)} on trainer {rank}"
-        else:
-            what = (f"{text(other)} of other functions, or data of other names, shapes or dtypes, "
-                    f"on trainer {rank} than on trainer {group.ranks[0]}")
-        raise HetaError(
-            f"trainers call slices of blocks differently: {what}; let every trainer call the "
-            "slices of all relations in the same order, whatever its machine has of them (whether "
-            "block.num_edges(relation) is 0 is the same on all trainers; numbers of nodes are not)")
-
-    def graph(self, columns: Columns | None = None) -> tuple[RelationBlock, RelationGraph]:
-        """This machine's edges, and their graph, with data of all destinations here."""
+    def graph(self, columns: NodeColumns | None = None) -> tuple[RelationBlock, RelationGraph]:
+        """Return this machine's edges, and their graph, with data of all destinations here."""
+        # Collective: each of the destinations' columns is brought, in the order of `columns`.
         layer, device = self.layer, self.g.device
         edges, _ = layer.edges_of(self.relation, device)
-        whole = {name: edges.of(self.whole(x)) for (side, name), x in (columns or {}).items()
-                 if side == "v"}
-        whole[dgl.NID] = edges.of(layer.destination_ids(self.relation.dst)).to(device)
-        return layer.relation(self.relation, self.g, Frame(whole, edges.num_rows))
-
-    def whole(self, rows: Tensor) -> Tensor:
-        """Rows of this trainer's destinations with those of all that are aggregated here."""
-        layer, ntype = self.layer, self.relation.dst
-        if has_guests(layer) and ntype in layer.block.remote:
-            return gathered(layer, ntype, rows)
-        if ntype not in layer.block.num_dst:
-            return rows[:0]
-        found: Tensor = destination_rows(layer, ntype, rows, True)
-        return found
+        data = {name: edges.of(all_destinations(layer, self.relation.dst, x))
+                for (end, name), x in (columns or {}).items() if end == "v"}
+        data[dgl.NID] = edges.of(layer.destination_ids(self.relation.dst)).to(device)
+        return layer.relation(self.relation, self.g, Frame(data, edges.num_rows))
 
     def merged(self, edges: RelationBlock, rows: Tensor, complete: bool = False) -> Tensor:
-        """Rows of this trainer's destinations, from (edges.num_rows, …) on every machine.
-
-        `complete`: those that no edge reads here, too.
-        """
+        """Return rows of this trainer's destinations, from (edges.num_rows, …) on every machine; if
+        `complete`, those that no edge reads here, too. Collective."""
         block, ntype = self.layer.block, self.relation.dst
         if not block.num_dst.get(ntype) and ntype not in block.remote:
             return rows[:0]
         out = merge_agreed(self.layer, ntype, [(edges, rows)], "sum", rows.new_empty(0),
                            {self.relation: True}, rows.shape[1:], complete)
         assert out is not None
-        self._merged(ntype, out)
+        self.tell_merged(ntype, out)
         return out
 
 
+@contextmanager
+def _call(g: RafBlock, operation: str, read: NodeColumns, functions: str = ""
+          ) -> Iterator[SliceCall]:
+    """Let a call on a slice run in the body, which all trainers of the group make.
+
+    Parameters
+    ----------
+    operation : what is called.
+    read : what it reads of nodes.
+    functions : a description of functions that are called alike on all trainers.
+
+    Raises
+    ------
+    HetaError
+        Another trainer makes another call: on all of them.
+    """
+    # Collective: 8 bytes a trainer that stand for the call, before any row is sent.
+    layer, relation = g._graph.layer, g._graph.relation
+    of_ends = [{ntype: [x for key, x in read.items() if key[0] == end]}
+               for end, ntype in (("u", relation.src), ("v", relation.dst))]
+    with merge_scope(layer, of_ends) as tell_merged:
+        if layer.exchanges(relation.dst):
+            columns = described({str(key): x for key, x in read.items()})
+            _agree(layer, [operation, functions, layer.block.layer, list(relation), columns])
+        yield SliceCall(g, layer, relation, tell_merged)
+
+
+def _agree(layer: Layer, call: list[Any]) -> None:
+    group, own = layer.session.group, digest(call)
+    every = group.all_gather_rows(torch.tensor([own]), [1] * group.size, "control")
+    if not bool((every != own).any()):
+        return
+    # All trainers are here, for each has seen a difference: they say whose.
+    told = group.all_gather_json(call, "control")
+    rank, other = next((rank, one) for rank, one in zip(group.ranks, told) if one != told[0])
+
+    def text(one: list[Any]) -> str:
+        return f"{one[0]} by {tuple(one[3])} at layer {one[2]}"
+    if text(other) != text(told[0]):
+        what = f"{text(told[0])} on trainer {group.ranks[0]}, {text(other)} on trainer {rank}"
+    else:
+        what = (f"{text(other)} of other functions, or data of other names, shapes or dtypes, "
+                f"on trainer {rank} than on trainer {group.ranks[0]}")
+    refuse("slices called differently", what=what)
+
+
 def is_slice(g: Any) -> bool:
-    """Whether a graph is a slice of a block, or a block with one relation, whose edges are not all
-    on every machine."""
+    """Return whether a graph is a slice of a block, or a block with one relation, whose edges are
+    not all on every machine."""
     return getattr(g._graph, "partial", False) and g._graph.number_of_etypes() == 1
 
 
 def update_all(g: RafBlock, message: Any, reduce: Any, apply: Any = None) -> None:
-    """`DGLGraph.update_all` on a slice."""
+    """Run `DGLGraph.update_all` on a slice."""
+    # Collectives: the destinations' columns; the form of what a script's own functions give; then
+    # each output field, by name.
     functions = Functions(message, reduce)
     columns = _read(g, functions)
-    with Call(g, "update_all", columns, functions.describe()) as call:
+    with _call(g, "update_all", columns, functions.describe()) as call:
         edges, graph = call.graph(columns)
         if len(edges.indices) or not functions.own:
-            found = dict(core.message_passing(graph, message, reduce, None))
+            fields = dict(core.message_passing(graph, message, reduce, None))
         else:
-            found = _of_no_edges(graph, functions)
+            fields = _zeros(graph, functions)
         if builtin(reduce) and reduce.name in EXTREMES:  # as DGL does
-            found = {name: x.masked_fill(torch.isinf(x), 0) for name, x in found.items()}
+            fields = {name: x.masked_fill(torch.isinf(x), 0) for name, x in fields.items()}
         if functions.own and call.layer.exchanges(call.relation.dst):
-            found = _told(call, edges, found)
-        found = {name: call.merged(edges, found[name]) for name in sorted(found)}
+            fields = _agreed_fields(call, edges, fields)
+        fields = {name: call.merged(edges, fields[name]) for name in sorted(fields)}
     if apply is not None:
-        found = dict(core.invoke_node_udf(
-            g, ALL, g.dsttypes[0], apply, ndata={**dict(g.dstdata.items()), **found},
+        fields = dict(core.invoke_node_udf(
+            g, ALL, g.dsttypes[0], apply, ndata={**dict(g.dstdata.items()), **fields},
             orig_nid=g.dstdata.get(dgl.NID)))
-    g.dstdata.update(found)
+    g.dstdata.update(fields)
 
 
-def _read(g: RafBlock, functions: Functions) -> Columns:
-    """The data of nodes that functions may read."""
-    named = functions.fields
-    return {(side, name): x for side, data in (("u", g.srcdata), ("v", g.dstdata))
-            for name, x in data.items() if name != dgl.NID and (
-                named is None or (side, name) in named)}
+def _read(g: RafBlock, functions: Functions) -> NodeColumns:
+    """Return the data of nodes that functions may read."""
+    fields = functions.fields
+    return {(end, name): x for end, data in (("u", g.srcdata), ("v", g.dstdata))
+            for name, x in data.items()
+            if name != dgl.NID and (fields is None or (end, name) in fields)}
 
 
-def _of_no_edges(graph: RelationGraph, functions: Functions) -> dict[str, Tensor]:
-    """Zeros, as a script's own functions would give them rows if there were messages; nothing where
-    they fail without any: then machines that have edges tell the form (:func:`_told`)."""
-    rows = graph.num_dst_nodes()
+def _zeros(graph: RelationGraph, functions: Functions) -> dict[str, Tensor]:
+    """Return zeros, as a script's own functions would give them rows if there were messages;
+    nothing where they fail without any: machines that have edges tell the form."""
     try:
         messages = _values(graph, functions.message)
         if builtin(functions.reduce):
@@ -186,25 +184,28 @@ def _of_no_edges(graph: RelationGraph, functions: Functions) -> dict[str, Tensor
                 msgs={name: x[:, None] for name, x in messages.items()}))
     except Exception:  # DGL does not call them without edges, so this is no fault of theirs
         return {}
-    return {name: x.new_zeros(rows, *x.shape[1:]) for name, x in form.items()}
+    return {name: x.new_zeros(graph.num_dst_nodes(), *x.shape[1:]) for name, x in form.items()}
 
 
-def _told(call: Call, edges: RelationBlock, found: dict[str, Tensor]) -> dict[str, Tensor]:
-    """What a script's own functions give where there are edges; zeros where there are none."""
-    group = call.layer.session.group
-    own = {name: [list(x.shape[1:]), DTYPES.index(x.dtype)] for name, x in found.items()}
-    told = group.all_gather_json([len(edges.indices) > 0, own], "control")
+def _agreed_fields(call: SliceCall, edges: RelationBlock, fields: dict[str, Tensor]
+                   ) -> dict[str, Tensor]:
+    """Return what a script's own functions give where there are edges, else zeros of that form."""
+    # Collective: the forms of all trainers, in JSON.
+    own, here = described(fields), len(edges.indices) > 0
+    told = call.layer.session.group.all_gather_json([here, own], "control")
     first, *others = [forms for there, forms in told if there] or [own]
-    if any(forms != first for forms in others):
+    if any(sorted(forms) != sorted(first) for forms in others):
+        by_name = [{name: [*form] for name, *form in forms} for forms in (first, *others)]
         raise HetaError(f"update_all on the slice of {tuple(call.relation)}: functions of the "
-                        f"script's own give {first} on one trainer and {others} on others")
-    return {name: found[name] if len(edges.indices) else torch.zeros(
+                        f"script's own give {by_name[0]} on one trainer and {by_name[1:]} on "
+                        "others")
+    return {name: fields[name] if here else torch.zeros(
         edges.num_rows, *shape, dtype=DTYPES[dtype], device=call.g.device)
-        for name, (shape, dtype) in first.items()}
+        for name, shape, dtype in first}
 
 
 def _values(graph: RelationGraph, function: Any) -> dict[str, Tensor]:
-    """What a function gives edges, of which there may be none."""
+    """Return what a function gives edges, of which there may be none."""
     if builtin(function):
         return dict(core.invoke_gsddmm(graph, function))
     with warnings.catch_warnings():
@@ -213,31 +214,32 @@ def _values(graph: RelationGraph, function: Any) -> dict[str, Tensor]:
 
 
 def apply_edges(g: RafBlock, function: Any, edges: Any = ALL) -> None:
-    """`DGLGraph.apply_edges` on a slice, of all its edges."""
+    """Run `DGLGraph.apply_edges` on all edges of a slice."""
     if not is_all(edges):
-        refuse("apply_edges to some edges", EDGES)
+        refuse("edges of a block", operation="apply_edges to some edges")
     functions = Functions(function, None)
     columns = _read(g, functions)
-    with Call(g, "apply_edges", columns, functions.describe()) as call:
+    with _call(g, "apply_edges", columns, functions.describe()) as call:
         _, graph = call.graph(columns)
         g._edge_frames.of(call.relation).update(_values(graph, function))
 
 
 def in_degrees(g: RafBlock, nodes: Any = ALL) -> Tensor:
-    """`DGLGraph.in_degrees` of a slice: of this trainer's destinations, int64."""
-    with Call(g, "in_degrees", {}) as call, torch.no_grad():
+    """Return `DGLGraph.in_degrees` of a slice: of this trainer's destinations, int64."""
+    with _call(g, "in_degrees", {}) as call, torch.no_grad():
         edges, _ = call.graph()
-        found = call.merged(edges, edges.indptr.diff()[:, None], complete=True)[:, 0].to(g.device)
-    return found if is_all(nodes) else found[nodes]
+        # Complete: a script may read any of them, while `reads` tells of states alone.
+        degrees = call.merged(edges, edges.indptr.diff()[:, None], complete=True)[:, 0]
+    return degrees.to(g.device) if is_all(nodes) else degrees.to(g.device)[nodes]
 
 
 def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Replaces DGL's `gspmm` of a graph: messages, reduced per destination."""
+    """Replace DGL's `gspmm` of a graph: messages, reduced per destination."""
     def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Tensor:
         if not is_slice(g):
             return original(g, op, reduce_op, lhs_data, rhs_data)
-        name = f"dgl.ops ({op}, {reduce_op})"
-        with Call(g, name, {"u": lhs_data} if op != "copy_rhs" else {}) as call:
+        read: NodeColumns = {("u", ""): lhs_data} if op != "copy_rhs" else {}
+        with _call(g, f"dgl.ops ({op}, {reduce_op})", read) as call:
             weights = None if op == "copy_lhs" else of_edges(rhs_data, call.ids)
             edges, graph = call.graph()
             return call.merged(edges, original(graph, op, reduce_op, lhs_data, weights))
@@ -245,17 +247,23 @@ def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def sddmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Replaces DGL's `gsddmm` of a graph: a value per edge from its ends."""
+    """Replace DGL's `gsddmm` of a graph: a value per edge from its ends."""
     def gsddmm(g: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u",
                rhs_target: str = "v") -> Tensor:
         if not is_slice(g):
             return original(g, op, lhs_data, rhs_data, lhs_target, rhs_target)
         given = [(lhs_target, lhs_data), (rhs_target, rhs_data)]
-        with Call(g, f"dgl.ops ({op})", {target: x for target, x in given
-                                         if target != "e" and x is not None}) as call:
+        with _call(g, f"dgl.ops ({op})", {(target, ""): x for target, x in given
+                                          if target != "e" and x is not None}) as call:
             edges, graph = call.graph()
-            lhs, rhs = (x if x is None or target == "u" else of_edges(x, call.ids)
-                        if target == "e" else edges.of(call.whole(x)) for target, x in given)
+
+            def operand(target: str, x: Any) -> Any:
+                if x is None or target == "u":
+                    return x
+                if target == "e":
+                    return of_edges(x, call.ids)
+                return edges.of(all_destinations(call.layer, call.relation.dst, x))
+            lhs, rhs = (operand(target, x) for target, x in given)
             return edge_rows(original(graph, op, lhs, rhs, lhs_target, rhs_target), call.ids)
     return gsddmm
 

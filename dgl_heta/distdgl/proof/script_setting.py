@@ -19,8 +19,8 @@ from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.collective_order import Chains
 from dgl_heta.distdgl.blocks.dgl_block import note_seeds
-from dgl_heta.distdgl.blocks.layer import csc_with_ids
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
+from dgl_heta.distdgl.blocks.relation_graph import csc_with_ids
 from dgl_heta.distdgl.modules.merging_block import make_blocks
 from dgl_heta.distdgl.session import Session
 from dgl_heta.proof.copies import NotProvedError

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from dgl_heta.cache.observing import ObservingCache, called_rows
 from dgl_heta.distdgl.batch_ids import bare
-from dgl_heta.distdgl.blocks.edge_rows import EdgeIds
+from dgl_heta.distdgl.blocks.edge_ids import EdgeIds
+from dgl_heta.distdgl.blocks.edge_rows import rows_by_ids
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session, current
 from dgl_heta.distdgl.state import selected, state_of
@@ -203,7 +204,7 @@ def _getitem(original: Any) -> Any:
 
     def __getitem__(self: Any, idx: Any) -> Any:
         if isinstance(idx, EdgeIds):
-            return idx.rows(self, lambda ids: self[ids])
+            return rows_by_ids(idx, self, lambda ids: self[ids])
         # DGL's kernels take ordinary tensors alone, not ids that know their batch.
         idx, session = bare(idx), current()
         if session is None:

@@ -10,6 +10,7 @@ import torch
 from dgl.nn.pytorch import GraphConv, HeteroGraphConv, SAGEConv
 from torch import Tensor, nn
 
+from dgl_heta.distdgl.blocks.edge_rows import rows_by_ids
 from dgl_heta.errors import HetaError
 from tests.distdgl.programs.usual import Net, train
 from tests.support.programs_worker import Trainer
@@ -30,8 +31,7 @@ class Table:
     def __getitem__(self, ids: Any) -> Tensor:
         if isinstance(ids, Tensor):
             return self.rows[ids]
-        rows: Tensor = ids.rows(self, self.rows.__getitem__)
-        return rows
+        return rows_by_ids(ids, self, self.rows.__getitem__)
 
 
 def tables(t: Trainer, width: int = 0) -> dict[Etype, Table]:
