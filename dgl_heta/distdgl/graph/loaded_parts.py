@@ -153,13 +153,7 @@ _LONGEST = 254
 
 
 def _check_served(kind: str, data: Mapping[str, Tensor]) -> None:
-    """Check that DistDGL's servers can hold data of a partition.
-
-    Raises
-    ------
-    InputError
-        They cannot.
-    """
+    """Check that DistDGL's servers can hold data of a partition, or raise InputError."""
     for key, rows in data.items():
         ntype, _, name = key.partition("/")
         what = f"{kind} data '{name}' of '{ntype}' cannot be held by DistDGL's servers"
