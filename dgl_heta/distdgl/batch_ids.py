@@ -62,7 +62,7 @@ class BatchIds(Tensor):
     marks: Tensor
     reached: bool
     whole: Tensor
-    handed: Handed
+    handed: IdRegistry
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -165,7 +165,7 @@ class Taken(NamedTuple):
         return found
 
 
-class Handed:
+class IdRegistry:
     """What is known of the ids in a script's hands.
 
     Attributes

@@ -67,7 +67,42 @@ LOADING: dict[str, Refusal] = {
 
 # --- DistGraph, partitions, queries, sessions (graph/, session.py) --------------------------------
 
-GRAPH: dict[str, Refusal] = {}
+GRAPH: dict[str, Refusal] = {
+    "train.seed_states": Refusal(
+        "`train.seed_states = false`", "a DistGraph is made",
+        "train.seed_states = false cannot be used with DistDGL scripts: HeteroGraphConv reads the "
+        "destinations' states; {remedy}",
+        "leave it out", "distdgl/test_session.py::test_refused_settings", InputError),
+    "train.dtype": Refusal(
+        "`train.dtype`", "a DistGraph is made",
+        "train.dtype = '{dtype}' cannot be used with DistDGL scripts: the script's own model "
+        "decides; {remedy}",
+        "leave it out", "distdgl/test_session.py::test_refused_settings", InputError),
+    "train.trainers": Refusal(
+        "`train.trainers`", "a DistGraph is made",
+        "train.trainers = {trainers} has no effect on DistDGL scripts: the launcher says how many "
+        "trainers a machine has; {remedy}",
+        "leave it out", "distdgl/test_session.py::test_refused_settings", InputError),
+    "replication": Refusal(
+        "a partition without full replication of boundary nodes", "a DistGraph is made",
+        "the partition {part_config} was made with replication = {replication}, which DistDGL "
+        "scripts cannot use: their blocks have common rows for seeds alone; {remedy}",
+        "partition with --replication full",
+        "distdgl/test_session.py::test_a_partition_without_replication_is_refused", InputError),
+    "shared rows": Refusal(
+        "`partition.shared = delegate` on a partition that was made without it",
+        "a DistGraph is made",
+        "partition.shared = delegate, but the partition {part_config} was made without it; "
+        "{remedy}",
+        "partition the graph with this setting",
+        "distdgl/test_session.py::test_refused_settings", InputError),
+    "no process group": Refusal(
+        "a data loader before `torch.distributed.init_process_group`",
+        "the first data loader is made",
+        "{remedy}: trainers exchange partial aggregations",
+        "call torch.distributed.init_process_group before the first data loader",
+        "distdgl/test_session.py::test_trainers_need_a_process_group", InputError),
+}
 
 TABLE: dict[str, Refusal] = {**LOADING, **BLOCKS, **MODULES, **ROWS, **AUTOGRAD, **GRAPH}
 

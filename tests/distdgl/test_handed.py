@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dgl_heta.distdgl.batch_ids import BatchIds, Handed
+from dgl_heta.distdgl.batch_ids import BatchIds, IdRegistry
 from dgl_heta.errors import HetaError
 
 IDS, BITS, RANK = [5, 3, 9, 1, 7], [1, 3, 2, 3, 7], 1
@@ -29,18 +29,18 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def handed(said: list[str]) -> Handed:
-    made = Handed(said.append)
+def handed(said: list[str]) -> IdRegistry:
+    made = IdRegistry(said.append)
     made.rank = RANK
     return made
 
 
-def bits_of(handed: Handed, ntype: str, ids: Tensor) -> list[int] | None:
+def bits_of(handed: IdRegistry, ntype: str, ids: Tensor) -> list[int] | None:
     readers = handed.readers(ntype, ids)
     return None if readers is None else readers.bits.tolist()
 
 
-def ids_of(handed: Handed, ntype: str = "a") -> BatchIds:
+def ids_of(handed: IdRegistry, ntype: str = "a") -> BatchIds:
     return handed.ids(ntype, torch.tensor(IDS), torch.tensor(BITS))
 
 
@@ -56,13 +56,13 @@ SELECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_selections_know_the_trainers_of_each_id(handed: Handed, name: str) -> None:
+def test_selections_know_the_trainers_of_each_id(handed: IdRegistry, name: str) -> None:
     of = dict(zip(IDS, BITS))
     chosen = SELECTIONS[name](ids_of(handed))
     assert bits_of(handed, "a", chosen) == [of[i] for i in chosen.tolist()]
 
 
-def test_others_are_read_by_this_trainer_for_itself(handed: Handed) -> None:
+def test_others_are_read_by_this_trainer_for_itself(handed: IdRegistry) -> None:
     ids, labels = ids_of(handed), torch.arange(10)
     for other in (torch.tensor(IDS), torch.tensor([5, 5, 3]), ids + 0, labels[ids], ids * 1 - 1,
                   pickle.loads(pickle.dumps(ids))):  # noqa: S301
@@ -72,7 +72,7 @@ def test_others_are_read_by_this_trainer_for_itself(handed: Handed) -> None:
     assert bits_of(handed, "a", joined) == [1 << RANK, 1 << RANK, *BITS]
 
 
-def test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused(handed: Handed) -> None:
+def test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused(handed: IdRegistry) -> None:
     ids = ids_of(handed)
     numbers = ids.numpy()
     assert bits_of(handed, "a", torch.from_numpy(numbers.copy())) == BITS
@@ -87,7 +87,8 @@ def test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused(handed: H
     assert handed.readers("a", torch.tensor([3, 9])) is None  # the batch is gone
 
 
-def test_others_taken_out_as_numbers_are_said_in_training(handed: Handed, said: list[str]) -> None:
+def test_others_taken_out_as_numbers_are_said_in_training(handed: IdRegistry,
+                                                          said: list[str]) -> None:
     marks = torch.tensor(BITS)
     own, others = (handed.ids("a", torch.tensor(IDS), each) for each in (marks, marks | 1 << 62))
     own.numpy(), own.tolist(), others.sum()
@@ -98,7 +99,7 @@ def test_others_taken_out_as_numbers_are_said_in_training(handed: Handed, said: 
     assert "taken out as numbers" in said[0]
 
 
-def test_an_id_of_a_batch_twice_is_refused_but_of_own_seeds(handed: Handed) -> None:
+def test_an_id_of_a_batch_twice_is_refused_but_of_own_seeds(handed: IdRegistry) -> None:
     ids = ids_of(handed)
     with pytest.raises(HetaError, match="with an id of a batch twice"):
         handed.readers("a", torch.cat([ids, ids[:1]]))
@@ -107,7 +108,7 @@ def test_an_id_of_a_batch_twice_is_refused_but_of_own_seeds(handed: Handed) -> N
     assert bits_of(handed, "a", own) == [1 << RANK] * 2
 
 
-def test_a_seed_of_several_trainers_is_there_for_each(handed: Handed) -> None:
+def test_a_seed_of_several_trainers_is_there_for_each(handed: IdRegistry) -> None:
     ids = handed.ids("a", torch.tensor([5, 3, 5, 9]), torch.tensor([1, 1, 2, 3]))
     assert bits_of(handed, "a", ids) == [1, 1, 2, 3]
     assert bits_of(handed, "a", ids[torch.tensor([2, 3, 0])]) == [2, 3, 1]
@@ -116,14 +117,14 @@ def test_a_seed_of_several_trainers_is_there_for_each(handed: Handed) -> None:
             handed.readers("a", more)
 
 
-def test_ids_from_before_there_was_an_embedding_are_refused(handed: Handed) -> None:
+def test_ids_from_before_there_was_an_embedding_are_refused(handed: IdRegistry) -> None:
     early = handed.ids("a", torch.tensor(IDS), torch.zeros(5, dtype=torch.int64), reached=False)
     for ids in (early, early[1:], torch.cat([early, early]), torch.unique(early)):
         with pytest.raises(HetaError, match="was made after the batch"):
             handed.readers("a", ids)
 
 
-def test_ids_know_which_are_no_own_seeds(handed: Handed) -> None:
+def test_ids_know_which_are_no_own_seeds(handed: IdRegistry) -> None:
     batch: Any = SimpleNamespace(
         blocks=[SimpleNamespace(num_src={"a": 5})], input_nodes={"a": np.asarray(IDS)},
         own_seeds={"a": np.asarray(IDS[:2])})
@@ -138,7 +139,7 @@ def test_ids_know_which_are_no_own_seeds(handed: Handed) -> None:
     assert bits_of(handed, "a", level["a"]) == BITS
 
 
-def test_ids_are_tensors_to_all_else(handed: Handed) -> None:
+def test_ids_are_tensors_to_all_else(handed: IdRegistry) -> None:
     ids = ids_of(handed)
     assert repr(ids) == repr(torch.tensor(IDS))
     assert len(ids) == 5

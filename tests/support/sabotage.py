@@ -20,18 +20,18 @@ def s3() -> None:
 
 def s9() -> None:
     """Exchanges whose results nobody uses give zeros as gradients, where plain DGL has none."""
-    from dgl_heta.distdgl.autograd.collective_order import Chains
+    from dgl_heta.distdgl.autograd.collective_order import CollectiveOrder
 
-    Chains.flags = False
+    CollectiveOrder.flags = False
 
 
 def s2() -> None:
     """Rows of a DistEmbedding are taken for those of the batch that was drawn last."""
     import numpy as np
 
-    from dgl_heta.distdgl.batch_ids import Handed
+    from dgl_heta.distdgl.batch_ids import IdRegistry
 
-    right, last = Handed.hand_out, {}
+    right, last = IdRegistry.hand_out, {}
 
     def hand_out(self: Any, batch: Any, reached: Any, rank: int) -> Any:
         if reached:
@@ -45,7 +45,7 @@ def s2() -> None:
         of_id[ids] = found
         return of_id[index.clone().numpy()]
 
-    Handed.hand_out, Handed.bits = hand_out, bits  # type: ignore[method-assign]
+    IdRegistry.hand_out, IdRegistry.bits = hand_out, bits  # type: ignore[method-assign]
 
 
 def s4() -> None:

@@ -27,7 +27,7 @@ from dgl_heta.sampling.blocks import Block
 from dgl_heta.system.nested import of_type
 
 
-class Chains(Watch):
+class CollectiveOrder(Watch):
     """The token chains of one trainer.
 
     Parameters
@@ -101,7 +101,7 @@ class Chains(Watch):
             self._call.add(chain.number)
         self._at = self._call
 
-    def of(self, block: Block) -> Chain:
+    def chain_of(self, block: Block) -> Chain:
         """The chain for an exchange of a block."""
         if self._chain is None:
             self.merging(block)

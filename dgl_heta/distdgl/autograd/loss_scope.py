@@ -47,7 +47,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.autograd.batch_counts import Counts
-from dgl_heta.distdgl.autograd.collective_order import Chains
+from dgl_heta.distdgl.autograd.collective_order import CollectiveOrder
 from dgl_heta.distdgl.autograd.dependence import Source, Trace, tidy
 from dgl_heta.distdgl.autograd.partial_gradients import watch
 from dgl_heta.distdgl.batch_ids import bare
@@ -80,15 +80,17 @@ class Rows(NamedTuple):
 class _Run(Protocol):
     """What is asked of the session of a run."""
 
-    group: Comm
-    chains: Chains
+    order: CollectiveOrder
     settings: Settings
     store: Store
+
+    @property
+    def group(self) -> Comm: ...
 
     def say(self, text: str) -> None: ...
 
 
-class Scope:
+class LossScope:
     """Holds the principle for the batches of one trainer."""
 
     def __init__(self, session: _Run) -> None:
@@ -107,7 +109,7 @@ class Scope:
     def _holds(self) -> bool:
         """Whether there are other trainers' rows, and this is the run and not a replay of it."""
         session = self._session
-        return (session.group.size > 1 and session.chains.checking
+        return (session.group.size > 1 and session.order.checking
                 and session.settings.run.record is None)  # else runs are compared as they are
 
     # --- what is of the group's scope -----------------------------------------------------------
@@ -245,7 +247,7 @@ class Scope:
 
     def _watch_below(self, roots: Sequence[Tensor]) -> None:
         """Gradients of parameters below merges are marked, unless they are averaged at once."""
-        wrapped = {id(p) for p in self._session.chains.parameters}
+        wrapped = {id(p) for p in self._session.order.parameters}
         for node in walk_below([node for node in walk(roots) if is_link(node)]):
             leaf = getattr(node, "variable", None)
             if leaf is None or self.is_below(leaf) or getattr(leaf, "heta_rows", False):
@@ -260,7 +262,7 @@ class Scope:
         get none at all, as their weight is 0 now, may get one in the next step."""
         edges = [GradientEdge(*edge) for edge in above.marked]
         try:
-            with self._session.chains.paths_beside(), above.row_by_row():
+            with self._session.order.paths_beside(), above.row_by_row():
                 gradients = plain(torch.autograd.grad)(
                     list(roots), edges, list(grads), retain_graph=True, allow_unused=True)
         except RuntimeError as error:  # checkpoint(use_reentrant=True), or backward() says it, too

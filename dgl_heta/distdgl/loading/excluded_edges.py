@@ -61,7 +61,7 @@ def excluded_by_all(session: Session, own: Any, store: Store) -> dict[Relation, 
     if session.reference:  # where a trainer is a group by itself, but leaves out what RAF does
         every = pairs.split(sizes)
         pairs = torch.cat([every[partner] for partner in session.partners])
-    return {relation: places_of(store, session.ends, relation,
+    return {relation: places_of(store, session.edge_ends, relation,
                                 pairs[pairs[:, 0] == place, 1].numpy())
             for place, relation in enumerate(relations) if bool((pairs[:, 0] == place).any())}
 

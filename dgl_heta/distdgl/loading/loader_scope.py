@@ -75,7 +75,7 @@ def check_types(session: Session, ntypes: Iterable[str], layers: int) -> None:
 def _places(session: Session) -> dict[Relation, int]:
     """Relation → the partition of this group that samples it; all trainers find the same."""
     plan, schema = session.plan, session.store.schema
-    load = dict.fromkeys(session.members, 0)
+    load = dict.fromkeys(session.groups.members, 0)
     found = {}
     for relation in sorted(schema.relations, key=lambda r: (-schema.edge_counts[r], r)):
         holders = [part for part in load if relation in plan.partitions[part].relations]

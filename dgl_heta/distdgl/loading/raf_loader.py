@@ -28,7 +28,7 @@ from dgl_heta.distdgl.proof.recording import recorder
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.source_trainers import Reached
 from dgl_heta.distdgl.store.masked_store import masked_store
-from dgl_heta.distdgl.watchdog import took
+from dgl_heta.distdgl.watchdog import watchdog
 from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.sampling.blocks import MiniBatch, forget_reads
 from dgl_heta.sampling.sampler import NeighborSampler
@@ -93,12 +93,12 @@ class RafLoader:
         session.connect()
         self._of = loader_scope(session, ntypes, len(fanouts))
         self._session, self._shuffle, self._batch_size = session, shuffle, batch_size
-        self._source = session.source_for(num_workers)
+        self._source = session.sources.serving(num_workers)
         self._number = session.loaders
         session.loaders += 1
         mask = getattr(graph_sampler, "prob", None)
         source = zlib.crc32(f"{self._source.name} {self._source.settings!r} {mask!r}".encode())
-        session.agree("the data loaders", [
+        session.groups.agree("the data loaders", [
             self._number, batch_size, int(shuffle), int(drop_last), source, kind,
             int(self._of.planned), *(f for layer in fanouts for f in (
                 layer.values() if isinstance(layer, dict) else [layer]))])
@@ -111,7 +111,7 @@ class RafLoader:
         self.seed = int(seed)
         threads = session.settings.train.sampling_threads or torch.get_num_threads()
         self._store = session.store if mask is None else masked_store(
-            session.store, mask, session.made_by_script(mask))
+            session.store, mask, session.edge_columns(mask))
         self.sampler = NeighborSampler(self._store, self._of.scope, fanouts, self.seed,
                                        threads=threads, guest_states=False, together=True)
         self._epoch = -1
@@ -153,7 +153,7 @@ class RafLoader:
             self._check_batches()
         in_order = bool(session.plan.delegates) or (bool(session.embeddings) and any(
             len(members) > 1 for members in session.plan.groups))
-        group = (self._open.enter_context(session.sampling.one(session.world)) if in_order
+        group = (self._open.enter_context(session.groups.sampling.one(session.world)) if in_order
                  else session.group)
         drawing = Drawing(session, self.sampler, self._of.targets, [*self._seeds],
                           [self.sizes[rank] for rank in self._ranks], group,
@@ -180,9 +180,9 @@ class RafLoader:
         self._epoch += 1
         self._step = 0
         session = self._session
-        session.agree("the epoch of a data loader, and whether all states are complete",
+        session.groups.agree("the epoch of a data loader, and whether all states are complete",
                       [self._number, self._epoch, int(session.all_complete)])
-        session.forget_agreements()
+        session.groups.agreed.forget()
         if (recording := recorder()) is not None:
             recording.start_pass(session)
 
@@ -205,15 +205,14 @@ class RafLoader:
     def _end_pass(self) -> None:
         if not torch.is_grad_enabled():  # else batches may be in the script's hands
             self._session.scope.end()
-        self._session.check_batches()
+        self._session.merges.check_earlier()
         self._close()
-        self._session.at_batch = None
+        watchdog().end_pass()
 
     def _take_step(self) -> None:
         session = self._session
         if session.world.size > 1:
-            session.at_batch = (self._number, self._epoch, self._step)
-            took(session.at_batch)
+            watchdog().take((self._number, self._epoch, self._step))
         self._step += 1
 
     def _hand_out(self, batch: MiniBatch, reached: Reached, number: int | None = None) -> Sample:
@@ -221,8 +220,7 @@ class RafLoader:
         session = self._session
         if session.all_complete:  # since it was drawn, maybe
             forget_reads(batch.blocks)
-        session.begin({pair for block in batch.blocks for pair in session.expected(block)},
-                      batch.blocks[0].done)
+        session.begin(batch.blocks)
         sample = _sample(session, batch, reached, self._of.planned)
         if session.reference:
             tell(sample[2], self._seeds_with_raf(sample[1]))
@@ -261,12 +259,12 @@ class RafLoader:
         self._batches = iter(())
         self._open.close()
         if self._source.ahead:
-            self._session.drew_ahead(**self._making.seconds["sample"])
+            self._session.sources.count(**self._making.seconds["sample"])
         self._making.reset()
 
 
 def _sample(session: Session, batch: MiniBatch, reached: Reached, planned: bool) -> Sample:
-    levels = session.handed.hand_out(batch, reached, session.world.rank)
+    levels = session.batch_ids.hand_out(batch, reached, session.world.rank)
     inputs = {t: levels[0].get(t, torch.empty(0, dtype=torch.int64))
               for t in session.store.schema.node_types}
     seeds = {t: ids for t, ids in levels[-1].items() if len(ids)}

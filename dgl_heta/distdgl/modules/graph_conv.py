@@ -132,7 +132,7 @@ def narrow_first(session: Session, ntype: str, modules: Container[Relation],
     if group.size == 1:
         return None
     members = [[r for r in session.plan.roots(part) if r.dst == ntype and r in modules]
-               for part in session.members]
+               for part in session.groups.members]
     before = after = 0
     for relations in members:
         for relation in relations:

@@ -53,7 +53,7 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     """`HeteroGraphConv.forward` on a RAF block, or that of a class that is called as `way` says.
     """
     layer = layer_of(g)
-    layer.session.chains.merging(layer.block, inputs)
+    layer.session.order.merging(layer.block, inputs)
     with layer.session.scope.merge(layer.block, inputs) as merged:
         out = _forward(conv, g, layer, inputs, mod_args, mod_kwargs, way)
         for ntype, rows in out.items():
@@ -206,7 +206,7 @@ def _read_sources_alone(conv: Any, layer: Layer, modules: Mapping[Relation, Any]
     guests = has_guests(layer)
     if not found or not (layer.block.last or guests):
         return found if plain else set()
-    agreed = session.agreed((conv, layer.block.layer),
+    agreed = session.groups.all_agree((conv, layer.block.layer),
                             plain and (guests or (not absent and not by_edge)))
     if agreed and by_edge and not guests:
         raise HetaError("data of edges is given to HeteroGraphConv's modules inside an epoch; give "

@@ -61,8 +61,8 @@ def check_forward(layer: Layer) -> None:
         raise HetaError("a block of a meta-partitioned graph cannot be aggregated again inside a "
                         "backward pass: use torch.utils.checkpoint for what is inside a relation's "
                         "module, or between layers, but not for a HeteroGraphConv")
-    layer.session.check({pair for below in layer.blocks if below.layer < layer.block.layer
-                         for pair in layer.session.expected(below)}, layer.block.done)
+    layer.session.merges.check([below for below in layer.blocks
+                                if below.layer < layer.block.layer], layer.block.done)
 
 
 def destination_rows(layer: Layer, ntype: str, rows: Any, gather: bool) -> Any:
@@ -249,10 +249,10 @@ def agreed_shape(layer: Layer, owner: tuple[Any, ...], shapes: Iterable[torch.Si
     None if nobody does. All trainers call it alike."""
     session = layer.session
     key = (*owner, *_conditions(layer, owner[0]))
-    agreed = session.shapes.get(key)
+    agreed = session.groups.agreed.shapes.get(key)
     if agreed is None:  # or nobody knew before
         told = session.group.all_reduce(_told(shapes, dtypes), "max", "control")
-        agreed = session.shapes[key] = _understood(told)
+        agreed = session.groups.agreed.shapes[key] = _understood(told)
     return agreed
 
 
@@ -265,12 +265,12 @@ def complete_types(layer: Layer, merged: dict[str, Tensor], ntypes: Iterable[str
     session = layer.session
     every = sorted({r.dst for r in session.store.schema.relations})
     key = (*owner, "types", *_conditions(layer, owner[0]))
-    if session.group.size > 1 and key not in session.types:
+    if session.group.size > 1 and key not in session.groups.agreed.types:
         told = torch.stack([_told([merged[t].shape[1:]], [merged[t].dtype]) if t in merged
                             else _told((), ()) for t in every])
         told = session.group.all_reduce(told, "max", "control")
-        session.types[key] = {t: _understood(row) for t, row in zip(every, told)}
-    known = session.types.get(key, {})
+        session.groups.agreed.types[key] = {t: _understood(row) for t, row in zip(every, told)}
+    known = session.groups.agreed.types.get(key, {})
     of_any = next(((x.shape[1:], x.dtype) for x in merged.values()), None)
     wanted = set(ntypes)
     out = {}

@@ -148,11 +148,11 @@ def agree(g: RafBlock, layer: Layer, functions: Mapping[Relation, Functions], cr
             f"{relations[place]} is not in the dictionary of trainer {group.ranks[rank]}, whose "
             "machine has its edges; give all trainers the same relations")
     key = ("multi_update_all", layer.block.layer, tuple(every[:, -1].tolist()), asked)
-    if key not in layer.session.shapes:
+    if key not in layer.session.groups.agreed.shapes:
         told = group.all_gather_json(json.loads(text), "control")
-        layer.session.shapes[key] = _plan(layer, told, relations, asked)
+        layer.session.groups.agreed.shapes[key] = _plan(layer, told, relations, asked)
     has_edges = (every[:, :-1] & _HELD > 0).any(0).tolist()
-    return replace(layer.session.shapes[key], with_edges={
+    return replace(layer.session.groups.agreed.shapes[key], with_edges={
         r for r, there in zip(relations, has_edges) if there}), key
 
 

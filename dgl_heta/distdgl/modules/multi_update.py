@@ -50,7 +50,7 @@ def multi_update_all(g: RafBlock, etype_dict: Mapping[Any, Any], cross_reducer: 
     """
     layer = layer_of(g)
     sources = {t: dict(g.srcnodes[t].data) for t in g.srctypes}
-    layer.session.chains.merging(layer.block, sources)
+    layer.session.order.merging(layer.block, sources)
     with layer.session.scope.merge(layer.block, sources) as merged:
         updated = _updated(g, layer, etype_dict, cross_reducer, merged)
     for ntype in updated if apply_node_func is not None else ():
@@ -67,7 +67,7 @@ def _updated(g: RafBlock, layer: Layer, etype_dict: Mapping[Any, Any], cross_red
         plan.fields = message_functions.fields_of(layer, found, plan)
         if not plan.by_batch and not any(f.own for f in functions.values()) and all(
                 relation in plan.fields for relation in plan.order):
-            layer.session.shapes[key] = plan
+            layer.session.groups.agreed.shapes[key] = plan
     _fill(layer, functions, plan.fields, found)
     fields = message_functions.fields_in_order(layer, plan)
     for ntype, outputs in fields.items():

@@ -80,11 +80,11 @@ def _forms(layer: Layer, owner: Any, given: Mapping[str, Any]) -> dict[str, str 
                             "tensors; give a tensor, or a tuple, list or dictionary of tensors")
         own[ntype] = treespec_dumps(tree)
     key = (owner, block.layer, "forms of guests")
-    known = session.shapes.get(key)
+    known = session.groups.agreed.shapes.get(key)
     if known is None or None in known.values():  # or nobody knew before
         told = session.group.all_gather_json(own, "control")
         known = {t: _one([form[t] for form in told], t) for t in own}
-        session.shapes[key] = known
+        session.groups.agreed.shapes[key] = known
     for ntype, form in own.items():
         if form is not None and form != known[ntype]:
             _one([form, known[ntype]], ntype)

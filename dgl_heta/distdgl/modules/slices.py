@@ -64,7 +64,7 @@ class Call:
         self.ids = EdgeIds(self.relation, self.layer)
         layer = self.layer
         check_forward(layer)
-        layer.session.chains.merging(layer.block, [*read.values()])
+        layer.session.order.merging(layer.block, [*read.values()])
         self._scope = layer.session.scope.merge(layer.block, [
             {ntype: [x for key, x in read.items() if key[0] == side]}
             for side, ntype in (("u", self.relation.src), ("v", self.relation.dst))])

@@ -7,7 +7,6 @@ returned: with RAF, and the plain way, on DGL's own blocks (:mod:`dgl_heta.proof
 
 from __future__ import annotations
 
-import copy
 import logging
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,8 +22,6 @@ from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.comm.drawn_rows import delivery
-from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
-from dgl_heta.distdgl.autograd.collective_order import Chains
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.dgl_block import note_seeds
 from dgl_heta.distdgl.blocks.layer import csc_with_ids
@@ -42,7 +39,6 @@ from dgl_heta.proof.replay import Reads
 from dgl_heta.proof.schedule import Schedule
 from dgl_heta.raf import chain as links
 from dgl_heta.raf.chain import Chain
-from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block, MiniBatch, mark_reads
 from dgl_heta.sampling.kernels import hash_key
 from dgl_heta.sampling.sampler import NeighborSampler
@@ -272,7 +268,7 @@ class DglSetting:
         self.world, self.group = self._apart(session.world), self._apart(session.group)
         schema = session.store.schema
         self.relations, self.types = schema.relations, schema.node_types
-        self.nones, self._links = True, _Alike(session.chains.flags)
+        self.nones, self._links = True, _Alike(session.order.flags)
         self._replayed: list[Block] = []
 
     def _apart(self, comm: Comm) -> Comm:
@@ -280,32 +276,14 @@ class DglSetting:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """For the body the session is another one; afterwards it is as it was."""
-        session = self._session
-        kept = dict(vars(session))
-        contents = {name: copy.copy(value) for name, value in kept.items()
-                    if type(value) in (dict, set, list)}
-        pending, session.backward._pending = session.backward._pending, True
+        """Let the session compute on communicators whose bytes are those of the proof."""
+        with torch.inference_mode(False), torch.enable_grad():
+            chain = Chain(0, self._links)
         try:
-            session.world, session.group = self.world, self.group
-            session.exchange = GroupExchange(self.group)
-            session.chains = Chains(self.group, BackwardEnd())
-            session.chains.checking = False
-            session.shapes = {}
-            with torch.inference_mode(False), torch.enable_grad():
-                session.exchange.chain = Chain(0, self._links)
-            yield
+            with self._session.replayed(self.world, self.group, chain):
+                yield
         finally:
-            session.backward._pending = pending
-            vars(session).clear()
-            vars(session).update(kept)
-            for name, value in contents.items():
-                kept[name].clear()
-                if isinstance(value, list):
-                    kept[name].extend(value)
-                else:
-                    kept[name].update(value)
-            session.traffic.bytes[CAUSE] += sum(self._traffic.bytes.values())
+            self._session.traffic.bytes[CAUSE] += sum(self._traffic.bytes.values())
 
     def sample(self, most: int) -> MiniBatch:
         self._batch = self._sampled(most)
@@ -371,7 +349,7 @@ class DglSetting:
     def chain(self) -> list[Tensor]:
         session = self._session
         if done := self._replayed[0].done:
-            session.check({pair for b in self._replayed for pair in session.expected(b)}, done)
+            session.merges.check(self._replayed, done)
         return session.exchange.chain.tokens
 
     def unused(self) -> set[links.Place]:

@@ -45,7 +45,7 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
         rows.requires_grad_()
         rows.heta_rows = True  # type: ignore[attr-defined]
         with table.session.scope.aside():
-            readers = table.session.handed.readers(table.ntype, index)
+            readers = table.session.batch_ids.readers(table.ntype, index)
         if readers is not None:
             table.session.scope.learn(rows, table.ntype, readers.others)
         embedding._trace.append((bare(index).to("cpu"), rows, readers and readers.bits))

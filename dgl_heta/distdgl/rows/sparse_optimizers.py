@@ -233,7 +233,7 @@ def _route(tables: Sequence[Table], given: Sequence[Rows], forms: Sequence[Form]
 def _exchanged(tables: Sequence[Table], given: Sequence[Rows], forms: Sequence[Form]
                ) -> list[list[Rows]]:
     """Rows of several tables of one width: the own ones, and those that came from others."""
-    world, trainers = tables[0].session.world, np.asarray(tables[0].session.trainers)
+    world, trainers = tables[0].session.world, np.asarray(tables[0].session.groups.trainers)
     first = np.cumsum([0, *(table.count * form.reads for table, form in zip(tables, forms))])
     own, keys, owners, grads = [], [], [], []  # the tables' keys one after the other
     for table, rows, form, start in zip(tables, given, forms, first):

@@ -29,7 +29,7 @@ def _backward(original: Any) -> Any:
             given = kwargs.get("inputs")
             check_views(() if given is None else [given] if isinstance(given, Tensor) else given)
             with session.scope.aside():
-                session.chains.backward(original, *args, **kwargs)
+                session.order.backward(original, *args, **kwargs)
     return backward
 
 
@@ -40,7 +40,7 @@ def _grad(original: Any) -> Any:
             return original(outputs, inputs, *args, **kwargs)
         check_views([inputs] if isinstance(inputs, Tensor) else inputs)
         with session.scope.aside():
-            return session.chains.grad(original, outputs, inputs, *args, **kwargs)
+            return session.order.grad(original, outputs, inputs, *args, **kwargs)
     return grad
 
 
@@ -48,7 +48,7 @@ def _looked_at(original: Any) -> Any:
     def look(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = current()
         if session is not None and not self.is_leaf and session.group.size > 1 and (
-                session.chains.under_way and session.chains.checking):
+                session.order.under_way and session.order.checking):
             raise HetaError(f"{original.__name__} on a tensor inside a model would see this "
                             "machine's part of its gradient alone; use it on what the model "
                             "returns")
@@ -62,7 +62,7 @@ def _but_in_checks(hook: Any, session: Any) -> Any:
     """A script's hook, which is not called where gradients are computed to look at them."""
     @functools.wraps(hook)
     def call(grad: Any) -> Any:
-        return None if session.chains.cut else hook(grad)
+        return None if session.order.cut else hook(grad)
     return call
 
 

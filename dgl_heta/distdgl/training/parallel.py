@@ -110,7 +110,7 @@ class RafParallel(Parallel):
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._fire)
-                session.chains.parameters.append(parameter)
+                session.order.parameters.append(parameter)
         session.parallels.append(self)
 
     def _fire(self, parameter: Tensor) -> None:
@@ -123,7 +123,7 @@ class RafParallel(Parallel):
     def took_part(self) -> bool:
         """By its forward passes; where the loss depends on no exchange of theirs, it is agreed
         upon, unless no module but this can have had a part."""
-        if self._chains & self.session.chains.passed:
+        if self._chains & self.session.order.passed:
             return True
         if not self._chains and sum(p._ran for p in self.session.parallels) < 2:
             return True
@@ -138,7 +138,7 @@ class RafParallel(Parallel):
             A second backward pass runs through a forward pass whose gradients were averaged.
         """
         self._reached, self._fired = self._fired, False
-        passed = self.session.chains.passed
+        passed = self.session.order.passed
         if self._ran:
             unmark(self.module.parameters())
         if passed & self._averaged and self.session.world.size > 1:
@@ -160,7 +160,7 @@ class RafParallel(Parallel):
         layers = {block.layer for block in blocks}
         for done, _ in before:
             done -= {pair for pair in done if pair[0] in layers}
-        with self.session.chains.call() as chains:
+        with self.session.order.call() as chains:
             output = super().forward(inputs, kwargs, synchronize)
         if chains and self.session.world.size > 1:
             check_hooks(self.module)
@@ -170,7 +170,7 @@ class RafParallel(Parallel):
         # should have reduced and did not is found when the next batch is asked for.
         merged = {pair for done, _ in before for pair in done if pair[0] in layers}
         if blocks and (self._merges or merged):
-            self.session.check({pair for b in blocks for pair in self.session.expected(b)}, merged)
+            self.session.merges.check(blocks, merged)
         for done, earlier in before:
             done |= earlier | merged
         return output
