@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dgl_heta.distdgl.autograd.dependence import carried
 from dgl_heta.distdgl.autograd.partial_gradients import is_part, summed
+from dgl_heta.distdgl.autograd.trace import carried
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.watchdog import at
