@@ -47,6 +47,29 @@ _FOR_ITSELF = ("set train.wrapper = ddp, by which every trainer computes all rel
                "seeds, or sample by a class of the script's own")
 
 AUTOGRAD: dict[str, Refusal] = {
+    "late DistEmbedding": Refusal(
+        "a DistEmbedding that is made after a batch that its rows are read for",
+        "its rows are read",
+        "a DistEmbedding of '{ntype}' was made after the batch that its rows are read for was "
+        "sampled; {remedy}", "make it before the data loader is iterated",
+        "distdgl/test_handed.py::test_ids_from_before_there_was_an_embedding_are_refused"),
+    "id of a batch twice": Refusal(
+        "rows of a DistEmbedding by an id of a batch twice", "its rows are read",
+        "rows of the DistEmbedding of '{ntype}' are read with an id of a batch twice: on a "
+        "meta-partitioned graph its input nodes are those of all trainers; {remedy}",
+        "read each row once (torch.unique), and rows for this trainer alone by ids that it has "
+        "drawn itself",
+        "distdgl/test_handed.py::test_an_id_of_a_batch_twice_is_refused_but_of_own_seeds"),
+    "ids as numbers": Refusal(
+        "rows of a DistEmbedding by some of a batch's ids that were taken out as numbers",
+        "its rows are read",
+        "rows of the DistEmbedding of '{ntype}' are read by numbers, some of those that were taken "
+        "out of a batch's ids (numpy(), tolist()), so it cannot be told which trainers read them "
+        "in DistDGL; {remedy}",
+        "read them by the tensors of the data loader (the input nodes, or a block's dgl.NID) and "
+        "selections of them; where the script draws such ids itself, let it take none out as "
+        "numbers", "distdgl/test_handed.py::"
+        "test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused"),
     "loss": Refusal(
         "a loss of rows or numbers of the group's batch, beyond own seeds and past all merges of "
         "relations", "backward() is called",

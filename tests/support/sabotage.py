@@ -29,7 +29,7 @@ def s2() -> None:
     """Rows of a DistEmbedding are taken for those of the batch that was drawn last."""
     import numpy as np
 
-    from dgl_heta.distdgl.batch_ids import IdRegistry
+    from dgl_heta.distdgl.batch_ids import IdRegistry, Readers
 
     right, last = IdRegistry.hand_out, {}
 
@@ -38,14 +38,15 @@ def s2() -> None:
             last.update({t: (ids, reached[0][t]) for t, ids in batch.input_nodes.items()})
         return right(self, batch, reached, rank)
 
-    def bits(self: Any, ntype: str, index: Tensor) -> Any:
+    def readers(self: Any, ntype: str, index: Tensor) -> Any:
         none = np.empty(0, np.int64)
         ids, found = last.get(ntype, (none, none))
         of_id = np.zeros(1 + max([0, *index.tolist(), *ids.tolist()]), np.int64)
         of_id[ids] = found
-        return of_id[index.clone().numpy()]
+        return Readers(of_id[index.numpy()], torch.zeros(len(index), dtype=torch.bool))
 
-    IdRegistry.hand_out, IdRegistry.bits = hand_out, bits  # type: ignore[method-assign]
+    IdRegistry.hand_out, IdRegistry.readers = (  # type: ignore[method-assign]
+        hand_out, readers)
 
 
 def s4() -> None:

@@ -15,14 +15,14 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.drawn_rows import delivery
 from dgl_heta.distdgl.session import Session
-from dgl_heta.distdgl.source_trainers import Reached, reached_by
+from dgl_heta.distdgl.source_trainers import SourceTrainers, source_trainers
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.seeds import join_seeds
 
-Drawn = tuple[MiniBatch, Reached]
+Drawn = tuple[MiniBatch, SourceTrainers]
 """A batch, and which trainers' seeds reach its input nodes."""
 
 
@@ -76,7 +76,7 @@ def draw(session: Session, sampler: NeighborSampler, seeds: Sequence[Mapping[str
     if len(batch.blocks) > 1 and not session.all_complete:
         mark_reads(batch.blocks[-2], batch.blocks[-1])
     ranks = group.ranks if session.world.size > 1 else (0,)
-    return batch, reached_by(batch, group, ranks, {e.ntype for e in session.embeddings})
+    return batch, source_trainers(batch, group, ranks, {e.ntype for e in session.embeddings})
 
 
 def draw_told(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor], number: int,

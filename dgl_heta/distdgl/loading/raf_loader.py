@@ -26,7 +26,7 @@ from dgl_heta.distdgl.modules.merging_block import make_blocks
 from dgl_heta.distdgl.proof import step_proof
 from dgl_heta.distdgl.proof.recording import recorder
 from dgl_heta.distdgl.session import Session
-from dgl_heta.distdgl.source_trainers import Reached
+from dgl_heta.distdgl.source_trainers import SourceTrainers
 from dgl_heta.distdgl.store.masked_store import masked_store
 from dgl_heta.distdgl.watchdog import watchdog
 from dgl_heta.errors import HetaError, InputError, several
@@ -215,13 +215,14 @@ class RafLoader:
             watchdog().take((self._number, self._epoch, self._step))
         self._step += 1
 
-    def _hand_out(self, batch: MiniBatch, reached: Reached, number: int | None = None) -> Sample:
+    def _hand_out(self, batch: MiniBatch, trainers: SourceTrainers, number: int | None = None
+                  ) -> Sample:
         """What a script is given of a batch, whose draws follow from `number` (or the step)."""
         session = self._session
         if session.all_complete:  # since it was drawn, maybe
             forget_reads(batch.blocks)
         session.begin(batch.blocks)
-        sample = _sample(session, batch, reached, self._of.planned)
+        sample = _sample(session, batch, trainers, self._of.planned)
         if session.reference:
             tell(sample[2], self._seeds_with_raf(sample[1]))
         if (recording := recorder()) is not None:
@@ -263,8 +264,8 @@ class RafLoader:
         self._making.reset()
 
 
-def _sample(session: Session, batch: MiniBatch, reached: Reached, planned: bool) -> Sample:
-    levels = session.batch_ids.hand_out(batch, reached, session.world.rank)
+def _sample(session: Session, batch: MiniBatch, trainers: SourceTrainers, planned: bool) -> Sample:
+    levels = session.batch_ids.hand_out(batch, trainers, session.world.rank)
     inputs = {t: levels[0].get(t, torch.empty(0, dtype=torch.int64))
               for t in session.store.schema.node_types}
     seeds = {t: ids for t, ids in levels[-1].items() if len(ids)}

@@ -16,12 +16,16 @@ from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.blocks.layer import Layer
-from dgl_heta.distdgl.source_trainers import below, of_seeds, with_guests
+from dgl_heta.distdgl.source_trainers import (
+    MOST_TRAINERS,
+    Words,
+    trainers_of_destinations,
+    trainers_of_seeds,
+    trainers_of_sources,
+)
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, RelationBlock
-
-_MOST = 62  # trainers of a group, a bit each
 
 
 @dataclass
@@ -54,12 +58,13 @@ def presence(layer: Layer) -> Presence:
     """
     if layer.presence is None:
         group, block = layer.session.group, layer.block
-        if group.size > _MOST:
+        if group.size > MOST_TRAINERS:
             raise HetaError(f"a group has {group.size} trainers; a user-defined reduce function, "
-                            f"or a maximum or minimum, in multi_update_all works with {_MOST}")
+                            "or a maximum or minimum, in multi_update_all works with "
+                            f"{MOST_TRAINERS}")
         blocks = layer.blocks
-        rows = with_guests(block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group,
-                           "control")
+        rows = trainers_of_destinations(
+            block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group, "control")
         relations = list(layer.session.store.schema.relations)
         words = np.zeros(len(relations), np.int64)
         for edges in block.edges:
@@ -72,9 +77,9 @@ def presence(layer: Layer) -> Presence:
     return layer.presence
 
 
-def _rows(group: Comm, last: Block, above: Sequence[Block]) -> dict[str, np.ndarray]:
+def _rows(group: Comm, last: Block, above: Sequence[Block]) -> Words:
     """The trainers of a worker's own destination rows of a block, from the blocks above it."""
-    rows = of_seeds(last.seeds, range(group.size))
+    rows = trainers_of_seeds(last.seeds, range(group.size))
     for block in above:
-        rows = below(block, rows, last.seeds, group, "control")
+        rows = trainers_of_sources(block, rows, last.seeds, group, "control")
     return rows

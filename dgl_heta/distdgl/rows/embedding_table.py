@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.session import Session
+from dgl_heta.distdgl.source_trainers import MOST_TRAINERS
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import check_ids, gather_rows
 
@@ -32,9 +33,9 @@ class Table:
         self.session, self.ntype, self._pull = session, ntype, pull
         self._tensor = embedding._tensor
         session.connect()
-        if session.world.size > 62:
-            raise HetaError(f"DistEmbedding on a meta-partitioned graph takes at most 62 trainers; "
-                            f"there are {session.world.size}")
+        if session.world.size > MOST_TRAINERS:
+            raise HetaError(f"DistEmbedding on a meta-partitioned graph takes at most "
+                            f"{MOST_TRAINERS} trainers; there are {session.world.size}")
         users = session.users(ntype)
         self.own = users == [session.world.rank]
         """Whether no other trainer's batches have rows of it."""
