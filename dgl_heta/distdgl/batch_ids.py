@@ -51,6 +51,7 @@ _TAKEN = ("ids of a batch are taken out as numbers (numpy, tolist), which nothin
           "loss that comes of those that are no own seeds', as of negatives drawn from them, is "
           "not plain DGL's; `dgl-heta prove` finds that (docs/switching.md, 'Whose rows and "
           "numbers')")
+# Scripts take ids out at every step, for logs; without a limit each would be compared.
 _REMEMBERED = 64
 """So many ids that were taken out as numbers are known, the last ones."""
 
@@ -112,9 +113,11 @@ class BatchIds(Tensor):
 
     def _united(self, unique: Tensor) -> Tensor:
         """Return for each unique id the union of its marks."""
+        # torch.unique need not sort (`sorted=False`).
         order = torch.argsort(unique)
         at = order[torch.searchsorted(unique[order], bare(self).contiguous())]
         marks = np.zeros(len(unique), np.int64)
+        # PyTorch has no scatter with a bitwise or.
         np.bitwise_or.at(marks, at.cpu().numpy(), self.marks.numpy())
         return torch.from_numpy(marks)
 
@@ -122,6 +125,7 @@ class BatchIds(Tensor):
         return repr(bare(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # A file or another process gets ordinary ids: marks are of this trainer's batch.
         return bare(self).__reduce_ex__(protocol)
 
 
@@ -164,6 +168,8 @@ class Readers(NamedTuple):
 class _Numbers(NamedTuple):
     """Ids that a script has taken out as numbers, and the memory that an array of NumPy's keeps."""
 
+    # Weak, and PyTorch's own references: a tensor's Python object may be made anew while the tensor
+    # lives on.
     ids: TensorWeakRef
     memory: TensorWeakRef
     ntype: str
@@ -260,6 +266,7 @@ class IdRegistry:
             if living is None:
                 continue
             before = living.to("cpu", torch.int64)
+            # By equality: what the script has done with the numbers in between is not seen.
             if torch.equal(before, numbers):
                 return self.readers(ntype, self.track(
                     ntype, before, taken.marks, taken.asked, taken.whole))

@@ -52,6 +52,8 @@ class DueMerges:
     def _of(self, blocks: Iterable[Block]) -> Merges:
         """Return the merges that blocks need: of node types with seeds that relations lead into,
         and of those that are aggregated for others, or by them."""
+        # Whether relations lead into a type is asked of the schema and not of the block's edges: a
+        # machine without such relations merges, too, or the others would wait for it.
         seeds = {(block.layer, t) for block in blocks for t, shares in block.seeds.items()
                  if shares.total and self._into.get(t)}
         return seeds | {(block.layer, t) for block in blocks for t, guests in block.guests.items()
@@ -69,6 +71,7 @@ class DueMerges:
         """
         waiting = []
         for batch in self._batches:
+            # A module that asks for the next batch inside its forward pass is not done with it.
             if not batch.done or self._order.under_way:
                 waiting.append(batch)
             else:
@@ -90,4 +93,4 @@ class DueMerges:
         group = self._groups.group
         if (skipped := due - done) and group.size > 1:
             watchdog().skip_alike(skipped, group.ranks, self._patience_s)
-            done |= skipped
+            done |= skipped  # agreed on once: it is no fault the next time

@@ -197,6 +197,11 @@ GRAPH: dict[str, Refusal] = {
         "{remedy}",
         "partition the graph with this setting",
         "distdgl/test_session.py::test_refused_settings", InputError),
+    "reference of metapaths": Refusal(
+        "`dgl-heta prove` of a partition that follows metapaths", "a DistGraph is made",
+        "the partition follows metapaths, so plain DGL samples other edges and there is nothing to "
+        "compare with; {remedy}", "partition it by hops",
+        "distdgl/test_session.py::test_nothing_can_be_compared_to_metapaths", InputError),
     "no process group": Refusal(
         "a data loader before `torch.distributed.init_process_group`",
         "the first data loader is made",

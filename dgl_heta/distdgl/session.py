@@ -113,6 +113,7 @@ class Session:
         self.wrapper: ModuleWrapper = (Reference() if self.reference else plugins.get(
             "module wrapper", settings.train.wrapper))
         plugins.get("cache policy", settings.cache.policy)  # an unknown one is an error now
+        # The kernel is the process's, as dgl_heta.nn knows no session.
         use_kernel(plugins.get("aggregation kernel", settings.train.kernel))
 
     def _make_state(self, plugins: Plugins) -> None:
@@ -207,8 +208,11 @@ class Session:
         elif self.plan.num_parts != 1:
             raise InputError(f"the partition has {self.plan.num_parts} parts, but there is one "
                              "trainer; start one machine per part (`dgl-heta launch`)")
+        # Both were made for a trainer by itself, when the DistGraph was: a script may ask a graph
+        # before it calls init_process_group.
         self.order.group = self.group
         self.exchange = GroupExchange(self.group, self.order.chain_of)
+        # Only now is it known which trainer is the first, who says it.
         if unused := without_effect(self.settings):
             self.say(unused)
         self._connected = True

@@ -84,7 +84,7 @@ def trainers_of_sources(block: Block, words: Words, shares: Mapping[str, SeedSha
     """
     sources = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
     for t, destinations in words.items():
-        sources[t][:len(destinations)] = destinations
+        sources[t][:len(destinations)] = destinations  # which lead the sources, as in DGL's blocks
     every = trainers_of_destinations(block, words, group, cause)
     for edges in block.edges:
         unite_along_edges(edges.indptr.numpy(), edges.indices.numpy(),
@@ -92,6 +92,8 @@ def trainers_of_sources(block: Block, words: Words, shares: Mapping[str, SeedSha
                           sources[edges.relation.src])
     if group.size > 1:
         for t, share in shares.items():
+            # Each worker has the seeds in an order of its own (its own ones first), so they are
+            # united in the one that all know.
             seeds = share.canonical(torch.from_numpy(sources[t][:share.total]))
             sources[t][:share.total] = share.local(group.all_reduce(seeds, "or", cause)).numpy()
     return sources

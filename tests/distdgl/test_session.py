@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 os.environ.setdefault("DGLBACKEND", "pytorch")
 
@@ -13,10 +14,12 @@ import torch
 
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.due_merges import DueMerges
+from dgl_heta.distdgl.reference import Reference
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.state import process_state
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.chain import Chain
 from dgl_heta.sampling.blocks import Block
 from dgl_heta.settings import load_settings
@@ -49,6 +52,11 @@ def test_a_partition_without_replication_is_refused(tmp_path: Path) -> None:
     where = str(parts(whole_graph(), 2, tmp_path / "parts", replication="none"))
     with pytest.raises(InputError, match="replication = none, .* with --replication full"):
         opened(where)
+
+
+def test_nothing_can_be_compared_to_metapaths() -> None:
+    with pytest.raises(InputError, match="there is nothing to compare with; partition it by hops"):
+        Reference().plan(cast(Plan, SimpleNamespace(metapaths=[("writes",)])))
 
 
 def test_trainers_need_a_process_group(config: str, monkeypatch: pytest.MonkeyPatch) -> None:

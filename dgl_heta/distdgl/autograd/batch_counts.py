@@ -87,7 +87,8 @@ class BatchCounts:
         numbers : of each trainer's loss, those next to the loss last.
         values : of each trainer, its `values` and then numbers that were taken out of tensors.
         """
-        both = np.asarray([*zip(*values)]).T  # as many as all trainers have
+        # zip stops at the shortest: as many numbers are compared as all trainers have.
+        both = np.asarray([*zip(*values)]).T
         seeds, counts = both[:, :1 + self._types], both[:, 1 + self._types:]
         hits: _Hits = {}
         # From the loss on: trainers compute their losses alike, but before that each has the
@@ -131,7 +132,9 @@ class BatchCounts:
             counts = np.broadcast_to(counts.sum(0), counts.shape)
         elif any(_constant(row / form(own)) for own in seeds.T for form in _FORMS):
             return
+        # Means over own seeds are usual, so a count may be divided or multiplied by their number.
         total = seeds[:, 0]
+        # A count that is the same on all trainers is so in plain DGL, too, or tells nothing.
         usable = everywhere | (counts != counts[:1]).any(0)
         for form, function in enumerate(_FORMS):
             of_form = function(counts)

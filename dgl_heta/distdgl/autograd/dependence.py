@@ -110,6 +110,8 @@ class Computation:
                    and (chosen := rows(source)) is not None and bool(chosen.any())]
         if not sources:
             return None
+        # Most losses depend on nothing, so all sources are changed at once; one by one only to name
+        # the one.
         as_it_was = self._values(refs, [], rows)
         if _same(as_it_was, self._values(refs, sources, rows)) or not _same(
                 as_it_was, self._values(refs, [], rows)):
@@ -164,6 +166,7 @@ class Computation:
 
 def noisy(value: Tensor, rows: Tensor) -> Tensor:
     """Return the same numbers, but other ones in some rows, bool (rows,)."""
+    # A generator of its own: the script's random numbers must not depend on whether it is proved.
     generator = torch.Generator().manual_seed(1)
     noise = torch.rand(value.shape, dtype=torch.float64, generator=generator)
     noise = noise.to(value) * (1 + value.abs().mean())

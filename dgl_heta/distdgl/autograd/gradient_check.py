@@ -70,6 +70,8 @@ class AboveMerges:
     def __init__(self, roots: Sequence[Tensor]) -> None:
         pending: list[tuple[Any, int]] = [
             (t.grad_fn, t.output_nr) for t in roots if t.grad_fn is not None]
+        # By outputs and not by nodes: one output of a node may be rows of the group, and another
+        # not (`split`).
         seen = set(pending)
         self._roots = list(roots)
         self.marked: dict[tuple[Any, int], GroupRows] = {}
@@ -81,7 +83,7 @@ class AboveMerges:
             rows = getattr(getattr(node, "variable", None), "heta_scope", None) or (
                 node.metadata.get(_KEY, {}).get(output))
             if rows is not None:
-                self.marked[edge] = rows
+                self.marked[edge] = rows  # what is below it is the group's, too
             elif is_link(node):
                 self.merged = True
             else:
@@ -115,6 +117,7 @@ class AboveMerges:
         for rows, grad in zip(self.marked.values(), gradients):
             if grad is None:
                 continue
+            # What is not a number tells nothing: 0 times infinity is such a one.
             used = ((grad != 0) & ~grad.isnan()).reshape(len(grad), -1).any(1)
             sure = sure and bool(used.any())
             wrong = int((used & rows.foreign.to(used.device)).sum())

@@ -115,7 +115,7 @@ class LossScope:
         """Note a batch that is handed out, at a step to `prove` or not. `given` to the script are
         ids by node type, and blocks."""
         tidy()
-        if self._used:
+        if self._used:  # a backward pass came to it: the next batch is looked at by its own
             self.end()
         if not self._holds or not (prove or self._counts.wanted):
             return
@@ -169,7 +169,7 @@ class LossScope:
         trace = self._trace if self._is_traced(block) else None
 
         def merged(ntype: str, rows: Tensor) -> None:
-            if block.last:  # of own seeds
+            if block.last:  # the rows are own seeds', and complete
                 return
             own, what = _own(block, ntype), f"the states of '{ntype}' after layer {block.layer}"
             mark_rows(rows, own, what)

@@ -160,6 +160,7 @@ def _part(result: Tensor, parts: Sequence[Partial]) -> Tensor:
     if not result.is_floating_point() or result.layout != torch.strided:
         return result
     made = result.as_subclass(Partial)
+    # Views and `.data` of a part are summed when it is: they share its memory, and its list.
     memory = result.untyped_storage().data_ptr()
     made.summed = next((part.summed for part in parts
                         if part.untyped_storage().data_ptr() == memory), [False])
@@ -176,6 +177,7 @@ class _Marked:
 
     def __init__(self) -> None:
         self.parameters: Any = WeakTensorKeyDictionary()
+        # Sparse gradients can be no subclass, so only this sees what an optimizer does with them.
         self._hook = register_optimizer_step_pre_hook(_check_step)
 
     def close(self) -> None:
@@ -249,6 +251,7 @@ def summed(tensor: Any, op: Any, everybody: bool) -> None:
     HetaError
         It is not summed.
     """
+    # The parts sum to what plain DGL's gradients sum to; no other reduction has such a meaning.
     if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
         _refuse(tensor, f"reduced by {op}")
     if everybody and isinstance(tensor, Partial):

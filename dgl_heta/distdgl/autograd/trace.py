@@ -179,6 +179,7 @@ class Trace(TorchDispatchMode):
             return func(*args, **kwargs)
         items, spec = tree_flatten((args, kwargs))
         given = [self._ref(item) or item for item in items]
+        # An operation of numbers alone is noted for these: they may be counts.
         numbers = _numbers(func, given)
         if not numbers and not any(isinstance(item, Ref) for item in given):
             out = func(*args, **kwargs)
@@ -215,6 +216,7 @@ class Trace(TorchDispatchMode):
             whole, _ = self._base(written)
             self.check_memory(max(map(len, (part for part in (written, whole) if part.dim())),
                                   default=0), [item for item in given if isinstance(item, Ref)])
+        # A parameter that is written to (by an optimizer) has no past in the trace.
         if written is None or (written.is_leaf and written.requires_grad):
             return func(*args, **kwargs)
         base, steps = self._base(written)
@@ -237,6 +239,7 @@ class Trace(TorchDispatchMode):
         given = [None if i == position else item for i, item in enumerate(given)] + [before]
         out = func(*args, **kwargs)
         self._note_results([base, written], Operation(run, given, numbers))
+        # Views that were taken before have the new values now.
         for other in self._of_base.get(id(base), ()):
             if other is not written and self._base(other)[0] is base:
                 self._note_results([other], Operation(
@@ -271,10 +274,7 @@ class Trace(TorchDispatchMode):
     def dependence(self, tensors: Sequence[Tensor]) -> str | None:
         """Return rows that are no own seed's and that one of these tensors depends on; None if
         there are none."""
-        return self._dependence(self.refs(tensors))
-
-    def _dependence(self, refs: Sequence[Ref]) -> str | None:
-        return self._computation.dependence(refs, lambda source: source.foreign)
+        return self._computation.dependence(self.refs(tensors), _foreign)
 
     def check_memory(self, length: int, refs: Sequence[Ref]) -> None:
         """Check values that are written to a tensor of so many rows.
@@ -296,11 +296,16 @@ class Trace(TorchDispatchMode):
     def taken(self) -> list[float]:
         """Return the numbers that were taken out of tensors, in order; 0 for those of own rows
         alone."""
-        return [0.0 if self._dependence([ref]) is None else value for ref, value in self._taken]
+        return [0.0 if self._computation.dependence([ref], _foreign) is None else value
+                for ref, value in self._taken]
 
     def refs(self, tensors: Sequence[Tensor]) -> list[Ref]:
         """Return which of the tensors are results of something that was noted."""
         return [ref for tensor in tensors if (ref := self._ref(tensor)) is not None]
+
+
+def _foreign(source: Source) -> Tensor:
+    return source.foreign
 
 
 def carried(tensor: Tensor, other: Tensor) -> Tensor:
@@ -312,6 +317,7 @@ def carried(tensor: Tensor, other: Tensor) -> Tensor:
 
 def tidy() -> None:
     """Take away traces that look no longer, if they may be."""
+    # A mode can only be taken from the top of the stack, so all are, and others are put back.
     traces = state_of(Traces)
     if gone := [trace for trace in traces.stopped if trace.can_go]:
         for mode in _popped():

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from dgl_heta.distdgl.blocks.edge_count import EdgeCount
-from dgl_heta.distdgl.store.masked_store import ids_of_drawn
+from dgl_heta.distdgl.store.masked_store import sampled_edge_ids
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.row_kernels import check_ids
 from dgl_heta.graph.schema import Relation
@@ -39,7 +39,7 @@ def ids_of(layer: Layer, relation: Relation) -> Tensor:
             continue
         assert edges.drawn is not None  # only training on edges by ourselves leaves some out
         try:
-            numbers = ids_of_drawn(store, relation, edges.drawn.csc)
+            numbers = sampled_edge_ids(store, relation, edges.drawn.csc)
         except InputError as error:
             raise HetaError(f"edge ids (dgl.EID) of {tuple(relation)} are not stored by this "
                             "meta-partitioned graph; make it by dgl.distributed.partition_graph, "

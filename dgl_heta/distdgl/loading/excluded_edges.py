@@ -22,7 +22,7 @@ from torch import Tensor
 from dgl_heta.distdgl.modules.merging import canonical
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.store.edge_ends import EdgeEnds
-from dgl_heta.distdgl.store.masked_store import places_of
+from dgl_heta.distdgl.store.masked_store import sampled_positions
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.same_links import MOST, Joined, Overlap, between, said
@@ -61,7 +61,7 @@ def excluded_by_all(session: Session, own: Any, store: Store) -> dict[Relation, 
     if session.reference:  # where a trainer is a group by itself, but leaves out what RAF does
         every = pairs.split(sizes)
         pairs = torch.cat([every[partner] for partner in session.partners])
-    return {relation: places_of(store, session.edge_ends, relation,
+    return {relation: sampled_positions(store, session.edge_ends, relation,
                                 pairs[pairs[:, 0] == place, 1].numpy())
             for place, relation in enumerate(relations) if bool((pairs[:, 0] == place).any())}
 
