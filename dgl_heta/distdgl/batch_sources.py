@@ -1,4 +1,4 @@
-"""Where a data loader's batches come from: sampled when they are asked for, or ahead of time."""
+"""Sources of a data loader's batches: sampled when they are asked for, or ahead of time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which merges of relations a batch needs, and whether a script has done them.
+"""The merges of relations that a batch needs, and those that a script has done.
 
 A merge is a collective: where one trainer leaves it out and another does not, that one waits in
 vain, and where all leave it out, a result is incomplete. What a batch needs follows from its

@@ -29,7 +29,7 @@ RowShape = tuple[torch.Size, torch.dtype] | None
 
 @dataclass
 class Agreements:
-    """What the group's trainers have told each other in this epoch, so that it is not asked again.
+    """Facts that the group's trainers have told each other in this epoch, so as to ask once.
 
     Attributes
     ----------

@@ -82,7 +82,7 @@ class Operation:
 
 
 class Computation:
-    """What was handed out, and the operations on it, in order."""
+    """A sequence of sources, and of operations on them."""
 
     def __init__(self) -> None:
         self._entries: list[Source | Operation] = []

@@ -125,9 +125,9 @@ class Partial(Tensor):
 _ABOUT = frozenset("""size dim numel nelement ndimension stride element_size storage_offset len hash
     is_contiguous is_floating_point is_complex is_signed get_device data_ptr untyped_storage
     zeros_like ones_like empty_like new_zeros new_ones new_empty new_full requires_grad""".split())
-"""What tells nothing of the numbers."""
+"""Functions that tell nothing of the numbers."""
 _LIKE = ("unflatten_dense_tensors", "view_as", "reshape_as", "expand_as", "type_as")
-"""What takes but the form of its second argument."""
+"""Functions that take but the form of their second argument."""
 _FILLING = ("copy", "zero", "fill", "set data")
 _WRITING = ("setitem", "set data")
 _SUMS = frozenset("""clone detach contiguous view view_as reshape reshape_as flatten unflatten ravel
@@ -159,12 +159,12 @@ def _part(result: Tensor, parts: Sequence[Partial]) -> Tensor:
         return result
     if not result.is_floating_point() or result.layout != torch.strided:
         return result
-    made = result.as_subclass(Partial)
+    new = result.as_subclass(Partial)
     # Views and `.data` of a part are summed when it is: they share its memory, and its list.
     memory = result.untyped_storage().data_ptr()
-    made.summed = next((part.summed for part in parts
+    new.summed = next((part.summed for part in parts
                         if part.untyped_storage().data_ptr() == memory), [False])
-    return made
+    return new
 
 
 def is_part(item: Any) -> bool:

@@ -72,7 +72,7 @@ class View(NamedTuple):
 
 
 class Trace(TorchDispatchMode):
-    """What was done in this thread with the values of a batch since it was handed out."""
+    """The operations in this thread on the values of a batch since it was handed out."""
 
     def __init__(self) -> None:
         super().__init__()

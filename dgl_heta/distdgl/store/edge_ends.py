@@ -1,4 +1,4 @@
-"""Where edges of a meta-partitioned graph are in its store, and which nodes they join."""
+"""Edges of a meta-partitioned graph by their ids: their positions in its store, and their ends."""
 
 from __future__ import annotations
 
