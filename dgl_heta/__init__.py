@@ -27,25 +27,29 @@ _LAZY = {
     "Command": "dgl_heta.hooks.protocols",
     "Cutter": "dgl_heta.hooks.protocols",
     "Dataset": "dgl_heta.hooks.protocols",
+    "InputReader": "dgl_heta.hooks.protocols",
+    "InputsContext": "dgl_heta.hooks.protocols",
     "Kernel": "dgl_heta.hooks.kernel_protocol",
     "Logger": "dgl_heta.hooks.protocols",
+    "ModelInputs": "dgl_heta.hooks.protocols",
     "ModelProvider": "dgl_heta.hooks.protocols",
     "ModuleWrapper": "dgl_heta.hooks.protocols",
     "PartitionBackend": "dgl_heta.hooks.protocols",
     "Patches": "dgl_heta.hooks.protocols",
+    "Program": "dgl_heta.hooks.protocols",
     "Provider": "dgl_heta.hooks.protocols",
     "Reader": "dgl_heta.hooks.protocols",
     "RunLog": "dgl_heta.hooks.protocols",
     "Stage": "dgl_heta.hooks.protocols",
     "WrapContext": "dgl_heta.hooks.protocols",
     "WrappedModule": "dgl_heta.hooks.protocols",
-    "MetatreeBackend": "dgl_heta.partition.backends.base",
+    "MetatreeBackend": "dgl_heta.partition.backends.metatree_backend",
     "AUTO": "dgl_heta.partition.request",
     "PartitionRequest": "dgl_heta.partition.request",
     "PartitionResult": "dgl_heta.partition.request",
     "as_source": "dgl_heta.store.reader",
     "SavedObject": "dgl_heta.graph.readers.torch_file",
-    "open_edges": "dgl_heta.graph.readers.files",
+    "open_edges": "dgl_heta.graph.readers.array_files",
     "read_saved": "dgl_heta.graph.readers.torch_file",
     "read_hetero_data": "dgl_heta.graph.readers.pyg",
     "partition_graph": "dgl_heta.partition.dgl",
@@ -80,9 +84,12 @@ __all__ = [
     "HGNNLayer",
     "HetaError",
     "InputError",
+    "InputReader",
+    "InputsContext",
     "Kernel",
     "Logger",
     "MetatreeBackend",
+    "ModelInputs",
     "ModelProvider",
     "ModelSpec",
     "ModuleWrapper",
@@ -91,6 +98,7 @@ __all__ = [
     "PartitionResult",
     "Patches",
     "Plan",
+    "Program",
     "Provider",
     "Reader",
     "Relation",
@@ -125,7 +133,7 @@ if TYPE_CHECKING:
     from dgl_heta.distdgl.loading.all_seeds import all_seeds
     from dgl_heta.distdgl.modules.hetero_convs import register_hetero_conv
     from dgl_heta.errors import HetaError, InputError
-    from dgl_heta.graph.readers.files import open_edges
+    from dgl_heta.graph.readers.array_files import open_edges
     from dgl_heta.graph.readers.pyg import read_hetero_data
     from dgl_heta.graph.readers.torch_file import SavedObject, read_saved
     from dgl_heta.graph.schema import Relation, Schema
@@ -137,11 +145,15 @@ if TYPE_CHECKING:
         Command,
         Cutter,
         Dataset,
+        InputReader,
+        InputsContext,
         Logger,
+        ModelInputs,
         ModelProvider,
         ModuleWrapper,
         PartitionBackend,
         Patches,
+        Program,
         Provider,
         Reader,
         RunLog,
@@ -152,7 +164,7 @@ if TYPE_CHECKING:
     from dgl_heta.hooks.specs import hookimpl
     from dgl_heta.launch.jobs.from_python import train
     from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
-    from dgl_heta.partition.backends.base import MetatreeBackend
+    from dgl_heta.partition.backends.metatree_backend import MetatreeBackend
     from dgl_heta.partition.dgl import partition_graph
     from dgl_heta.partition.request import AUTO, PartitionRequest, PartitionResult
     from dgl_heta.planning.making import make_plan

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def dgl_heta_partition_backends() -> list[protocols.PartitionBackend]:
-    from dgl_heta.partition.backends.distdgl import DistDGL
+    from dgl_heta.partition.backends.dgl_methods import DistDGL
     from dgl_heta.partition.backends.meta import Meta
     from dgl_heta.partition.backends.meta_shared import MetaShared
     from dgl_heta.partition.backends.relation_random import RelationRandom
@@ -35,9 +35,9 @@ def dgl_heta_cutters() -> list[protocols.Cutter]:
 
 @hookimpl
 def dgl_heta_datasets() -> list[protocols.Dataset]:
-    from dgl_heta.graph.datasets import Debian, Git, Synthetic
+    from dgl_heta.graph.datasets import Synthetic
 
-    return [Debian(), Git(), *Synthetic.all()]
+    return [*Synthetic.all()]
 
 
 @hookimpl
@@ -94,8 +94,7 @@ def dgl_heta_models() -> list[protocols.ModelProvider]:
     from dgl_heta import models as m
 
     return [m.BlockModel("rgcn", m.RGCNLayer), m.BlockModel("rgat", m.RGATLayer),
-            m.BlockModel("hgt", m.HGTLayer), m.BlockModel("han", m.HANLayer), m.PathModel(),
-            m.SubsetModel()]
+            m.BlockModel("hgt", m.HGTLayer), m.BlockModel("han", m.HANLayer)]
 
 
 @hookimpl

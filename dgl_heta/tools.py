@@ -20,14 +20,18 @@ _LAZY = {
     "kernel": "dgl_heta.system.jit",
     "prefetch": "dgl_heta.system.prefetch",
     "new_rows": "dgl_heta.features.row_kernels",
-    "new_directory": "dgl_heta.system.files",
-    "replacing": "dgl_heta.system.files",
-    "write_atomic": "dgl_heta.system.files",
-    "check_file": "dgl_heta.system.sums",
-    "file_sum": "dgl_heta.system.sums",
-    "read_signed": "dgl_heta.system.sums",
-    "write_signed": "dgl_heta.system.sums",
-    "log_line": "dgl_heta.report.log",
+    "gather_rows": "dgl_heta.features.row_kernels",
+    "initial_rows": "dgl_heta.features.learnable",
+    "StaticFeatures": "dgl_heta.features.static",
+    "new_directory": "dgl_heta.system.atomic_files",
+    "replacing": "dgl_heta.system.atomic_files",
+    "write_atomic": "dgl_heta.system.atomic_files",
+    "check_file": "dgl_heta.system.checksums",
+    "agrees": "dgl_heta.system.checksums",
+    "file_sum": "dgl_heta.system.checksums",
+    "read_signed": "dgl_heta.system.checksums",
+    "write_signed": "dgl_heta.system.checksums",
+    "log_line": "dgl_heta.report.metrics_log",
     "new_array": "dgl_heta.system.disk",
     "check_room": "dgl_heta.system.disk",
     "reserve": "dgl_heta.system.disk",
@@ -37,15 +41,18 @@ _LAZY = {
     "peak_rss_mb": "dgl_heta.system.memory",
     # graphs and partitions
     "MASKS": "dgl_heta.graph.source",
+    "check_archive": "dgl_heta.graph.readers.sizes",
     "check_source": "dgl_heta.store.writer",
+    "changed": "dgl_heta.store.structure",
     "NodeShape": "dgl_heta.graph.datasets.synthetic",
     "RelationShape": "dgl_heta.graph.datasets.synthetic",
     "Shape": "dgl_heta.graph.datasets.synthetic",
     "generate": "dgl_heta.graph.datasets.synthetic",
     "config_name": "dgl_heta.partition.part_config",
+    "is_part_config": "dgl_heta.partition.directory",
     "make_request": "dgl_heta.partition.request",
     "graph_names": "dgl_heta.graph.source",
-    "open_input": "dgl_heta.partition.inputs",
+    "open_input": "dgl_heta.partition.graph_input",
     "part_tensor": "dgl_heta.graph.source",
     "read_dgl_graph": "dgl_heta.graph.readers.dgl_graph",
     # providers, settings, messages
@@ -57,12 +64,17 @@ _LAZY = {
     "nearest": "dgl_heta.errors",
     # workers, and what they exchange
     "Comm": "dgl_heta.comm.collectives",
+    "PeerLostError": "dgl_heta.comm.collectives",
     "Traffic": "dgl_heta.comm.collectives",
     "init_workers": "dgl_heta.comm.collectives",
     "data_parallel": "dgl_heta.raf.wrapper",
     "run_workers": "dgl_heta.launch.local",
     "worker_main": "dgl_heta.launch.worker:main",
     "InEdges": "dgl_heta.sampling.blocks",
+    "Block": "dgl_heta.sampling.blocks",
+    "MiniBatch": "dgl_heta.sampling.blocks",
+    "RelationBlock": "dgl_heta.sampling.blocks",
+    "head_width": "dgl_heta.models.rgat",
     # the terminal
     "AsJson": "dgl_heta.cli.options",
     "SettingsOptions": "dgl_heta.cli.options",
@@ -75,45 +87,59 @@ _LAZY = {
 }
 
 __all__ = [
-    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Comm", "InEdges", "NodeShape", "Patch",
-    "Plugins", "RelationShape", "SettingsOptions", "Shape", "Traffic", "check_file", "check_room",
-    "check_source", "config_name", "data_parallel", "file_sum", "generate", "graph_names",
-    "grouped", "init_workers", "kernel", "listing", "load_settings", "log_line", "make_request",
-    "nearest", "new_array", "new_directory", "new_rows", "open_input", "optional", "out",
-    "part_tensor", "peak_rss_mb", "plugins", "prefetch", "print_json", "progress",
+    "COMPILES", "MASKS", "PUBLIC", "Advance", "AsJson", "Block", "Comm", "InEdges", "MiniBatch",
+    "NodeShape", "Patch", "PeerLostError", "Plugins", "RelationBlock", "RelationShape",
+    "SettingsOptions", "Shape", "StaticFeatures", "Traffic", "agrees", "changed", "check_archive",
+    "check_file", "check_room", "check_source", "config_name", "data_parallel", "file_sum",
+    "gather_rows", "generate", "graph_names", "grouped", "head_width", "init_workers",
+    "initial_rows", "is_part_config", "kernel", "listing", "load_settings", "log_line",
+    "make_request", "nearest", "new_array", "new_directory", "new_rows", "open_input", "optional",
+    "out", "part_tensor", "peak_rss_mb", "plugins", "prefetch", "print_json", "progress",
     "read_dgl_graph", "read_signed", "replacing", "reserve", "run_workers", "scratch_directory",
     "section_name", "table", "worker_main", "write_atomic", "write_signed",
 ]
 
 if TYPE_CHECKING:
     from dgl_heta.cli.options import AsJson, SettingsOptions, grouped
-    from dgl_heta.comm.collectives import Comm, Traffic, init_workers
+    from dgl_heta.comm.collectives import Comm, PeerLostError, Traffic, init_workers
     from dgl_heta.errors import listing, nearest
-    from dgl_heta.features.row_kernels import new_rows
+    from dgl_heta.features.learnable import initial_rows
+    from dgl_heta.features.row_kernels import gather_rows, new_rows
+    from dgl_heta.features.static import StaticFeatures
     from dgl_heta.graph.datasets.synthetic import NodeShape, RelationShape, Shape, generate
     from dgl_heta.graph.readers.dgl_graph import read_dgl_graph
+    from dgl_heta.graph.readers.sizes import check_archive
     from dgl_heta.graph.source import MASKS, graph_names, part_tensor
     from dgl_heta.hooks.manager import Plugins, plugins
     from dgl_heta.launch.local import run_workers
     from dgl_heta.launch.worker import main as worker_main
-    from dgl_heta.partition.inputs import open_input
+    from dgl_heta.models.rgat import head_width
+    from dgl_heta.partition.directory import is_part_config
+    from dgl_heta.partition.graph_input import open_input
     from dgl_heta.partition.part_config import config_name
     from dgl_heta.partition.request import make_request
     from dgl_heta.raf.wrapper import data_parallel
     from dgl_heta.report.console import Advance, out, print_json, progress, table
-    from dgl_heta.report.log import log_line
-    from dgl_heta.sampling.blocks import InEdges
+    from dgl_heta.report.metrics_log import log_line
+    from dgl_heta.sampling.blocks import Block, InEdges, MiniBatch, RelationBlock
     from dgl_heta.settings import load_settings, section_name
+    from dgl_heta.store.structure import changed
     from dgl_heta.store.writer import check_source
+    from dgl_heta.system.atomic_files import new_directory, replacing, write_atomic
+    from dgl_heta.system.checksums import (
+        agrees,
+        check_file,
+        file_sum,
+        read_signed,
+        write_signed,
+    )
     from dgl_heta.system.disk import check_room, new_array, reserve
-    from dgl_heta.system.files import new_directory, replacing, write_atomic
     from dgl_heta.system.jit import COMPILES, kernel
     from dgl_heta.system.leftovers import scratch_directory
     from dgl_heta.system.memory import peak_rss_mb
     from dgl_heta.system.optional import optional
     from dgl_heta.system.patching import Patch
     from dgl_heta.system.prefetch import prefetch
-    from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
 
 
 def __getattr__(name: str) -> Any:

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
+from dgl_heta_datasets.debian.building import build
+from dgl_heta_datasets.debian.records import parse_records
+from dgl_heta_datasets.debian.snapshot import SNAPSHOT, load, write
 
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.graph.datasets.debian.building import build
-from dgl_heta.graph.datasets.debian.records import parse_records
-from dgl_heta.graph.datasets.debian.snapshot import SNAPSHOT, load, write
 from dgl_heta.graph.source import MASKS
 
 # What is installed would replace records of the archive by local ones, so it is not read.

@@ -56,7 +56,8 @@ def main() -> int:
 
 def site_pages() -> dict[Path, str]:
     """File of the repository → page of the site."""
-    found = {ROOT / "README.md": HOME, ROOT / "CHANGELOG.md": "changes.md"}
+    found = {ROOT / "README.md": HOME, ROOT / "CHANGELOG.md": "changes.md",
+             ROOT / "CONTRIBUTING.md": "contributing.md"}
     for file in sorted((ROOT / "docs").rglob("*.md")):
         found[file] = str(file.relative_to(ROOT / "docs"))
     for file in sorted((ROOT / "docs").rglob("*.ipynb")):

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import CodeType
+from typing import Any
 
 import hypothesis
 import pytest
@@ -44,6 +48,42 @@ class _WithoutDGL(pytest.Module):
     def collect(self) -> Iterator[pytest.Item]:
         pytest.skip("DGL is not installed", allow_module_level=True)
         yield
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that start commands as slow; `scripts/test.sh --quick` leaves them out."""
+    for item in items:
+        functions = [getattr(item, "function", None)]
+        for fixtures in item._fixtureinfo.name2fixturedefs.values():  # type: ignore[attr-defined]
+            functions += [fixture.func for fixture in fixtures]
+        if any(_starts_commands(function) for function in functions):
+            item.add_marker("slow")
+
+
+@functools.cache
+def _starts_commands(function: Any) -> bool:
+    """Return whether a function of the tests names `subprocess`, or calls one that does."""
+    pending, seen = [function], set()
+    while pending:
+        one = inspect.unwrap(pending.pop())
+        code = getattr(one, "__code__", None)
+        if code is None or code in seen or f"{os.sep}tests{os.sep}" not in code.co_filename:
+            continue
+        seen.add(code)
+        named = set(_names(code))
+        if named & {"subprocess", "warm"}:
+            return True
+        pending += filter(inspect.isroutine, map(one.__globals__.get, named))
+    return False
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that a function uses, and the functions within it."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _names(constant)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -54,7 +54,7 @@ NEEDS_DGL = (
     "dgl_heta.graphbolt",
     "dgl_heta.graph.readers.dgl_graph",
     "dgl_heta.partition.dgl",
-    "dgl_heta.partition.backends.distdgl",
+    "dgl_heta.partition.backends.dgl_methods",
 )
 
 
@@ -140,6 +140,94 @@ def test_no_modules_import_each_other_in_a_ring() -> None:
     except CycleError as error:
         pytest.fail(f"a ring of imports, {' ← '.join(error.args[1])}: put what both ends need "
                     "into a module below them")
+
+
+# The rooms of the drop-in, bottom first; what stands in one line does not import each other.
+ROOMS = """
+versions state refusals
+watchdog store source_trainers
+batch_ids
+autograd
+groups reference
+due_merges batch_sources
+session
+blocks
+modules
+proof
+rows
+loading
+training
+graph
+programs patches
+activate
+running
+__init__
+"""
+FLOORS = {name: floor for floor, line in enumerate(ROOMS.split("\n")) for name in line.split()}
+DROP_IN = "dgl_heta.distdgl."
+
+
+def typed_imports(file: Path, importer: str) -> Iterator[Import]:
+    """All imports of a file, those for type checkers too."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                yield Import(importer, name if name in FILES else node.module, file, node.lineno)
+
+
+IN_DROP_IN = [one for name, file in FILES.items() if name.startswith(DROP_IN)
+              for one in typed_imports(file, name) if one.name.startswith(DROP_IN)]
+
+
+def room(module: str) -> str:
+    """The room or file of the drop-in: `dgl_heta.distdgl.loading.epochs` → loading."""
+    return module.split(".")[2]
+
+
+def test_no_import_of_the_drop_in_climbs() -> None:
+    assert {room(f"{name}.__init__") for name in FILES if name.startswith(DROP_IN[:-1])} == (
+        set(FLOORS)), "ROOMS in this file and dgl_heta/distdgl/ differ"
+    climbing = [str(one) for one in IN_DROP_IN
+                if room(one.importer) != room(one.name)
+                and FLOORS[room(one.name)] >= FLOORS[room(one.importer)]]
+    assert not climbing, ("imports that climb from a room of the drop-in (ROOMS in this file), "
+                          "those for types counted:\n  " + "\n  ".join(climbing))
+
+
+def test_no_files_of_the_drop_in_import_each_other_in_a_ring() -> None:
+    graph: dict[str, set[str]] = {}
+    for one in IN_DROP_IN:
+        graph.setdefault(one.importer, set()).add(one.name)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"a ring of imports, those for types counted: {' ← '.join(error.args[1])}")
+
+
+MAKERS = ("list", "dict", "set", "deque", "count", "Counter", "WeakKeyDictionary", "WeakSet",
+          "WeakValueDictionary", "WeakTensorKeyDictionary", "defaultdict")
+
+
+def test_the_drop_in_keeps_its_state_in_one_place() -> None:
+    """No `global`, and no container at the top of a module that could be changed, but constants."""
+    found = []
+    for name, file in FILES.items():
+        if not name.startswith(DROP_IN) or name in {
+                f"{DROP_IN}{one}" for one in ("state", "refusals", "programs")}:
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        found += [f"{file.relative_to(ROOT)}:{node.lineno} has `global`"
+                  for node in ast.walk(tree) if isinstance(node, ast.Global)]
+        for node in tree.body:
+            value = getattr(node, "value", None)
+            empty = isinstance(value, ast.List | ast.Dict | ast.Set) and not ast.unparse(
+                value).strip("[]{}")
+            made = isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] in MAKERS
+            if isinstance(node, ast.Assign | ast.AnnAssign) and (empty or made):
+                found.append(f"{file.relative_to(ROOT)}:{node.lineno} {ast.unparse(node)}")
+    assert not found, ("state outside of dgl_heta/distdgl/state.py: make it a class, and get it by "
+                       "state_of:\n  " + "\n  ".join(found))
 
 
 def test_the_core_does_not_name_dgl() -> None:

@@ -14,6 +14,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.settings import (
     PLAIN_VARIABLES,
     CacheSettings,
+    Origin,
     Settings,
     keys,
     load_settings,
@@ -75,8 +76,34 @@ def test_what_a_program_gives_is_weaker_than_all_of_these(toml):
     assert base == {"train": {"epochs": 1, "lr": 0.5, "seed": 9}, "model": {"hidden": 8}}
 
 
+@given(st.sets(st.sampled_from(["base", "file", "variable", "flag"])))
+def test_a_value_knows_the_strongest_source_that_named_it(tmp_path_factory, named):
+    file = tmp_path_factory.mktemp("settings") / "heta.toml"
+    file.write_text('[partition]\nshared = "rows"\n' if "file" in named else "", encoding="utf-8")
+    loaded = load_settings(
+        file, ["partition.shared=rows"] if "flag" in named else [],
+        {"DGL_HETA_PARTITION__SHARED": "rows"} if "variable" in named else {},
+        {"partition": {"shared": "rows"}} if "base" in named else None, Origin.PLAN)
+    strongest = next((origin for source, origin in (
+        ("flag", Origin.FLAG), ("variable", Origin.VARIABLE), ("file", Origin.FILE),
+        ("base", Origin.PLAN)) if source in named), Origin.DEFAULT)
+    assert loaded.origin("partition.shared") is strongest
+    assert loaded.asked("partition") == ({"shared": "rows"} if strongest.asked else {})
+    assert loaded.origin("train.fanouts") is Origin.DEFAULT
+    assert loaded.asked("train") == {}
+    assert loaded == Settings(partition={"shared": "rows" if named else "auto"})
+
+
+def test_settings_that_a_program_makes_are_asked_for():
+    made = Settings(cache=CacheSettings(policy="hotness"))
+    assert made.origin("cache.policy") is Origin.PROGRAM
+    assert made.asked("cache") == {"policy": "hotness"}
+    assert made.origin("cache.gate") is Origin.DEFAULT
+
+
 def test_a_setting_is_read_by_its_old_name_too(toml):
     old = toml('[cache]\nlearnable = "disk"')
+    assert load_settings(old, [], {}).origin("cache.tables") is Origin.FILE
     assert load_settings(old, [], {}).cache.tables == "disk"
     assert load_settings(old, ["cache.tables=memory"], {}).cache.tables == "memory"
     assert load_settings(None, ["cache.learnable=disk"], {}).cache.tables == "disk"

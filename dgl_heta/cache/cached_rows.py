@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.cache.slots import Slots
-from dgl_heta.features.files import CPU, MappedRows, RowSource
+from dgl_heta.features.row_files import CPU, MappedRows, RowSource
 from dgl_heta.features.row_kernels import gather_cached, gather_rows, gather_to
 
 _FILL = 8 * 2**20  # bytes copied at a time

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from dgl_heta.cache.cached_rows import CPU, Staging
 from dgl_heta.cache.slots import Slots
-from dgl_heta.features.sparse_adam import (
-    BLOCK,
+from dgl_heta.features.row_table import BLOCK, RowTable
+from dgl_heta.features.sparse_optimizers import (
     AdamSettings,
-    RowTable,
+    cached_step,
     fused_step,
     step_by_operators,
 )
@@ -105,12 +105,12 @@ class CachedTable:
         """As :meth:`RowTable.update`, on the copies of the rows that are cached."""
         table = self.table
         table.step += 1
-        constants = table.constants(scale, adam)
+        constants = adam.constants(table.step, scale, self.dtype)
         grads = grads.detach().to(self.dtype)
         state = [table.value.numpy(), table.first.numpy(), table.second.numpy()]
         if self._compiled(grads.device, updates=True):
-            _cached_step(rows, self.slots.of, grads.contiguous().numpy(), self.copies[0].numpy(),
-                         *state, *constants)
+            cached_step(rows, self.slots.of, grads.contiguous().numpy(), self.copies[0].numpy(),
+                        *state, *constants)
             return
         places, slots, misses = self.slots.split(rows)
         missed = grads[torch.from_numpy(misses).to(grads.device)].cpu().contiguous()
@@ -203,32 +203,3 @@ def _read(slots, cached, value, ids, out, starts, rows, hits):  # type: ignore[n
         else:
             for k in range(width):
                 out[i, k] = value[row, k]
-
-
-@kernel
-def _cached_step(rows, slots, grads, cached, value, first, second, scale, rate, keep1, keep2, eps):  # type: ignore[no-untyped-def]
-    width = grads.shape[1]
-    for i in range(len(rows)):
-        prefetch(slots, rows, i + AHEAD)
-        if i + AHEAD < len(rows):
-            ahead = slots[rows[i + AHEAD]]
-            if ahead >= 0:
-                prefetch_row(cached, ahead)
-            else:
-                prefetch_row(value, rows[i + AHEAD])
-                prefetch_row(first, rows[i + AHEAD])
-                prefetch_row(second, rows[i + AHEAD])
-        row, slot = rows[i], slots[rows[i]]
-        if slot >= 0:
-            state = cached[slot]
-            for k in range(width):
-                grad = grads[i, k] * scale
-                state[width + k] += keep1 * (grad - state[width + k])
-                state[2 * width + k] += keep2 * (grad * grad - state[2 * width + k])
-                state[k] -= rate * state[width + k] / (np.sqrt(state[2 * width + k]) + eps)
-        else:
-            for k in range(width):
-                grad = grads[i, k] * scale
-                first[row, k] += keep1 * (grad - first[row, k])
-                second[row, k] += keep2 * (grad * grad - second[row, k])
-                value[row, k] -= rate * first[row, k] / (np.sqrt(second[row, k]) + eps)

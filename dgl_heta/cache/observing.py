@@ -21,7 +21,7 @@ from dgl_heta.cache.cached_rows import CPU, CachedRows
 from dgl_heta.cache.penalties import measure_reads, ungated
 from dgl_heta.cache.policies import CachePolicy, by_device
 from dgl_heta.errors import InputError
-from dgl_heta.features.files import CalledRows, RowSource
+from dgl_heta.features.row_files import CalledRows, RowSource
 from dgl_heta.features.row_kernels import count_ids
 
 log = logging.getLogger("dgl_heta")

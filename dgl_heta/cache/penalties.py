@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from dgl_heta.cache.cached_rows import CPU, torch_dtype
-from dgl_heta.features.files import MappedRows, RowSource
+from dgl_heta.features.row_files import MappedRows, RowSource
 from dgl_heta.features.row_kernels import gather_rows
 
 SAMPLE_BYTES = 64_000_000

@@ -18,14 +18,14 @@ from dgl_heta._version import __version__
 from dgl_heta.cli import (
     check_model,
     datasets,
-    guests,
     inspect,
     launch,
     partition,
-    plan,
+    plan_command,
+    plugin_commands,
     plugins,
     predict,
-    profile,
+    profile_command,
     prove,
     report,
     run,
@@ -38,12 +38,12 @@ from dgl_heta.report.text import visible
 from dgl_heta.system.memory import no_memory
 from dgl_heta.system.parent import die_with_torchrun
 
-app = typer.Typer(name="dgl-heta", cls=guests.Commands, pretty_exceptions_enable=False,
+app = typer.Typer(name="dgl-heta", cls=plugin_commands.Commands, pretty_exceptions_enable=False,
                   rich_markup_mode="rich", add_completion=False,
                   help="Meta-partitioning and RAF training of heterogeneous GNNs.",
                   epilog="Plugins bring further commands; `dgl-heta plugins` lists them.")
-for command in (plan, partition, train, report, predict, profile, check_model, run, inspect,
-                plugins, datasets, settings, launch, prove):
+for command in (plan_command, partition, train, report, predict, profile_command, check_model, run,
+                inspect, plugins, datasets, settings, launch, prove):
     app.add_typer(command.app)
 UsageError: Any = typer.BadParameter.__base__  # its home depends on the version of typer
 

@@ -51,12 +51,12 @@ def inspect(
         print_json({**store.manifest.to_json(), "verified": verify,
                     "plan": plan.to_json() if plan else None})
         return
-    from dgl_heta.report.tables import show_store
+    from dgl_heta.report.console_tables import show_store
 
     show_store(store.manifest, out)
     out.print("all checksums agree" if verify else "checksums were not compared (--no-verify)")
     if plan:
-        from dgl_heta.cli.plan import show
+        from dgl_heta.cli.plan_command import show
         from dgl_heta.planning.workload import Workload
 
         out.print()

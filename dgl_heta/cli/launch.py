@@ -206,7 +206,7 @@ def launch(
     """
     from dgl_heta.cli.launch_output import line_printer, show_outcome, show_processes
     from dgl_heta.launch.hosts import run_on_hosts
-    from dgl_heta.system.files import write_atomic
+    from dgl_heta.system.atomic_files import write_atomic
 
     if output.json_file is not None:
         _check_file(output.json_file)

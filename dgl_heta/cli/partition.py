@@ -56,8 +56,8 @@ def partition(
         without_labels,
     )
     from dgl_heta.hooks.manager import plugins
-    from dgl_heta.partition.backends.base import MetatreeBackend, check_divided
-    from dgl_heta.partition.inputs import open_input
+    from dgl_heta.partition.backends.metatree_backend import MetatreeBackend, check_divided
+    from dgl_heta.partition.graph_input import open_input
     from dgl_heta.planning.workload import Workload, wire_itemsize
     from dgl_heta.settings import load_settings
 
@@ -77,18 +77,19 @@ def partition(
     request = partition_request(
         backend, opened, options, parts=2 if options.parts is None else options.parts,
         cutter=cutter_of(options, registry), hubs=settings.partition.hubs,
-        shared=settings.partition.shared if "shared" in settings.partition.model_fields_set
-        else None, workload=Workload(
+        shared=settings.partition.shared, shared_origin=settings.origin("partition.shared"),
+        workload=Workload(
             model=settings.model.name, in_script=True,
             wire_itemsize=wire_itemsize(settings.train)))
     notes = [*without_labels(opened, request.target, settings.task),
              *of_one_class(opened, request.target, settings.task)]
     if dry_run:
         _check(opened.source, directory, overwrite)
-        from dgl_heta.cli.plan import show
-        from dgl_heta.planning.delegates import choose
+        from dgl_heta.cli.plan_command import show
+        from dgl_heta.planning.shared_rows import share_rows
 
-        plan, _ = choose(backend.plan(opened.schema, request), request.workload, request.shared)
+        plan, _ = share_rows(backend.plan(opened.schema, request), request.workload,
+                             request.shared, request.shared_origin)
         check_divided(plan, request)
         say_of_graph(opened, request.target, bool(request.metapaths), notes)
         show(plan, Workload(), as_json=as_json)

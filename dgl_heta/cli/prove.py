@@ -102,7 +102,7 @@ def prove(
 
 def _compared(job: ScriptJob, keep: Path | None, double: bool) -> Verdict:
     """The verdict on two runs."""
-    from dgl_heta.proof.records import load
+    from dgl_heta.proof.recorded_run import load
     from dgl_heta.proof.runs import compare_runs
 
     place = (scratch_directory(None, "dgl-heta-prove") if keep is None

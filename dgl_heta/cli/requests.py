@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from dgl_heta.cli.options import PlanOptions, ReadingOptions
-from dgl_heta.errors import InputError, listing, several
+from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.changes import columns_text, features_text, labels_text, unreached_text
 from dgl_heta.graph.source import Task
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import Cutter, PartitionBackend
-from dgl_heta.partition.inputs import GraphInput, Reading
+from dgl_heta.partition.graph_input import GraphInput, Reading
 from dgl_heta.partition.request import PartitionRequest, make_request, option
 from dgl_heta.report.console import note
 from dgl_heta.settings import Settings, TaskSettings, section_name
@@ -108,13 +108,14 @@ def of_one_class(opened: GraphInput, targets: tuple[str, ...], task: TaskSetting
     return texts
 
 
+_ASKED_BY_OPTIONS = ("method", "parts", "metapaths", "seed", "replication", "memory_mb", "cut")
+"""Settings of `partition` that options replace; of the targets, a graph's own task decides."""
+
+
 def filled(options: PlanOptions, settings: Settings) -> PlanOptions:
     """The options, where they leave something open with what the settings say of it."""
-    said = settings.partition.model_fields_set
-    values = {name: getattr(settings.partition, name)
-              for name in ("method", "parts", "metapaths", "seed", "replication", "memory_mb",
-                           "cut")
-              if getattr(options, name) is None and name in said}
+    values = {name: value for name, value in settings.asked("partition").items()
+              if name in _ASKED_BY_OPTIONS and getattr(options, name) is None}
     return replace(options, **values)
 
 
@@ -140,23 +141,3 @@ def parts_of(opened: GraphInput, given: int | str | None) -> int | str:
     if given is not None:
         return given
     return opened.plan.num_parts if opened.plan else 2
-
-
-def fanouts_of(text: str | None, hops: int) -> tuple[int, ...]:
-    """`--fanouts 25,20` as numbers, one per hop; empty where nothing is given.
-
-    Raises
-    ------
-    InputError
-        Something that is no number, another number of them than hops, a fanout below 1.
-    """
-    try:
-        fanouts = tuple(int(part) for part in text.split(",")) if text else ()
-    except ValueError:
-        raise InputError(f"--fanouts is '{text}'; write numbers, for example 25,20") from None
-    if text and len(fanouts) != hops:
-        raise InputError(f"--fanouts has {several(len(fanouts), 'number')}, but there "
-                         f"{'is' if hops == 1 else 'are'} {several(hops, 'hop')}")
-    if wrong := [fanout for fanout in fanouts if fanout < 1 and fanout != -1]:
-        raise InputError(f"--fanouts has {wrong[0]}; a fanout is 1 or more, or -1 for all")
-    return fanouts

@@ -13,7 +13,7 @@ from dgl_heta.cli.options import AsJson, Input, ReadingOptions, SettingsOptions,
 from dgl_heta.report.console import note, out, print_json
 
 if TYPE_CHECKING:
-    from dgl_heta.launch.jobs.seeds import SeedsResult
+    from dgl_heta.launch.jobs.seed_runs import SeedsResult
     from dgl_heta.launch.jobs.training import TrainingResult
 
 app = typer.Typer()
@@ -47,7 +47,7 @@ def train(
     from dgl_heta.cli.events import drawn_events
     from dgl_heta.cli.requests import reading, say_of_graph
     from dgl_heta.hooks.manager import plugins
-    from dgl_heta.launch.jobs.seeds import seeds_of, train_seeds
+    from dgl_heta.launch.jobs.seed_runs import seeds_of, train_seeds
     from dgl_heta.launch.jobs.training import TrainingJob
 
     overrides = [*source.overrides, *([f"model.name={model}"] if model else []),
@@ -55,7 +55,7 @@ def train(
     job = TrainingJob.prepare(graph, source.config, overrides, plugins(), reading(files))
     several = None if seeds is None else seeds_of(seeds, job.settings.train.seed)
     if dry_run:
-        from dgl_heta.cli.plan import show
+        from dgl_heta.cli.plan_command import show
         from dgl_heta.planning.workload import Workload
 
         notes = job.check(run_dir, resume=resume)
@@ -92,7 +92,7 @@ def train(
 
 
 def _show_seeds(trained: SeedsResult, as_json: bool) -> None:
-    from dgl_heta.report.seeds import seeds_table, spread
+    from dgl_heta.report.seed_table import seeds_table, spread
 
     if as_json:
         print_json({"run_dir": str(trained.run_dir), "seeds": list(trained.results),

@@ -31,7 +31,7 @@ from typing import Any
 
 from dgl_heta.comm.proofs import ATTEMPT_S, Gate, prove, secret_for
 from dgl_heta.errors import EXIT_PEER, InputError, several
-from dgl_heta.system.linked import LIBC, replace_call
+from dgl_heta.system.library_links import LIBC, replace_call
 from dgl_heta.system.patching import Patch, plain, when_imported
 
 RPC, CONTEXT = "dgl.distributed.rpc", "dgl.distributed.dist_context"

@@ -48,8 +48,8 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
     wait_at_most(chosen.run.timeout_s)
     from dgl_heta.distdgl.programs import watch_programs
 
+    watch_programs(known)
     apply(every_patch(known))
-    watch_programs()
     use(known)
     if chosen.run.reference:
         from dgl_heta.distdgl.reference import plain_settings

@@ -31,8 +31,9 @@ from torch.utils._pytree import tree_map
 from torch.utils.weak import TensorWeakRef
 
 from dgl_heta.distdgl.refusals import refuse
-from dgl_heta.distdgl.source_trainers import BESIDES, SourceTrainers, bit
+from dgl_heta.distdgl.source_trainers import SourceTrainers
 from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.sampling.trainer_bits import BESIDES, bit
 
 _SAME = frozenset(("clone", "detach", "contiguous", "cpu", "cuda", "to", "long", "int", "type",
                    "pin_memory", "data", "__deepcopy__"))

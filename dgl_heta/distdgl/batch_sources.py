@@ -26,7 +26,7 @@ class BatchSources:
                  say: Callable[[str], None]) -> None:
         self._plugins, self._groups, self._say = plugins, groups, say
         self._chosen: BatchSource = plugins.get("batch source", settings.train.batches)
-        self._asked = "batches" in settings.train.model_fields_set
+        self._asked = settings.origin("train.batches").asked
         self._worked = self._waited = 0.0
 
     def serving(self, workers: int) -> BatchSource:

@@ -1,4 +1,4 @@
-"""Programs that are known here: what they have in the place of DGL's names.
+"""Programs that plugins adapt (hook `dgl_heta_programs`), whenever a script imports them.
 
 Nothing of them is imported for it: what is to be done waits until a program's own import of the
 module.
@@ -7,52 +7,63 @@ module.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-from dgl_heta.distdgl import graphstorm
-from dgl_heta.distdgl.modules.hetero_convs import register_hetero_conv
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.hooks.packaged import DISTRIBUTIONS
+from dgl_heta.hooks.protocols import Adapt
 
-AFTER: dict[str, Callable[[ModuleType], None]] = {
-    "graphstorm.config.argument": graphstorm.adapt,
-    "graphstorm.model.gnn_encoder_base": lambda module: register_hetero_conv(
-        module.HeteroGraphConv, keys="canonical"),
-}
-"""Module → what is done after its import, once in a process. It changes nothing for graphs that are
-not meta-partitioned."""
-_done: set[str] = set()
+_ADAPTED = "__dgl_heta_adapted__"
+"""Attribute of a module that was adapted. What was done to it stays after `disable()`, so that the
+next `enable()` must not do it again."""
 
 
-def watch_programs() -> None:
-    """See to the modules that were imported, and to others as soon as they are."""
-    for name in [*AFTER]:
-        if name in sys.modules:
-            _see_to(sys.modules[name])
-    if _watch not in sys.meta_path:
-        sys.meta_path.insert(0, _watch)
+def watch_programs(plugins: Plugins) -> None:
+    """Adapt the programs' modules that were imported, and others as soon as they are.
+
+    Raises
+    ------
+    InputError
+        A program was imported whose plugin is not installed; or it is raised by that import.
+    """
+    forget_programs()
+    known = plugins.providers("program")
+    modules: dict[str, list[Adapt]] = {
+        name: [_refuse] for kind, name in DISTRIBUTIONS if kind == "program" and name not in known}
+    for name in known:
+        for module, adapt in plugins.get("program", name).modules.items():
+            modules.setdefault(module, []).append(adapt)
+    watch = _Watch(modules)
+    for name in modules.keys() & sys.modules.keys():
+        watch.adapt(sys.modules[name])
+    sys.meta_path.insert(0, watch)
 
 
 def forget_programs() -> None:
-    """See to no more imports."""
-    if _watch in sys.meta_path:
-        sys.meta_path.remove(_watch)
+    """Adapt no module that is imported from now on."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Watch)]
 
 
-def _see_to(module: ModuleType) -> None:
-    if module.__name__ not in _done:
-        _done.add(module.__name__)
-        AFTER[module.__name__](module)
+def _refuse(module: ModuleType) -> None:
+    distribution = DISTRIBUTIONS["program", module.__name__]
+    raise InputError(f"{module.__name__} was imported, which dgl-heta runs by a plugin that is not "
+                     f"installed: pip install {distribution}")
 
 
 class _Watch(MetaPathFinder):
-    """Finds modules as all others do, and is told when one of the table was imported."""
+    """Finds modules as all other finders do, and adapts those of the table after their import."""
+
+    def __init__(self, modules: Mapping[str, Sequence[Adapt]]) -> None:
+        self._modules = modules
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
                   ) -> ModuleSpec | None:
-        if name not in AFTER or name in _done:
+        if name not in self._modules:
             return None
         for finder in sys.meta_path:
             spec = None if finder is self else finder.find_spec(name, path, target)
@@ -61,13 +72,17 @@ class _Watch(MetaPathFinder):
                 return spec
         return None
 
+    def adapt(self, module: ModuleType) -> None:
+        """Adapt a module of the table, once."""
+        if not hasattr(module, _ADAPTED):
+            for adapt in self._modules[module.__name__]:
+                adapt(module)
+            setattr(module, _ADAPTED, True)
+
     def _follow(self, loader: Any) -> None:
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
             run(module)
-            _see_to(module)
+            self.adapt(module)
         loader.exec_module = exec_module
-
-
-_watch = _Watch()

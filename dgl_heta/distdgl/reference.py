@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.gradients import average_rows
+from dgl_heta.comm.gradient_average import average_rows
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext, WrappedModule
 from dgl_heta.planning.plan import Plan

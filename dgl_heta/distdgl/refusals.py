@@ -190,13 +190,6 @@ GRAPH: dict[str, Refusal] = {
         "scripts cannot use: their blocks have common rows for seeds alone; {remedy}",
         "partition with --replication full",
         "distdgl/test_session.py::test_a_partition_without_replication_is_refused", InputError),
-    "shared rows": Refusal(
-        "`partition.shared = delegate` on a partition that was made without it",
-        "a DistGraph is made",
-        "partition.shared = delegate, but the partition {part_config} was made without it; "
-        "{remedy}",
-        "partition the graph with this setting",
-        "distdgl/test_session.py::test_refused_settings", InputError),
     "reference of metapaths": Refusal(
         "`dgl-heta prove` of a partition that follows metapaths", "a DistGraph is made",
         "the partition follows metapaths, so plain DGL samples other edges and there is nothing to "

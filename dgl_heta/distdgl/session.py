@@ -34,8 +34,8 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.nn import use_kernel
 from dgl_heta.partition.directory import open_partition
-from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.shared_rows import share_rows_in_script
 from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block
@@ -103,7 +103,7 @@ class Session:
             self.store.verify(partition.node_types, partition.relations)
         self._stored_names = {(t, given): stored for t in self.store.schema.node_types
                               for stored, given in graph_names(self.store.manifest, t).items()}
-        plan = self._delegating(plan)
+        plan = share_rows_in_script(plan, self.settings, self.part_config)
         if plan.replication != "full":
             refuse("replication", part_config=self.part_config, replication=plan.replication)
         return plan
@@ -151,16 +151,6 @@ class Session:
         from dgl.distributed import role
 
         return int(role.get_num_trainers())
-
-    def _delegating(self, plan: Plan) -> Plan:
-        """Return the plan as it was made, or without delegation if the settings ask for that."""
-        shared, train = self.settings.partition.shared, self.settings.train
-        asked = "shared" in self.settings.partition.model_fields_set
-        if asked and shared == "delegate" and not plan.delegates:
-            refuse("shared rows", part_config=self.part_config)
-        if (asked and shared == "rows") or train.learnable == "replica" or self.reference:
-            return undelegated(plan)
-        return plan
 
     @property
     def world(self) -> Comm:

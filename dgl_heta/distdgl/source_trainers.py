@@ -2,8 +2,7 @@
 
 DistDGL's sparse optimizers divide the gradient of a row by the number of trainers whose batch has
 it. Under RAF every trainer of a group reads rows for the seeds of all, so it must be known for
-whose. Sets of trainers are int64 words with a bit for each trainer, so that `|` unites them, in
-NumPy, in kernels and in all-reduces alike.
+whose. Sets of trainers are words of bits (:mod:`dgl_heta.sampling.trainer_bits`).
 
 They go down from the seeds, layer by layer, against the edges: a source row has the trainers of all
 destinations that it has an edge to.
@@ -20,6 +19,7 @@ import torch
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.sampling.blocks import Block, MiniBatch
 from dgl_heta.sampling.seeds import SeedShares
+from dgl_heta.sampling.trainer_bits import words_of
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
 
@@ -27,21 +27,6 @@ Words = dict[str, np.ndarray]
 """Node type → the source trainers of each row of a block, int64 (rows,)."""
 SourceTrainers = list[Words]
 """Words of the source rows of each block, from the input on; empty if they were not asked for."""
-
-MOST_TRAINERS = 62
-"""As many as a word has bits for: the sign is left alone, and one is :data:`BESIDES`."""
-BESIDES = 1 << MOST_TRAINERS
-"""A bit that is no trainer's, for what else is to be known of a row."""
-
-
-def bit(rank: int) -> int:
-    """Return the word of one trainer alone."""
-    return 1 << rank
-
-
-def words_of(ranks: Sequence[int]) -> np.ndarray:
-    """Return the words of trainers, each alone: int64 (len(ranks),)."""
-    return np.asarray([bit(rank) for rank in ranks], np.int64)
 
 
 def source_trainers(batch: MiniBatch, group: Comm, ranks: Sequence[int], ntypes: Collection[str]

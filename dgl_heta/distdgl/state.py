@@ -73,14 +73,10 @@ OF_TRAINING = ("epochs", "lr", "sparse_lr", "weight_decay", "optimizer", "optimi
 
 def without_effect(settings: Settings) -> str | None:
     """Return a line on settings that are given and have no effect on a script, or None."""
-    given = [f"train.{key}" for key in OF_TRAINING if key in settings.train.model_fields_set]
-    given += [f"task.{key}" for key in sorted(settings.task.model_fields_set)]
+    asked = settings.asked("train")
+    given = [f"train.{key}" for key in OF_TRAINING if key in asked]
+    given += [f"task.{key}" for key in sorted(settings.asked("task"))]
     given += ["run.loggers"] * bool(settings.run.loggers)
     if not given:
         return None
     return f"no effect on a script, which trains by itself: {', '.join(given)} (of dgl-heta train)"
-
-
-def names(section: str, key: str) -> bool:
-    """Return whether the settings in force name a value themselves."""
-    return key in getattr(selected(), section).model_fields_set

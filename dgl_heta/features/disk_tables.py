@@ -12,7 +12,7 @@ import torch
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.direct_reads import prefetch
-from dgl_heta.features.sparse_adam import RowTable
+from dgl_heta.features.row_table import RowTable
 from dgl_heta.system.disk import free_bytes, reserve
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.features.files import DirectRows, RowReader, open_rows
+from dgl_heta.features.row_files import DirectRows, RowReader, open_rows
 from dgl_heta.store import Store
 
 
@@ -19,7 +19,7 @@ class StaticFeatures:
     ----------
     ntypes : types to serve; those without static features are left out.
     dtype, device : of the rows returned.
-    reads, fits : as for :func:`dgl_heta.features.files.open_rows`.
+    reads, fits : as for :func:`dgl_heta.features.row_files.open_rows`.
 
     Attributes
     ----------

@@ -93,7 +93,8 @@ class Given:
     ----------
     name : of the array on the graph.
     dtype, shape : of the tensor; `dtype` is PyTorch's name of it, such as "bool".
-    sha256 : of the `.npy` file that holds it (:func:`held`, :func:`~dgl_heta.system.sums.npy_sum`).
+    sha256 : of the `.npy` file that holds it (:func:`held`,
+        :func:`~dgl_heta.system.checksums.npy_sum`).
     unfit : why training cannot read it; "" if it can.
     """
 

@@ -13,13 +13,13 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import dgl
 import torch
 from dgl import graphbolt as gb
 from torch.utils.data import IterDataPipe, get_worker_info
 
 from dgl_heta.distdgl.loading.epochs import Epochs
 from dgl_heta.distdgl.loading.group_sampling import draw_told
+from dgl_heta.distdgl.loading.loader_scope import check_depth
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.state import selected, state_of
@@ -47,8 +47,9 @@ class GraphBoltLoader(RafLoader):
     """
 
     def __init__(self, session: GraphBoltSession, fanouts: list[dict[Any, int]]) -> None:
-        self._prepare("sample_neighbor", session, 0, dgl.dataloading.NeighborSampler(fanouts), 1,
-                      False, False, 0, {}, kind=2)
+        check_depth("sample_neighbor", len(fanouts), session.plan.hops)
+        self._prepare("sample_neighbor", session, 0, None, 1, False, False, 0, {}, kind=2,
+                      fanouts=fanouts)
         if self._source.ahead:
             session.say("batches of GraphBolt pipelines are sampled when they are asked for, not "
                         "ahead of time")

@@ -19,6 +19,7 @@ from dgl_heta._version import __version__
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.hooks import protocols, specs
 from dgl_heta.hooks.kernel_protocol import Kernel
+from dgl_heta.hooks.packaged import to_install
 from dgl_heta.settings import Settings, read_section, section_name
 from dgl_heta.system.memory import no_memory
 
@@ -35,6 +36,8 @@ KINDS = {
     "reader": "dgl_heta_readers",
     "model": "dgl_heta_models",
     "patches": "dgl_heta_patches",
+    "model inputs": "dgl_heta_model_inputs",
+    "program": "dgl_heta_programs",
     "command": "dgl_heta_commands",
     "settings": "dgl_heta_settings",
 }
@@ -50,6 +53,8 @@ PROTOCOLS: dict[str, type] = {
     "reader": protocols.Reader,
     "model": protocols.ModelProvider,
     "patches": protocols.Patches,
+    "model inputs": protocols.ModelInputs,
+    "program": protocols.Program,
     "command": protocols.Command,
     "settings": protocols.Provider,
 }
@@ -142,7 +147,7 @@ class Plugins:
         known = self.providers(kind)
         if name not in known:
             raise InputError(f"unknown {kind} '{name}'; known are: {listing(known)}"
-                             + nearest(name, known))
+                             + (to_install(kind, name) or nearest(name, known)))
         provider = known[name].value
         if provider.settings is None:
             return provider

@@ -18,8 +18,10 @@ from dgl_heta.errors import InputError
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from types import ModuleType
 
     import numpy as np
+    import torch
     from pydantic import BaseModel
     from torch import Tensor, nn
 
@@ -28,12 +30,16 @@ if TYPE_CHECKING:
     from dgl_heta.graph.source import GraphSource
     from dgl_heta.models.spec import ModelSpec
     from dgl_heta.partition.request import PartitionRequest, PartitionResult
+    from dgl_heta.planning.assignment import Share
     from dgl_heta.planning.plan import Plan
+    from dgl_heta.sampling.blocks import MiniBatch
+    from dgl_heta.settings import Settings
     from dgl_heta.store import Store
     from dgl_heta.store.writer import Progress
     from dgl_heta.system.patching import Patch
 
 Batch = TypeVar("Batch")
+Adapt = Callable[["ModuleType"], None]
 
 
 class Provider(Protocol):
@@ -205,16 +211,83 @@ class Command(Provider, Protocol):
         """
 
 
+class Program(Provider, Protocol):
+    """A program that runs as a DistDGL script, adapted when it is imported; hook
+    `dgl_heta_programs`.
+
+    `name` is that of its top-level package.
+    """
+
+    modules: Mapping[str, Adapt]
+    """Modules of the program and what is called with each, once, after it was imported while
+    dgl-heta is enabled (or when it is enabled, if that is later). What it does stays after
+    `disable()`: on graphs that are not meta-partitioned it must change nothing."""
+
+
 class ModelProvider(Provider, Protocol):
     """A model, written for one process; hook `dgl_heta_models`."""
 
     precomputed: str | None = None
-    """"paths" or "subsets" for models over neighbour averages, see
-    :mod:`dgl_heta.training.average_inputs`."""
+    """The name of the :class:`ModelInputs` that it reads; None for a model over sampled blocks."""
 
     @abstractmethod
     def build(self, spec: ModelSpec) -> nn.Module:
         """A model that maps `(MiniBatch, inputs per type)` to outputs per target type."""
+
+
+@dataclass(frozen=True)
+class InputsContext:
+    """The run whose model reads inputs that are computed before.
+
+    Attributes
+    ----------
+    plan : the one that the workers follow, each its partition of its rank.
+    spec : what the model is built from.
+    directory : for what is computed, in that of the run: the same for all workers, and still there
+        when the run goes on or predicts.
+    world, rank : all workers, and this one's number.
+    """
+
+    store: Store
+    plan: Plan
+    settings: Settings
+    spec: ModelSpec
+    directory: Path
+    world: Comm
+    rank: int
+
+
+class InputReader:
+    """Inputs that were computed, as one worker reads them.
+
+    The model is given a block of the seeds, in which the worker's parts stand as relations without
+    edges do, so that it merges parts as it merges relations.
+    """
+
+    def parts(self, target: str) -> Sequence[tuple[int, Relation, Share]]:
+        """Return this worker's parts of the inputs of a target: a number that tells them apart in
+        the model, the relation into the target, and the share of the seeds (`plan.roots(rank)`
+        has both)."""
+        raise NotImplementedError
+
+    def read(self, batch: MiniBatch, device: torch.device) -> dict[str, Tensor]:
+        """Return what the model is given as `inputs`, by names that it knows: rows of the batch's
+        `own_seeds`, and of its parts (`batch.blocks[0].edges`). No step changes them."""
+        raise NotImplementedError
+
+
+class ModelInputs(Provider, Protocol):
+    """Inputs that are computed before training, for models that sample nothing; hook
+    `dgl_heta_model_inputs`. Models name them (:attr:`ModelProvider.precomputed`)."""
+
+    def complete(self, spec: ModelSpec, store: Store, plan: Plan) -> ModelSpec:
+        """Return what the model is built from, given what all models are built from: other widths
+        of inputs, metapaths. It raises an :class:`InputError` where they do not fit the graph."""
+        return spec
+
+    @abstractmethod
+    def open(self, context: InputsContext) -> InputReader:
+        """Compute the inputs, or find them in the directory; all workers call it together."""
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,16 @@ def dgl_heta_models() -> list[protocols.ModelProvider]:  # type: ignore[empty-bo
 
 
 @hookspec
+def dgl_heta_model_inputs() -> list[protocols.ModelInputs]:  # type: ignore[empty-body]
+    """Inputs that are computed before training, for models that sample nothing."""
+
+
+@hookspec
+def dgl_heta_programs() -> list[protocols.Program]:  # type: ignore[empty-body]
+    """Programs that are adapted when a DistDGL script imports them."""
+
+
+@hookspec
 def dgl_heta_commands() -> list[protocols.Command]:  # type: ignore[empty-body]
     """Commands `dgl-heta NAME …` of a plugin."""
 

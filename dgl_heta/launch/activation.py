@@ -77,7 +77,7 @@ def plain(command: Sequence[str]) -> list[str]:
     program = _program(command)
     if program is None:
         return list(command)
-    return [*program.interpreter, "-m", "dgl_heta.launch.plain", *program.words]
+    return [*program.interpreter, "-m", "dgl_heta.launch.fail_fast", *program.words]
 
 
 class _Program(NamedTuple):

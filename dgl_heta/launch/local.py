@@ -18,8 +18,8 @@ from typing import Any
 from dgl_heta.errors import HetaError, quoted
 from dgl_heta.launch.blame import Ended, Watched
 from dgl_heta.launch.supervisor import KILL_AFTER_S, Interrupted, Supervisor
-from dgl_heta.system.files import plainly
-from dgl_heta.system.sums import write_signed
+from dgl_heta.system.atomic_files import plainly
+from dgl_heta.system.checksums import write_signed
 
 PROGRAM = "dgl_heta.launch.worker"
 DRAIN_S = 1.0  # for the last events of a worker that has ended

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from dgl_heta.errors import HetaError
 from dgl_heta.launch.local import EVENTS
+from dgl_heta.system.checksums import read_signed
 from dgl_heta.system.disk import is_full
 from dgl_heta.system.memory import no_memory
 from dgl_heta.system.parent import die_with_parent
-from dgl_heta.system.sums import read_signed
 
 if TYPE_CHECKING:
     from dgl_heta.hooks.manager import Plugins
@@ -61,7 +61,7 @@ def _train(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, 
 
 
 def _predict(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, Any]:
-    from dgl_heta.prediction.worker import run as predict
+    from dgl_heta.prediction.prediction_worker import run as predict
 
     return predict(job, registry, report)
 
@@ -80,13 +80,16 @@ def _check(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, 
 
 
 def _engine(job: dict[str, Any], registry: Plugins) -> Engine:
-    from dgl_heta.planning.plan import Plan
+    from dataclasses import replace
+
+    from dgl_heta.planning.plan import Plan, SharedRows
     from dgl_heta.settings import Settings
     from dgl_heta.store import Store
     from dgl_heta.training.setup import build_engine
 
     store = Store(job["store"])
-    plan = Plan.from_json(job["plan"], store.schema, "of this job")
+    plan = replace(Plan.from_json(job["plan"], store.schema, "of this job"),
+                   shared=SharedRows.from_json(job.get("shared"), "of this job"))
     return build_engine(store, plan, Settings(**job["settings"]), registry, Path(job["run_dir"]))
 
 

@@ -6,14 +6,11 @@ from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.han import HANLayer
 from dgl_heta.models.hgnn import HGNN, HGNNLayer
 from dgl_heta.models.hgt import HGTLayer
-from dgl_heta.models.loading import BlockModel, find_model
-from dgl_heta.models.nars import NARS, SubsetModel
+from dgl_heta.models.model_names import BlockModel, find_model
 from dgl_heta.models.relations import Edges, Relations
 from dgl_heta.models.rgat import RGATLayer
 from dgl_heta.models.rgcn import RGCNLayer
-from dgl_heta.models.sehgnn import PathModel, SeHGNN
 from dgl_heta.models.spec import ModelSpec, slot
 
-__all__ = ["HGNN", "NARS", "BlockModel", "Edges", "HANLayer", "HGNNLayer", "HGTLayer",
-           "ModelProvider", "ModelSpec", "PathModel", "RGATLayer", "RGCNLayer", "Relations",
-           "SeHGNN", "SubsetModel", "find_model", "slot"]
+__all__ = ["HGNN", "BlockModel", "Edges", "HANLayer", "HGNNLayer", "HGTLayer", "ModelProvider",
+           "ModelSpec", "RGATLayer", "RGCNLayer", "Relations", "find_model", "slot"]

@@ -18,8 +18,8 @@ from dgl_heta.models.spec import ModelSpec, slot
 from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
 from dgl_heta.nn.joined import Joined, grouped
 from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.nn.parts import Part, Parts
 from dgl_heta.nn.precision import widened
+from dgl_heta.nn.row_parts import Part, Parts
 from dgl_heta.sampling.blocks import Block, MiniBatch
 
 

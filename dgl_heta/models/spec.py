@@ -22,9 +22,8 @@ class ModelSpec:
         wide.
     static : node types with static features, which are projected to `hidden`.
     num_classes : target node type → number of outputs.
-    subsets : of relations, for models over them (NARS).
-    paths : for models over metapaths (SeHGNN), target → metapaths with the width of their
-        precomputed averages.
+    subsets : of relations, for models over them.
+    paths : for models over metapaths, target → metapaths with the width of their inputs.
     """
 
     schema: Schema

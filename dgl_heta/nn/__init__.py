@@ -4,7 +4,7 @@ AGG_all (`cross`)."""
 from dgl_heta.errors import RelationError
 from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.cross import REDUCERS, CrossRelation, CrossSoftmax, CrossStack
-from dgl_heta.nn.gradients import (
+from dgl_heta.nn.gradient_hub import (
     Reading,
     differentiable_once,
     is_read,

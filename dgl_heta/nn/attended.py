@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dgl_heta.features.chunks import ChunkedRows, EdgePiece
 from dgl_heta.features.deferred import LazyRows, defers
-from dgl_heta.nn.gradients import differentiable_once
+from dgl_heta.nn.gradient_hub import differentiable_once
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.messages import check_shape, check_sources, dot
 from dgl_heta.nn.segments import segment_total

@@ -5,9 +5,9 @@ Heta (Zhong et al. 2025, https://doi.org/10.14778/3746405.3746408) writes a laye
     h_v = AGG_all( { AGG_r( { h_u : u in N_r(v) } ) : r in R(v) } ).
 
 A reducer here is AGG_all in two halves: the relations that a worker runs are merged on it
-(:mod:`dgl_heta.nn.parts`), and the rows of the group's seeds, which are partial on each worker, are
-merged across the model-parallel group by an :class:`Exchange`. A model is written with reducers and
-knows nothing of workers: alone the exchange is the identity, and a wrapper hands in another one
+(:mod:`dgl_heta.nn.row_parts`), and the rows of the group's seeds, which are partial on each worker,
+are merged across the model-parallel group by an :class:`Exchange`. A model is written with reducers
+and knows nothing of workers: alone the exchange is the identity, and a wrapper hands in another one
 (:class:`dgl_heta.raf.exchange.GroupExchange`, where the formulas are).
 """
 
@@ -23,7 +23,8 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.joined import elementwise
 from dgl_heta.nn.kernels import kernel_in_use
-from dgl_heta.nn.parts import (
+from dgl_heta.nn.precision import all_widened, widened
+from dgl_heta.nn.row_parts import (
     Part,
     Parts,
     apply_part,
@@ -33,7 +34,6 @@ from dgl_heta.nn.parts import (
     stack_parts,
     sum_parts,
 )
-from dgl_heta.nn.precision import all_widened, widened
 from dgl_heta.sampling.blocks import Block
 
 REDUCERS = ("sum", "mean", "max", "min")

@@ -22,7 +22,7 @@ from torch import Tensor
 from dgl_heta.hooks.kernel_protocol import Kernel
 from dgl_heta.nn import messages, segments
 from dgl_heta.nn.precision import InFloat32, is_mixed
-from dgl_heta.nn.sums import extreme, sums
+from dgl_heta.nn.row_sums import extreme, sums
 from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.system.jit import COMPILES
 

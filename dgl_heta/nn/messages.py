@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.errors import InputError
-from dgl_heta.nn.gradients import Reading, array_of, differentiable_once, done, opened
+from dgl_heta.nn.gradient_hub import Reading, array_of, differentiable_once, done, opened
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
 
@@ -135,7 +135,7 @@ class _Operator(NamedTuple):
 
 class _Pair(torch.autograd.Function):
     """The source's gradient goes to what it has in common with other operators that read it
-    (:mod:`dgl_heta.nn.gradients`)."""
+    (:mod:`dgl_heta.nn.gradient_hub`)."""
 
     @staticmethod
     def forward(ctx: Any, operator: _Operator, indptr: Tensor, indices: Tensor, source: Tensor,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.errors import InputError
-from dgl_heta.nn.gradients import differentiable_once
+from dgl_heta.nn.gradient_hub import differentiable_once
 from dgl_heta.system.jit import kernel
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from dgl_heta.partition.comparison import Owner, Partitioning, counting_of, metis_or_why
+from dgl_heta.partition.method_comparison import Owner, Partitioning, counting_of, metis_or_why
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.offloading import undelegated
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store

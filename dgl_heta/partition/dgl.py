@@ -27,7 +27,7 @@ from dgl_heta.partition.arguments import (
 )
 from dgl_heta.partition.request import PartitionResult, make_request
 from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
-from dgl_heta.settings import load_settings
+from dgl_heta.settings import Origin, load_settings
 from dgl_heta.system.patching import plain
 
 DGL_METHODS = ("metis", "random")
@@ -135,16 +135,22 @@ def arguments_of(*args: Any, **kwargs: Any) -> dict[str, Any]:
     return given | given.pop("dgl_arguments")
 
 
-def perform(given: Mapping[str, Any], original: Callable[..., Any] | None) -> Any:
+def perform(given: Mapping[str, Any], original: Callable[..., Any] | None,
+            shared_origin: Origin = Origin.DEFAULT) -> Any:
     """Partition as the arguments of :func:`partition_graph` say, by name.
 
-    `original` is DGL's own function where DGL's name is patched.
+    Parameters
+    ----------
+    original : DGL's own function where DGL's name is patched.
+    shared_origin : who asked for `shared`, if it was not the script.
     """
     if given["part_method"] in DGL_METHODS:
         import dgl.distributed
 
         return _by_dgl(original or plain(dgl.distributed.partition_graph), given)
-    return _by_backend(**given)
+    if given["shared"] is not None and not shared_origin.asked:
+        shared_origin = Origin.ARGUMENT
+    return _by_backend(shared_origin=shared_origin, **given)
 
 
 def _by_dgl(original: Callable[..., Any], given: Mapping[str, Any]) -> Any:
@@ -180,8 +186,9 @@ def _of_conversion() -> list[str]:
 def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
                 num_hops: int | None, part_method: str, return_mapping: bool, target_ntype: Any,
                 metapaths: Any, hops: int | None, seed: int | None, replication: str | None,
-                memory_mb: float | None, cut: str | None, shared: str | None, model: str | None,
-                overwrite: bool, settings: Iterable[str], **script: Any) -> Any:
+                memory_mb: float | None, cut: str | None, shared: str | None,
+                shared_origin: Origin, model: str | None, overwrite: bool,
+                settings: Iterable[str], **script: Any) -> Any:
     from dgl_heta.graph.readers.dgl_graph import check_graph
 
     check_graph(g)
@@ -201,6 +208,7 @@ def _by_backend(g: Any, graph_name: str, num_parts: int | str, out_path: str,
         seed=0 if seed is None else whole("seed", seed, least=0),
         replication=replication, memory_mb=_megabytes(memory_mb),
         cutter=None if cut is None else registry.get("cutter", cut), shared=shared,
+        shared_origin=shared_origin,
         workload=Workload(model=_model(model), in_script=True),
         script={"num_hops": 1 if num_hops is None else num_hops, **script},
         word=lambda name: _WORDS.get(name, name))

@@ -19,7 +19,7 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
 from dgl_heta.store.writer import Progress, check_source, fill_store
-from dgl_heta.system.files import new_directory
+from dgl_heta.system.atomic_files import new_directory
 
 STORE_DIR = "store"
 

@@ -13,10 +13,11 @@ from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.protocols import Cutter, PartitionBackend
 from dgl_heta.partition.arguments import ScriptArguments, script_arguments
-from dgl_heta.planning.delegates import WAYS
 from dgl_heta.planning.making import check_parts
 from dgl_heta.planning.metatree import Metapath, load_metapaths, parse_metapaths
+from dgl_heta.planning.owner_choice import WAYS
 from dgl_heta.planning.workload import DEFAULT_HOPS, Workload
+from dgl_heta.settings import Origin
 
 MOST_MB = 1e12
 AUTO = 0
@@ -48,7 +49,9 @@ class PartitionRequest:
     workload: Workload = field(default_factory=Workload)
     shared: str = "auto"
     """Whether rows of learnable features that several partitions read move, or one partition
-    aggregates them for the others (:mod:`dgl_heta.planning.delegates`)."""
+    aggregates them for the others (:mod:`dgl_heta.planning.shared_rows`)."""
+    shared_origin: Origin = Origin.DEFAULT
+    """Who asked for `shared`."""
     script: ScriptArguments = field(default_factory=ScriptArguments)
 
 
@@ -94,6 +97,7 @@ def make_request(
     hubs: float = 1.0,
     workload: Workload | None = None,
     shared: str | None = None,
+    shared_origin: Origin = Origin.DEFAULT,
     script: Mapping[str, Any] | None = None,
     word: Callable[[str], str] = str,
 ) -> PartitionRequest:
@@ -106,6 +110,7 @@ def make_request(
     metapaths : a list of them, or the path of a JSON file with one.
     memory_mb : MB that a partition may hold, as predicted for `workload`.
     shared : auto (default), rows or delegate.
+    shared_origin : who asked for `shared`.
     script : arguments of a script's `partition_graph`, by name; they are checked, and those that
         the backend does not honour left out
         (:func:`~dgl_heta.partition.arguments.script_arguments`).
@@ -145,5 +150,5 @@ def make_request(
     return PartitionRequest(
         parts, targets, DEFAULT_HOPS if hops is None and metapaths is None else hops, paths, seed,
         edge_ids, replication, None if memory_mb is None else round(memory_mb * 1e6), cutter, hubs,
-        workload or Workload(), shared or "auto",
+        workload or Workload(), shared or "auto", shared_origin,
         script_arguments(backend, script or {}, schema, what))

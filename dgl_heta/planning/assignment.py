@@ -70,7 +70,7 @@ class Partition:
         has the in-edges of nodes `low … high - 1` alone. `num_edges` is in proportion.
     owned : the relations that are cut by an array: how many destination nodes and edges of them
         this partition has, pieces of other partitions' hubs included.
-    served : where relations are delegated (:mod:`dgl_heta.planning.delegation`), those that it
+    served : where relations are delegated (:mod:`dgl_heta.planning.offloading`), those that it
         runs at layer 1 on rows of other partitions, too.
     asks : those that another partition runs at layer 1 on this one's rows that are no seeds; they
         are not in `inner`.

@@ -7,7 +7,7 @@ from collections import Counter
 from dgl_heta.graph.schema import Schema
 from dgl_heta.planning.assignment import Partition
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.reach import Reach, reach
+from dgl_heta.planning.receptive_field import Reach, reach
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import ModelSettings
 

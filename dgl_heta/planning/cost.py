@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dgl_heta.planning import traffic
-from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.footprint import topology_bytes, type_bytes
+from dgl_heta.planning.offloading import undelegated
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.reach import destinations, reach, reach_of_one_process
+from dgl_heta.planning.receptive_field import destinations, reach, reach_of_one_process
 from dgl_heta.planning.workload import Workload
 
 

@@ -9,7 +9,7 @@ partition that owns `cites` runs `writes` at layer 1, because papers are the chi
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from dgl_heta.planning.assignment import (
     partitions_of_shares,
     used_relations,
 )
-from dgl_heta.planning.delegation import delegated
 from dgl_heta.planning.metatree import (
     Metapath,
     SubMetatree,
@@ -34,13 +33,56 @@ from dgl_heta.planning.metatree import (
     parse_metapaths,
     sub_metatrees,
 )
+from dgl_heta.planning.offloading import delegated
 from dgl_heta.planning.ownership import Ownership, check_counts
-from dgl_heta.system.sums import KEY, agrees, signed
+from dgl_heta.settings import Origin
+from dgl_heta.system.checksums import KEY, agrees, signed
 
 if TYPE_CHECKING:
     import networkx as nx
 
 PLAN_BYTES = 1 << 30
+
+
+@dataclass(frozen=True)
+class SharedRows:
+    """How shared learnable features are trained, and why; a plan's `shared`.
+
+    Attributes
+    ----------
+    asked : "rows", "delegate" or "auto".
+    origin : who asked for it.
+    owners : node type → partition that aggregates it for the others; of all other types rows move.
+    reason : why, in one sentence.
+    """
+
+    asked: str
+    origin: Origin
+    owners: dict[str, int]
+    reason: str
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object, as plans' files and runs' summaries have it."""
+        return {"asked": self.asked, "origin": self.origin.value, "owners": self.owners,
+                "reason": self.reason}
+
+    @classmethod
+    def from_json(cls, data: Any, where: str) -> SharedRows | None:
+        """The decision that :meth:`to_json` wrote; None where earlier versions wrote none.
+
+        Raises
+        ------
+        InputError
+            It is not what that writes.
+        """
+        if data is None:
+            return None
+        try:
+            return cls(str(data["asked"]), Origin(data["origin"]), dict(data["owners"]),
+                       str(data["reason"]))
+        except (TypeError, ValueError, KeyError):
+            raise InputError(f"plan {where} is damaged: what it says of partition.shared is not "
+                             "what is written") from None
 
 
 @dataclass(frozen=True)
@@ -65,7 +107,9 @@ class Plan:
     """Relations that are cut by an array, not by ranges; without replication."""
     delegates: dict[Relation, int] = field(default_factory=dict)
     """Relations that one partition runs at layer 1 for all others of its group, and its place in
-    the group (:mod:`dgl_heta.planning.delegation`)."""
+    the group (:mod:`dgl_heta.planning.offloading`)."""
+    shared: SharedRows | None = field(default=None, compare=False)
+    """What became of `partition.shared`, and why; None where nobody has decided yet."""
 
     @property
     def num_parts(self) -> int:
@@ -201,7 +245,8 @@ class Plan:
         version = (3 if self.delegates else
                    2 if any(own.hubs for own in self.ownership.values()) else 1)
         data = signed({"format": "dgl-heta-plan", "version": version,
-                       "schema": self.schema.to_json(), "plan": content})
+                       "schema": self.schema.to_json(), "plan": content,
+                       **({"shared": self.shared.to_json()} if self.shared else {})})
         Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
 
     def verify(self) -> None:
@@ -237,7 +282,7 @@ class Plan:
         if data["version"] < 3 and plan.delegates:
             raise InputError(f"plan {path} is damaged: it delegates, which version "
                              f"{data['version']} does not")
-        return plan
+        return replace(plan, shared=SharedRows.from_json(data.get("shared"), str(path)))
 
     @classmethod
     def from_json(cls, data: dict[str, Any], schema: Schema, origin: str,

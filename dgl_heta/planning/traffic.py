@@ -1,10 +1,10 @@
 """Bytes that workers send in a step, by cause: the one model of traffic, rows in, bytes out.
 
-Rows are counted (:mod:`dgl_heta.partition.comparison`), expected (:mod:`dgl_heta.planning.reach`)
-or follow from the batch size. Sizes are payloads as the algorithms send them, as
-:class:`dgl_heta.comm.collectives.Traffic` counts them: an all-reduce is a ring. With n workers, r
-rows of each, h the hidden width, e bytes per element, and s bytes per element that is sent
-(`train.exchange_dtype`; else s = e):
+Rows are counted (:mod:`dgl_heta.partition.method_comparison`), expected
+(:mod:`dgl_heta.planning.receptive_field`) or follow from the batch size. Sizes are payloads as the
+algorithms send them, as :class:`dgl_heta.comm.collectives.Traffic` counts them: an all-reduce is a
+ring. With n workers, r rows of each, h the hidden width, e bytes per element, and s bytes per
+element that is sent (`train.exchange_dtype`; else s = e):
 
 partials
     Partial aggregations of rows that n workers have in common, and their gradients (Heta §4,
@@ -55,7 +55,7 @@ def last_layer(work: Workload) -> int:
     Forward a reduce-scatter, backward an all-gather: it crosses 1 + 1 times. Max and min need who
     attained the extreme, too: two all-reduces forward, of which one has places, 2 + 2 + 1.
     """
-    if _is_extreme(work):
+    if work.takes_extremes:
         return 3 * work.sent_row_bytes + _places(work)
     return 2 * work.sent_row_bytes
 
@@ -65,11 +65,7 @@ def lower_layer(work: Workload) -> int:
 
     An all-reduce forward and one backward, 2 + 2 crossings; for max and min 2 + 2 + 2.
     """
-    return 4 * work.sent_row_bytes + (_places(work) if _is_extreme(work) else 0)
-
-
-def _is_extreme(work: Workload) -> bool:
-    return work.reduce in ("max", "min")
+    return 4 * work.sent_row_bytes + (_places(work) if work.takes_extremes else 0)
 
 
 def _places(work: Workload) -> int:

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dgl_heta.errors import InputError, several
+from dgl_heta.errors import several
 from dgl_heta.graph.schema import Schema
-from dgl_heta.settings import ModelSettings, Settings, TrainSettings, default_fanouts
+from dgl_heta.settings import (
+    ModelSettings,
+    Settings,
+    TrainSettings,
+    check_layers,
+    default_fanouts,
+)
 
 MODELS = ("rgcn", "rgat", "hgt")
 """Models whose parameters and operations are counted (:mod:`dgl_heta.planning.compute`)."""
@@ -74,6 +80,11 @@ class Workload:
                    wire_itemsize=wire_itemsize(train))
 
     @property
+    def takes_extremes(self) -> bool:
+        """Whether AGG_all is max or min."""
+        return self.reduce in ("max", "min")
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row of hidden states or learnable features."""
         return self.hidden * self.itemsize
@@ -92,10 +103,8 @@ class Workload:
             There are not as many as layers.
         """
         fanouts = self.fanouts or default_fanouts(hops)
-        if len(fanouts) != hops:
-            raise InputError(f"the workload has {len(fanouts)} fanouts {list(fanouts)}, but the "
-                             f"plan has {several(hops, 'hop')}; give one per hop, "
-                             "input layer first")
+        check_layers(fanouts, hops, "the workload's fanouts",
+                     f"the plan has {several(hops, 'hop')}")
         return tuple(fanouts)
 
     def epoch(self, schema: Schema, targets: Sequence[str], workers: int) -> tuple[int, float]:

@@ -33,7 +33,7 @@ from dgl_heta.proof.gather import (
     plain_layers,
     sums_by_id,
 )
-from dgl_heta.proof.inputs import Call, Given, Inputs, complete
+from dgl_heta.proof.module_call import Call, Given, Inputs, complete
 from dgl_heta.proof.outside import Outside
 from dgl_heta.proof.replay import Outcome, Reads, apart, gradients, run
 from dgl_heta.raf.chain import Place, walk

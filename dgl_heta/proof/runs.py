@@ -15,7 +15,7 @@ from dgl_heta.proof.comparison import (
     compare,
     verdict,
 )
-from dgl_heta.proof.records import Record
+from dgl_heta.proof.recorded_run import Record
 
 FLOOR = 1e-3
 """Of the largest gradient of a step: gradients that are this much smaller are compared with it."""

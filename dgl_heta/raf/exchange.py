@@ -14,7 +14,7 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.nn.parts import NOBODY
+from dgl_heta.nn.row_parts import NOBODY
 from dgl_heta.raf.chain import Adjoint, Chain, Map
 from dgl_heta.raf.maps import (
     AllGather,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.gradients import GradientAverage, average_rows
+from dgl_heta.comm.gradient_average import GradientAverage, average_rows
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext, WrappedModule
 from dgl_heta.nn.cross import CrossRelation

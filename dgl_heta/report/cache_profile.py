@@ -12,7 +12,7 @@ from rich.markup import escape
 from dgl_heta.report.charts import as_svg, new_figure
 from dgl_heta.report.console import table
 from dgl_heta.report.text import PALETTE, human_bytes, printable
-from dgl_heta.system.files import write_atomic
+from dgl_heta.system.atomic_files import write_atomic
 
 
 def show_profile(result: Mapping[str, Any], out: Console) -> None:

@@ -6,8 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dgl_heta.settings import Settings
-from dgl_heta.settings.sections import default_fanouts
+from dgl_heta.settings import Settings, default_fanouts
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

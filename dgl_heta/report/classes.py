@@ -9,7 +9,7 @@ from typing import Any
 
 from dgl_heta.report.canvas import GREY, INK, Canvas
 from dgl_heta.report.figures import as_mapping, as_number, percent
-from dgl_heta.report.parts import Picture, Section, Table
+from dgl_heta.report.page_parts import Picture, Section, Table
 from dgl_heta.report.text import printable
 
 _SHOWN, _WORST, _CONFUSIONS, _DRAWN = 50, 25, 10, 20

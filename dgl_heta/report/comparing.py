@@ -21,7 +21,7 @@ from dgl_heta.report.figures import (
     metric_curves,
     total_of,
 )
-from dgl_heta.report.parts import Picture, Section, Table
+from dgl_heta.report.page_parts import Picture, Section, Table
 from dgl_heta.report.reading import Run, read_run
 from dgl_heta.report.text import human_bytes
 

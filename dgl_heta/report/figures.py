@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dgl_heta.report.records import CAUSES, STAGES
+from dgl_heta.report.epoch_records import CAUSES, STAGES
 from dgl_heta.report.text import printable
 
 

@@ -20,9 +20,9 @@ from dgl_heta.report.figures import (
     run_names,
 )
 from dgl_heta.report.reading import Run, read_run
-from dgl_heta.report.sections import sections_of
+from dgl_heta.report.run_sections import sections_of
 from dgl_heta.report.text import human_bytes, visible
-from dgl_heta.system.files import write_atomic
+from dgl_heta.system.atomic_files import write_atomic
 
 _LONGEST = 5000  # characters of a text: a command, a list of settings
 

@@ -13,7 +13,7 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.report.canvas import GREY, INK, Canvas, fit, text_width
 from dgl_heta.report.excerpt import Vertex, balance, heaviest, holders_of, left_out, outline
 from dgl_heta.report.text import PALETTE, human_bytes, printable
-from dgl_heta.system.files import write_atomic
+from dgl_heta.system.atomic_files import write_atomic
 
 _RULE = "#d5dbe1"
 _ROW, _PILL, _BAND_HEAD, _GAP = 46, 34, 26, 10

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import InputError
-from dgl_heta.report.log import log_lines
+from dgl_heta.report.metrics_log import log_lines
 from dgl_heta.report.started import FILE
-from dgl_heta.system.files import plainly
-from dgl_heta.system.sums import read_signed
+from dgl_heta.system.atomic_files import plainly
+from dgl_heta.system.checksums import read_signed
 
 
 @dataclass

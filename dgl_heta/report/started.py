@@ -13,7 +13,7 @@ from typing import Any
 
 from dgl_heta.errors import InputError, shortened
 from dgl_heta.graph.schema import Schema
-from dgl_heta.system.sums import read_signed, write_signed
+from dgl_heta.system.checksums import read_signed, write_signed
 
 FILE = "started.json"
 _OWN_DIRECTORY = ("--run-dir", "--seeds")  # options that say where a run is

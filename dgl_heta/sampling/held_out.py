@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.kernels import hash_key, pair_chances
+from dgl_heta.sampling.sampling_kernels import hash_key, pair_chances
 
 Edges = tuple[Relation, np.ndarray, np.ndarray]
 """Some edges of a relation: sources and destinations, int64."""
@@ -89,7 +89,8 @@ class HeldOut:
                 for pairs in [np.unique(np.concatenate(parts))] for relation in group.relations}
 
     def left_out(self, relation: Relation, without: np.ndarray | None) -> tuple[Any, ...] | None:
-        """What :func:`dgl_heta.sampling.kernels.draw` needs to leave out edges of `relation`.
+        """The argument of :func:`dgl_heta.sampling.sampling_kernels.draw` by which it leaves out
+        edges of `relation`.
 
         `without` are more pairs to leave out, ascending. None for a relation of which none are.
         """

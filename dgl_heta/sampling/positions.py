@@ -1,7 +1,7 @@
 """Which edges a sample has, drawn again.
 
-A draw is a function of what is asked (:mod:`dgl_heta.sampling.kernels`), so nobody keeps the edges
-of a batch in case that somebody asks: they are drawn a second time.
+A draw is a function of what is asked (:mod:`dgl_heta.sampling.sampling_kernels`), so nobody keeps
+the edges of a batch in case that somebody asks: they are drawn a second time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.sampling.kernels import BAD, draw_positions
-from dgl_heta.sampling.scope import HubPieces
+from dgl_heta.sampling.sampling_kernels import BAD, draw_positions
+from dgl_heta.sampling.sampling_scope import HubPieces
 from dgl_heta.store import CSC
 from dgl_heta.store.structure import changed
 
@@ -20,7 +20,7 @@ from dgl_heta.store.structure import changed
 @dataclass(frozen=True)
 class EdgeDraw:
     """How the in-edges of some rows by a relation were drawn; attributes are as in
-    :class:`dgl_heta.sampling.draws.Draw`."""
+    :class:`dgl_heta.sampling.relation_samples.Draw`."""
 
     relation: Relation
     csc: CSC

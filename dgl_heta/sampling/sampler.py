@@ -14,18 +14,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import InputError, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, GuestRows, MiniBatch, RelationBlock
-from dgl_heta.sampling.draws import FEW, Draw, Threads, draw_in_turn, draw_on_threads
 from dgl_heta.sampling.held_out import HeldOut
-from dgl_heta.sampling.kernels import hash_key
+from dgl_heta.sampling.relation_samples import FEW, Draw, Threads, draw_in_turn, draw_on_threads
 from dgl_heta.sampling.rows import NodeRows, RowScratch
-from dgl_heta.sampling.scope import HubPieces, SamplingScope, by_destination
+from dgl_heta.sampling.sampling_kernels import hash_key
+from dgl_heta.sampling.sampling_scope import HubPieces, SamplingScope, by_destination
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
+from dgl_heta.settings import check_layers, wrong_fanout
 from dgl_heta.store import CSC, Store
 
 Fanout = int | Mapping[Relation, int]
+"""In-edges to sample of a node by each relation, or by one that is named; -1 for all."""
 
 
 Agree = Callable[[Mapping[str, np.ndarray]], Mapping[str, Sequence[np.ndarray]]]
@@ -70,16 +72,7 @@ class NeighborSampler:
                  held_out: HeldOut | None = None, threads: int = 1,
                  deliver: Deliver | None = None, guest_states: bool = True,
                  together: bool = False) -> None:
-        if len(fanouts) != scope.hops:
-            raise InputError(
-                f"{len(fanouts)} fanouts are given, but the plan has {scope.hops} hops; give one "
-                "fanout per layer, input layer first"
-            )
-        for fanout in fanouts:
-            for number in fanout.values() if isinstance(fanout, Mapping) else (fanout,):
-                if number < 1 - isinstance(fanout, Mapping) and number != -1:
-                    raise InputError(f"fanout {number} is wrong; it must be 1 or more, or -1 for "
-                                     "all")
+        _check_fanouts(fanouts, scope.hops)
         self._scope, self._fanouts, self._seed = scope, tuple(fanouts), seed
         self._seed_states, self._agree, self._held_out = seed_states, agree, held_out
         self._threads = Threads(threads) if threads > 1 else None
@@ -313,6 +306,16 @@ class NeighborSampler:
                 if part.relation.src == ntype:
                     new = part.indices >= before[ntype]
                     part.indices[new] = final[(part.indices[new] - before[ntype]).long()]
+
+
+def _check_fanouts(fanouts: Sequence[Fanout], hops: int) -> None:
+    """Refuse what is no fanout, or another number of layers than a plan has hops."""
+    check_layers(fanouts, hops, "fanouts", f"the plan has {several(hops, 'hop')}")
+    for layer in fanouts:
+        numbers, least = (layer.values(), 0) if isinstance(layer, Mapping) else ((layer,), 1)
+        for number in numbers:
+            if why := wrong_fanout(number, least):
+                raise InputError(f"fanouts has {number}; {why}")
 
 
 _NONE = np.empty(0, np.int64)

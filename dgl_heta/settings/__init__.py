@@ -8,6 +8,7 @@ Providers bring settings of their own, in sections `[plugins.NAME]` (`DGL_HETA_P
 <dgl_heta.hooks.manager.Plugins.configured>`, which knows the providers, checks them.
 """
 
+from dgl_heta.settings.fanouts import check_layers, default_fanouts, parse_fanouts, wrong_fanout
 from dgl_heta.settings.loading import (
     ENV_PREFIX,
     PLAIN_VARIABLES,
@@ -16,6 +17,7 @@ from dgl_heta.settings.loading import (
     read_section,
     section_name,
 )
+from dgl_heta.settings.origins import Origin
 from dgl_heta.settings.sections import (
     CacheSettings,
     ModelSettings,
@@ -24,10 +26,10 @@ from dgl_heta.settings.sections import (
     Settings,
     TaskSettings,
     TrainSettings,
-    default_fanouts,
 )
 from dgl_heta.settings.toml import parse_toml, read_toml
 
-__all__ = ["ENV_PREFIX", "PLAIN_VARIABLES", "CacheSettings", "ModelSettings", "PartitionSettings",
-           "RunSettings", "Settings", "TaskSettings", "TrainSettings", "default_fanouts", "keys",
-           "load_settings", "parse_toml", "read_section", "read_toml", "section_name"]
+__all__ = ["ENV_PREFIX", "PLAIN_VARIABLES", "CacheSettings", "ModelSettings", "Origin",
+           "PartitionSettings", "RunSettings", "Settings", "TaskSettings", "TrainSettings",
+           "check_layers", "default_fanouts", "keys", "load_settings", "parse_fanouts",
+           "parse_toml", "read_section", "read_toml", "section_name", "wrong_fanout"]

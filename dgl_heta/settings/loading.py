@@ -12,7 +12,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 
 from dgl_heta.errors import InputError, listing, nearest, quoted, shortened
-from dgl_heta.settings.sections import Settings, default_fanouts, renamed
+from dgl_heta.settings.fanouts import default_fanouts
+from dgl_heta.settings.origins import Origin
+from dgl_heta.settings.sections import Settings, renamed
 from dgl_heta.settings.toml import NotToml, parse_toml, read_toml
 
 ENV_PREFIX = "DGL_HETA_"
@@ -25,8 +27,9 @@ def load_settings(
     overrides: Iterable[str] = (),
     environ: Mapping[str, str] | None = None,
     base: Mapping[str, Any] | None = None,
+    base_origin: Origin = Origin.PROGRAM,
 ) -> Settings:
-    """Settings from all sources.
+    """Settings from all sources; :meth:`Settings.origin` tells which source named each.
 
     Parameters
     ----------
@@ -34,6 +37,7 @@ def load_settings(
     overrides : `section.key=value` strings, the value in TOML (a bare word is a string).
     environ : environment to read, default `os.environ`.
     base : nested values that are weaker than all of these.
+    base_origin : where `base` comes from.
 
     Raises
     ------
@@ -42,16 +46,20 @@ def load_settings(
     """
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
     for section, content in (base or {}).items():
         values[section] = copy.deepcopy(dict(content))
+        origins.update((f"{section}.{key}", base_origin) for key in content)
     before = values.get("model", {}).get("name")
     file = file or environ.get("DGL_HETA_CONFIG") or None
     if file:
-        _merge(values, read_toml(Path(file), "settings"), str(file))
+        origins |= dict.fromkeys(
+            _merge(values, read_toml(Path(file), "settings"), str(file)), Origin.FILE)
     for name, text in sorted(environ.items()):
         if name.startswith(ENV_PREFIX) and name not in PLAIN_VARIABLES:
             section, _, key = name[len(ENV_PREFIX):].lower().partition("__")
-            _merge(values, _one(section, key.replace("__", "."), text), f"variable {name}")
+            content = _one(section, key.replace("__", "."), text)
+            origins |= dict.fromkeys(_merge(values, content, f"variable {name}"), Origin.VARIABLE)
     name = values.get("model", {}).get("name")
     if isinstance(name, str) and ".py:" in name and name != before:
         raise InputError(f"model.name '{name}' names a file of code, which the command line alone "
@@ -62,7 +70,8 @@ def load_settings(
         if not equals or not dot:
             raise InputError(f"--set {shortened(text)}: write section.key=value, for example "
                              "train.lr=0.01" + _suggestion(path.strip()))
-        _merge(values, _one(section, key, value), f"--set {shortened(text)}")
+        origins |= dict.fromkeys(
+            _merge(values, _one(section, key, value), f"--set {shortened(text)}"), Origin.FLAG)
     try:
         settings = Settings(**values)
     except ValidationError as error:
@@ -76,6 +85,8 @@ def load_settings(
         fanouts = list(default_fanouts(settings.model.layers))
         train = settings.train.model_copy(update={"fanouts": fanouts})
         settings = settings.model_copy(update={"train": train})
+        origins["train.fanouts"] = Origin.DEFAULT
+    settings.note_origins(origins)
     return settings.check()
 
 
@@ -131,8 +142,14 @@ def _one(section: str, key: str, text: str) -> dict[str, Any]:
     return {section: {key: _parse(text, field.annotation if field else None)} if key else text}
 
 
-def _merge(values: dict[str, Any], new: Mapping[str, Any], origin: str) -> None:
-    known = keys()
+def _merge(values: dict[str, Any], new: Mapping[str, Any], origin: str) -> list[str]:
+    """Put new values over those that there are; returns the names of those settings.
+
+    Parameters
+    ----------
+    origin : the source, as a message names it.
+    """
+    known, named = keys(), []
     for section, content in new.items():
         if section == "plugins":
             _merge_plugins(values.setdefault(section, {}), content, origin)
@@ -150,7 +167,9 @@ def _merge(values: dict[str, Any], new: Mapping[str, Any], origin: str) -> None:
             if name not in known:
                 raise InputError(f"{origin}: unknown setting '{name}'"
                                  + (_suggestion(name) or f"; settings: {listing(known, 40)}"))
+            named.append(name)
         values.setdefault(section, {}).update(content)
+    return named
 
 
 def _merge_plugins(values: dict[str, dict[str, Any]], new: Any, origin: str) -> None:

@@ -6,14 +6,19 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PrivateAttr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
-from dgl_heta.errors import InputError, several
-
-
-def default_fanouts(layers: int) -> tuple[int, ...]:
-    """Neighbours per relation and layer where none are given: 25, then 20; input layer first."""
-    return (25, *[20] * (layers - 1))
+from dgl_heta.errors import InputError
+from dgl_heta.settings.fanouts import LARGEST, check_layers, default_fanouts, wrong_fanout
+from dgl_heta.settings.origins import Origin
 
 
 class _Section(BaseModel):
@@ -188,7 +193,7 @@ class TrainSettings(_Section):
     kernel: str = Field("fused", description="aggregation kernel")
     batches: str = Field("on-demand", description="batch source: when batches are sampled")
     precompute_mb: int = Field(512, ge=1, description="memory of buffers in which sehgnn and nars "
-                               "compute neighbour averages, per worker")
+                               "compute their inputs, per worker")
     complete_states: bool = Field(
         False, description="DistDGL scripts: complete all seeds' states below the last layer on "
         "all machines, not only those that are read there; for models that look at all rows of a "
@@ -245,8 +250,8 @@ class TrainSettings(_Section):
     @classmethod
     def _known_fanouts(cls, value: list[int] | None) -> list[int] | None:
         for fanout in value or []:
-            if not 1 <= fanout < 2**31 and fanout != -1:
-                raise ValueError("a fanout is 1 or more and below 2^31, or -1 for all neighbours")
+            if why := wrong_fanout(fanout, below=LARGEST):
+                raise ValueError(why)
         return value
 
 
@@ -323,6 +328,27 @@ class Settings(_Section):
     cache: CacheSettings = CacheSettings()
     run: RunSettings = RunSettings()
     plugins: dict[str, dict[str, Any]] = {}
+    _origins: dict[str, Origin] = PrivateAttr(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        """Compare values; who named them makes no difference."""
+        return isinstance(other, Settings) and self.model_dump() == other.model_dump()
+
+    def note_origins(self, origins: Mapping[str, Origin]) -> None:
+        """Note who named each setting ("section.key"), once, when they are loaded."""
+        self._origins.update(origins)
+
+    def origin(self, name: str) -> Origin:
+        """Who named the value of a setting, by its name "section.key"."""
+        section, _, key = name.partition(".")
+        given: set[str] = getattr(self, section).model_fields_set
+        return self._origins.get(name, Origin.PROGRAM if key in given else Origin.DEFAULT)
+
+    def asked(self, section: str) -> dict[str, Any]:
+        """The values of a section that somebody asked for, by key."""
+        values = getattr(self, section)
+        return {key: getattr(values, key) for key in type(values).model_fields
+                if self.origin(f"{section}.{key}").asked}
 
     def check(self) -> Settings:
         """Check what concerns several sections.
@@ -345,9 +371,7 @@ class Settings(_Section):
                              f"{self.train.autocast} would round; set one of them otherwise")
         for name in ("fanouts", "eval_fanouts"):
             fanouts = getattr(self.train, name)
-            if fanouts is not None and len(fanouts) != self.model.layers:
-                raise InputError(
-                    f"train.{name} has {several(len(fanouts), 'number')}, but model.layers is "
-                    f"{self.model.layers}; give one fanout per layer, input layer first"
-                )
+            if fanouts is not None:
+                check_layers(fanouts, self.model.layers, f"train.{name}",
+                             f"model.layers is {self.model.layers}")
         return self

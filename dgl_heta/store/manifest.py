@@ -13,7 +13,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import MOST_CLASSES, Given, Task
 from dgl_heta.store.types import check_types
-from dgl_heta.system.sums import agrees, signed
+from dgl_heta.system.checksums import agrees, signed
 
 FILE_NAME = "manifest.json"
 FORMAT = "dgl-heta-store"

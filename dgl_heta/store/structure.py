@@ -2,7 +2,7 @@
 
 Structure is checked piece by piece while checksums are computed, so that the bytes are read once.
 Files can change after that: kernels that index with numbers of a mapped file check each of them
-(:mod:`dgl_heta.sampling.kernels`, :func:`in_edges`).
+(:mod:`dgl_heta.sampling.sampling_kernels`, :func:`in_edges`).
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
+from dgl_heta.system.atomic_files import new_directory
 from dgl_heta.system.disk import npy_header, row_starts
-from dgl_heta.system.files import new_directory
 
 _MASKS_OF_EDGE_FILES = ("; in a metadata.json give 'task' a 'split', which makes the masks, or "
                         "name arrays or columns for them")

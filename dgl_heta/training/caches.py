@@ -29,9 +29,10 @@ from dgl_heta.cache.penalties import (
     ungated,
 )
 from dgl_heta.cache.policies import CachePolicy, choose
-from dgl_heta.cache.profile import ProfileFiles, Visits, hardware
+from dgl_heta.cache.visit_profile import ProfileFiles, Visits, hardware
 from dgl_heta.features.row_kernels import count_ids
-from dgl_heta.features.sparse_adam import AdamSettings, RowTable
+from dgl_heta.features.row_table import RowTable
+from dgl_heta.features.sparse_optimizers import AdamSettings
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.store.structure import check_range
 from dgl_heta.system.memory import capacity_bytes
@@ -300,9 +301,10 @@ def attach(engine: Engine, plugins: Plugins, directory: Path | None,
     policy = plugins.get("cache policy", engine.settings.cache.policy)
     if policy.name == "none":
         return None
-    if engine.averages is not None:
+    if engine.precomputed is not None:
         report({"event": "note", "text": f"cache.policy = {policy.name} has no effect: model "
-                f"'{engine.settings.model.name}' reads averages, and each of their rows once"})
+                f"'{engine.settings.model.name}' reads inputs that were computed before, each "
+                "row once"})
         return None
     profiler = Profiler(engine, directory, getattr(policy, "counts", "visits"), report)
     engine.caches = FeatureCaches(engine, policy, profiler)

@@ -28,11 +28,11 @@ from dgl_heta.features import LearnableFeatures
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.models import ModelProvider, ModelSpec, find_model, slot
-from dgl_heta.models.linked import Linked, decoded
+from dgl_heta.models.link_model import Linked, decoded
 from dgl_heta.report.started import resuming
 from dgl_heta.settings import Settings, section_name
-from dgl_heta.system.files import check_plain, replacing, utf8_name
-from dgl_heta.system.sums import check_file, file_sum, read_signed, write_signed
+from dgl_heta.system.atomic_files import check_plain, replacing, utf8_name
+from dgl_heta.system.checksums import check_file, file_sum, read_signed, write_signed
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.identity import Identity
 from dgl_heta.training.optimizers import load_state, state_tensors

@@ -14,31 +14,30 @@ import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.comm.drawn_rows import delivery
+from dgl_heta.comm.remote_destinations import delivery
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.graph.schema import Relation
-from dgl_heta.hooks.protocols import BatchSource, ModuleWrapper, WrapContext
+from dgl_heta.hooks.protocols import BatchSource, InputReader, ModuleWrapper, WrapContext
 from dgl_heta.models import ModelSpec
 from dgl_heta.nn.precision import mixed_precision, widened
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.wrapper import RafModule
-from dgl_heta.report.records import STAGES
+from dgl_heta.report.epoch_records import STAGES
 from dgl_heta.sampling.blocks import MiniBatch
-from dgl_heta.sampling.kernels import hash_key
 from dgl_heta.sampling.sampler import Deliver
+from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.sampling.stages import Making
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
-from dgl_heta.training.average_inputs import AverageInputs
 from dgl_heta.training.fetching import Fetching
 from dgl_heta.training.metrics import Tally
 from dgl_heta.training.optimizers import Schedule, make_optimizer
 from dgl_heta.training.tasks import Step, TrainingTask
 
 if TYPE_CHECKING:
-    from dgl_heta.training.proof import StepProof
+    from dgl_heta.training.step_proof import StepProof
 
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
 
@@ -100,13 +99,13 @@ class Inputs:
     Attributes
     ----------
     static, learnable : rows of types with features and of the others.
-    averages : neighbour averages, which some models read instead of both.
+    precomputed : what some models read instead of both.
     fits : whether all that is in files fits into memory.
     """
 
     static: StaticFeatures
     learnable: LearnableFeatures
-    averages: AverageInputs | None
+    precomputed: InputReader | None
     fits: bool
 
 
@@ -138,8 +137,8 @@ class Engine:
         self._sampler, self._eval_sampler = samplers
         self._source, self._wrapper = source, wrapper
         self.static, self.learnable = inputs.static, inputs.learnable
-        self.averages, self.fits = inputs.averages, inputs.fits
-        self._fetching = Fetching(self.static, self.averages, self.device)
+        self.precomputed, self.fits = inputs.precomputed, inputs.fits
+        self._fetching = Fetching(self.static, self.precomputed, self.device)
         self.wrapped = wrapper.wrap(RafModule(model, self.group),
                                     WrapContext(self.world, self.group, self.owned))
         self.optimizer = make_optimizer(model.parameters(), settings.train)
@@ -312,7 +311,7 @@ class Engine:
 
         Called when the step before has updated them: they are read now, static ones maybe earlier.
         """
-        if self.averages is not None:
+        if self.precomputed is not None:
             return self._fetching.rows(batch)
         if self.caches is not None:
             self.caches.count(batch.input_nodes)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import torch
 
 from dgl_heta.features import StaticFeatures
+from dgl_heta.hooks.protocols import InputReader
 from dgl_heta.sampling.blocks import MiniBatch
-from dgl_heta.training.average_inputs import AverageInputs
 
 
 class Fetching:
@@ -23,9 +23,9 @@ class Fetching:
     those of its batch alone.
     """
 
-    def __init__(self, static: StaticFeatures, averages: AverageInputs | None,
+    def __init__(self, static: StaticFeatures, precomputed: InputReader | None,
                  device: torch.device) -> None:
-        self._static, self._averages, self._device = static, averages, device
+        self._static, self._precomputed, self._device = static, precomputed, device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     @contextmanager
@@ -69,6 +69,6 @@ class Fetching:
         return self._read(batch) if rows is None else rows
 
     def _read(self, batch: MiniBatch) -> dict[str, torch.Tensor]:
-        if self._averages is not None:
-            return self._averages.read(batch, self._device)
+        if self._precomputed is not None:
+            return self._precomputed.read(batch, self._device)
         return self._static.read(batch.input_nodes)

@@ -11,7 +11,7 @@ from typing import Any
 
 from dgl_heta.errors import listing
 from dgl_heta.settings import Settings
-from dgl_heta.system.sums import file_sum
+from dgl_heta.system.checksums import file_sum
 from dgl_heta.training.engine import Engine
 
 _OTHERS = "other settings, another plan or another graph"

@@ -18,12 +18,12 @@ import torch
 from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.report.log import Line, log_line, log_lines
-from dgl_heta.report.records import CAUSES, STAGES, EpochRecord
+from dgl_heta.report.epoch_records import CAUSES, STAGES, EpochRecord
+from dgl_heta.report.metrics_log import Line, log_line, log_lines
 from dgl_heta.settings import Settings
-from dgl_heta.system.files import plainly, write_atomic
+from dgl_heta.system.atomic_files import plainly, write_atomic
+from dgl_heta.system.checksums import write_signed
 from dgl_heta.system.memory import peak_rss_mb
-from dgl_heta.system.sums import write_signed
 from dgl_heta.training.checkpoint import (
     consolidate,
     latest_epoch,
@@ -283,6 +283,7 @@ def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
         "parameters": sum(p.numel() for p in engine.model.parameters()),
         "settings": settings.model_dump(), "versions": versions(),
         "plan": engine.plan.to_json(),
+        "shared": engine.plan.shared and engine.plan.shared.to_json(),
     }
 
 

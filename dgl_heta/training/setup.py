@@ -11,31 +11,33 @@ from pathlib import Path
 import torch
 
 from dgl_heta.comm.collectives import Traffic, init_workers, make_comms, wire_dtype
-from dgl_heta.comm.drawn_rows import agreement, delivery
 from dgl_heta.comm.machines import join_machine, machine_name
+from dgl_heta.comm.remote_destinations import agreement, delivery
 from dgl_heta.errors import InputError, several
 from dgl_heta.features import LearnableFeatures, StaticFeatures
-from dgl_heta.features.averages import common_width
 from dgl_heta.features.disk_tables import DiskTables, memory_tables
-from dgl_heta.features.sparse_adam import AdamSettings, RowTable
+from dgl_heta.features.row_table import RowTable
+from dgl_heta.features.sparse_optimizers import AdamSettings
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.hooks.protocols import ModuleWrapper
+from dgl_heta.hooks.protocols import InputReader, InputsContext, ModelInputs, ModuleWrapper
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.models.hgnn import attends
 from dgl_heta.nn import use_kernel
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
+from dgl_heta.sampling.seed_blocks import SeedBlocks
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
 from dgl_heta.training import optimizers
-from dgl_heta.training.average_inputs import AverageInputs, paths_of
 from dgl_heta.training.engine import Engine, Inputs, Sampler, Workers
-from dgl_heta.training.proof import StepProof
+from dgl_heta.training.step_proof import StepProof
 from dgl_heta.training.tasks import TrainingTask, make_task
 
 log = logging.getLogger("dgl_heta")
+PRECOMPUTED = "averages"
+"""The directory in a run's for what its model computes before training."""
 
 
 def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
@@ -47,8 +49,7 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
     store, plan : the graph and the partition backend's plan; the module wrapper may replace
         the plan. With T trainers per partition, worker `rank` runs partition `rank // T`.
     settings, plugins : which providers, with which settings.
-    scratch : directory for neighbour averages, which some models compute first, and for tables
-        on disk.
+    scratch : directory for inputs that some models compute first, and for tables on disk.
 
     Raises
     ------
@@ -69,10 +70,10 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
                              "own, so train.global_batch_size means nothing; set train.batch_size")
         _check_apart(store, plan, settings)
     inputs = _inputs(store, plan, settings, workers, spec, task,
-                     getattr(provider, "precomputed", None), scratch)
+                     _precomputed(provider, plugins), scratch)
     torch.manual_seed(train.seed % 2**63)
     model = provider.build(spec).to(workers.device, _dtype(settings))
-    samplers = _samplers(store, plan, settings, workers, task, inputs.averages, attends(model))
+    samplers = _samplers(store, plan, settings, workers, task, inputs.precomputed, attends(model))
     engine = Engine(store, plan, settings, task, spec, workers, samplers, source, inputs, model,
                     wrapper)
     if any(len(ranks) > 1 for ranks in plan.groups):
@@ -99,15 +100,15 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
         raise InputError(f"the plan has {several(plan.hops, 'hop')}, but model.layers is "
                          f"{model.layers}; they must be equal")
     provider = task.provider(find_model(plugins, model.name))
-    precomputed = getattr(provider, "precomputed", None)
-    if precomputed and task.held_out is not None:
-        raise InputError(f"model '{model.name}' averages over all edges beforehand, so it cannot "
-                         "leave out those that link prediction asks for; use a model that samples "
-                         "(rgcn, rgat, hgt, han)")
-    if precomputed and plan.replication != "full":
-        raise InputError(f"model '{model.name}' reads averages over whole metapaths, which a plan "
-                         "without replication has on no partition; use partition.replication = "
-                         "full")
+    precomputed = _precomputed(provider, plugins)
+    if precomputed is not None and task.held_out is not None:
+        raise InputError(f"model '{model.name}' computes its inputs from all edges beforehand, so "
+                         "it cannot leave out those that link prediction asks for; use a model "
+                         "that samples (rgcn, rgat, hgt, han)")
+    if precomputed is not None and plan.replication != "full":
+        raise InputError(f"model '{model.name}' computes its inputs along whole metapaths, which a "
+                         "plan without replication has on no partition; use "
+                         "partition.replication = full")
     for text in task.notes:
         log.warning("%s", text)
     spec = model_spec(store, settings, task.outputs, plan, precomputed)
@@ -119,7 +120,7 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
         log.warning("model '%s' has %s '%s', whose statistics are over the rows of one worker, not "
                     "of the batch: it does not compute what one worker does; LayerNorm does",
                     model.name, type(built.get_submodule(norms[0])).__name__, norms[0])
-    if plan.delegates and precomputed:
+    if plan.delegates and precomputed is not None:
         raise InputError(f"the plan delegates relations, which model '{model.name}' does not "
                          "sample; use partition.shared = rows")
     if not train.seed_states and any(getattr(m, "reads_state", False) for m in built.modules()):
@@ -153,20 +154,22 @@ def join(plan: Plan, settings: Settings) -> Workers:
 
 
 def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec: ModelSpec,
-            task: TrainingTask, precomputed: str | None, scratch: Path | None) -> Inputs:
+            task: TrainingTask, precomputed: ModelInputs | None, scratch: Path | None
+            ) -> Inputs:
     """Where this worker's input features come from."""
     train, model, dtype = settings.train, settings.model, _dtype(settings)
-    if scratch is None and (precomputed or settings.cache.tables == "disk"):
-        raise InputError(f"model '{model.name}' needs a directory for its averages" if precomputed
+    if scratch is None and (precomputed is not None or settings.cache.tables == "disk"):
+        raise InputError(f"model '{model.name}' needs a directory for its inputs"
+                         if precomputed is not None
                          else "cache.tables = disk needs a directory for the tables")
-    averages = None
-    if precomputed and scratch is not None:
-        averages = AverageInputs(precomputed, store, plan, workers.rank, settings,
-                                 scratch / "averages", workers.world, spec.paths)
+    reader = None
+    if precomputed is not None and scratch is not None:
+        reader = precomputed.open(InputsContext(
+            store, plan, settings, spec, scratch / PRECOMPUTED, workers.world, workers.rank))
     own = plan.partitions[workers.rank].node_types
     used = {t for p in plan.partitions for t in p.node_types}
     featureless = [t for t in store.schema.node_types
-                   if t in used and not store.has_array(t, "feat") and averages is None]
+                   if t in used and not store.has_array(t, "feat") and reader is None]
     tables = 0  # bytes on disk, at most
     if settings.cache.tables == "disk":
         tables = 3 * model.hidden * dtype.itemsize * sum(
@@ -184,15 +187,16 @@ def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec
         {t: plan.users(t) for t in featureless},
         model.hidden, dtype, workers.world, train.learnable, AdamSettings(train.sparse_lr),
         train.seed, sorted(twice), make, {t: plan.keepers(t) for t in featureless})
-    return Inputs(static, learnable, averages, fits)
+    return Inputs(static, learnable, reader, fits)
 
 
 def _samplers(store: Store, plan: Plan, settings: Settings, workers: Workers,
-              task: TrainingTask, averages: AverageInputs | None, reads_guests: bool
+              task: TrainingTask, precomputed: InputReader | None, reads_guests: bool
               ) -> tuple[Sampler, Sampler]:
     """The samplers of training and of evaluation."""
-    if averages is not None:
-        return averages, averages
+    if precomputed is not None:
+        blocks = SeedBlocks(precomputed.parts)
+        return blocks, blocks
     train, scope = settings.train, SamplingScope.of(plan, workers.rank)
 
     def sampler(fanouts: list[int]) -> NeighborSampler:
@@ -233,16 +237,21 @@ def with_trainers(plan: Plan, trainers: int) -> Plan:
 
 
 def model_spec(store: Store, settings: Settings, outputs: Mapping[str, int], plan: Plan,
-               precomputed: str | None = None) -> ModelSpec:
+               precomputed: ModelInputs | None = None) -> ModelSpec:
     """What the model is built from: the store's types, the task's outputs, the settings."""
     model = settings.model
     widths = {t: store.array(t, "feat").shape[1] for t in store.schema.node_types
               if store.has_array(t, "feat")}
-    other = common_width(store, model.hidden) if precomputed == "subsets" else model.hidden
-    dims = {t: widths.get(t, other) for t in store.schema.node_types}
-    paths = paths_of(plan, model.hidden, widths) if precomputed == "paths" else {}
-    return ModelSpec(store.schema, dims, frozenset(widths), dict(outputs), paths=paths,
+    dims = {t: widths.get(t, model.hidden) for t in store.schema.node_types}
+    spec = ModelSpec(store.schema, dims, frozenset(widths), dict(outputs),
                      **model.model_dump(exclude={"name"}))
+    return spec if precomputed is None else precomputed.complete(spec, store, plan)
+
+
+def _precomputed(provider: ModelProvider, plugins: Plugins) -> ModelInputs | None:
+    """The inputs that a model reads in place of sampled blocks, if it names some."""
+    name = getattr(provider, "precomputed", None)
+    return None if name is None else plugins.get("model inputs", name)
 
 
 def _cores() -> int:

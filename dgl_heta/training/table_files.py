@@ -17,8 +17,8 @@ from torch import Tensor
 
 from dgl_heta.errors import InputError
 from dgl_heta.features.learnable import Table
-from dgl_heta.features.sparse_adam import BLOCK
-from dgl_heta.system.files import utf8_name
+from dgl_heta.features.row_table import BLOCK
+from dgl_heta.system.atomic_files import utf8_name
 
 _PARTS = ("value", "first", "second")
 _TYPES = {torch.float32: "F32", torch.float64: "F64"}

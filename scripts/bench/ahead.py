@@ -21,10 +21,9 @@ from common import in_turns, markdown
 from numba import njit, types
 from numba.extending import intrinsic
 
-from dgl_heta.distdgl.rows import sparse_optimizers
-from dgl_heta.features import row_kernels
-from dgl_heta.nn import messages, sums
-from dgl_heta.sampling import kernels
+from dgl_heta.features import row_kernels, sparse_optimizers
+from dgl_heta.nn import messages, row_sums
+from dgl_heta.sampling import sampling_kernels
 
 HEADS = 4
 
@@ -95,18 +94,19 @@ def cases(chosen: argparse.Namespace) -> list[tuple[str, Any, list[Any]]]:
     return [
         ("rows gathered", row_kernels._gather, [table, ids, of_edges]),
         ("sums", row_kernels.add_edges, [indptr, indices, table, False, of_rows]),
-        ("gradient of sums", sums._sum_backward, [indptr, indices, of_rows, False, table.copy()]),
+        ("gradient of sums", row_sums._sum_backward,
+         [indptr, indices, of_rows, False, table.copy()]),
         ("products per head", dots.forward, [indptr, indices, heads, ends, scores]),
         ("gradient of products", dots.backward,
          [indptr, indices, scores, heads, ends, heads.copy(), ends.copy()]),
         ("weighted sums", weighted.forward, [indptr, indices, heads, scores, ends.copy()]),
         ("gradient of weighted sums", weighted.backward,
          [indptr, indices, ends, heads, scores, heads.copy(), scores.copy()]),
-        ("SparseAdam", sparse_optimizers._adam_rows,
+        ("SparseAdam", sparse_optimizers.adam_by_row,
          [ids, np.arange(len(ids)), of_edges, np.ones(len(ids), f32), table.copy(),
           np.zeros(count, f32), np.zeros_like(table), np.zeros_like(table),
           *map(f32, (0.01, 0.9, 0.1, 0.999, 0.001, 1e-8))]),
-        ("neighbours drawn", kernels.draw,
+        ("neighbours drawn", sampling_kernels.draw,
          [whole, generator.integers(count, size=10 * edges, dtype=np.int32),
           generator.permutation(edges)[:edges // 10], 5, np.uint64(7), None, drawn[:edges // 10 + 1]
           * 5, np.empty(edges, np.int32), *places, 0, None, None])]

@@ -46,7 +46,7 @@ from dgl_heta_catgnn.training.worker import choices_of, train
 from dgl_heta import as_source
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.partition.inputs import open_input
+from dgl_heta.partition.graph_input import open_input
 from dgl_heta.partition.request import make_request
 
 TABLES = ("models", "hops", "sync", "curves", "memory")

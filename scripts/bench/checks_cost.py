@@ -39,7 +39,7 @@ def processor_s(command: list[str]) -> float:
 
 def sums_s(directory: Path, times: int) -> float:
     """Seconds for the checksums of all files there, so many times: written and compared."""
-    from dgl_heta.system.sums import file_sum
+    from dgl_heta.system.checksums import file_sum
 
     started = time.process_time()
     for path in directory.rglob("*"):

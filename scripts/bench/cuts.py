@@ -27,7 +27,7 @@ from rich.table import Table
 from dgl_heta import Cutter, EdgeArrays, GraphSource, Relation, as_source
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.partition.cutters import EvenBytes, EvenEdges, Ranges, in_degrees
-from dgl_heta.partition.inputs import open_input
+from dgl_heta.partition.graph_input import open_input
 from dgl_heta.planning.hubs import share_hubs
 
 MADE = Relation("user", "reads", "item")

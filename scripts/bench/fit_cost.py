@@ -1,4 +1,4 @@
-"""Fit the cost model (dgl_heta/planning/cluster.py) to compare.py, with held-out errors.
+"""Fit the cost model (dgl_heta/planning/cluster_estimate.py) to compare.py, with held-out errors.
 
     python scripts/bench/compare.py --parts parts --json a.json …
     python scripts/bench/fit_cost.py a.json b.json --parts parts \
@@ -43,7 +43,7 @@ from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.meta_shared import MetaShared
 from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.cluster import (
+from dgl_heta.planning.cluster_estimate import (
     Cluster,
     Coefficients,
     Load,

@@ -28,10 +28,10 @@ from compare import name
 
 from dgl_heta.graph.source import TRAIN_MASK
 from dgl_heta.partition.part_config import PLAN_FILE
-from dgl_heta.planning.delegation import undelegated
+from dgl_heta.planning.offloading import undelegated
 from dgl_heta.planning.plan import Plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store
 

@@ -41,7 +41,7 @@ from dgl_heta.graph.datasets.synthetic import SHAPES as LARGE
 from dgl_heta.models import HGNN, HGTLayer, ModelSpec, RGATLayer, RGCNLayer
 from dgl_heta.nn import TorchKernel, use_kernel
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
-from dgl_heta.sampling.scope import by_destination
+from dgl_heta.sampling.sampling_scope import by_destination
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.tools import COMPILES, generate
 

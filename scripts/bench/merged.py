@@ -32,7 +32,7 @@ from dgl_heta.graph.schema import Schema
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.models import ModelSpec
 from dgl_heta.nn import kernel_in_use, use_kernel
-from dgl_heta.partition.inputs import open_input
+from dgl_heta.partition.graph_input import open_input
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.settings import load_settings

@@ -54,7 +54,7 @@ def graph(kind: str, args: argparse.Namespace) -> Any:
     if kind == "rgcn":
         from dgl_heta.graph.datasets import load_dataset
         from dgl_heta.hooks.manager import plugins
-        from dgl_heta.partition.backends.distdgl import to_dgl_graph
+        from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 
         g = to_dgl_graph(load_dataset(plugins().get("dataset", "synthetic-mag"),
                                       f"scale={args.scale:g}"))

@@ -80,7 +80,7 @@ def open_for_training(directory: str) -> dict[str, Any]:
 
     from dgl_heta.partition.directory import open_partition
     from dgl_heta.sampling.sampler import NeighborSampler
-    from dgl_heta.sampling.scope import SamplingScope
+    from dgl_heta.sampling.sampling_scope import SamplingScope
 
     def ready(part: int) -> tuple[NeighborSampler, list[Any]]:
         store, plan = open_partition(Path(directory))

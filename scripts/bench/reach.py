@@ -1,4 +1,4 @@
-"""Expected rows and edges of a step (dgl_heta/planning/reach.py) beside those sampled.
+"""Expected rows and edges of a step (dgl_heta/planning/receptive_field.py) beside those sampled.
 
     python scripts/bench/reach.py [--work DIR] [--shapes mag …]
 
@@ -19,10 +19,10 @@ from common import markdown, progress
 from dgl_heta.graph.datasets.synthetic import SHAPES, generate
 from dgl_heta.graph.source import TRAIN_MASK
 from dgl_heta.planning.making import make_plan
-from dgl_heta.planning.reach import reach_of_one_process
+from dgl_heta.planning.receptive_field import reach_of_one_process
 from dgl_heta.planning.workload import Workload
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 
 SCALES = {"mag": 0.1, "freebase": 0.02, "donor": 0.02, "igb-het": 0.005, "mag240m": 0.005}

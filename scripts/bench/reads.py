@@ -39,7 +39,7 @@ def main() -> None:
 
 def measure(path: Path, args: argparse.Namespace) -> dict[tuple[str, int], list[float]]:
     """Rows per second of each way and size."""
-    from dgl_heta.features.files import DirectRows, MappedRows
+    from dgl_heta.features.row_files import DirectRows, MappedRows
 
     count = args.mb * 10**6 // 4096
     np.save(path, np.random.default_rng(0).standard_normal((count, 1024), np.float32))

@@ -29,7 +29,7 @@ from rich.table import Table
 
 from dgl_heta import as_source
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.partition.inputs import open_input
+from dgl_heta.partition.graph_input import open_input
 
 
 def both_ways(src: np.ndarray, dst: np.ndarray, nodes: int, seed: int = 0) -> EdgeStream:

@@ -27,7 +27,7 @@ from dgl_heta.hooks.manager import plugins
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 
 GRAPHS = ("synthetic-mag:scale=0.1", "synthetic-freebase:scale=0.1", "synthetic-am:scale=0.5")

@@ -279,8 +279,8 @@ def forked(arguments: tuple[str, ...], where: Path) -> Ended:
 def in_process() -> None:
     """Make commands with one worker run it in their own process, from the file of the job."""
     from dgl_heta.launch import local, worker
-    from dgl_heta.launch.jobs import prediction, profile, training
-    from dgl_heta.system.sums import read_signed, write_signed
+    from dgl_heta.launch.jobs import prediction, profiling_job, training
+    from dgl_heta.system.checksums import read_signed, write_signed
 
     def run_workers(job: dict[str, Any], workers: int, run_dir: Path, report: Any,
                     program: str = local.PROGRAM) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def in_process() -> None:
         write_signed(run_dir / "job.json", job)
         return worker.run(read_signed(run_dir / "job.json", "run the command again"), report)
 
-    for module in (prediction, profile, training):
+    for module in (prediction, profiling_job, training):
         module.run_workers = run_workers  # type: ignore[attr-defined]
 
 

@@ -16,8 +16,9 @@ from dgl_heta.cache.policies import Policy, share_bytes
 from dgl_heta.cache.slots import Slots
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.disk_tables import DiskTables
-from dgl_heta.features.files import CalledRows, MappedRows
-from dgl_heta.features.sparse_adam import AdamSettings, RowTable, step_by_operators
+from dgl_heta.features.row_files import CalledRows, MappedRows
+from dgl_heta.features.row_table import RowTable
+from dgl_heta.features.sparse_optimizers import AdamSettings, step_by_operators
 from dgl_heta.system.memory import capacity_bytes, free_bytes
 from tests.support.caches import CPU
 
@@ -302,7 +303,7 @@ def test_the_step_by_operators_is_the_compiled_step_but_for_the_square_roots_rou
     grads = torch.randn(500, 4, dtype=torch.float64, generator=generator)
     table = RowTable(*(part.clone() for part in state.chunk(3, 1)))
     table.update(np.arange(500), grads, 0.5, AdamSettings())
-    got = step_by_operators(state, grads, table.constants(0.5, AdamSettings()))
+    got = step_by_operators(state, grads, AdamSettings().constants(table.step, 0.5, table.dtype))
     want = torch.cat([table.value, table.first, table.second], 1)
     torch.testing.assert_close(got, want, rtol=1e-14, atol=0)
     assert torch.equal(got[:, 4:], want[:, 4:])

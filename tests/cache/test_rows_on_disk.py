@@ -14,7 +14,7 @@ from dgl_heta.cache.penalties import Penalty, measure
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features import direct_reads as direct_io
 from dgl_heta.features.disk_tables import DiskTables
-from dgl_heta.features.files import DirectRows, MappedRows
+from dgl_heta.features.row_files import DirectRows, MappedRows
 from tests.support.caches import CPU
 
 

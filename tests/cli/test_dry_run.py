@@ -12,7 +12,7 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.launch.jobs.training import TrainingJob
-from dgl_heta.system.sums import write_signed
+from dgl_heta.system.checksums import write_signed
 from tests.support.command_line import edge_files, refused, tree
 from tests.support.signing import edit_json
 

@@ -60,7 +60,8 @@ def test_lists_fit_the_terminal_without_cutting(heta, store, monkeypatch, column
 
 def test_data_sets_are_listed_with_their_options(heta):
     listed = {d["name"]: d for d in heta("datasets", "--json").json}
-    assert listed["debian"]["source"] == "built in"
+    assert listed["debian"]["source"] == "dgl-heta-datasets"
+    assert listed["synthetic-mag"]["source"] == "built in"
     assert set(listed["synthetic-mag"]["options"]) == {"scale", "seed", "cohesion"}
     assert "synthetic-mag" in heta("datasets").out
 

@@ -13,9 +13,9 @@ from rich.console import Console
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.launch.jobs.seeds import seeds_of, train_seeds
+from dgl_heta.launch.jobs.seed_runs import seeds_of, train_seeds
 from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob
-from dgl_heta.report.seeds import seeds_table, spread
+from dgl_heta.report.seed_table import seeds_table, spread
 from dgl_heta.store import write_store
 from tests.support.command_line import refused
 from tests.support.graphs import academic

@@ -12,7 +12,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.comm.gradients import GradientAverage
+from dgl_heta.comm.gradient_average import GradientAverage
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.protocols import WrapContext
 from dgl_heta.raf.wrapper import GradientSync

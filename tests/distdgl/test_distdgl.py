@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.settings import Settings, TrainSettings
 from dgl_heta.system import patching
+from tests.support import warm
 from tests.support.dist_access import CHOSEN, SEEDS
 from tests.support.dist_reference import compare_all, parts, read, whole_graph
 from tests.support.dist_script import cases
@@ -66,7 +66,7 @@ def there() -> dict[str, object]:
 
 def run(*command: object, heta: bool, status: int = 0) -> str:
     """Run a script in standalone mode, with or without dgl-heta; returns what it wrote."""
-    words = [sys.executable, *(["-m", "dgl_heta", "run"] if heta else []), *map(str, command)]
+    words = [warm.with_dgl(), *(["-m", "dgl_heta", "run"] if heta else []), *map(str, command)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("DGL_DIST_MODE", None)
     done = subprocess.run(words, env=environment, stdout=subprocess.PIPE, timeout=PATIENCE,

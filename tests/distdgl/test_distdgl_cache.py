@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import dist_cached
+from tests.support import dist_cached, warm
 from tests.support.waiting import PATIENCE, PROMPT
 
 pytestmark = pytest.mark.needs("hosts")
@@ -45,10 +44,10 @@ def partition(directory: Path, method: str) -> Path:
     ("meta", "belongs to the meta-partitioned graph")])
 def test_feature_reads_go_through_the_cache(tmp_path: Path, method: str, said: str) -> None:
     config = partition(tmp_path / "parts", method)
-    command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", "2", "--part-config", config,
+    command = [warm.python(), "-m", "dgl_heta", "launch", "--hosts", "2", "--part-config", config,
                "--num-omp-threads", "1", "--stop-after", PATIENCE, "--set", "cache.policy=density",
                "--set", "cache.batches=4", "--set", "cache.capacity_mb=0.003", "--set",
-               "cache.gate=false", "--", sys.executable, dist_cached.__file__, "--ip-config",
+               "cache.gate=false", "--", warm.with_dgl(), dist_cached.__file__, "--ip-config",
                "{ip_config}", "--part-config", "{part_config}", "--out", tmp_path]
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
                           timeout=PATIENCE + PROMPT, stderr=subprocess.STDOUT, text=True,

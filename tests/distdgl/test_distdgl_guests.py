@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.support import dist_averaging, dist_script
+from tests.support import dist_averaging, dist_script, warm
 from tests.support.dist_reference import compare_all, parts, whole_graph
 from tests.support.guests import GUESTS, check_averages
 from tests.support.plugins import ROOT, distribution
@@ -23,8 +22,8 @@ def launch(config: Path, script: str, path: Path, *options: str, more: tuple[str
            ) -> None:
     """Run a script on two hosts, with the guests that are in `path`."""
     settings = [word for option in options for word in ("--set", option)]
-    command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", "2", "--part-config", config,
-               "--num-omp-threads", "1", "--stop-after", PATIENCE, *settings, "--", sys.executable,
+    command = [warm.python(), "-m", "dgl_heta", "launch", "--hosts", "2", "--part-config", config,
+               "--num-omp-threads", "1", "--stop-after", PATIENCE, *settings, "--", warm.with_dgl(),
                script, "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--out",
                path, *more]
     done = subprocess.run(

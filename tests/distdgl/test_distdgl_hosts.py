@@ -8,7 +8,6 @@ per number of hosts covers many cases, because starting DistDGL takes most of th
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import warm
 from tests.support.dist_reference import compare_all, parts, read, whole_graph
 from tests.support.dist_script import cases, delegated_cases
 from tests.support.waiting import PATIENCE, PROMPT
@@ -50,9 +50,9 @@ def launch(graph, directory: Path, hosts: int, names: Sequence[str], *options: s
            **partition: Any) -> Launched:
     """Run the cases; everything that is started has the directory in its command line."""
     config = parts(graph, hosts, directory / "parts", **partition)
-    command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", str(hosts), "--part-config",
+    command = [warm.python(), "-m", "dgl_heta", "launch", "--hosts", str(hosts), "--part-config",
                config, "--num-omp-threads", "1", "--stop-after", PATIENCE, *options, "--",
-               sys.executable, SCRIPT, "--ip-config", "{ip_config}", "--part-config",
+               warm.with_dgl(), SCRIPT, "--ip-config", "{ip_config}", "--part-config",
                "{part_config}", "--out", directory, "--cases", ",".join(names)]
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
                           timeout=PATIENCE + PROMPT, stderr=subprocess.STDOUT, text=True,

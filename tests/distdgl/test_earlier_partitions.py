@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import dgl
 import dgl.distributed
@@ -13,6 +12,7 @@ import dgl_heta
 from dgl_heta.distdgl.graph.partitions import keep_earlier
 from dgl_heta.errors import InputError
 from dgl_heta.partition.directory import open_partition
+from tests.support import warm
 from tests.support.partition_doors import direct, graph
 from tests.support.waiting import PATIENCE
 
@@ -40,7 +40,7 @@ def test_the_command_replaces_an_earlier_partition_only_if_it_is_asked_to(tmp_pa
     direct(graph(), "g", 3, str(tmp_path / "out"), part_method="meta")
     for options, status, parts in (([], 2, 3), (["--overwrite"], 0, 2)):
         done = subprocess.run(
-            [sys.executable, "-m", "dgl_heta", "run", "--set", "partition.method=meta", *options,
+            [warm.with_dgl(), "-m", "dgl_heta", "run", "--set", "partition.method=meta", *options,
              str(tmp_path / "script.py"), str(tmp_path / "out")],
             capture_output=True, text=True, timeout=PATIENCE, check=False)
         assert done.returncode == status, done.stderr

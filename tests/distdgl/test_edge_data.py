@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from tests.support import weights_script
+from tests.support import warm, weights_script
 from tests.support.dist_reference import blocks_of, difference, parts, whole_graph
 from tests.support.programs import differences, run
 from tests.support.waiting import PATIENCE, PROMPT
@@ -54,7 +53,7 @@ def weighted_graph():
 def script(*command: object, seconds: float = PATIENCE) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("DGL_DIST_MODE", None)
-    done = subprocess.run([sys.executable, "-m", "dgl_heta", *map(str, command)], env=environment,
+    done = subprocess.run([warm.python(), "-m", "dgl_heta", *map(str, command)], env=environment,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds,
                           text=True, errors="replace", check=False)
     assert done.returncode == 0, done.stdout
@@ -81,7 +80,7 @@ def test_a_script_reads_weights_by_edge_ids_on_hosts_as_plain_dgl_does(tmp_path:
     graph = weighted_graph()
     config = parts(graph, 2, tmp_path / "parts")
     script("launch", "--hosts", 2, "--part-config", config, "--num-omp-threads", 1,
-           "--stop-after", PATIENCE, "--set", "run.prove=auto", "--", sys.executable, SCRIPT,
+           "--stop-after", PATIENCE, "--set", "run.prove=auto", "--", warm.with_dgl(), SCRIPT,
            "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--out", tmp_path,
            seconds=PATIENCE + PROMPT)
     gradients = []

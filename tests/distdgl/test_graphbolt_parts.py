@@ -18,7 +18,7 @@ import pytest
 
 import dgl_heta
 from dgl_heta.errors import InputError
-from tests.support import dist_graphbolt
+from tests.support import dist_graphbolt, warm
 from tests.support.partition_doors import direct, graph
 from tests.support.waiting import PATIENCE, PROMPT
 
@@ -91,9 +91,9 @@ def test_a_launched_script_is_refused_or_runs_as_in_plain_dgl(tmp_path, method, 
     options = {"use_graphbolt": True} if method == "random" else {}
     direct(graph(), "g", 2, str(tmp_path / "parts"), part_method=method, **options)
     config = tmp_path / "parts/g.json"
-    command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config,
+    command = [warm.python(), "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config,
                "--num-omp-threads", 1, "--stop-after", PATIENCE, "--set",
-               f"train.wrapper={wrapper}", "--", sys.executable, dist_graphbolt.__file__,
+               f"train.wrapper={wrapper}", "--", warm.with_dgl(), dist_graphbolt.__file__,
                "--ip-config", "{ip_config}", "--part-config", "{part_config}"]
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
                           timeout=PATIENCE + PROMPT, stderr=subprocess.STDOUT, text=True,

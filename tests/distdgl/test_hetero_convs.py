@@ -1,4 +1,4 @@
-"""Classes in the place of HeteroGraphConv: a program's own that is registered, and GraphStorm's."""
+"""Classes in the place of HeteroGraphConv: a program's own that is registered."""
 
 from __future__ import annotations
 
@@ -11,24 +11,15 @@ from torch import nn
 import dgl_heta
 from tests.support.programs import SHAPES, dealt, differences
 
-HERE = "tests.distdgl.programs.graphstorm"
+HERE = "tests.distdgl.programs.registered"
 OWN = [f'{HERE}:registered ["{inner}", "{merge}"]' for inner, merge in itertools.product(
     ("weights", "attention"), ("sum", "mean", "max"))]
-GRAPHSTORM = [f'{HERE}:layers "{which}"' for which in ("rgcn", "rgcn few bases", "rgat", "hgt")]
-GRAPHSTORM += [f'{HERE}:edge_features "{how}"' for how in ("concat", "mul")]
 
 
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES[:2])
 def test_a_registered_class_is_merged_over_the_machines(machines: int, trainers: int,
                                                         tmp_path: Path) -> None:
     assert differences(dealt(OWN, machines, trainers, 2), machines, trainers, tmp_path) == {}
-
-
-@pytest.mark.needs("graphstorm")
-@pytest.mark.parametrize(("machines", "trainers"), SHAPES[1:])
-def test_graphstorms_layers_compute_what_plain_dgl_does(machines: int, trainers: int,
-                                                        tmp_path: Path) -> None:
-    assert differences(GRAPHSTORM, machines, trainers, tmp_path) == {}
 
 
 def test_what_cannot_be_registered_is_named() -> None:

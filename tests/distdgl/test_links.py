@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import dgl
@@ -17,6 +16,7 @@ import dgl_heta
 from dgl_heta.distdgl.store.edge_ends import EdgeEnds
 from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.directory import open_partition
+from tests.support import warm
 from tests.support.dist_reference import read
 from tests.support.link_reference import (
     EXCLUDES,
@@ -39,7 +39,7 @@ SPARSE = ["SparseAdagrad", "SparseAdam"]
 def run(*command: object, seconds: float = PATIENCE) -> tuple[int, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     environment.pop("DGL_DIST_MODE", None)
-    done = subprocess.run([sys.executable, *map(str, command)], env=environment, text=True,
+    done = subprocess.run([warm.with_dgl(), *map(str, command)], env=environment, text=True,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=seconds,
                           errors="replace", check=False)
     return done.returncode, done.stdout
@@ -93,7 +93,7 @@ def test_two_trainers_on_each_of_two_hosts_compute_what_one_process_does(tmp_pat
     status, text = run(
         "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config, "--num-omp-threads", 1,
         "--num-trainers", 2, "--stop-after", PATIENCE, "--set", "train.learnable=exact", "--",
-        sys.executable, SCRIPT, "--ip-config", "{ip_config}", "--part-config", "{part_config}",
+        warm.with_dgl(), SCRIPT, "--ip-config", "{ip_config}", "--part-config", "{part_config}",
         "--out", tmp_path, "--cases", ",".join([*names, "refused"]), seconds=PATIENCE + PROMPT)
     assert status == 0, text
     assert differences(graph, names, tmp_path, 4) == []
@@ -109,7 +109,7 @@ def test_a_script_is_proved(tmp_path):
     config = parts(edge_graph(), 2, tmp_path / "parts")
     status, text = run(
         "-m", "dgl_heta", "prove", "--double", "--hosts", 2, "--part-config", config,
-        "--stop-after", PATIENCE, "--", sys.executable, SCRIPT, "--ip-config", "{ip_config}",
+        "--stop-after", PATIENCE, "--", warm.with_dgl(), SCRIPT, "--ip-config", "{ip_config}",
         "--part-config", "{part_config}", "--out", tmp_path, "--cases", "encoder",
         seconds=2 * PATIENCE + PROMPT)
     assert status == 0, text

@@ -16,7 +16,7 @@ from dgl_heta.distdgl.store.masked_store import masked_store
 from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from tests.support.link_reference import edge_graph, parts
 
 FANOUT = 2

@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -20,8 +19,9 @@ import dgl_heta
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import InputError
 from dgl_heta.partition import arguments
-from dgl_heta.partition.backends.distdgl import to_dgl_graph
+from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 from dgl_heta.partition.directory import open_partition
+from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.partition_doors import CITES, DOORS, MASK, direct, graph
 from tests.support.waiting import PATIENCE
@@ -299,7 +299,7 @@ for _ in range(2):
 def test_an_unmodified_script_is_told_by_the_command(given, status, message, tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     done = subprocess.run(
-        [sys.executable, "-m", "dgl_heta", "run", "--set", "partition.method=meta",
+        [warm.with_dgl(), "-m", "dgl_heta", "run", "--set", "partition.method=meta",
          str(tmp_path / "script.py"), str(tmp_path / "out"), given], capture_output=True, text=True,
         timeout=PATIENCE, check=False)
     assert done.returncode == status, done.stderr

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import warm
 from tests.support.dist_reference import parts, whole_graph
 from tests.support.waiting import PATIENCE, PROMPT
 
@@ -40,9 +40,9 @@ def part_config(tmp_path_factory) -> Path:
 
 
 def prove(config: Path, script: Path, *arguments: str, options: tuple[str, ...] = ()) -> Proved:
-    command = [sys.executable, "-m", "dgl_heta", "prove", "--hosts", "2", "--part-config", config,
+    command = [warm.python(), "-m", "dgl_heta", "prove", "--hosts", "2", "--part-config", config,
                "--num-omp-threads", "1", "--stop-after", PATIENCE, "--json", *options, "--",
-               sys.executable, script, "--ip-config", "{ip_config}", "--part-config",
+               warm.with_dgl(), script, "--ip-config", "{ip_config}", "--part-config",
                "{part_config}", *arguments]
     done = subprocess.run([str(word) for word in command], capture_output=True, text=True,
                           timeout=2 * PATIENCE + PROMPT, errors="replace", check=False)
@@ -123,7 +123,7 @@ def test_norms_and_a_missing_evaluation_are_said(part_config):
 
 def test_a_missing_script_is_named_at_once(part_config, tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "dgl_heta", "prove", "--hosts", "2", "--part-config",
+        [warm.python(), "-m", "dgl_heta", "prove", "--hosts", "2", "--part-config",
          str(part_config), "--", "python", "trian.py"], capture_output=True, text=True,
         timeout=PROMPT, check=False, cwd=tmp_path)
     assert done.returncode == 2
@@ -134,8 +134,8 @@ def test_hosts_that_are_other_machines_are_refused(part_config, tmp_path):
     file = tmp_path / "ip_config.txt"
     file.write_text("192.0.2.1\n192.0.2.2\n")
     done = subprocess.run(
-        [sys.executable, "-m", "dgl_heta", "prove", "--ip-config", str(file), "--part-config",
-         str(part_config), "--", sys.executable, str(SCRIPT)], capture_output=True, text=True,
+        [warm.python(), "-m", "dgl_heta", "prove", "--ip-config", str(file), "--part-config",
+         str(part_config), "--", warm.with_dgl(), str(SCRIPT)], capture_output=True, text=True,
         timeout=PROMPT, check=False)
     assert done.returncode == 2
     assert "prove wants all hosts on this machine" in done.stderr

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from dgl_heta.graph.readers import read_dgl_graph
 from dgl_heta.partition.directory import open_partition, write_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store
-from tests.support import dist_queries
+from tests.support import dist_queries, warm
 from tests.support.dist_reference import parts, whole_graph
 from tests.support.waiting import PATIENCE, PROMPT
 
@@ -184,9 +183,9 @@ def test_every_trainer_of_two_hosts_has_the_answers(graph, tmp_path):
     asked = dist_queries.ASKED
     graph.edges[asked].data["chance"] = torch.arange(graph.num_edges(asked)) % 3 / 2
     config = parts(graph, 2, tmp_path / "p")
-    command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config,
+    command = [warm.python(), "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config,
                "--num-omp-threads", 1, "--stop-after", PATIENCE, "--set", "train.wrapper=raf",
-               "--", sys.executable, dist_queries.__file__, "--ip-config", "{ip_config}",
+               "--", warm.with_dgl(), dist_queries.__file__, "--ip-config", "{ip_config}",
                "--part-config", "{part_config}", "--out", tmp_path]
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE, text=True,
                           timeout=PATIENCE + PROMPT, stderr=subprocess.STDOUT, check=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 import dgl_heta
 from dgl_heta.distdgl.graph import partitions
 from dgl_heta.errors import InputError
-from tests.support import read_back
+from tests.support import read_back, warm
 from tests.support.waiting import PATIENCE, PROMPT
 
 pytestmark = pytest.mark.needs("dgl")
@@ -39,7 +38,7 @@ def test_a_script_reads_what_plain_dgl_gives(tmp_path):
     """In one process, where DGL needs no servers and so takes all forms."""
     made = read_back.with_data(read_back.DTYPES)
     dgl.distributed.partition_graph(made, "g", 1, str(tmp_path / "plain"), part_method="random")
-    run(sys.executable, "-m", "dgl_heta", "run", "--set", f"run.record={tmp_path / 'record'}",
+    run(warm.with_dgl(), "-m", "dgl_heta", "run", "--set", f"run.record={tmp_path / 'record'}",
         read_back.__file__, 2, tmp_path / "plain/g.json", meta(made, tmp_path / "meta", 1),
         tmp_path / "read")
     plain, ours, said = json.loads((tmp_path / "read").read_text())
@@ -60,9 +59,9 @@ def test_trainers_on_two_hosts_read_what_was_on_the_graph(tmp_path):
     for name in [name for name in data if not data[name].numel()]:
         data.pop(name)  # which servers do not hold; of nodes they are read from the store
     config = meta(made, tmp_path / "meta", 2)
-    run(sys.executable, "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config,
+    run(warm.python(), "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config,
         "--set", f"run.record={tmp_path / 'record'}", "--stop-after", PATIENCE, "--",
-        sys.executable, read_back.__file__, 1, "{part_config}", tmp_path / "read", "{ip_config}")
+        warm.with_dgl(), read_back.__file__, 1, "{part_config}", tmp_path / "read", "{ip_config}")
     want = read_back.read(made)
     for rank in (0, 1):
         (found,) = json.loads((tmp_path / f"read{rank}").read_text())

@@ -8,7 +8,6 @@ import copy
 import io
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from dgl_heta.distdgl.autograd.batch_counts import BatchCounts
 from dgl_heta.distdgl.autograd.dependence import Source
 from dgl_heta.distdgl.autograd.trace import Trace
 from tests.distdgl.programs import averages, scopes
+from tests.support import warm
 from tests.support.dist_reference import parts, whole_graph
 from tests.support.programs import SHAPES, Found, compare, dealt, differences, run
 from tests.support.waiting import PATIENCE, PROMPT
@@ -169,8 +169,8 @@ def test_rows_of_a_dist_embedding_and_states_in_a_dist_tensor(tmp_path: Path) ->
 
 def launched(directory: Path, command: str, mode: str, *options: str) -> str:
     config = parts(whole_graph(), 2, directory / "parts")
-    words = [sys.executable, "-m", "dgl_heta", command, "--hosts", "2", "--part-config", config,
-             "--num-omp-threads", "1", "--stop-after", PATIENCE, *options, "--", sys.executable,
+    words = [warm.python(), "-m", "dgl_heta", command, "--hosts", "2", "--part-config", config,
+             "--num-omp-threads", "1", "--stop-after", PATIENCE, *options, "--", warm.with_dgl(),
              SCRIPT, "--ip-config", "{ip_config}", "--part-config", "{part_config}", "--mode", mode,
              "--out", directory]
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True,

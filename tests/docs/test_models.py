@@ -7,7 +7,6 @@ import inspect
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from dgl_heta.models import BlockModel
 from dgl_heta.sampling.blocks import Block, RelationBlock
 from dgl_heta.store import write_store
 from dgl_heta.training.checkpoint import load_model
+from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.waiting import PATIENCE
 
@@ -40,7 +40,7 @@ def test_a_model_of_the_documentation_runs_on_workers_as_on_one(
                 "train.fanouts=3,3", "train.dtype=float64", "train.epochs=2", "train.threads=1",
                 f"partition.parts={parts}"]
         done = subprocess.run(
-            [sys.executable, "-m", "dgl_heta", "train", "store", "--run-dir", f"run-{parts}",
+            [warm.python(), "-m", "dgl_heta", "train", "store", "--run-dir", f"run-{parts}",
              "--json", *(part for pair in sets for part in ("--set", pair))],
             cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
@@ -52,7 +52,7 @@ def test_a_model_of_the_documentation_runs_on_workers_as_on_one(
     monkeypatch.syspath_prepend(str(tmp_path))
     layer = getattr(importlib.import_module(module), name)
     assert load_model(tmp_path / "run-1", BlockModel("mine", layer)).model is not None
-    done = subprocess.run([sys.executable, "-m", "dgl_heta", "predict", "run-2", "--out", "a.npy",
+    done = subprocess.run([warm.python(), "-m", "dgl_heta", "predict", "run-2", "--out", "a.npy",
                            "--model", model], cwd=tmp_path, capture_output=True,
                           text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

@@ -23,7 +23,7 @@ def test_a_graph_in_memory_is_trained_on_from_python(
     if "(graph," in lines:
         if reason := lacking("dgl"):
             pytest.skip(reason)
-        from dgl_heta.partition.backends.distdgl import to_dgl_graph
+        from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 
         names["graph"] = to_dgl_graph(academic())
     monkeypatch.chdir(tmp_path)

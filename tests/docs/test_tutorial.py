@@ -6,12 +6,12 @@ import csv
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.docs.pages import ROOT, blocks, commands
+from tests.support import warm
 from tests.support.waiting import PATIENCE
 
 PAGE = ROOT / "docs/tutorial.md"
@@ -44,12 +44,12 @@ def test_three_commands_lead_from_tables_to_predictions_with_ids(tmp_path: Path)
     (code,) = [code.text for code in blocks("python") if code.page == PAGE]
     (console,) = [code.text for code in blocks("console") if code.page == PAGE]
     (tmp_path / "tables.py").write_text(code)
-    run(sys.executable, "tables.py", repository)
+    run(warm.python(), "tables.py", repository)
     steps = [[{"2": "1", "train.epochs=20": "train.epochs=1"}.get(word, word) for word in words[1:]]
              for words in commands(console)]
     assert len(steps) == 3
     for words in steps:
-        run(sys.executable, "-m", "dgl_heta", *words)
+        run(warm.python(), "-m", "dgl_heta", *words)
     with open(tmp_path / "classes.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["id"] for row in rows] == sorted(names)

@@ -19,7 +19,7 @@ from dgl_heta.graph.changes import (
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.partition.inputs import Reading, open_input
+from dgl_heta.partition.graph_input import Reading, open_input
 from dgl_heta.store import Store, write_store
 
 WRITES, CITES = Relation("author", "writes", "paper"), Relation("paper", "cites", "paper")

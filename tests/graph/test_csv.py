@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.readers import whole_numbers
-from dgl_heta.graph.readers.files import CsvEdges
+from dgl_heta.graph.readers.array_files import CsvEdges
 
 
 def collect(source: CsvEdges, size: int = 1 << 20) -> np.ndarray:

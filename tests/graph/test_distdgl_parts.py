@@ -15,8 +15,8 @@ import pytest
 
 from dgl_heta.cli import main
 from dgl_heta.errors import InputError
-from dgl_heta.graph.readers import detect, distdgl, open_source, read_parts
-from dgl_heta.partition.backends.distdgl import to_dgl_graph
+from dgl_heta.graph.readers import detect, dgl_parts, open_source, read_parts
+from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 from dgl_heta.partition.directory import open_partition
 from tests.support.graphs import academic
 
@@ -218,7 +218,7 @@ WRONG: dict[str, tuple[Callable[[Path], Any], str]] = {
 def test_damaged_parts_are_one_error(parts, tmp_path, name, monkeypatch):
     if name not in ("short graph", "no graph", "text for arrays"):
         # DGL can read these files; that another process reads them first takes seconds each.
-        monkeypatch.setattr(distdgl, "try_files", lambda *files, **more: None)
+        monkeypatch.setattr(dgl_parts, "try_files", lambda *files, **more: None)
     shutil.copytree(parts, tmp_path / "p")
     damage, message = WRONG[name]
     damage(tmp_path / "p")
@@ -228,7 +228,7 @@ def test_damaged_parts_are_one_error(parts, tmp_path, name, monkeypatch):
 
 
 def test_original_ids_that_are_asked_for_must_be_there(parts, tmp_path, monkeypatch):
-    monkeypatch.setattr(distdgl, "try_files", lambda *files, **more: None)
+    monkeypatch.setattr(dgl_parts, "try_files", lambda *files, **more: None)
     shutil.copytree(parts, tmp_path / "p")
     (tmp_path / "p/edge_mapping.pt").unlink()
     with pytest.raises(InputError, match=r"ids of edges: neither edge_mapping\.pt.*orig_e"):

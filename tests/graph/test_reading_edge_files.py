@@ -19,7 +19,7 @@ from dgl_heta.graph.readers import (
     open_source,
     read_edge_files,
 )
-from dgl_heta.graph.readers.files import CsvEdges, JoinedEdges, NpyEdges
+from dgl_heta.graph.readers.array_files import CsvEdges, JoinedEdges, NpyEdges
 from dgl_heta.graph.source import EdgeSource, Task
 from tests.support.reading import (
     AUTHORS,
@@ -261,7 +261,7 @@ def test_streaming_a_large_edge_file_needs_memory_for_a_chunk(tmp_path):
     code = """
         import resource, sys
         from pathlib import Path
-        from dgl_heta.graph.readers.files import NpyEdges
+        from dgl_heta.graph.readers.array_files import NpyEdges
         source = NpyEdges(Path(sys.argv[1]))
         peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         before, edges = peak(), 0

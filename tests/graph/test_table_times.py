@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.readers.splits import masks_of
-from dgl_heta.graph.readers.tables import Table
+from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.readers.times import instants
 from dgl_heta.graph.source import MASKS
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.readers import read_graphbolt
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
+from tests.support import warm
 from tests.support.waiting import PATIENCE
 
 dgl = pytest.importorskip("dgl")
@@ -103,7 +103,7 @@ def run(command: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def torchrun(ranks: int, *words: object) -> subprocess.CompletedProcess[str]:
-    return run([sys.executable, "-m", "torch.distributed.run", "--standalone",
+    return run([warm.python(), "-m", "torch.distributed.run", "--standalone",
                 f"--nproc_per_node={ranks}", "-m", "dgl_heta", "run", *map(str, words)])
 
 
@@ -120,7 +120,7 @@ def data(tmp_path_factory) -> Path:
 
 @known
 def test_training_is_that_of_plain_graphbolt_in_one_process(data, tmp_path):
-    plain = run([sys.executable, str(SCRIPT), str(data / "data"), str(tmp_path), "2"])
+    plain = run([warm.with_dgl(), str(SCRIPT), str(data / "data"), str(tmp_path), "2"])
     assert plain.returncode == 0, plain.stderr
     done = torchrun(2, "--set", f"partition.graphbolt={data / 'two'}", SCRIPT, data / "data",
                     tmp_path, 2)

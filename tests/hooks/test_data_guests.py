@@ -14,7 +14,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import open_partition
-from dgl_heta.partition.inputs import open_input
+from dgl_heta.partition.graph_input import open_input
 from dgl_heta.partition.request import make_request
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +18,7 @@ from dgl_heta.partition.directory import open_partition
 from dgl_heta.partition.request import make_request
 from tests.support.command_line import MAG
 from tests.support.plugins import ROOT, distribution, heta
+from tests.support.waiting import PATIENCE
 
 TEXT = (ROOT / "docs/hooks.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
@@ -60,6 +64,13 @@ def test_a_training_uses_all_that_it_can_use_at_once(site, tmp_path):
     assert job["plan"]["method"] == "alternate"
 
 
+def test_a_model_reads_what_was_computed_before(site, tmp_path):
+    run = heta("train", "ring:nodes=200", "--model", "by-degree", "--parts", 2, "--json",
+               "--run-dir", tmp_path / "run", "--set", "train.epochs=2", path=site)
+    assert run.returncode == 0, run.stderr
+    assert json.loads((tmp_path / "run/model.json").read_text())["provider"] == "by-degree"
+
+
 def test_a_reader_and_a_stream_partitioner_meet(site, tmp_path):
     (tmp_path / "few.triples").write_text("0 knows 1\n1 knows 2\n2 likes 0\n3 knows 0\n")
     run = heta("partition", f"{tmp_path}/few.triples:type=person", "--method", "by-source",
@@ -77,6 +88,27 @@ def test_a_command_of_a_plugin_is_there_and_says_what_is_wrong(site, tmp_path):
     run = heta("isolated", tmp_path / "mag.json", path=site)
     assert run.returncode == 2
     assert run.stderr.endswith("is no data set or directory of edge files\n")
+
+
+@pytest.mark.needs("dgl")
+def test_a_program_that_is_adapted_when_it_is_imported(site, tmp_path):
+    (tmp_path / "relational").mkdir()
+    (tmp_path / "relational/__init__.py").write_text("")
+    (tmp_path / "relational/layers.py").write_text("""
+class Convolutions:
+    def _get_module(self, etype): ...
+    def forward(self, g, inputs, mod_args=None, mod_kwargs=None): return "its own"
+""")
+    script = """
+import dgl_heta; dgl_heta.enable()
+from relational.layers import Convolutions
+from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
+print(is_hetero_conv(Convolutions()), Convolutions().forward(None, {}))
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (site, tmp_path, ROOT)))})
+    assert run.stdout == "True its own\n", run.stderr
 
 
 def test_the_patches_of_a_plugin_are_in_place_while_dgl_heta_is_enabled(install):

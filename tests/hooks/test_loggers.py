@@ -9,7 +9,7 @@ import pytest
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.report.records import EpochRecord
+from dgl_heta.report.epoch_records import EpochRecord
 from dgl_heta.settings import Settings
 from dgl_heta.training.loggers import Loggers
 from tests.support.plugins import heta

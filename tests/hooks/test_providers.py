@@ -13,6 +13,8 @@ import pytest
 from dgl_heta._version import __version__
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import KINDS, Plugins
+from dgl_heta.hooks.packaged import DISTRIBUTIONS
+from dgl_heta.partition.graph_input import open_input
 from tests.support.plugins import BACKEND, EVERY_KIND, ROOT, distribution, heta
 
 GUEST = "dgl-heta-random-assignment"
@@ -23,9 +25,10 @@ def test_built_ins_are_listed_with_kind_source_and_version():
              for p in Plugins(guests=False).all()}
     for provider in (("partition backend", "meta"), ("partition backend", "metis"),
                      ("module wrapper", "raf"), ("aggregation kernel", "torch"),
-                     ("cache policy", "none"), ("model", "rgcn"), ("dataset", "debian")):
+                     ("cache policy", "none"), ("model", "rgcn"), ("dataset", "synthetic-mag")):
         assert found[provider] == ("built in", __version__)
-    assert {kind for kind, _ in found} == set(KINDS) - {"settings", "command"}
+    assert {kind for kind, _ in found} == set(KINDS) - {
+        "settings", "command", "program", "model inputs"}
 
 
 def test_the_guest_is_listed_with_its_distribution_and_version():
@@ -85,6 +88,22 @@ def test_unknown_provider_names_the_nearest():
     with pytest.raises(InputError, match=r"unknown partition backend 'metsi'; known are: .*meta.*"
                                          r"did you mean 'metis'"):
         Plugins().get("partition backend", "metsi")
+
+
+@pytest.mark.parametrize(("kind", "name"), [*DISTRIBUTIONS])
+def test_a_plugin_that_is_not_installed_is_named(kind, name):
+    distribution = DISTRIBUTIONS[kind, name]
+    with pytest.raises(InputError, match=rf"'{name}'.*: pip install {distribution}$"):
+        Plugins(guests=False).get(kind, name)
+    (file,) = [file for file in (ROOT / "plugins").glob("*/pyproject.toml")
+               if f'name = "{distribution}"\n' in file.read_text()]
+    if any(d.name == distribution for d in importlib.metadata.distributions()):
+        assert Plugins().providers(kind)[name].source == distribution
+
+
+def test_a_data_set_whose_plugin_is_not_installed_is_no_mistyped_name():
+    with pytest.raises(InputError, match="data set; .*: pip install dgl-heta-datasets$"):
+        open_input("debian", Plugins(guests=False))
 
 
 def test_trace_shows_hook_calls_with_results_on_stderr(tmp_path):

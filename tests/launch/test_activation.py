@@ -51,14 +51,14 @@ def test_without_settings_the_command_is_plain(place, monkeypatch, way):
     shown = place.run(*place.where("direct", 1), *options, "--dry-run", "--json", "--", "python",
                       "t.py", "-x").json
     given = {"set": ["--set", "train.lr=0.1"], "none": []}.get(way, ["-c", str(config)])
-    expected = ["-m", *(["dgl_heta", "run", *given] if given else ["dgl_heta.launch.plain"])]
+    expected = ["-m", *(["dgl_heta", "run", *given] if given else ["dgl_heta.launch.fail_fast"])]
     assert {tuple(p["command"]) for p in shown} == {(sys.executable, *expected, "t.py", "-x")}
 
 
 def test_a_module_runs_under_dgl_heta_or_plainly(place):
     config = place.script("[train]\nlr = 0.1\n", "heta.toml")
     for options, runner in ((["-c", "heta.toml"], ["dgl_heta", "run", "-c", str(config)]),
-                            ([], ["dgl_heta.launch.plain"])):
+                            ([], ["dgl_heta.launch.fail_fast"])):
         shown = place.run(*place.where("direct", 1), *options, "--dry-run", "--json", "--",
                           "python", "-m", "package.module", "-x").json
         assert {tuple(p["command"]) for p in shown} == {

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dgl_heta.system.linked import replace_call
+from dgl_heta.system.library_links import replace_call
 from tests.support.waiting import PATIENCE
 
 pytestmark = pytest.mark.needs("dgl")

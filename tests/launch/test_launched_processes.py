@@ -84,12 +84,12 @@ def test_a_dry_run_starts_nothing_and_shows_everything(place):
         (0, "server", 0), (0, "trainer", 0), (0, "trainer", 1),
         (1, "server", 1), (1, "trainer", 2), (1, "trainer", 3)]
     assert shown[-1]["environment"]["RANK"] == "3"
-    assert shown[-1]["command"] == ["python", "-u", "-m", "dgl_heta.launch.plain", str(script),
+    assert shown[-1]["command"] == ["python", "-u", "-m", "dgl_heta.launch.fail_fast", str(script),
                                     "a b"]
     result = place.run(*where, "--", "python", "-u", script, "a b")
     assert result.status == 0
     assert "[host1 trainer3] at 127.0.0.2 over ssh\n" in result.out
-    assert f"  python -u -m dgl_heta.launch.plain {script} 'a b'\n" in result.out
+    assert f"  python -u -m dgl_heta.launch.fail_fast {script} 'a b'\n" in result.out
     assert "  RANK=3\n" in result.out
     assert not (place.directory / "ssh.log").exists()
 

@@ -51,7 +51,7 @@ def test_a_module_sees_what_python_itself_would_show_it(package, name):
     plain = python(package, *words)
     assert plain.returncode == 0, plain.stderr
     wanted = json.loads(plain.stdout)
-    for runner in (["-m", "dgl_heta.launch.plain"],
+    for runner in (["-m", "dgl_heta.launch.fail_fast"],
                    ["-m", "dgl_heta", "run", "-c", "heta.toml"]):
         done = python(package, *runner, *words)
         assert done.returncode == 0, done.stderr

@@ -16,7 +16,7 @@ from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch.jobs import run_directory
 from dgl_heta.launch.jobs.run_directory import claimed, holds_run
 from dgl_heta.report.reading import read_run
-from dgl_heta.system.sums import check_file, read_signed, write_signed
+from dgl_heta.system.checksums import check_file, read_signed, write_signed
 from dgl_heta.training import checkpoint, loop
 
 FILES = (".lock", "metrics.jsonl", "job.json", "job.next.json", "worker-0.log", "started.json",

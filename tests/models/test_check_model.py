@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from dgl_heta.errors import InputError
 from dgl_heta.settings import load_settings
+from tests.support import warm
 from tests.support.waiting import PATIENCE
 
 MODELS = """
@@ -42,7 +42,7 @@ class Narrow(Mean):
 
 def checked(directory: Path, model: str, *options: str) -> subprocess.CompletedProcess[str]:
     (directory / "mine.py").write_text(MODELS)
-    return subprocess.run([sys.executable, "-m", "dgl_heta", "check-model", model, "--workers", "2",
+    return subprocess.run([warm.python(), "-m", "dgl_heta", "check-model", model, "--workers", "2",
                            "--set", "model.layers=1", *options], cwd=directory,
                           capture_output=True, text=True, timeout=PATIENCE)
 

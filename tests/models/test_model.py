@@ -16,7 +16,7 @@ from dgl_heta.nn import FusedKernel, TorchKernel, use_kernel
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
 
@@ -29,7 +29,7 @@ def test_rgcn_computes_what_dgl_heterographconv_computes(
     dgl = pytest.importorskip("dgl")
     from dgl.nn.pytorch import GraphConv, HeteroGraphConv
 
-    from dgl_heta.partition.backends.distdgl import to_dgl_graph
+    from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 
     source = academic()
     write_store(source, tmp_path / "store")

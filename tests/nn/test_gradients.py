@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from dgl_heta.errors import HetaError
-from dgl_heta.nn import BaseKernel, FusedKernel, TorchKernel, gradients
+from dgl_heta.nn import BaseKernel, FusedKernel, TorchKernel, gradient_hub
 from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.system.jit import COMPILES
 
@@ -67,7 +67,7 @@ def test_one_array_is_filled_for_all_operators(monkeypatch: pytest.MonkeyPatch) 
     def counted(shape: tuple[int, ...], *args: object) -> Tensor:
         made.append(tuple(shape))
         return torch.zeros(shape, dtype=torch.float64)
-    monkeypatch.setattr(gradients, "new_zeros", counted)
+    monkeypatch.setattr(gradient_hub, "new_zeros", counted)
     as_scripts_do(FUSED, torch.tanh(states())).backward()
     assert made == [(5, 4)]
 
@@ -175,7 +175,7 @@ def test_a_tensor_detached_in_place_is_another_one() -> None:
 def test_a_hook_on_a_view_sees_its_gradient_or_is_refused(own: bool) -> None:
     """`own`: the operator is given another shape of the view, as message passing makes it."""
     def read(kernel: BaseKernel, view: Tensor) -> Tensor:
-        return summed(kernel, gradients.shaped(view, 5, 4)) if own else (
+        return summed(kernel, gradient_hub.shaped(view, 5, 4)) if own else (
             kernel.u_mul_e_sum(RELATIONS[:1], [view], [torch.ones(5, 2, dtype=torch.float64)])[0])
 
     def hooked(kernel: BaseKernel, leaf: Tensor) -> None:
@@ -199,8 +199,8 @@ def test_a_hook_on_a_view_sees_its_gradient_or_is_refused(own: bool) -> None:
     view = torch.tanh(states()).view(5, 2, 2)
     out = read(FUSED, view).sum() + view.sum()
     with pytest.raises(HetaError, match="gradient of a view"):
-        gradients.check_views([view])
-    gradients.check_views([torch.tanh(states()).view(5, 2, 2), None])
+        gradient_hub.check_views([view])
+    gradient_hub.check_views([torch.tanh(states()).view(5, 2, 2), None])
 
 
 def test_a_view_of_a_view_has_its_own_gradient() -> None:

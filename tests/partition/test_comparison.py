@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dgl_heta.errors import InputError
-from dgl_heta.partition.comparison import compare, counting_of
 from dgl_heta.partition.counted import count_rows
+from dgl_heta.partition.method_comparison import compare, counting_of
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
-from dgl_heta.planning.cluster import Cluster, estimate
+from dgl_heta.planning.cluster_estimate import Cluster, estimate
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store, write_store
+from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.needs import lacking
 from tests.support.waiting import PATIENCE
@@ -32,7 +32,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dgl_heta", *arguments], capture_output=True,
+    return subprocess.run([warm.python(), "-m", "dgl_heta", *arguments], capture_output=True,
                           text=True, timeout=PATIENCE)
 
 

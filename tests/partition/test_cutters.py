@@ -32,7 +32,7 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
 from dgl_heta.sampling.blocks import RelationBlock, SharedRows
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store, write_store
 from tests.support.plugins import heta

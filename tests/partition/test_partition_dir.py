@@ -26,7 +26,7 @@ from dgl_heta.partition.part_config import part_config
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store, write_store
-from dgl_heta.system.files import new_directory
+from dgl_heta.system.atomic_files import new_directory
 from tests.support.graphs import academic
 
 PARTS = (1, 2, 3, 5)

@@ -14,7 +14,7 @@ import dgl_heta
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.arguments import forget_warnings
-from dgl_heta.partition.backends.distdgl import to_dgl_graph
+from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 from dgl_heta.partition.directory import open_partition
 from tests.support.graphs import academic
 

@@ -24,7 +24,7 @@ from dgl_heta.graph.readers import read_dgl_graph, read_parts
 from dgl_heta.graph.readers.arrays import class_labels, node_array
 from dgl_heta.graph.source import MASKS, EdgeArrays, GraphSource, Task
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.partition.backends.distdgl import to_dgl_graph
+from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 from dgl_heta.partition.directory import open_partition, write_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.settings import load_settings

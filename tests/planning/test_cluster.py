@@ -12,7 +12,7 @@ from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.partition.backends.meta_shared import MetaShared
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.cluster import (
+from dgl_heta.planning.cluster_estimate import (
     Cluster,
     Coefficients,
     distdgl_load,

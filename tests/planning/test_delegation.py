@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from dgl_heta import InputError, Relation, Schema, make_plan
 from dgl_heta.planning.cost import predict
-from dgl_heta.planning.delegates import Expected, choose
-from dgl_heta.planning.delegation import (
+from dgl_heta.planning.offloading import (
     can_delegate,
     delegated,
     roots_at_first,
     shared_learnable,
     undelegated,
 )
+from dgl_heta.planning.owner_choice import Expected, choose
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.reach import reach, reach_of_each
+from dgl_heta.planning.receptive_field import reach, reach_of_each
 from dgl_heta.planning.workload import Workload
 from tests.support.graphs import schemas
 

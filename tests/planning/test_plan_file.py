@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dgl_heta.errors import InputError
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
-from dgl_heta.system.sums import KEY, signed
+from dgl_heta.system.checksums import KEY, signed
 from tests.support.plans import (
     CITES,
     MAG,

@@ -13,10 +13,16 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.datasets.synthetic import SHAPES, generate
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.making import make_plan
-from dgl_heta.planning.reach import covered, destinations, reach, reach_of_one_process, taken
+from dgl_heta.planning.receptive_field import (
+    covered,
+    destinations,
+    reach,
+    reach_of_one_process,
+    taken,
+)
 from dgl_heta.planning.workload import Workload
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import schemas
 
@@ -63,7 +69,16 @@ def test_rows_and_edges_in_numbers() -> None:
     assert covered(np.array([0.0, 1e6])) == pytest.approx([0.0, 1.0])
 
 
+def test_edges_of_a_row_that_is_at_two_layers_reach_no_node_twice() -> None:
+    """Seeds draw their three edges at both layers, the same ones."""
+    schema = Schema(dict.fromkeys("abp", 10**9), {
+        Relation("a", "w", "p"): 3 * 10**9, Relation("b", "s", "a"): 2 * 10**9})
+    step = reach(make_plan(schema, "p", 2, 1), 0, (-1, -1), 1000, 1000)
+    assert step.layers[1].drawn[Relation("a", "w", "p")] == 3000
+    assert step.inputs["a"] == pytest.approx(3000, rel=1e-5)
+
+
 def test_as_many_fanouts_as_hops() -> None:
     assert Workload().fanouts_of(3) == (25, 20, 20)
-    with pytest.raises(InputError, match=r"1 fanouts \[5\], but the plan has 2 hops"):
+    with pytest.raises(InputError, match="fanouts has 1 number, but the plan has 2 hops"):
         Workload(fanouts=(5,)).fanouts_of(2)

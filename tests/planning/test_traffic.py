@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from dgl_heta.comm.packed_ids import pack
 from dgl_heta.graph.schema import Schema
 from dgl_heta.partition.backends.meta import Meta
-from dgl_heta.partition.comparison import compare, counting_of
+from dgl_heta.partition.method_comparison import compare, counting_of
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
-from dgl_heta.planning.cluster import Cluster, estimate, raf_loads
+from dgl_heta.planning.cluster_estimate import Cluster, estimate, raf_loads
 from dgl_heta.planning.cost import predict
-from dgl_heta.planning.delegates import choose
 from dgl_heta.planning.footprint import footprint
 from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.owner_choice import choose
 from dgl_heta.planning.workload import Workload
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic, schemas

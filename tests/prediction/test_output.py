@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,11 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.prediction import PredictionJob
-from dgl_heta.prediction import worker
+from dgl_heta.prediction import prediction_worker
 from dgl_heta.prediction.output import Output
 from dgl_heta.store import Store, write_store
 from dgl_heta.training import checkpoint, table_files
+from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.waiting import PATIENCE
 
@@ -32,6 +32,7 @@ def read(path: Path) -> list[list[str]]:
         return list(csv.reader(file))
 
 
+@pytest.mark.releases
 def test_a_run_of_a_graph_with_ids_predicts_in_its_own_terms(tmp_path: Path) -> None:
     source = academic()
     names = [f"paper {i}, é" for i in range(source.node_counts["paper"])]
@@ -41,7 +42,7 @@ def test_a_run_of_a_graph_with_ids_predicts_in_its_own_terms(tmp_path: Path) -> 
     settings = ["model.hidden=4", "train.epochs=1", "train.fanouts=2,2", "train.threads=1",
                 "train.dtype=float64", "partition.parts=1"]
     sets = [part for text in settings for part in ("--set", text)]
-    done = subprocess.run([sys.executable, "-m", "dgl_heta", "train", str(tmp_path / "store"),
+    done = subprocess.run([warm.python(), "-m", "dgl_heta", "train", str(tmp_path / "store"),
                            "--run-dir", str(tmp_path / "run"), "--json", *sets],
                           capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -110,11 +111,11 @@ def test_a_name_that_is_none_of_utf8_is_one_like_others(tmp_path: Path) -> None:
         assert pytest.importorskip("pyarrow.parquet").read_table(file).num_rows == 3
     checkpoint._save(place / "model.safetensors", {"weight": torch.arange(3)})
     assert checkpoint._load(place / "model.safetensors")["weight"].tolist() == [0, 1, 2]
-    with worker._weights(place / "model.safetensors") as weights:
+    with prediction_worker._weights(place / "model.safetensors") as weights:
         assert weights.get_tensor("weight").tolist() == [0, 1, 2]
     table_files.write_tables(place / "rows.safetensors", {})
     table_files.load_tables(place / "rows.safetensors", {})
     (place / "model.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"model .*un/model\.safetensors is damaged"), (
-            worker._weights(place / "model.safetensors")):
+            prediction_worker._weights(place / "model.safetensors")):
         pytest.fail("it was opened")

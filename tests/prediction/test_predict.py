@@ -18,12 +18,13 @@ from dgl_heta.cli import main
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.prediction import PredictionJob
-from dgl_heta.models.linked import without_decoder
+from dgl_heta.models.link_model import without_decoder
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.checkpoint import load_model
+from tests.support import warm
 from tests.support.graphs import academic, with_tasks
 from tests.support.signing import edit_text
 from tests.support.waiting import PATIENCE
@@ -48,7 +49,7 @@ def trained(store: Path, run_dir: Path, *more: str) -> Path:
 def _trained(store: Path, more: tuple[str, ...]) -> Path:
     run_dir = store.with_name("-".join(["run", *more]))
     sets = [part for text in (*SETTINGS, *more) for part in ("--set", text)]
-    done = subprocess.run([sys.executable, "-m", "dgl_heta", "train", str(store), "--run-dir",
+    done = subprocess.run([warm.python(), "-m", "dgl_heta", "train", str(store), "--run-dir",
                            str(run_dir), "--json", *sets], capture_output=True, text=True,
                           timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
@@ -85,7 +86,8 @@ def directly(store: Path, run_dir: Path, ntype: str) -> tuple[np.ndarray, np.nda
 
 
 @pytest.mark.parametrize("model", [
-    "rgcn", "hgt", pytest.param("han", marks=pytest.mark.thorough)])
+    "rgcn", pytest.param("hgt", marks=pytest.mark.releases),
+    pytest.param("han", marks=pytest.mark.thorough)])
 def test_all_workers_together_compute_what_the_model_does(
         store: Path, tmp_path: Path, model: str) -> None:
     run_dir = trained(store, tmp_path / "run", f"model.name={model}", "model.reduce=mean")
@@ -104,25 +106,14 @@ def test_all_workers_together_compute_what_the_model_does(
     assert not [f for f in tmp_path.iterdir() if f.name.startswith(".")]
 
 
-def test_models_without_layers_run_batch_by_batch(store: Path, tmp_path: Path) -> None:
-    run_dir = trained(store, tmp_path / "run", "model.name=sehgnn", "task.targets=paper,author")
-    many = predict(run_dir, tmp_path / "a.npy", what="scores", chunk=13)
-    once = predict(run_dir, tmp_path / "b.npy", what="scores")
-    np.testing.assert_allclose(many, once, rtol=1e-9, atol=1e-12)
-    assert many.shape == (60, 4)
-    assert predict(run_dir, tmp_path / "c.npy", ntype="author").shape == (40,)
-    with pytest.raises(InputError, match="model of layers"):
-        predict(run_dir, tmp_path / "d.npy", what="embeddings")
-
-
 def test_no_file_of_a_run_says_which_code_to_import(
         store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir = trained(store, tmp_path / "run", "model.name=sehgnn")
+    run_dir = trained(store, tmp_path / "run", "model.name=hgt")
     (tmp_path / "canary.py").write_text("open('sang', 'w').close()\n")
     monkeypatch.chdir(tmp_path)
     for name in ("job.json", "model.json"):
         text = (run_dir / name).read_text()
-        edit_text(run_dir / name, '"sehgnn"', '"canary:x"')
+        edit_text(run_dir / name, '"hgt"', '"canary:x"')
         with pytest.raises(InputError, match="--model"):
             predict(run_dir, tmp_path / "a.npy")
         (run_dir / name).write_text(text)

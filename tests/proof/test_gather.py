@@ -12,7 +12,7 @@ import pytest
 from dgl_heta.planning.making import make_plan
 from dgl_heta.proof.gather import Places, edges_of, levels, merged, plain_layers
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seeds import join_seeds
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic

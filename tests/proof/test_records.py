@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgl_heta.errors import HetaError
-from dgl_heta.proof import records
-from dgl_heta.proof.records import Key, Record, fewest, load
+from dgl_heta.proof import recorded_run
+from dgl_heta.proof.recorded_run import Key, Record, fewest, load
 from dgl_heta.proof.runs import compare_runs
 
 IDS = np.arange(10, 16)
@@ -87,7 +87,7 @@ def test_of_many_rows_both_runs_keep_the_same(everything, data):
 
 
 def test_large_arrays_are_cut(monkeypatch):
-    monkeypatch.setattr(records, "ROWS", 4)
+    monkeypatch.setattr(recorded_run, "ROWS", 4)
     made = Record(False, 0)
     made.add(Key("output", "Net"), IDS.astype(float), IDS)
     entry = made.entries[Key("output", "Net")]

@@ -45,7 +45,7 @@ def test_workers_compute_what_one_process_computes(
 
     `python -m tests.support.exactness` runs all cases on more workers.
     """
-    names = [*WIDE, "max-self_loop", "min-bases", "metapaths", "sehgnn",
+    names = [*WIDE, "max-self_loop", "min-bases", "metapaths",
              "multi-label, some unknown", "regression, some unknown", "classes, some unknown",
              ] if parts > 2 else None
     check(alone, run(job(store, tmp_path, parts, names), tmp_path))
@@ -55,7 +55,7 @@ def test_workers_that_share_a_sub_metatree_compute_the_same(
         store: Path, alone: Results, tmp_path: Path) -> None:
     """The first has most of the work; 3 workers run it, two of them others beside it."""
     names = ["sum-self_loop", "max-self_loop-bases", "mean", "sampled", "three layers",
-             "metapaths", "hgt-self_loop", "rgat-self_loop", "han", "links", "sehgnn"]
+             "metapaths", "hgt-self_loop", "rgat-self_loop", "han", "links"]
     check(alone, run(job(store, tmp_path, 3, names, shared=True), tmp_path))
 
 
@@ -159,18 +159,6 @@ def test_workers_of_two_machines_compute_the_same_and_send_fewer_bytes(
         # Of each worker's rows ¾ are others', and ½ the other machine's; of these come half to a
         # machine if both read them.
         assert 0 < crossing < (0.66 if trainers == 1 else 0.5) * plain, trainers
-
-
-@pytest.mark.parametrize(("parts", "trainers"), [(2, 1), (3, 1), (6, 1), (4, 2)])
-def test_nars_computes_the_same(tmp_path: Path, parts: int, trainers: int) -> None:
-    """Averages over relations that lie on several partitions are added up."""
-    source = academic()
-    del source.node_arrays["field"]["feat"]  # all features must be equally wide
-    write_store(source, tmp_path / "store")
-    (tmp_path / "one").mkdir()
-    alone = run(job(tmp_path / "store", tmp_path / "one", 1, ["nars"]), tmp_path / "one")
-    check(alone, run(job(tmp_path / "store", tmp_path, parts, ["nars"],
-                         **{"train.trainers": trainers}), tmp_path))
 
 
 def test_data_parallel_wrapper_computes_the_same(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.nn.parts import NOBODY, extreme_parts
+from dgl_heta.nn.row_parts import NOBODY, extreme_parts
 from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block, RelationBlock
@@ -185,9 +185,10 @@ def test_rows_of_all_seeds_are_gathered_and_gradients_summed_at_their_owners() -
         torch.testing.assert_close(grad.view(-1, WIDTH), shares.local(back)[:shares.own])
 
 
-def backward_in_order(comm: ThreadComm, chained: bool) -> list[tuple[str, tuple[int, ...]]]:
+def backward_in_order(comm: ThreadComm, chained: bool, needed: int = 0
+                      ) -> list[tuple[str, tuple[int, ...]]]:
     """Two exchanges of different widths; worker 0 uses their results in the other order, worker 1
-    has a loss that depends on one of them alone."""
+    has a loss that depends on one of them alone, the first or the second."""
     block = block_of(comm.rank, False, types=("author", "paper"))
     exchange = GroupExchange(comm)
     exchange.begin()
@@ -196,7 +197,8 @@ def backward_in_order(comm: ThreadComm, chained: bool) -> list[tuple[str, tuple[
     if not chained:
         exchange.chain = Chain()  # what an exchange outside it would be
     second = exchange.reduce_sum(narrow, block, "paper")
-    used: dict[int, Any] = {0: lambda: second.sum() * 2 + first.sum(), 1: lambda: first.sum(),
+    used: dict[int, Any] = {0: lambda: second.sum() * 2 + first.sum(),
+                            1: lambda: (first, second)[needed].sum(),
                             2: lambda: first.sum() + second.sum()}
     loss = used[comm.rank]()[None]
     comm.calls.clear()
@@ -204,8 +206,9 @@ def backward_in_order(comm: ThreadComm, chained: bool) -> list[tuple[str, tuple[
     return comm.calls
 
 
-def test_all_workers_run_all_adjoints_in_the_same_order() -> None:
-    first, *others = together(len(SIZES), lambda comm: backward_in_order(comm, True))
+@pytest.mark.parametrize("needed", [0, 1])
+def test_all_workers_run_all_adjoints_in_the_same_order(needed: int) -> None:
+    first, *others = together(len(SIZES), lambda comm: backward_in_order(comm, True, needed))
     assert first == [("all_reduce", (SEEDS, 2)), ("all_reduce", (SEEDS, 8))]
     assert all(calls == first for calls in others)
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from dgl_heta.errors import InputError
-from dgl_heta.features.averages import path_averages
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
 from dgl_heta.store.structure import copied, in_edges
 from tests.support.graphs import academic
@@ -68,8 +67,6 @@ def test_readers_of_all_neighbours_notice(store: Store, tmp_path: Path, name: st
     np.testing.assert_array_equal(sources, np.concatenate(want))
     path = wrong(store, name, value)
     for read in (lambda: in_edges(CITES, csc, np.arange(60), 60),
-                 lambda: copied(CITES, csc, 60),
-                 lambda: path_averages(store, [(CITES,)], tmp_path / "out", width=4)):
+                 lambda: copied(CITES, csc, 60)):
         with pytest.raises(InputError, match=str(path)):
             read()
-    assert not (tmp_path / "out").exists()

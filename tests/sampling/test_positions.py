@@ -12,9 +12,9 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.blocks import MiniBatch
-from dgl_heta.sampling.kernels import BAD, draw_positions
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_kernels import BAD, draw_positions
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import CSC, Store, write_store
 from tests.support.graphs import academic
 

@@ -16,7 +16,7 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.metatree import parse_metapaths
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seeds import join_seeds
 from dgl_heta.store import Store, write_store
 from tests.support.graphs import academic
@@ -136,9 +136,9 @@ def test_sampler_leaves_no_trace_after_an_error(store: Store) -> None:
 
 
 @pytest.mark.parametrize(("fanouts", "says"), [
-    ([5], "1 fanouts are given, but the plan has 2 hops"),
-    ([5, 0], "fanout 0 is wrong"),
-    ([5, -2], "fanout -2 is wrong")])
+    ([5], "fanouts has 1 number, but the plan has 2 hops"),
+    ([5, 0], "fanouts has 0; a fanout is 1 or more"),
+    ([5, -2], "fanouts has -2; a fanout is 1 or more")])
 def test_wrong_fanouts_are_refused(store: Store, fanouts: list[int], says: str) -> None:
     plan = make_plan(store.schema, "paper", 2, 1)
     with pytest.raises(InputError, match=says):
@@ -229,7 +229,7 @@ def test_weighted_draws_are_the_same_on_all_workers_and_threads(
     batch = sampled(1, 0)
     whole = drawn(batch)
     with monkeypatch.context() as patched:
-        patched.setattr("dgl_heta.sampling.draws.PIECE", 5)
+        patched.setattr("dgl_heta.sampling.relation_samples.PIECE", 5)
         patched.setattr("dgl_heta.sampling.sampler.FEW", 0)
         assert drawn(sampled(1, 0, threads=2)) == whole
     assert whole != drawn(sample(store, 1, 0, fanouts, seeds))

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource
 from dgl_heta.planning.making import make_plan
-from dgl_heta.sampling import draws, sampler
+from dgl_heta.sampling import relation_samples, sampler
 from dgl_heta.sampling.blocks import MiniBatch
-from dgl_heta.sampling.draws import Threads
 from dgl_heta.sampling.held_out import HeldOut, SameLinks
+from dgl_heta.sampling.relation_samples import Threads
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seeds import SeedShares
 from dgl_heta.store import Store, write_store
 from tests.support.waiting import PATIENCE
@@ -33,7 +33,7 @@ TYPES = ("p", "q", "r")
 @pytest.fixture(autouse=True, scope="module")
 def small_pieces():
     """Every layer is worth threads, and relations come in pieces of a few rows."""
-    with mock.patch.object(draws, "PIECE", 5), mock.patch.object(sampler, "FEW", 0):
+    with mock.patch.object(relation_samples, "PIECE", 5), mock.patch.object(sampler, "FEW", 0):
         yield
 
 

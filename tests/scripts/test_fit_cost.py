@@ -15,7 +15,7 @@ import pytest
 from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.cluster import (
+from dgl_heta.planning.cluster_estimate import (
     Cluster,
     Coefficients,
     Load,

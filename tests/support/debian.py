@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-
-from dgl_heta.graph.datasets.debian.building import Rules, build
-from dgl_heta.graph.datasets.debian.records import (
+from dgl_heta_datasets.debian.building import Rules, build
+from dgl_heta_datasets.debian.records import (
     parse_records,
 )
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from dgl_heta.partition.backends.distdgl import to_dgl_graph
+from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 from dgl_heta.partition.dgl import partition_graph
 from tests.support.dist_script import (
     Case,

@@ -24,7 +24,6 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.cutters import in_degrees
 from dgl_heta.planning.assignment import Piece
-from dgl_heta.planning.delegation import delegated, shared_learnable
 from dgl_heta.planning.hubs import share_hubs
 from dgl_heta.planning.making import (
     Deal,
@@ -33,6 +32,7 @@ from dgl_heta.planning.making import (
     with_ownership,
 )
 from dgl_heta.planning.metatree import parse_metapaths
+from dgl_heta.planning.offloading import delegated, shared_learnable
 from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import make_shared_plan

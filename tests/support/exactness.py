@@ -49,9 +49,6 @@ def cases() -> dict[str, dict[str, Any]]:
         found[f"{model} sampled, three layers"] = {
             "model.name": model, "model.heads": 3, "train.fanouts": [2, 3, 2], "model.layers": 3}
     found["rgat-mean"] = {"model.name": "rgat", "model.reduce": "mean", "model.heads": 2}
-    found["sehgnn"] = {"model.name": "sehgnn", "model.heads": 2}
-    found["nars"] = {"model.name": "nars", "model.subsets": 3}  # on a graph of its own
-    found["sehgnn, two targets"] = {**found["sehgnn"], "task.targets": ["paper", "author"]}
     found["multi-label"] = {"task.kind": "multilabel", "task.label": "keywords"}
     found["regression"] = {"task.kind": "regression", "task.label": "citations"}
     found["multi-label, some unknown"] = {"task.kind": "multilabel", "task.label": "some_keywords",
@@ -79,14 +76,16 @@ def cases() -> dict[str, dict[str, Any]]:
 
 def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
         cut: bool | str | None = None, shared: bool = False, guests: bool = False,
-        delegate: int | None = None, **extra: Any) -> dict[str, Any]:
-    """What the workers are told; `cut` is not None for a plan without replication (a text: cut by
+        delegate: int | None = None, others: dict[str, dict[str, Any]] | None = None,
+        **extra: Any) -> dict[str, Any]:
+    """What the workers are told: cases of these names, all by default, with a plugin's `others`
+    beside those of :func:`cases`. `cut` is not None for a plan without replication (a text: cut by
     an array, see the worker's cut_by_array), with `shared` workers share the first sub-metatree,
     with `guests` they load plugins that are installed; with `delegate` learnable types that several
     partitions use are aggregated by one, counted from that partition on."""
     chosen = {}
-    for name, changes in cases().items():
-        if name not in names if names is not None else name == "nars":
+    for name, changes in {**cases(), **(others or {})}.items():
+        if names is not None and name not in names:
             continue
         settings: dict[str, dict[str, Any]] = {
             "model": {"hidden": 6},

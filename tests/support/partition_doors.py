@@ -9,7 +9,7 @@ import dgl.distributed
 import torch
 
 import dgl_heta
-from dgl_heta.partition.backends.distdgl import to_dgl_graph
+from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 from tests.support.graphs import academic
 
 GRAPH = to_dgl_graph(academic())

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
+from tests.support import warm
 from tests.support.waiting import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -166,6 +166,23 @@ EVERY_KIND = BACKEND.format(name="mine") + """
     def dgl_heta_readers():
         return [Saved()]
 
+    class Inputs(dgl_heta.ModelInputs):
+        name = "mine"
+
+        def open(self, context):
+            raise dgl_heta.InputError("there are none")
+
+    @hookimpl
+    def dgl_heta_model_inputs():
+        return [Inputs()]
+
+    class Program(dgl_heta.Program):
+        name, modules = "mine", {}
+
+    @hookimpl
+    def dgl_heta_programs():
+        return [Program()]
+
     class Command(dgl_heta.Command):
         name, description = "mine", "says so"
 
@@ -233,7 +250,7 @@ def distribution(directory: Path, name: str, code: str, version: str = "1.5",
 
 def heta(*args: object, path: Path, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "dgl_heta", *map(str, args)], capture_output=True, text=True,
+        [warm.python(), "-m", "dgl_heta", *map(str, args)], capture_output=True, text=True,
         timeout=PATIENCE, check=False, cwd=path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(path), str(ROOT)]), **env})
 

@@ -52,7 +52,7 @@ class AcrossRows(Mean):
 
 def work(job: dict) -> None:
     """Two epochs of each case as the worker that RANK names."""
-    store, plugins = Store(job["store"]), Plugins(guests=False)
+    store, plugins = Store(job["store"]), Plugins(job.get("guests", False))
     rank = int(os.environ["RANK"])
     for name, base in job["cases"].items():
         settings = load_settings(base=base, environ={})

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.store.manifest import FILE_NAME
-from dgl_heta.system.sums import KEY, file_sum, signed
+from dgl_heta.system.checksums import KEY, file_sum, signed
 
 
 def edit_json(path: Path, edit: Callable[[dict[str, Any]], object] = lambda data: None) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from dgl_heta.errors import HetaError
+from dgl_heta.system.atomic_files import new_directory, replacing, write_atomic
 from dgl_heta.system.disk import new_array
-from dgl_heta.system.files import new_directory, replacing, write_atomic
 from dgl_heta.system.leftovers import clear
 from tests.support.waiting import PATIENCE
 
@@ -58,7 +58,7 @@ def test_what_killed_processes_left_is_gone_after_the_next_start(tmp_path: Path)
     program = """
 import os, signal, sys
 from pathlib import Path
-from dgl_heta.system.files import new_directory, replacing
+from dgl_heta.system.atomic_files import new_directory, replacing
 from dgl_heta.system.leftovers import scratch_directory
 place = Path(sys.argv[1])
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it

@@ -10,7 +10,7 @@ import pytest
 
 from dgl_heta.distdgl.versions import release
 from dgl_heta.errors import InputError
-from dgl_heta.graph.readers.graphbolt import read_graphbolt
+from dgl_heta.graph.readers.graphbolt_dataset import read_graphbolt
 from dgl_heta.prediction.output import arrow
 from dgl_heta.report.page import write_report
 from dgl_heta.system.optional import optional

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +24,7 @@ from dgl_heta.store import Store, write_store
 from dgl_heta.training import caches as caching
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.setup import build_engine
+from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.signing import edit_json
 from tests.support.waiting import PATIENCE
@@ -201,7 +201,7 @@ def test_a_third_partys_policy_is_a_function(store: Path, tmp_path: Path, plain:
 def train(graph: Path, run_dir: Path, *more: str, extra: tuple[str, ...] = (),
           status: int = 0) -> dict:
     sets = [part for text in [*SETTINGS, *more] for part in ("--set", text)]
-    done = subprocess.run([sys.executable, "-m", "dgl_heta", "train", str(graph), "--run-dir",
+    done = subprocess.run([warm.python(), "-m", "dgl_heta", "train", str(graph), "--run-dir",
                            str(run_dir), "--json", *sets, *extra], capture_output=True, text=True,
                           timeout=PATIENCE, check=False)
     assert done.returncode == status, done.stderr
@@ -246,7 +246,7 @@ def test_profile_command_shows_what_policies_would_save(store: Path, tmp_path: P
     sets = [part for text in [*SETTINGS, "cache.tables=disk", "partition.parts=2"]
             for part in ("--set", text)]
 
-    command = [sys.executable, "-m", "dgl_heta", "profile", str(store), *sets, "--json", "--out",
+    command = [warm.python(), "-m", "dgl_heta", "profile", str(store), *sets, "--json", "--out",
                str(tmp_path / "profile"), "--svg", str(tmp_path / "saved.svg")]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE)
     result = json.loads(done.stdout.splitlines()[-1])

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,8 @@ from dgl_heta.launch.jobs.reporting import plan_picture, verify_run
 from dgl_heta.report.reading import read_run
 from dgl_heta.report.started import started_rows
 from dgl_heta.store import Store, write_store
-from dgl_heta.system.sums import KEY
+from dgl_heta.system.checksums import KEY
+from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.signing import edit_json
 from tests.support.waiting import PATIENCE, PROMPT, until
@@ -28,7 +28,7 @@ SETTINGS = ["partition.parts=1", "model.hidden=8", "train.batch_size=32", "train
 def train(graph: Path, run_dir: Path, epochs: int, *more: str, status: int = 0) -> str:
     """Train; returns what was said on standard error."""
     done = subprocess.run(
-        [sys.executable, "-m", "dgl_heta", "train", str(graph), "--run-dir", str(run_dir), *more,
+        [warm.python(), "-m", "dgl_heta", "train", str(graph), "--run-dir", str(run_dir), *more,
          *(word for s in (*SETTINGS, f"train.epochs={epochs}") for word in ("--set", s))],
         capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == status, done.stderr
@@ -123,7 +123,7 @@ def test_a_store_that_is_cut_while_a_run_reads_it_is_named(place: Path, tmp_path
     store, run = shutil.copytree(place / "store", tmp_path / "store"), tmp_path / "run"
     feat = store / Store(store).manifest.arrays["paper"]["feat"].file
     with subprocess.Popen(
-            [sys.executable, "-m", "dgl_heta", "train", str(store), "--run-dir", str(run), *(
+            [warm.python(), "-m", "dgl_heta", "train", str(store), "--run-dir", str(run), *(
                 word for s in (*SETTINGS, "train.epochs=100000") for word in ("--set", s))],
             stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
         assert until(lambda: (run / "metrics.jsonl").exists() or process.poll() is not None,

@@ -15,9 +15,9 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.planning.making import make_plan
 from dgl_heta.report.reading import read_run
-from dgl_heta.report.sections import sections_of
+from dgl_heta.report.run_sections import sections_of
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import Settings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.store.structure import in_edges

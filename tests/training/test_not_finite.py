@@ -6,7 +6,6 @@ import csv
 import json
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,8 +24,9 @@ from dgl_heta.launch.jobs.prediction import PredictionJob
 from dgl_heta.proof.difference import Levels, relative
 from dgl_heta.report.started import FILE, resuming
 from dgl_heta.store import Store, write_store
-from dgl_heta.system.sums import write_signed
+from dgl_heta.system.checksums import write_signed
 from dgl_heta.training.loop import _check_parameters
+from tests.support import warm
 from tests.support.signing import edit_array
 from tests.support.waiting import PATIENCE
 
@@ -61,7 +61,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def heta(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "dgl_heta", *words], capture_output=True,
+    return subprocess.run([warm.python(), "-m", "dgl_heta", *words], capture_output=True,
                           text=True, timeout=PATIENCE)
 
 

@@ -28,8 +28,7 @@ RIGHT: dict[str, dict[str, Any]] = {
 }
 WRONG = {"over relations": "OverRelations", "across rows": "AcrossRows"}
 NEVER = {"without seed states": {"model": {"name": "rgcn", "self_loop": False},
-                                 "train": {"seed_states": False}},
-         "averages": {"model": {"name": "sehgnn", "heads": 2}}}
+                                 "train": {"seed_states": False}}}
 
 
 def settings(case: dict[str, dict[str, Any]], prove: str) -> dict[str, dict[str, Any]]:
@@ -83,8 +82,7 @@ def test_a_layer_that_depends_on_the_worker_ends_the_run_on_all_workers(
     assert all(worker["steps"] == 0 for worker in results[name])
 
 
-@pytest.mark.parametrize(("name", "why"), [("without seed states", "seed_states"),
-                                       ("averages", "averages")])
+@pytest.mark.parametrize(("name", "why"), [("without seed states", "seed_states")])
 def test_what_is_not_proved_says_so(
         results: dict[str, list[dict[str, np.ndarray]]], name: str, why: str) -> None:
     for worker in results[name]:

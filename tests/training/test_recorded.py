@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from dgl_heta.errors import InputError
-from dgl_heta.report.log import log_line
-from dgl_heta.report.records import EpochRecord
+from dgl_heta.report.epoch_records import EpochRecord
+from dgl_heta.report.metrics_log import log_line
 from dgl_heta.settings import Settings
 from dgl_heta.training.loop import _history
 from dgl_heta.training.recorded import best_epoch, check_model, recorded_settings

@@ -21,10 +21,10 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.held_out import HeldOut, SameLinks
-from dgl_heta.sampling.kernels import count_drawn, draw, draw_pieces, hash_key
 from dgl_heta.sampling.same_links import overlaps
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_kernels import count_drawn, draw, draw_pieces, hash_key
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.tasks import LinkPrediction, make_task

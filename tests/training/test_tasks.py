@@ -12,9 +12,9 @@ import torch
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays, GraphSource, Task
-from dgl_heta.planning.making import make_plan, plan_without_replication
+from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import TaskSettings, load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.tasks import LinkPrediction, TrainingTask, make_task, resolve
@@ -193,24 +193,17 @@ def test_a_graph_can_come_with_another_kind_of_task(tmp_path: Path) -> None:
 
 def test_models_that_a_plan_does_not_fit_are_refused_before_workers_start(store: Store) -> None:
     from dgl_heta.hooks.manager import Plugins
-    from dgl_heta.partition.backends.meta import Meta
-    from dgl_heta.partition.request import PartitionRequest
     from dgl_heta.training.setup import check
 
     plugins = Plugins(guests=False)
     full = make_plan(store.schema, "paper", 2, 2)
-    none = Meta().plan(store.schema, PartitionRequest(2, ("paper",), 2, replication="none"))
-    assert plan_without_replication
-    for plan, wishes, message in (
-        (none, ["model.name=sehgnn"], "use partition.replication = full"),
-        (full, ["model.name=sehgnn", "task.relation=cites", "task.reverse=rev-cites"],
-         "cannot leave out those that link prediction"),
-        (full, ["model.name=nars"], "field 3, paper 7"),
-        (full, ["model.name=hgt", "model.heads=3"], "do not divide"),
-        (full, ["model.name=rgat", "train.seed_states=false", "model.self_loop=false"],
+    for wishes, message in (
+        (["model.name=sehgnn"], "unknown model 'sehgnn'.*pip install dgl-heta-precomputed"),
+        (["model.name=hgt", "model.heads=3"], "do not divide"),
+        (["model.name=rgat", "train.seed_states=false", "model.self_loop=false"],
          "reads the destination's state"),
-        (full, ["model.layers=3"], "they must be equal"),
-        (full, ["task.targets=author"], "the task is about author"),
+        (["model.layers=3"], "they must be equal"),
+        (["task.targets=author"], "the task is about author"),
     ):
         with pytest.raises(InputError, match=message):
-            check(store, plan, load_settings(overrides=wishes, environ={}), plugins)
+            check(store, full, load_settings(overrides=wishes, environ={}), plugins)

@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,10 +24,11 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.identity import Identity
+from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.waiting import FACTOR, PATIENCE, PROMPT, until
 
@@ -74,7 +74,7 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(graph: Path, run_dir: Path, *extra: str, settings: list[str] = SETTINGS) -> list[str]:
     sets = [part for text in settings for part in ("--set", text)]
-    return [sys.executable, "-m", "dgl_heta", "train", str(graph), "--run-dir", str(run_dir),
+    return [warm.python(), "-m", "dgl_heta", "train", str(graph), "--run-dir", str(run_dir),
             "--json", *sets, *extra]
 
 
@@ -139,6 +139,7 @@ def test_prediction_of_bytes_is_what_training_counts(
     assert gradients / 3 <= run["bytes"]["gradients"] <= gradients + 3 * flags
 
 
+@pytest.mark.releases
 def test_two_workers_reach_what_one_reaches(store: Path, tmp_path: Path) -> None:
     """No dropout, the same global batch: equal up to rounding, sampled neighbourhoods or not."""
     runs = [train(store, tmp_path / f"run{parts}", "--parts", str(parts),
@@ -268,19 +269,20 @@ def test_no_worker_outlives_the_command(store: Path, tmp_path: Path, number: int
         process.kill()
 
 
+@pytest.mark.releases
 def test_torchrun_ranks_are_workers(store: Path, of_two: Path, tmp_path: Path) -> None:
     opened = Store(store)
     write_partition(opened, make_plan(opened.schema, "paper", 2, 2), tmp_path / "parts")
     plain = command(tmp_path / "parts", tmp_path / "run")
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          *plain[1:]], capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     summary = json.loads(done.stdout.splitlines()[-1])
     assert summary["test_acc"] == summary_of(of_two)["test_acc"]
     assert (tmp_path / "run" / "report.html").exists()
     again = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          *plain[1:]], capture_output=True, text=True, timeout=PATIENCE)
     assert again.returncode != 0
     assert "holds a run already" in again.stderr
@@ -292,7 +294,7 @@ def test_a_restart_of_torchrun_goes_on_from_the_last_checkpoint(
     opened = Store(store)
     write_partition(opened, make_plan(opened.schema, "paper", 2, 2), tmp_path / "parts")
     done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
+        [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2",
          "--max-restarts", "1", *command(tmp_path / "parts", tmp_path / "run")[1:]],
         capture_output=True, text=True, timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(
@@ -378,7 +380,7 @@ def test_delegation_trains_the_same_with_fewer_bytes(store: Path, tmp_path: Path
     resumed = train(store, tmp_path / "delegate", "--set", "partition.shared=delegate", "--resume",
                     "--set", "train.dtype=float64", "--set", "train.epochs=3")
     assert resumed["epochs"] == 3
-    done = subprocess.run([sys.executable, "-m", "dgl_heta", "predict", str(tmp_path / "delegate"),
+    done = subprocess.run([warm.python(), "-m", "dgl_heta", "predict", str(tmp_path / "delegate"),
                            "--out", str(tmp_path / "classes.npy")],
                           capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr

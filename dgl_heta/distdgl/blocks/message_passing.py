@@ -20,7 +20,7 @@ from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.attended import Reads, edge_dots, weighted_sums
-from dgl_heta.nn.gradients import shaped
+from dgl_heta.nn.gradient_hub import shaped
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.system.patching import patch_all

@@ -18,8 +18,8 @@ from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import peek
 from dgl_heta.graph.source import Given, held, part_tensor
 from dgl_heta.store import Manifest
+from dgl_heta.system.checksums import npy_sum
 from dgl_heta.system.disk import row_starts
-from dgl_heta.system.sums import npy_sum
 
 
 def check_as_given(graph: Any, manifest: Manifest, trainers: int) -> None:

@@ -45,7 +45,7 @@ def partition(original: Callable[..., Any], settings: Settings, /, *args: Any, *
     ours = given["part_method"] not in DGL_METHODS
     if ours and "overwrite" not in kwargs:
         state_of(_Earlier).check(given["out_path"])
-    result = perform(given, original)
+    result = perform(given, original, settings.origin("partition.shared"))
     if ours:
         out = given["out_path"]
         state_of(_Earlier).made.add(Path(out).resolve())
@@ -99,27 +99,26 @@ _SETTINGS = {"target_ntype": "target", "metapaths": "metapaths", "seed": "seed",
 
 def _decided(settings: Settings, given: dict[str, Any]) -> dict[str, Any]:
     """A call's arguments with what the settings name; what that overrules is said once."""
-    said, chosen = settings.partition, dict(given)
-    if "method" in said.model_fields_set:
+    said, asked, chosen = settings.partition, settings.asked("partition"), dict(given)
+    if "method" in asked:
         chosen["part_method"] = said.method
     if chosen["part_method"] in DGL_METHODS:
         if given["part_method"] not in DGL_METHODS:
             chosen |= dict.fromkeys(OWN) | {"settings": (), "overwrite": True}
             _overruled(f"partition.method = {said.method} says", chosen, given)
         return chosen
-    named = {argument: getattr(said, key) for argument, key in _SETTINGS.items()
-             if key in said.model_fields_set}
+    named = {argument: asked[key] for argument, key in _SETTINGS.items() if key in asked}
     if len(named.get("target_ntype") or ()) == 1:
         named["target_ntype"] = named["target_ntype"][0]
-    if "layers" in settings.model.model_fields_set and said.metapaths is None:
+    if settings.origin("model.layers").asked and said.metapaths is None:
         named["hops"] = settings.model.layers
-    if "name" in settings.model.model_fields_set and settings.model.name in MODELS:
+    if settings.origin("model.name").asked and settings.model.name in MODELS:
         named["model"] = settings.model.name
     if said.metapaths is not None and given["num_hops"] not in (None, 1):
         named["num_hops"] = None
     chosen |= named
     _overruled("the settings say", chosen, given)
-    if "parts" in said.model_fields_set and said.parts != given["num_parts"]:
+    if "parts" in asked and said.parts != given["num_parts"]:
         warn_once(f"partition.parts = {said.parts} in the settings has no effect on a script: "
                   f"num_parts={given['num_parts']} counts")
     return chosen

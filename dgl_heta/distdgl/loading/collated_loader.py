@@ -25,7 +25,7 @@ from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError, InputError, listing
-from dgl_heta.sampling.kernels import hash_key
+from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.system.patching import patch_all
 
 log = logging.getLogger("dgl_heta")

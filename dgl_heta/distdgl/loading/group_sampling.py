@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.drawn_rows import delivery
+from dgl_heta.comm.remote_destinations import delivery
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.source_trainers import SourceTrainers, source_trainers
 from dgl_heta.errors import InputError

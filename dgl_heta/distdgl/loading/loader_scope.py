@@ -18,7 +18,7 @@ from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import InputError, listing, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.assignment import Share
-from dgl_heta.sampling.scope import SamplingScope
+from dgl_heta.sampling.sampling_scope import SamplingScope
 
 BY_ITSELF = (
     "the script samples by itself, so what it trains on these blocks runs as plain DistDGL does, "
@@ -125,10 +125,13 @@ def fanouts_of(sampler: Any, session: Session) -> list[Any]:
             fanouts.append({canonical(e, relations): int(f) for e, f in fanout.items()})
         else:
             fanouts.append(int(fanout) or dict.fromkeys(relations, 0))
-    if len(fanouts) > session.plan.hops:
-        raise InputError(
-            f"{name} samples {several(len(fanouts), 'layer')}, but the graph was partitioned for "
-            f"{several(session.plan.hops, 'hop')}; partition it with "
-            f"{several(len(fanouts), 'hop')} "
-            "(model.layers in the settings, or --hops)")
+    check_depth(name, len(fanouts), session.plan.hops)
     return fanouts
+
+
+def check_depth(name: str, layers: int, hops: int) -> None:
+    """Refuse to sample more layers than a graph was partitioned for."""
+    if layers > hops:
+        raise InputError(f"{name} samples {several(layers, 'layer')}, but the graph was "
+                         f"partitioned for {several(hops, 'hop')}; partition it with "
+                         f"{several(layers, 'hop')} (model.layers in the settings, or --hops)")

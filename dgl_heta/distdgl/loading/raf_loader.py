@@ -80,15 +80,15 @@ class RafLoader:
 
     def _prepare(self, what: str, session: Session, seeds: int, graph_sampler: Any,
                  batch_size: int, shuffle: bool, drop_last: bool, num_workers: int,
-                 ignored: Mapping[str, Any], kind: int = 0, ntypes: Iterable[str] = ()
-                 ) -> list[int]:
+                 ignored: Mapping[str, Any], kind: int = 0, ntypes: Iterable[str] = (),
+                 fanouts: Sequence[Any] | None = None) -> list[int]:
         """What all loaders have, agreed on by all trainers; returns how many seeds each has."""
         for name in ignored:
             if name not in _IGNORED:
                 raise InputError(f"{what} has no argument '{name}' on a meta-partitioned graph")
         if batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be 1 or more")
-        fanouts = fanouts_of(graph_sampler, session)
+        fanouts = fanouts_of(graph_sampler, session) if fanouts is None else fanouts
         check_types(session, ntypes, len(fanouts))
         session.connect()
         self._of = loader_scope(session, ntypes, len(fanouts))

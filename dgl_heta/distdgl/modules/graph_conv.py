@@ -18,7 +18,7 @@ from dgl_heta.distdgl.modules.module_hooks import is_plain_module
 from dgl_heta.distdgl.session import Session
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.aggregate import reduce_each, segment_reduce
-from dgl_heta.nn.gradients import shaped
+from dgl_heta.nn.gradient_hub import shaped
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.sampling.blocks import InEdges, RelationBlock
 

@@ -17,15 +17,14 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.source_trainers import (
-    MOST_TRAINERS,
     Words,
     trainers_of_destinations,
     trainers_of_seeds,
     trainers_of_sources,
 )
-from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, RelationBlock
+from dgl_heta.sampling.trainer_bits import check_trainers
 
 
 @dataclass
@@ -58,10 +57,8 @@ def presence(layer: Layer) -> Presence:
     """
     if layer.presence is None:
         group, block = layer.session.group, layer.block
-        if group.size > MOST_TRAINERS:
-            raise HetaError(f"a group has {group.size} trainers; a user-defined reduce function, "
-                            "or a maximum or minimum, in multi_update_all works with "
-                            f"{MOST_TRAINERS}")
+        check_trainers(group.size, "a group has {count} trainers; a user-defined reduce function, "
+                       "or a maximum or minimum, in multi_update_all works with {most}")
         blocks = layer.blocks
         rows = trainers_of_destinations(
             block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group, "control")

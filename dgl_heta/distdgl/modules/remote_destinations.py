@@ -1,7 +1,7 @@
 """Destination rows that a script's trainer aggregates for another one.
 
 Where a partition was made with `partition.shared`, one trainer of a group runs some relations of
-layer 1 for all of them (:mod:`dgl_heta.planning.delegation`). A script sees its own rows alone:
+layer 1 for all of them (:mod:`dgl_heta.planning.offloading`). A script sees its own rows alone:
 those of others stand after them inside HeteroGraphConv and multi_update_all. What modules read of
 a destination is sent by the trainer that has it.
 """

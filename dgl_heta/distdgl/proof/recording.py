@@ -54,7 +54,7 @@ from dgl_heta.distdgl.proof.row_nodes import (
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.proof.comparison import TOLERANCES
-from dgl_heta.proof.records import ROWS, Key, Record, fewest
+from dgl_heta.proof.recorded_run import ROWS, Key, Record, fewest
 from dgl_heta.system.nested import items_of, of_type
 
 BATCHES = 8

@@ -21,7 +21,7 @@ from dgl.heterograph import DGLBlock
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.comm.drawn_rows import delivery
+from dgl_heta.comm.remote_destinations import delivery
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.dgl_block import note_seeds
 from dgl_heta.distdgl.blocks.layer import csc_with_ids
@@ -33,15 +33,15 @@ from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 from dgl_heta.proof.copies import NotProvedError, unwrap
 from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds, levels
-from dgl_heta.proof.inputs import Call, complete
+from dgl_heta.proof.module_call import Call, complete
 from dgl_heta.proof.proving import Instead, Proof
 from dgl_heta.proof.replay import Reads
 from dgl_heta.proof.schedule import Schedule
 from dgl_heta.raf import chain as links
 from dgl_heta.raf.chain import Chain
 from dgl_heta.sampling.blocks import Block, MiniBatch, mark_reads
-from dgl_heta.sampling.kernels import hash_key
 from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.sampling_kernels import hash_key
 from dgl_heta.sampling.seeds import join_seeds
 from dgl_heta.system.nested import of_type
 

@@ -11,9 +11,8 @@ from torch import Tensor
 
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.session import Session
-from dgl_heta.distdgl.source_trainers import MOST_TRAINERS
-from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import check_ids, gather_rows
+from dgl_heta.sampling.trainer_bits import check_trainers
 
 Pull = Callable[[Any, Any], Tensor]  # DGL's own DistTensor.__getitem__
 
@@ -33,9 +32,8 @@ class Table:
         self.session, self.ntype, self._pull = session, ntype, pull
         self._tensor = embedding._tensor
         session.connect()
-        if session.world.size > MOST_TRAINERS:
-            raise HetaError(f"DistEmbedding on a meta-partitioned graph takes at most "
-                            f"{MOST_TRAINERS} trainers; there are {session.world.size}")
+        check_trainers(session.world.size, "DistEmbedding on a meta-partitioned graph takes at "
+                       "most {most} trainers; there are {count}")
         users = session.users(ntype)
         self.own = users == [session.world.rank]
         """Whether no other trainer's batches have rows of it."""

@@ -26,7 +26,7 @@ from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import lazy_rows, peek
-from dgl_heta.features.files import RowSource, open_rows
+from dgl_heta.features.row_files import RowSource, open_rows
 from dgl_heta.features.row_kernels import check_ids, gather_rows
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.system.memory import capacity_bytes, fit_in_memory

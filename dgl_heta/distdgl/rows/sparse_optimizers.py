@@ -23,8 +23,8 @@ from dgl_heta.distdgl.rows.embedding_table import Table
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import each_once, marked, sum_rows, sum_rows_with_bits
-from dgl_heta.system.jit import kernel
-from dgl_heta.system.prefetch import prefetch
+from dgl_heta.features.sparse_optimizers import adagrad_by_row, adam_by_row
+from dgl_heta.sampling.trainer_bits import count_trainers
 
 
 class Rows(NamedTuple):
@@ -274,7 +274,7 @@ def _counted(table: Table, pieces: list[Rows], form: Form) -> list[Counted]:
 
 def _counts(rows: Rows, form: Form) -> np.ndarray:
     """How often trainers have read each, float32."""
-    counts: np.ndarray = _count_bits(rows.bits)
+    counts: np.ndarray = count_trainers(rows.bits)
     return counts + rows.grads[rows.at, -1] if form.counted else counts
 
 
@@ -309,66 +309,12 @@ def _update(optimizer: Any, embedding: Any, apply: Callable[..., None], ids: np.
 def _adam(optimizer: Any, rows: np.ndarray, at: np.ndarray, grads: np.ndarray, counts: np.ndarray,
           *state: np.ndarray) -> None:
     f = np.float32
-    _adam_rows(rows, at, grads, counts, *state, f(optimizer._lr), f(optimizer._beta1),
-               f(1 - optimizer._beta1), f(optimizer._beta2), f(1 - optimizer._beta2),
-               f(optimizer._eps))
+    adam_by_row(rows, at, grads, counts, *state, f(optimizer._lr), f(optimizer._beta1),
+                f(1 - optimizer._beta1), f(optimizer._beta2), f(1 - optimizer._beta2),
+                f(optimizer._eps))
 
 
 def _adagrad(optimizer: Any, rows: np.ndarray, at: np.ndarray, grads: np.ndarray,
              counts: np.ndarray, *state: np.ndarray) -> None:
-    _adagrad_rows(rows, at, grads, counts, *state, np.float32(optimizer._lr),
-                  np.float32(optimizer._eps))
-
-
-@kernel
-def _count_bits(bits):  # type: ignore[no-untyped-def]
-    """The number of bits that are set."""
-    out = np.empty(len(bits), np.float32)
-    for i in range(len(bits)):
-        word, n = bits[i], 0
-        while word != 0:
-            word &= word - 1
-            n += 1
-        out[i] = n
-    return out
-
-
-@kernel
-def _adam_rows(rows, at, grads, counts, value, step, first, second, lr, beta1, keep1, beta2, keep2,
-               eps):  # type: ignore[no-untyped-def]
-    """Adam with a step count per row (dgl.distributed.optim.SparseAdam), one pass."""
-    one = np.float32(1)
-    for i in range(len(rows)):
-        prefetch(value, rows, i)
-        prefetch(step, rows, i)
-        prefetch(first, rows, i)
-        prefetch(second, rows, i)
-        prefetch(grads, at, i)
-        row = rows[i]
-        step[row] += one
-        correct1 = one / (one - beta1 ** step[row])
-        correct2 = one / (one - beta2 ** step[row])
-        scale = one / counts[i]
-        x, m, v, g = value[row], first[row], second[row], grads[at[i]]
-        for k in range(len(g)):
-            grad = g[k] * scale
-            m[k] = beta1 * m[k] + keep1 * grad
-            v[k] = beta2 * v[k] + keep2 * grad * grad
-            x[k] -= lr * m[k] * correct1 / (np.sqrt(v[k] * correct2) + eps)
-
-
-@kernel
-def _adagrad_rows(rows, at, grads, counts, value, total, lr, eps):  # type: ignore[no-untyped-def]
-    """dgl.distributed.optim.SparseAdagrad of DGL 2.1 on CPU, one pass.
-
-    It keeps √(Σ + g²) + ε as the next step's Σ.
-    """
-    for i in range(len(rows)):
-        prefetch(value, rows, i)
-        prefetch(total, rows, i)
-        prefetch(grads, at, i)
-        x, s, g = value[rows[i]], total[rows[i]], grads[at[i]]
-        for k in range(len(g)):
-            grad = g[k] / counts[i]
-            s[k] = np.sqrt(s[k] + grad * grad) + eps
-            x[k] -= lr * grad / s[k]
+    adagrad_by_row(rows, at, grads, counts, *state, np.float32(optimizer._lr),
+                   np.float32(optimizer._eps))

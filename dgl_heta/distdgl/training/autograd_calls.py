@@ -16,7 +16,7 @@ from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.distdgl.watchdog import at
 from dgl_heta.errors import HetaError
-from dgl_heta.nn.gradients import check_views
+from dgl_heta.nn.gradient_hub import check_views
 from dgl_heta.system.patching import patch_all
 
 

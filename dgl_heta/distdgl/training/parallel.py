@@ -26,7 +26,7 @@ from dgl_heta.distdgl.loading.epochs import Epochs
 from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
 from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import Session, current
-from dgl_heta.distdgl.state import names, selected, state_of
+from dgl_heta.distdgl.state import selected, state_of
 from dgl_heta.distdgl.training import ddp_options, ending
 from dgl_heta.distdgl.training.ddp_options import on_device, take_options, unsynchronized
 from dgl_heta.distdgl.versions import homes
@@ -178,7 +178,7 @@ class RafParallel(Parallel):
 
 def wrapper_for_any_graph() -> ModuleWrapper | None:
     """The selected wrapper for parts that DGL made; None for DGL's own way."""
-    if not names("train", "wrapper"):
+    if not selected().origin("train.wrapper").asked:
         return None
     wrapper: ModuleWrapper = plugins().get("module wrapper", selected().train.wrapper)
     return wrapper if wrapper.any_graph else None

@@ -1,50 +1,12 @@
-"""Data sets by name: the Debian archive, git repositories, synthetic graphs."""
+"""Data sets by name; built in are synthetic graphs."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field
-
-from dgl_heta.graph.options import read_options, split_options
+from dgl_heta.graph.reading_options import read_options, split_options
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.protocols import Dataset
-
-
-class Debian(Dataset):
-    """The Debian package archive, a frozen snapshot in the package."""
-
-    name = "debian"
-    description = "packages of the Debian archive; target: a package's section"
-
-    def load(self, **options: Any) -> GraphSource:
-        from dgl_heta.graph.datasets import debian
-
-        return debian.load()
-
-
-class Git(Dataset):
-    """The history of any git repository."""
-
-    name = "git"
-    description = "history of a git repository (git:PATH); target: a file's kind"
-
-    class Options(BaseModel):
-        """What can be said of it."""
-
-        path: Path = Field(Path("."), description="a directory in the repository")
-        target: str = Field("file", description="file (its kind) or commit (its sub-system)")
-        revision: str = Field("HEAD", description="where the history ends: a branch, tag or commit")
-        commits: int | None = Field(None, ge=1, description="at most so many, the latest")
-        least: int = Field(10, ge=1, description="members of a class, at least")
-
-    options = Options()
-
-    def load(self, **options: Any) -> GraphSource:
-        from dgl_heta.graph.datasets import git
-
-        return git.load(**options)
 
 
 class Synthetic(Dataset):

@@ -13,14 +13,14 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from dgl_heta.errors import InputError, listing
-from dgl_heta.graph.options import read_options
-from dgl_heta.graph.readers import edge_files, graphbolt
+from dgl_heta.graph.readers import edge_files, graphbolt_dataset
 from dgl_heta.graph.readers.dgl_graph import read_dgl_graph
-from dgl_heta.graph.readers.distdgl import find_config, read_parts
+from dgl_heta.graph.readers.dgl_parts import find_config, read_parts
 from dgl_heta.graph.readers.edge_files import read_edge_files
-from dgl_heta.graph.readers.graphbolt import read_graphbolt
+from dgl_heta.graph.readers.graphbolt_dataset import read_graphbolt
 from dgl_heta.graph.readers.ogb import read_ogb
 from dgl_heta.graph.readers.pyg import read_hetero_data, read_saved_hetero_data
+from dgl_heta.graph.reading_options import read_options
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.hooks.protocols import Reader
@@ -52,8 +52,8 @@ class GraphBolt(Reader):
     options = Options()
 
     def matches(self, path: Path) -> bool:
-        return any((directory / graphbolt.METADATA).is_file()
-                   for directory in (path, path / graphbolt.PREPROCESSED))
+        return any((directory / graphbolt_dataset.METADATA).is_file()
+                   for directory in (path, path / graphbolt_dataset.PREPROCESSED))
 
     def read(self, path: Path, **options: Any) -> GraphSource:
         return read_graphbolt(path, **options)
@@ -204,8 +204,8 @@ def open_source(path_or_name: str | Path, registry: Plugins | None = None, **opt
         raise InputError(
             f"no graph can be read from '{path_or_name}', which {seen}: it must be a directory "
             f"with {edge_files.METADATA} (edge files, with keys 'name', 'nodes' and 'edges'), with "
-            f"{graphbolt.METADATA} (a GraphBolt OnDiskDataset), or with raw/ and split/ of an OGB "
-            "data set (its name must be OGB's, as ogbn_mag), with a part_config of DistDGL's "
-            "parts, or an OGB name such as ogbn-mag"
+            f"{graphbolt_dataset.METADATA} (a GraphBolt OnDiskDataset), or with raw/ and split/ of "
+            "an OGB data set (its name must be OGB's, as ogbn_mag), with a part_config of "
+            "DistDGL's parts, or an OGB name such as ogbn-mag"
             + (f", or for a reader of a plugin ({listing(guests)})" if guests else ""))
     return reader.read(path, **read_options("reader", reader.name, reader.options, options))

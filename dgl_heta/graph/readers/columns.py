@@ -12,7 +12,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.readers.column_values import NUMBERS, arrow, as_text, first, matrix, sort_of
-from dgl_heta.graph.readers.tables import MISSING, Table
+from dgl_heta.graph.readers.table_reader import MISSING, Table
 from dgl_heta.graph.source import MASKS, MOST_CLASSES
 
 NO_NUMBER = ("", *MISSING, "NA", "N/A", "n/a", "<NA>", "null", "NULL", "None", "NaT", r"\N")

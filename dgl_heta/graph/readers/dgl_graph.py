@@ -32,9 +32,9 @@ from dgl_heta.graph.source import (
     Task,
     held,
 )
+from dgl_heta.system.checksums import npy_sum
 from dgl_heta.system.disk import row_starts
 from dgl_heta.system.optional import optional
-from dgl_heta.system.sums import npy_sum
 
 _DGLS_OWN = {"node": ("_ID", "inner_node"), "edge": ("_ID", "inner_edge")}
 """Data that DGL's own partitions leave out, too: ids in a graph that this one was taken from."""

@@ -21,10 +21,10 @@ read one after the other, also those of a directory or a name with wildcards.
 
 Nodes may have ids of their own, text, numbers or bytes: `"paper": {"table": "papers.parquet"}` has
 a row per node with its column `id` (or `"id": "doi"`), and `"author": {}` has the nodes that edges
-name. The edges of such types are tables, too (:mod:`dgl_heta.graph.readers.tables`): columns `src`
-and `dst`, or `"columns": ["who", "what"]` beside `files`. Labels and masks may be columns of the
-table (:mod:`dgl_heta.graph.readers.columns`), and so may be what features are made of (`features`:
-:mod:`dgl_heta.graph.readers.table_features`) and what says the `split` of a task
+name. The edges of such types are tables, too (:mod:`dgl_heta.graph.readers.table_reader`): columns
+`src` and `dst`, or `"columns": ["who", "what"]` beside `files`. Labels and masks may be columns of
+the table (:mod:`dgl_heta.graph.readers.columns`), and so may be what features are made of
+(`features`: :mod:`dgl_heta.graph.readers.table_features`) and what says the `split` of a task
 (:mod:`dgl_heta.graph.readers.splits`). A column of a table may also say the type of each node, and
 of each edge the relation and the types of its ends (:mod:`dgl_heta.graph.readers.named`).
 """
@@ -39,10 +39,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.labels import known_entries
-from dgl_heta.graph.readers.arrays import node_array, node_task
-from dgl_heta.graph.readers.column_files import ENDINGS, TextForm
-from dgl_heta.graph.readers.columns import Labels, task_columns
-from dgl_heta.graph.readers.files import (
+from dgl_heta.graph.readers.array_files import (
     JoinedEdges,
     NpyEdges,
     files_of,
@@ -50,11 +47,14 @@ from dgl_heta.graph.readers.files import (
     open_edges,
     open_npy,
 )
+from dgl_heta.graph.readers.arrays import node_array, node_task
+from dgl_heta.graph.readers.column_files import ENDINGS, TextForm
+from dgl_heta.graph.readers.columns import Labels, task_columns
 from dgl_heta.graph.readers.named import ALL, Column, EdgeTables, NamedNodes
 from dgl_heta.graph.readers.sizes import parse_json, read_text
 from dgl_heta.graph.readers.splits import masks_of
 from dgl_heta.graph.readers.table_features import table_features
-from dgl_heta.graph.readers.tables import Table
+from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 

@@ -18,7 +18,7 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, nearest, quoted
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.readers.column_values import arrow, first, repeated
-from dgl_heta.graph.readers.tables import Table
+from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.readers.column_values import arrow, first
-from dgl_heta.graph.readers.tables import Table
+from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.readers.times import Instants, instants
 from dgl_heta.graph.source import MASKS
 

@@ -17,7 +17,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.readers.column_values import NUMBERS, arrow, as_text
 from dgl_heta.graph.readers.columns import numbers
 from dgl_heta.graph.readers.sizes import EXPANSION, expanded
-from dgl_heta.graph.readers.tables import Table
+from dgl_heta.graph.readers.table_reader import Table
 
 MOST_CATEGORIES = 1 << 10
 TEXT_WIDTH = 64

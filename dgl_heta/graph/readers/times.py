@@ -15,7 +15,7 @@ import numpy as np
 from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.readers.column_values import NUMBERS, arrow, as_text, first, sort_of
 from dgl_heta.graph.readers.columns import NO_NUMBER
-from dgl_heta.graph.readers.tables import Table
+from dgl_heta.graph.readers.table_reader import Table
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -12,15 +12,14 @@ from typing import Any
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.directory import is_partition
-from dgl_heta.partition.inputs import GraphInput, Reading, open_input
+from dgl_heta.partition.graph_input import GraphInput, Reading, open_input
 from dgl_heta.partition.request import make_request
-from dgl_heta.planning.delegates import choose
-from dgl_heta.planning.delegation import undelegated
 from dgl_heta.planning.limit import within
 from dgl_heta.planning.metatree import load_metapaths
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.workload import MODELS, Workload
-from dgl_heta.settings import Settings, load_settings
+from dgl_heta.planning.shared_rows import share_rows_in_training
+from dgl_heta.planning.workload import Workload
+from dgl_heta.settings import Origin, Settings, load_settings
 from dgl_heta.training.tasks import resolve
 
 log = logging.getLogger("dgl_heta")
@@ -60,7 +59,7 @@ def _settings(plan: Plan | None, config: Path | None, overrides: Iterable[str]) 
                 "model": {"layers": plan.hops}}
     elif under_torchrun():
         base = {"partition": {"parts": int(os.environ["WORLD_SIZE"])}}
-    return load_settings(config, overrides, base=base)
+    return load_settings(config, overrides, base=base, base_origin=Origin.PLAN)
 
 
 def _with_parts(opened: GraphInput, settings: Settings) -> GraphInput:
@@ -90,7 +89,7 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
     targets = resolve(settings.task, opened.task, opened.schema, opened.info).targets or []
     if opened.plan is not None:
         _check_plan(opened.plan, opened, settings, targets)
-        return _delegating(opened.plan, settings)
+        return _sharing(opened.plan, settings)
     wishes = settings.partition
     if wishes.cut is not None:
         raise InputError(f"partition.cut is {wishes.cut}, but a cutter sees the edges when a graph "
@@ -102,22 +101,14 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
         metapaths=wishes.metapaths, seed=wishes.seed, replication=wishes.replication,
         memory_mb=wishes.memory_mb, workload=Workload.of(settings),
         word=lambda name: f"partition.{name}"))
-    return _delegating(plan, settings)
+    return _sharing(plan, settings)
 
 
-def _delegating(plan: Plan, settings: Settings) -> Plan:
-    """The plan as partition.shared says, or as it was made where that says nothing and it goes with
-    the model; what is chosen is said."""
-    way, work = settings.partition.shared, Workload.of(settings, parts=plan.num_parts)
-    if way == "auto" and (settings.train.learnable == "replica"
-                          or settings.model.name not in MODELS):
-        return undelegated(plan)  # nothing moves; of another model it is not known what it reads
-    if plan.delegates and "shared" not in settings.partition.model_fields_set and (
-            work.reduce not in ("max", "min")):
-        return plan
-    plan, choices = choose(undelegated(plan), work, way)
+def _sharing(plan: Plan, settings: Settings) -> Plan:
+    """The plan with what `partition.shared` comes to, which is logged."""
+    plan, choices = share_rows_in_training(plan, settings)
     for choice in choices:
-        log.info("partition.shared = %s: %s", way, choice)
+        log.info("partition.shared = %s: %s", settings.partition.shared, choice)
     return plan
 
 

@@ -9,7 +9,7 @@ from typing import Any, overload
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import plugins
 from dgl_heta.launch.jobs.choices import under_torchrun
-from dgl_heta.launch.jobs.seeds import SeedsResult, seeds_of, train_seeds
+from dgl_heta.launch.jobs.seed_runs import SeedsResult, seeds_of, train_seeds
 from dgl_heta.launch.jobs.training import TrainingJob, TrainingResult
 
 Report = Callable[[dict[str, Any]], None]

@@ -15,16 +15,16 @@ from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import HGNN
-from dgl_heta.models.linked import without_decoder
+from dgl_heta.models.link_model import without_decoder
 from dgl_heta.planning.balance import balanced
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction.output import Output, arrow
 from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
+from dgl_heta.system.checksums import read_signed
 from dgl_heta.system.disk import new_array, sync_directory, sync_file
 from dgl_heta.system.leftovers import scratch_directory
-from dgl_heta.system.sums import read_signed
 from dgl_heta.training.checkpoint import check_weights, read_spec
 from dgl_heta.training.per_class import class_names
 from dgl_heta.training.recorded import recorded_settings

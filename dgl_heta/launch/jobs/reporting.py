@@ -15,7 +15,7 @@ from dgl_heta.planning.workload import Workload
 from dgl_heta.report.plan_picture import svg
 from dgl_heta.report.reading import is_run, read_run
 from dgl_heta.store import Store
-from dgl_heta.system.sums import read_signed
+from dgl_heta.system.checksums import read_signed
 from dgl_heta.training.checkpoint import SPEC_FILE, check_checkpoints, check_weights
 from dgl_heta.training.recorded import recorded_settings
 

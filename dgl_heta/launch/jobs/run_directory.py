@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dgl_heta.errors import HetaError, InputError
-from dgl_heta.system.files import check_plain, plainly
+from dgl_heta.system.atomic_files import check_plain, plainly
 
 DIRECTORIES = ("checkpoints", "checkpoints/epoch-*", "averages", "seed-*")
 FILES = (".lock", "job*.json", "worker-*.log", "started.json", "summary.json", "metrics.jsonl",

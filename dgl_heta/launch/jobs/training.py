@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dgl_heta.cache.profile import DIRECTORY
+from dgl_heta.cache.visit_profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
@@ -20,7 +20,7 @@ from dgl_heta.launch.jobs.choices import open_for, plan_for, restarted, under_to
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import find_model
-from dgl_heta.partition.inputs import GraphInput, Reading
+from dgl_heta.partition.graph_input import GraphInput, Reading
 from dgl_heta.planning.cost import predict
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
@@ -182,6 +182,7 @@ class TrainingJob:
         profiles = Path(self.graph) if self.opened.plan is not None else store.directory
         job = {"kind": "train", "settings": self.settings.model_dump(),
                "store": str(store.directory.resolve()), "plan": self.plan.to_json(),
+               "shared": self.plan.shared and self.plan.shared.to_json(),
                "run_dir": str(run_dir.resolve()), "resume": resume,
                "profiles": str(profiles.resolve() / DIRECTORY)}
         if os.environ.get("RANK", "0") == "0":

@@ -11,9 +11,9 @@ from dgl_heta.graph.source import Task
 from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.training.metrics import check_names
-from dgl_heta.training.tasks.base import SPLITS, Step, TrainingTask
 from dgl_heta.training.tasks.link import LinkPrediction, named_reverses, predicted
 from dgl_heta.training.tasks.node import NodePrediction, NodeStep
+from dgl_heta.training.tasks.task import SPLITS, Step, TrainingTask
 
 __all__ = ["SPLITS", "LinkPrediction", "NodePrediction", "NodeStep", "Step", "TrainingTask",
            "make_task", "resolve"]

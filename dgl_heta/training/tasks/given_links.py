@@ -11,7 +11,7 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, quoted
 from dgl_heta.graph.readers.named import NamedNodes
 from dgl_heta.graph.readers.splits import WORDS, words
-from dgl_heta.graph.readers.tables import Table
+from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.held_out import Edges
 from dgl_heta.store import Store

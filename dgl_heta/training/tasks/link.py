@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.protocols import ModelProvider
-from dgl_heta.models.linked import Linked, decoded
+from dgl_heta.models.link_model import Linked, decoded
 from dgl_heta.sampling.held_out import HeldOut
 from dgl_heta.sampling.same_links import between, same_links
 from dgl_heta.settings import TaskSettings
@@ -22,8 +22,8 @@ from dgl_heta.settings.sections import by_commas
 from dgl_heta.store import Store
 from dgl_heta.store.structure import edge_ends
 from dgl_heta.training.metrics import RankTally, Tally
-from dgl_heta.training.tasks.base import SPLITS, Owned, Step, share_of
 from dgl_heta.training.tasks.given_links import Links, read_links
+from dgl_heta.training.tasks.task import SPLITS, Owned, Step, share_of
 
 _PIECE = 2**22  # edges
 ALL = "*"
@@ -102,7 +102,7 @@ _TOLD = 0.6
 
 class LinkPrediction:
     """Which of some destinations a source is joined to by a relation, or by several: dot product or
-    DistMult (see :class:`dgl_heta.models.linked.Linked`), MRR.
+    DistMult (see :class:`dgl_heta.models.link_model.Linked`), MRR.
 
     One more case of several target types: the ends of edges and of negative samples are the
     seeds. The edges of a step carry no messages in it, and those held out for validation and test

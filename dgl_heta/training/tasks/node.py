@@ -22,7 +22,7 @@ from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.store.structure import file_of
 from dgl_heta.training.metrics import ClassTally, LabelTally, Tally, ValueTally, coefficient
-from dgl_heta.training.tasks.base import SPLITS, Owned, Step, share_of
+from dgl_heta.training.tasks.task import SPLITS, Owned, Step, share_of
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 
 from dgl_heta import partition_graph
+from tests.support import warm
 from tests.support.waiting import PATIENCE, PROMPT
 
 SCRIPT = Path(__file__).with_name("dist_train.py")
@@ -38,9 +38,9 @@ def test_graphsage_learns_on_spring_parts_with_whole_neighbour_lists(tmp_path):
     graph = communities()
     nodes, _ = partition_graph(graph, "groups", 2, str(tmp_path / "parts"), part_method="spring",
                                return_mapping=True)
-    command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", "2", "--part-config",
+    command = [warm.python(), "-m", "dgl_heta", "launch", "--hosts", "2", "--part-config",
                tmp_path / "parts/groups.json", "--num-omp-threads", "1", "--stop-after", PATIENCE,
-               "--", sys.executable, SCRIPT, "--ip-config", "{ip_config}", "--part-config",
+               "--", warm.with_dgl(), SCRIPT, "--ip-config", "{ip_config}", "--part-config",
                "{part_config}", "--out", tmp_path]
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False, env={**os.environ},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from dgl_heta_catgnn import EdgeStream, Spring
 
 from dgl_heta import EdgeArrays, GraphSource, Relation
 from dgl_heta.tools import make_request
+from tests.support import warm
 from tests.support.plugins import ROOT, distribution
 from tests.support.waiting import PATIENCE, PROMPT
 
@@ -69,11 +69,11 @@ def spring(graph, out: Path, parts: int) -> tuple[Path, np.ndarray, np.ndarray]:
 
 def launch(config: Path, out: Path, *more: object, settings: tuple[str, ...] = (), hosts: int = 2
            ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", hosts, "--part-config",
+    command = [warm.python(), "-m", "dgl_heta", "launch", "--hosts", hosts, "--part-config",
                config, "--num-omp-threads", "1", "--stop-after", PATIENCE]
     for setting in settings:
         command += ["--set", setting]
-    command += ["--", sys.executable, SCRIPT, "--ip-config", "{ip_config}", "--part-config",
+    command += ["--", warm.with_dgl(), SCRIPT, "--ip-config", "{ip_config}", "--part-config",
                 "{part_config}", "--out", out, *more]
     return subprocess.run(
         [str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -2,7 +2,7 @@
 
 Arguments and results are those of :class:`dgl_heta.Kernel`; all relations' tensors differ in the
 number of rows alone. Results are joined: one tensor for all relations. Gradients of source states
-and of gathered rows go to one array per tensor (:mod:`dgl_heta.nn.gradients`).
+and of gathered rows go to one array per tensor (:mod:`dgl_heta.nn.gradient_hub`).
 """
 
 from __future__ import annotations

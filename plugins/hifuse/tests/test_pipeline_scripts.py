@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.support import warm
 from tests.support.waiting import PATIENCE, PROMPT
 
 SCRIPT = Path(__file__).with_name("pipelined_train.py")
@@ -28,11 +28,11 @@ def launch(config: Path, out: Path, hifuse_path: str, *more: object, samplers: i
            settings: tuple[str, ...] = ("train.learnable=exact",)
            ) -> subprocess.CompletedProcess[str]:
     out.mkdir()
-    command = [sys.executable, "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config,
+    command = [warm.python(), "-m", "dgl_heta", "launch", "--hosts", 2, "--part-config", config,
                "--num-omp-threads", 1, "--num-samplers", samplers, "--stop-after", PATIENCE]
     for setting in settings:
         command += ["--set", setting]
-    command += ["--", sys.executable, SCRIPT, "--ip-config", "{ip_config}", "--part-config",
+    command += ["--", warm.with_dgl(), SCRIPT, "--ip-config", "{ip_config}", "--part-config",
                 "{part_config}", "--out", out, *more]
     return subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
                           stderr=subprocess.STDOUT, text=True, check=False,

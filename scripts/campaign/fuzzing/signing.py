@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.system.sums import KEY, json_sum
+from dgl_heta.system.checksums import KEY, json_sum
 
 Change = Callable[[bytes, random.Random], bytes]
 

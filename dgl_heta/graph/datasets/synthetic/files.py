@@ -13,7 +13,7 @@ from numpy.lib.format import dtype_to_descr, write_array_header_1_0
 from dgl_heta.errors import InputError
 from dgl_heta.graph.datasets.synthetic.maker import Maker
 from dgl_heta.graph.datasets.synthetic.published import scaled_shape
-from dgl_heta.system.files import new_directory
+from dgl_heta.system.atomic_files import new_directory
 
 
 def write_files(shape: str, scale: float, seed: int, out: str | Path) -> Path:

@@ -20,7 +20,7 @@ import dgl.distributed
 
 from dgl_heta.graph.datasets import load_dataset
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.partition.backends.distdgl import to_dgl_graph
+from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 
 
 def main() -> None:

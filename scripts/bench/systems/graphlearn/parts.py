@@ -24,7 +24,7 @@ def export(dataset: str, out: Path) -> None:
     """Edges, features of all types, labels and training nodes of one of dgl-heta's data sets."""
     from dgl_heta.graph.datasets import load_dataset
     from dgl_heta.hooks.manager import plugins
-    from dgl_heta.partition.backends.distdgl import to_dgl_graph
+    from dgl_heta.partition.backends.dgl_methods import to_dgl_graph
 
     name, _, options = dataset.partition(":")
     graph = to_dgl_graph(load_dataset(plugins().get("dataset", name), options))

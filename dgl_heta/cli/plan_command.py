@@ -1,0 +1,279 @@
+"""`dgl-heta plan`: how a graph would be partitioned, and what that costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from dgl_heta.cli.options import (
+    AsJson,
+    Input,
+    PlanOptions,
+    ReadingOptions,
+    SettingsOptions,
+    at_least_one,
+    grouped,
+    refuse,
+)
+from dgl_heta.errors import InputError
+from dgl_heta.report.console import err, out, print_json
+
+if TYPE_CHECKING:
+    from dgl_heta.hooks.manager import Plugins
+    from dgl_heta.partition.graph_input import GraphInput
+    from dgl_heta.planning.cluster_estimate import Cluster, Coefficients
+    from dgl_heta.planning.plan import Plan
+    from dgl_heta.planning.workload import Workload
+    from dgl_heta.settings import Settings
+
+app = typer.Typer()
+
+
+@dataclass(frozen=True)
+class WorkOptions:
+    """What the predictions are for."""
+
+    batch_size: Annotated[int, typer.Option(help="Seeds per worker, for the prediction.")] = 1024
+    hidden: Annotated[int, typer.Option(help="Hidden width, for the prediction.")] = 64
+    fanouts: Annotated[str | None, typer.Option(
+        help="Neighbours per relation and layer, input layer first, for the comparison and the "
+        "prediction without replication. Default: 25, then 20.")] = None
+
+    def workload(self, settings: Settings, hops: int | None = None) -> Workload:
+        """The workload of a model with so many layers; without fanouts if none are given."""
+        from dgl_heta.planning.workload import Workload, wire_itemsize
+        from dgl_heta.settings import parse_fanouts
+
+        fanouts = (() if hops is None or not self.fanouts
+                   else parse_fanouts(self.fanouts, hops, "--fanouts"))
+        return Workload(at_least_one(self.batch_size, "--batch-size"),
+                        at_least_one(self.hidden, "--hidden"),
+                        fanouts=fanouts,
+                        wire_itemsize=wire_itemsize(settings.train))
+
+
+@dataclass(frozen=True)
+class ClusterOptions:
+    """Machines to predict for."""
+
+    cluster: Annotated[Path | None, typer.Option(
+        help="Predict time, bytes and memory on the machines of this file (TOML or JSON), beside "
+        "DistDGL. Keys: machines, trainers (per machine), cores, link_gbit, latency_us, memory_gb, "
+        "speed (of a core; 1: as measured), metis_cut, coefficients.")] = None
+    model: Annotated[str | None, typer.Option(
+        help="rgcn, rgat or hgt, with --cluster. Default: rgcn.")] = None
+    train_nodes: Annotated[int | None, typer.Option(
+        help="Training nodes, with --cluster. Default: those in train_mask, or all target "
+        "nodes.")] = None
+
+
+@app.command(epilog="Example: dgl-heta plan debian --parts 2 --svg plan.svg. Or: dgl-heta plan "
+             "schema.json --target paper --cluster cluster.toml with the lines machines = 8, "
+             "cores = 16, link_gbit = 25, memory_gb = 128")
+@grouped
+def plan(
+    graph: Input, options: PlanOptions, work: WorkOptions, machines: ClusterOptions,
+    source: SettingsOptions, files: ReadingOptions,
+    svg: Annotated[Path | None, typer.Option(help="Write the picture to this file.")] = None,
+    compare: Annotated[bool, typer.Option(
+        "--compare", help="Compare meta-partitioning with relation-random, random and METIS: bytes "
+        "per epoch, memory, balance. Samples some steps, so it needs edges.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show how a graph would be partitioned, with what each partition costs.
+
+    Of a partition, without options that ask for another plan, the plan that it has.
+    """
+    from dgl_heta.cli.requests import reading
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.graph_input import open_input
+    from dgl_heta.settings import load_settings
+
+    settings = load_settings(source.config, source.overrides)
+    registry = plugins().configured(settings)
+    opened = open_input(graph, registry, settings.run.verify, reading(files))
+    work.workload(settings)  # checked, whatever is shown
+    given = {**options.given(), "--svg": svg}
+    if machines.cluster is not None:
+        refuse({"--compare": compare or None, **{
+            option: given.get(option) for option in (
+                "--metapaths", "--svg", "--parts", "--replication", "--memory-mb", "--cut")}},
+            "no effect on --cluster, whose file says how many machines have a partition each; "
+            "leave one of them out")
+        _estimate(opened, registry, options, work, machines, settings, as_json)
+        return
+    refuse({"--model": machines.model, "--train-nodes": machines.train_nodes},
+           "an effect on --cluster only; give a cluster, or leave it out")
+    if compare:
+        refuse({option: given.get(option) for option in (
+            "--metapaths", "--method", "--svg", "--replication", "--memory-mb", "--cut")},
+            "no effect on --compare, which shows methods side by side; leave one of them out")
+        _compare(opened, options, work, settings, as_json)
+    elif opened.plan is not None and not options.given():
+        _show_shared(opened.plan, work, settings, svg, as_json)
+    else:
+        from dgl_heta.cli.requests import cutter_of, filled, partition_request, parts_of
+
+        options = filled(options, settings)
+        backend = registry.get("partition backend", options.method or "meta")
+        request = partition_request(backend, opened, options, workload=work.workload(settings),
+                                    parts=parts_of(opened, options.parts),
+                                    cutter=cutter_of(options, registry))
+        _show_shared(backend.plan(opened.schema, request), work, settings, svg, as_json)
+
+
+def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | None,
+                 as_json: bool) -> None:
+    """Show a plan with what partition.shared makes of it, and why."""
+    from dataclasses import replace
+
+    from dgl_heta.planning.offloading import undelegated
+    from dgl_heta.planning.shared_rows import share_rows
+
+    workload = work.workload(settings, plan.hops)
+    if settings.partition.shared != "rows":
+        workload = replace(workload, model=settings.model.name, reduce=settings.model.reduce,
+                           seed_states=settings.train.seed_states)
+    origin = settings.origin("partition.shared")
+    chosen, choices = share_rows(undelegated(plan), workload, settings.partition.shared, origin)
+    asked = origin.asked
+    show(chosen if asked else plan, workload, svg, as_json)
+    if not as_json and (asked or not plan.delegates):
+        if choices and not asked:
+            out.print("In `dgl-heta train` (partition.shared = auto):", highlight=False)
+        for choice in choices:
+            out.print(str(choice), highlight=False, markup=False)
+
+
+def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = False) -> None:
+    """Print a plan with its costs, and draw it into a file."""
+    from dgl_heta.planning.cost import predict, to_json
+
+    costs = predict(plan, work)
+    if svg:
+        from dgl_heta.report.plan_picture import save_svg
+
+        save_svg(plan, costs, svg)
+    if as_json:
+        print_json({**plan.to_json(), "prediction": to_json(plan, work)})
+        return
+    from dgl_heta.report.plan_terminal import terminal
+
+    terminal(plan, costs, out)
+    if svg:
+        out.print(f"Picture: {escape(str(svg))}", highlight=False, soft_wrap=True)
+
+
+def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work: WorkOptions,
+              machines: ClusterOptions, settings: Settings, as_json: bool) -> None:
+    """Predict a partition's own plan if it is for so many machines, else a new one."""
+    from dataclasses import asdict, replace
+
+    from dgl_heta.cli.requests import partition_request, targets_of
+    from dgl_heta.planning.cluster_estimate import Cluster, Coefficients, estimate
+    from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
+    from dgl_heta.report.console_tables import show_estimates
+
+    own = opened.plan if not options.given() else None
+    hops = options.hops if options.hops is not None else (
+        opened.plan.hops if opened.plan else DEFAULT_HOPS)
+    model = machines.model or Workload.model
+    if model not in MODELS:
+        raise InputError(f"--model is '{model}'; it must be one of {', '.join(MODELS)}")
+    assert machines.cluster is not None
+    cluster = Cluster.load(machines.cluster)
+    coefficients = Coefficients.load(Path(cluster.coefficients) if cluster.coefficients else None)
+    workload = work.workload(settings, hops)
+    workload = replace(
+        workload, model=model, fanouts=workload.fanouts_of(hops),
+        seeds=_train_nodes(opened, targets_of(opened, options.target), machines.train_nodes),
+        classes=opened.task.num_classes if opened.task else 0)
+    if own is not None and own.num_parts == cluster.machines and own.replication == "full":
+        chosen, method = own, own.method
+    else:
+        method = options.method or "meta"
+        backend = registry.get("partition backend", method)
+        chosen = backend.plan(opened.schema, partition_request(
+            backend, opened, options, parts=cluster.machines, hops=hops, replication="full",
+            workload=workload))
+    counted, how = _counted(opened, chosen, workload, cluster, coefficients, options.seed or 0)
+    systems = estimate(chosen, workload, cluster, coefficients, counted)
+    if as_json:
+        print_json({
+            "cluster": cluster.model_dump(), "training": asdict(workload), "method": method,
+            "coefficients": coefficients.model_dump(), "rows": how,
+            "systems": [system.to_json() for system in systems]})
+        return
+    show_estimates(systems, coefficients, (
+        f"plan by {method}: {cluster.machines} × {cluster.trainers} trainers, "
+        f"{systems[0].steps:,} steps per epoch, {model}, batch {workload.batch_size} per trainer, "
+        f"hidden {workload.hidden}; {how}"), out)
+
+
+def _counted(opened: GraphInput, plan: Plan, work: Workload, cluster: Cluster,
+             coefficients: Coefficients, seed: int
+             ) -> tuple[dict[str, dict[str, float]] | None, str]:
+    """Bytes of rows as they are counted on a graph with edges, and how all rows were found."""
+    from dgl_heta.partition.counted import count_rows
+    from dgl_heta.store import Store, write_store
+    from dgl_heta.system.leftovers import scratch_directory
+
+    guess = (f"METIS's cut {cluster.metis_cut:.2f} of random's, as the cluster says"
+             if cluster.metis_cut is not None else
+             f"METIS's cut {coefficients.metis_cut:.2f} of random's, a guess: that of the graphs "
+             "which the model was fitted to; metis_cut in the cluster's file replaces it")
+    if opened.store is None and opened.source is None:
+        return None, f"rows expected from the schema's counts; {guess}"
+    with scratch_directory(None, "dgl-heta-plan") as directory:
+        if opened.store is None:
+            assert opened.source is not None
+            write_store(opened.source, directory / "store")
+        with err.status("counting rows in sampled steps"):
+            found = count_rows(opened.store or Store(directory / "store"), plan, work, seed)
+    sent, steps = found.sent, f"rows counted in {found.steps} sampled steps"
+    if cluster.metis_cut is not None:
+        return {k: v for k, v in sent.items() if k != "DistDGL METIS"}, f"{steps}; {guess}"
+    if found.metis_cut is None:
+        return sent, f"{steps}; METIS {found.missing}; {guess}"
+    return sent, f"{steps}; METIS run here: it cuts {found.metis_cut:.2f} of what random parts cut"
+
+
+def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None) -> int:
+    if given is None:
+        return sum(opened.num_train_nodes(t) for t in targets)
+    if at_least_one(given, "--train-nodes") > sum(
+            opened.schema.node_counts.get(t, given) for t in targets):
+        raise InputError(f"--train-nodes is {given}, more than there are target nodes")
+    return given
+
+
+def _compare(opened: GraphInput, options: PlanOptions, work: WorkOptions, settings: Settings,
+             as_json: bool) -> None:
+    from dgl_heta.cli.requests import partition_request, parts_of
+    from dgl_heta.hooks.manager import plugins
+    from dgl_heta.partition.method_comparison import compare
+    from dgl_heta.report.console_tables import show_comparison
+    from dgl_heta.store import Store, write_store
+    from dgl_heta.system.leftovers import scratch_directory
+
+    request = partition_request(plugins().get("partition backend", "meta"), opened, options,
+                                parts=parts_of(opened, options.parts))
+    workload = work.workload(settings, request.hops)
+    with scratch_directory(None, "dgl-heta-plan") as directory:
+        if opened.store is None:
+            if opened.source is None:
+                raise InputError("--compare samples the graph, but a schema has no edges; give a "
+                                 "store, a partition, a directory of edge files or a data set")
+            write_store(opened.source, directory / "store")
+        store = opened.store or Store(directory / "store")
+        with err.status("comparing") as status:
+            comparison = compare(store, request, workload,
+                                 progress=lambda what: status.update(what))
+    if as_json:
+        print_json(comparison.to_json())
+        return
+    show_comparison(comparison, workload, out)

@@ -1,0 +1,54 @@
+"""Run a script as it is, but end at once when it fails.
+
+A DistDGL process that fails waits at exit for the others, without end, so that nobody learns of it.
+`python -m dgl_heta.launch.fail_fast SCRIPT ARGS` differs from `python SCRIPT ARGS` in that alone,
+and with `-m MODULE ARGS` from `python -m MODULE ARGS`.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+from dgl_heta.comm.dgl_connections import guard_connections
+from dgl_heta.comm.meeting import meet_by_secret
+from dgl_heta.errors import HetaError
+
+
+def main() -> None:
+    meet_by_secret()
+    guard_connections()
+    named = sys.argv[1] == "-m"
+    script = sys.argv[1 + named]
+    sys.argv = sys.argv[1 + named:]
+    try:
+        if named:  # whose path begins with the working directory, as this process's does
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            sys.path[0] = str(Path(script).resolve().parent)
+            runpy.run_path(script, run_name="__main__")
+    except SystemExit as leave:
+        if leave.code in (None, 0):
+            return  # the ordinary way out, on which DistDGL leaves its servers
+        if not isinstance(leave.code, int):
+            print(leave.code, file=sys.stderr)
+        _leave(leave.code if isinstance(leave.code, int) else 1)
+    except HetaError as error:  # of what is replaced in DGL
+        print("error:", error, file=sys.stderr)
+        _leave(error.exit_status)
+    except BaseException:
+        traceback.print_exc()
+        _leave(1)
+
+
+def _leave(status: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,284 @@
+"""Time and bytes of an epoch on a cluster, for RAF and for DistDGL.
+
+From the counts of a schema alone: the expected work of a step (edges sampled, rows gathered,
+operations, …: :mod:`dgl_heta.planning.compute`) times seconds per unit of it, which were fitted to
+measurements (scripts/bench/fit_cost.py), plus bytes (:mod:`dgl_heta.planning.traffic`) over the
+link and rounds times latency. A step takes as long as its slowest machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from dgl_heta.errors import InputError, listing, nearest, quoted
+from dgl_heta.graph.schema import read_json
+from dgl_heta.planning import traffic
+from dgl_heta.planning.compute import UNITS, parameter_groups, step_units
+from dgl_heta.planning.footprint import distdgl_footprint, footprint, type_bytes
+from dgl_heta.planning.making import MOST_PARTS
+from dgl_heta.planning.plan import Plan
+from dgl_heta.planning.receptive_field import Reach, reach, reach_of_one_process
+from dgl_heta.planning.workload import Workload
+from dgl_heta.settings import read_toml
+
+SERIAL = ("step", "module", "exchange")
+"""Units that more cores do not make faster."""
+
+
+class _File(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Coefficients(_File):
+    """What a unit of work costs on the machine of the measurements.
+
+    `seconds` has one value per key of :data:`UNITS`; `metis_cut` is the number of edges between
+    METIS's parts ÷ that between random ones; `errors` are relative, of measurements held out.
+    """
+
+    seconds: dict[str, float]
+    metis_cut: float = Field(ge=0, le=1)
+    errors: dict[str, dict[str, float]] = {}
+    measured_on: str = ""
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Coefficients:
+        """From a file of fit_cost.py; default: those that dgl-heta comes with."""
+        path = path or Path(__file__).with_name("coefficients.json")
+        read = _read(cls, read_json(path, "coefficients"), f"coefficients {path}")
+        if set(read.seconds) != set(UNITS) or min(read.seconds.values()) < 0:
+            raise InputError(f"coefficients {path}: 'seconds' must have a number, 0 or more, for "
+                             f"each of {listing(UNITS)}")
+        return read
+
+
+class Cluster(_File):
+    """The machines that a prediction is for.
+
+    `speed` is that of a core, relative to the one that the coefficients were fitted on; a trainer
+    has `cores / trainers` of them, and its work is taken to scale with them. `metis_cut` and
+    `coefficients`, a file of fit_cost.py, replace those that dgl-heta comes with.
+    """
+
+    machines: int = Field(ge=1, le=MOST_PARTS)
+    trainers: int = Field(1, ge=1)
+    cores: int = Field(1, ge=1)
+    link_gbit: float = Field(gt=0)
+    latency_us: float = Field(50.0, ge=0)
+    memory_gb: float | None = Field(None, gt=0)
+    speed: float = Field(1.0, ge=1e-3)
+    metis_cut: float | None = Field(None, ge=0, le=1)
+    coefficients: str | None = None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Cluster:
+        """Read a TOML file, or a JSON file by its name.
+
+        Raises
+        ------
+        InputError
+            An unreadable file, an unknown or missing key, a value out of range.
+        """
+        path = Path(path)
+        if path.suffix == ".json":
+            data = read_json(path, "cluster")
+        else:
+            data = read_toml(path, "cluster")
+        read = _read(cls, data, f"cluster {path}")
+        if read.coefficients:
+            read = read.model_copy(update={"coefficients": str(path.parent / read.coefficients)})
+        return read
+
+
+def _read(kind: Any, data: Any, origin: str) -> Any:
+    if not isinstance(data, dict):
+        raise InputError(f"{origin} must be an object of keys and values")
+    for key in data:
+        if key not in kind.model_fields:
+            raise InputError(f"{origin}: unknown key '{key}'; keys: {listing(kind.model_fields)}"
+                             + nearest(key, kind.model_fields))
+    try:
+        return kind.model_validate(data, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        got = "" if first["type"] == "missing" else f"; got {quoted(first['input'])}"
+        raise InputError(f"{origin}: {where}: {first['msg']}{got}") from None
+
+
+@dataclass(frozen=True)
+class Load:
+    """What one machine does in a step.
+
+    Attributes
+    ----------
+    work : :data:`UNITS` → amount, of one of its trainers; all but `remote`.
+    sent : cause → bytes that the machine sends.
+    rounds : messages that wait for one another; an all-reduce goes around a ring twice.
+    memory : bytes that the machine holds.
+    """
+
+    work: dict[str, float]
+    sent: dict[str, float]
+    rounds: float
+    memory: float
+
+    def units(self, trainers: int) -> dict[str, float]:
+        """All units of work of a trainer, in the order of :data:`UNITS`."""
+        return {**self.work, "remote": sum(self.sent.values()) / trainers}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A prediction for one system; `memory` and `seconds_*` of the machine that has most."""
+
+    system: str
+    steps: int
+    seconds_per_step: float
+    bytes_per_step: float
+    causes: dict[str, float]
+    memory: float
+    fits: bool | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "seconds_per_epoch": self.seconds_per_step * self.steps,
+                "bytes_per_epoch": self.bytes_per_step * self.steps}
+
+
+def estimate(plan: Plan, work: Workload, cluster: Cluster,
+             coefficients: Coefficients | None = None,
+             counted: Mapping[str, Mapping[str, float]] | None = None) -> list[Estimate]:
+    """Predict RAF over `plan`, learnable features exact and as replicas, and DistDGL.
+
+    Parameters
+    ----------
+    counted : system → cause → bytes that a machine sends in a step for rows that were counted on
+        the graph, with a trainer on each; they replace those that are expected.
+
+    Raises
+    ------
+    InputError
+        A plan without replication, or for another number of machines.
+    """
+    coefficients = coefficients or Coefficients.load(
+        Path(cluster.coefficients) if cluster.coefficients else None)
+    cut = coefficients.metis_cut if cluster.metis_cut is None else cluster.metis_cut
+    steps, seeds = work.epoch(plan.schema, plan.targets, cluster.machines * cluster.trainers)
+    loads_of = {
+        "dgl-heta": raf_loads(plan, work, cluster, seeds, "exact"),
+        "dgl-heta, replica": raf_loads(plan, work, cluster, seeds, "replica"),
+        "DistDGL METIS": [distdgl_load(plan, work, cluster, seeds, cut)],
+        "DistDGL random": [distdgl_load(plan, work, cluster, seeds, 1.0)]}
+    for name, causes in (counted or {}).items():
+        loads_of[name] = [replace(load, sent={**load.sent, **{
+            cause: size * cluster.trainers for cause, size in causes.items()
+            if size or cause in load.sent}}) for load in loads_of[name]]
+    return [summary(name, loads, cluster, coefficients, steps) for name, loads in loads_of.items()]
+
+
+def summary(system: str, loads: Sequence[Load], cluster: Cluster, coefficients: Coefficients,
+            steps: int) -> Estimate:
+    """One system's prediction from what its machines do; a single load stands for all of them."""
+    each = cluster.machines / len(loads)
+    causes: Counter[str] = Counter()
+    for load in loads:
+        causes.update({cause: size * each for cause, size in load.sent.items()})  # type: ignore
+    memory = max(load.memory for load in loads)
+    return Estimate(
+        system, steps, max(seconds(load, cluster, coefficients) for load in loads),
+        sum(causes.values()), dict(causes), memory,
+        None if cluster.memory_gb is None else memory <= cluster.memory_gb * 1e9)
+
+
+def seconds(load: Load, cluster: Cluster, coefficients: Coefficients) -> float:
+    """Seconds of a machine's step: its work, its link, latency."""
+    cores = cluster.cores / cluster.trainers
+    busy = sum(coefficients.seconds[unit] * amount / (1 if unit in SERIAL else cores)
+               for unit, amount in load.units(cluster.trainers).items())
+    return busy / cluster.speed + network_seconds(load, cluster)
+
+
+def network_seconds(load: Load, cluster: Cluster) -> float:
+    """Seconds of a machine's step on its link, and of latency."""
+    return (sum(load.sent.values()) * 8 / (cluster.link_gbit * 1e9)
+            + load.rounds * cluster.latency_us * 1e-6)
+
+
+def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
+              learnable: str) -> list[Load]:
+    """What every partition does in a step of `seeds` seeds per trainer."""
+    if plan.replication != "full" or plan.num_parts != cluster.machines:
+        raise InputError(f"a plan with replication = {plan.replication} for {plan.num_parts} "
+                         f"partitions cannot be predicted on {cluster.machines} machines; it must "
+                         "have replication = full and a partition per machine")
+    schema, machines, fanouts = plan.schema, cluster.machines, work.fanouts_of(plan.hops)
+    groups = [(size, owners * cluster.trainers) for size, owners in parameter_groups(plan, work)]
+    gradients = traffic.gradients(machines, sum(size for size, owners in groups if owners > 1),
+                                  sum(size for size, owners in groups if owners == 1), work)
+    row_bytes, script = traffic.script_bytes(plan.hops, work), replace(work, in_script=True)
+    users = {t: len(plan.users(t)) for t in schema.node_types}
+    steps: dict[Any, Reach] = {}
+    loads = []
+    for partition in plan.partitions:
+        size = len(plan.groups[partition.group])
+        key = (size, tuple(partition.sub_metatrees.items()))
+        if key not in steps:
+            steps[key] = reach(plan, partition.index, fanouts, seeds * size, seeds)
+        step = steps[key]
+        # Forward and backward: one at the last layer, a ring at each below; then gradients.
+        exchanges = 2 * plan.hops * (size > 1) + 2 * (machines > 1)
+        rounds = (2 + 4 * (size - 1) * (plan.hops - 1)) * (size > 1) + (2 * machines - 1) * (
+            machines > 1)
+        sent = {"partials": traffic.partials(size, seeds, row_bytes) * cluster.trainers,
+                "gradients": gradients}
+        memory = float(footprint(schema, partition, work))
+        for ntype, rows in step.inputs.items():
+            if not schema.feature_bytes.get(ntype) and users[ntype] > 1 and learnable == "exact":
+                away = traffic.owned_elsewhere(users[ntype])
+                share = rows / max(schema.node_counts[ntype], 1)
+                sent["learnable"] = sent.get("learnable", 0.0) + cluster.trainers * (
+                    traffic.learnable(rows * away, script, share))
+                exchanges += 2
+                rounds += 4
+                memory -= away * type_bytes(schema, [ntype], work)[1]
+        loads.append(Load(step_units(schema, step, work, exchanges, work.model == "rgcn"),
+                          sent, rounds, memory))
+    return loads
+
+
+def distdgl_load(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
+                 cut: float) -> Load:
+    """What a machine does in a step of data-parallel training over parts of the nodes.
+
+    `cut` is the number of edges between parts ÷ that between random ones: a row that is k hops
+    away is remote as often as under random parts but for the share `(1 - cut) ** k`.
+    """
+    schema, machines = plan.schema, cluster.machines
+    step = reach_of_one_process(plan, work.fanouts_of(plan.hops), seeds)
+
+    def remote(hops: int) -> float:
+        return (1 - (1 - cut) ** hops) * (machines - 1) / machines
+
+    sent = dict.fromkeys(("features", "learnable", "sampling"), 0.0)
+    exchanges, rounds = plan.hops + 1, 2.0 * plan.hops + 2 * (machines - 1)
+    for ntype, rows in step.inputs.items():
+        width, away = schema.feature_bytes.get(ntype, 0), remote(plan.hops) * rows
+        sent["features" if width else "learnable"] += cluster.trainers * (
+            traffic.features(away, width) if width else traffic.pulled(away, work))
+        exchanges += 1 if width else 2
+        rounds += 2 if width else 4
+    for hop, layer in enumerate(step.layers):
+        sent["sampling"] += cluster.trainers * remote(hop) * traffic.remote_sampling(
+            sum(layer.inner.values()), layer.inner_edges)
+    parameters = sum(size for size, _ in parameter_groups(plan, work))
+    sent["gradients"] = traffic.gradients(machines, parameters, 0, work)
+    units = step_units(schema, step, work, exchanges * (machines > 1))
+    for unit in ("edge", "updated", "gathered"):
+        units[f"{unit}_rpc"], units[unit] = units[unit], 0.0
+    return Load(units, sent, rounds * (machines > 1), distdgl_footprint(schema, work) / machines)

@@ -1,0 +1,89 @@
+"""`partition.shared`, decided in one place for all who partition, train and run scripts.
+
+Learnable features that several partitions read at layer 1 are shared in one of two ways: their rows
+move, or one partition aggregates them for the others (:mod:`dgl_heta.planning.offloading`). What
+decides: the setting with its origin, the plan as it was partitioned, and the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dgl_heta.errors import InputError
+from dgl_heta.planning.offloading import undelegated
+from dgl_heta.planning.owner_choice import Choice, choose, worth_choosing
+from dgl_heta.planning.plan import Plan, SharedRows
+from dgl_heta.planning.workload import MODELS, Workload
+from dgl_heta.settings import Origin, Settings
+
+
+def share_rows(plan: Plan, work: Workload, way: str, origin: Origin
+               ) -> tuple[Plan, Sequence[Choice]]:
+    """The plan that is to be partitioned, with what is best for shared rows.
+
+    Parameters
+    ----------
+    plan : one in which nothing is delegated.
+    way : `partition.shared`.
+
+    Raises
+    ------
+    InputError
+        `way` is "delegate" and the plan cannot.
+    """
+    chosen, choices = choose(plan, work, way)
+    reason = (f"partition.shared = {way}" if way != "auto" else "; ".join(map(str, choices))
+              or "nothing can be delegated, or it would not be worth it")
+    return _decided(chosen, way, origin, reason), choices
+
+
+def share_rows_in_training(plan: Plan, settings: Settings) -> tuple[Plan, Sequence[Choice]]:
+    """The plan as `dgl-heta train` runs it; every worker reads the whole store, so that what a
+    partition was made with can be chosen anew.
+
+    Raises
+    ------
+    InputError
+        As :func:`share_rows`.
+    """
+    way, origin = settings.partition.shared, settings.origin("partition.shared")
+    work = Workload.of(settings, parts=plan.num_parts)
+    if way == "auto":
+        why = ("train.learnable = replica moves no rows" if settings.train.learnable == "replica"
+               else f"of model '{settings.model.name}' it is not known what it reads"
+               if settings.model.name not in MODELS else None)
+        if why is not None:
+            return _decided(undelegated(plan), way, origin, why), []
+    if plan.delegates and not origin.asked and worth_choosing(work):
+        return _decided(plan, way, origin, "as it was partitioned"), []
+    return share_rows(undelegated(plan), work, way, origin)
+
+
+def share_rows_in_script(plan: Plan, settings: Settings, where: str) -> Plan:
+    """The plan as a script runs it on machines that have a part each: what was not partitioned for
+    cannot be delegated any more.
+
+    Parameters
+    ----------
+    where : the partition, for a message.
+
+    Raises
+    ------
+    InputError
+        `partition.shared` is "delegate" and the partition was made without it.
+    """
+    way, origin = settings.partition.shared, settings.origin("partition.shared")
+    if way == "delegate" and origin.asked and not plan.delegates:
+        raise InputError(f"partition.shared = delegate, but the partition {where} was made "
+                         "without it; partition the graph with this setting")
+    why = ("partition.shared = rows" if way == "rows" else
+           "train.learnable = replica moves no rows" if settings.train.learnable == "replica" else
+           "a reference runs as plain DGL does" if settings.run.reference else None)
+    return _decided(plan if why is None else undelegated(plan), way, origin,
+                    why or "as it was partitioned")
+
+
+def _decided(plan: Plan, way: str, origin: Origin, reason: str) -> Plan:
+    owners = {r.src: owner for r, owner in plan.delegates.items()}
+    return replace(plan, shared=SharedRows(way, origin, owners, reason))

@@ -1,0 +1,144 @@
+"""One worker of `dgl-heta predict`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.models import HGNN, slot
+from dgl_heta.models.link_model import without_decoder
+from dgl_heta.planning.offloading import undelegated
+from dgl_heta.planning.plan import Plan
+from dgl_heta.prediction.layerwise import Layerwise, head
+from dgl_heta.settings import Settings
+from dgl_heta.store import Store
+from dgl_heta.system.atomic_files import utf8_name
+from dgl_heta.training.checkpoint import MODEL_FILE, read_spec
+from dgl_heta.training.engine import not_finite
+from dgl_heta.training.setup import build_engine
+from dgl_heta.training.tasks import NodeStep
+
+Report = Callable[[dict[str, Any]], None]
+
+
+def run(job: dict[str, Any], registry: Plugins, report: Report) -> dict[str, Any]:
+    """Predict what a job describes, as the worker that the environment names.
+
+    Rows go into the mapped file `job["out"]`, which exists already; returns the number of nodes,
+    and of those whose outputs are NaN or infinite.
+    """
+    store, settings = Store(job["store"]), Settings(**job["settings"])
+    plan = Plan.from_json(job["plan"], store.schema, "of this job")
+    out = np.lib.format.open_memmap(job["out"], "r+")
+    worker = _layerwise if job["layerwise"] else _batchwise
+    wrong = worker(job, store, plan, settings, registry, out, report)
+    out.flush()
+    return {"nodes": len(out), "not_finite": wrong}
+
+
+def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings,
+               registry: Plugins, out: np.ndarray, report: Report) -> int:
+    workers = int(os.environ.get("WORLD_SIZE", "1"))
+    torch.set_num_threads(max((os.cpu_count() or 1) // workers, 1))
+    init_workers("gloo", settings.run.timeout_s)
+    world, _ = make_comms(plan, Traffic(), settings.run.timeout_s)
+    file = Path(job["run_dir"]) / MODEL_FILE
+    spec, _, provider = read_spec(Path(job["run_dir"]), registry, job["model"])
+    trained = provider.build(spec)
+    model = without_decoder(trained)
+    assert isinstance(model, HGNN)
+    with _weights(file) as weights:
+        _load(trained, weights)
+
+        def inputs(ntype: str, low: int, high: int) -> Tensor:
+            if store.has_array(ntype, "feat"):
+                return torch.from_numpy(np.array(store.array(ntype, "feat")[low:high]))
+            rows: Tensor = weights.get_slice(f"features.{slot(ntype)}.weight")[low:high]
+            return rows
+
+        (target,) = plan.targets
+        linked = job["task"] == "link" and slot(target) in model.heads
+        finish = head(model, target) if linked or job["what"] != "embeddings" else None
+
+        wrong = torch.zeros(1)
+
+        def write(ids: np.ndarray, states: Tensor) -> None:
+            rows = states if finish is None else finish(states)
+            wrong[0] += not_finite(rows)
+            out[ids] = _of_kind(rows, job["what"], job["task"])
+
+        Layerwise(store, undelegated(plan), model, inputs, world, Path(job["scratch"]),
+                  job["chunk"], report if world.rank == 0 else lambda event: None).run(write)
+        return int(world.all_reduce(wrong.double(), cause="control").item())
+
+
+@torch.no_grad()
+def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings,
+               registry: Plugins, out: np.ndarray, report: Report) -> int:
+    engine = build_engine(store, plan, settings, registry, Path(job["run_dir"]))
+    with _weights(Path(job["run_dir"]) / MODEL_FILE) as weights:
+        _load(engine.model, weights)
+        for ntype, (low, rows) in engine.learnable.shards().items():
+            rows.copy_(weights.get_slice(f"features.{slot(ntype)}.weight")[low:low + len(rows)])
+    engine.model.eval()
+    target, size, wrong = job["ntype"], job["chunk"], 0
+    for number, low in enumerate(range(0, len(out), size)):
+        nodes = {t: np.empty(0, np.int64) for t in engine.task.targets}
+        nodes[target] = np.arange(low, min(low + size, len(out)))
+        batch = engine.sample(NodeStep(nodes), number)
+        rows = engine.wrapped(batch, engine.inputs(batch, train=False))[target]
+        wrong += not_finite(rows)
+        out[batch.own_seeds[target]] = _of_kind(rows, job["what"], job["task"])
+        if engine.rank == 0:
+            report({"event": "progress", "layer": settings.model.layers, "ntype": target,
+                    "done": min(low + size, len(out)), "total": len(out)})
+    return int(engine.sum_over_workers(torch.tensor([float(wrong)], dtype=torch.float64))[0])
+
+
+@contextmanager
+def _weights(file: Path) -> Iterator[Any]:
+    """The file of a model, open; one that is no such file is an :class:`InputError`."""
+    try:
+        with utf8_name(file) as utf8, safe_open(utf8, "pt") as weights:
+            yield weights
+    except (SafetensorError, OSError) as error:
+        raise InputError(f"model {file} is damaged: {error}") from None
+
+
+def _load(model: nn.Module, weights: Any) -> None:
+    """Load what stands under `model.`, in its own precision."""
+    names = [k for k in weights.keys() if k.startswith("model.")]  # noqa: SIM118
+    found = {k.removeprefix("model."): weights.get_tensor(k) for k in names}
+    try:
+        model.to(next(iter(found.values())).dtype)
+        model.load_state_dict(found)
+    except (RuntimeError, TypeError, StopIteration) as error:
+        raise InputError("the model in the run's model.safetensors is not the one that model.json "
+                         f"describes: {' '.join(str(error).split()) or 'it is empty'}") from None
+
+
+def _of_kind(rows: Tensor, what: str, kind: str) -> np.ndarray:
+    """Outputs as what the user asked for; of one that is NaN or infinite no class (-1), and no
+    label (255)."""
+    if what == "predictions" and kind == "classification":
+        rows = rows.argmax(1).where(rows.isfinite().all(1), -1)
+    elif what == "predictions" and kind == "multilabel":
+        rows = (rows > 0).to(torch.uint8).where(rows.isfinite(), 255)
+    elif what == "probabilities":
+        rows = rows.softmax(1) if kind == "classification" else rows.sigmoid()
+    elif what not in ("predictions", "scores", "embeddings"):
+        raise InputError(f"'{what}' is unknown; known are predictions, probabilities, "
+                         "scores, embeddings")
+    found: np.ndarray = rows.cpu().numpy()
+    return found

@@ -1,0 +1,110 @@
+"""Tables of the command line: predictions, comparisons of partitionings, what a store holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from dgl_heta.errors import several
+from dgl_heta.report.console import PlainConsole, table
+from dgl_heta.report.text import human_bytes, printable
+
+if TYPE_CHECKING:
+    from dgl_heta.partition.method_comparison import Comparison
+    from dgl_heta.planning.cluster_estimate import Coefficients, Estimate
+    from dgl_heta.planning.workload import Workload
+    from dgl_heta.store.manifest import Manifest
+
+
+def show_estimates(systems: Sequence[Estimate], coefficients: Coefficients, what: str, out: Console
+                   ) -> None:
+    """Predictions for a cluster, with the error of the model; `what` says what they are for."""
+    numbers = ("s/step", "s/epoch", "GB/epoch", "memory")
+    rows = table("system", *numbers, title="Predicted", right=numbers)
+    for one in systems:
+        rows.add_row(one.system, f"{one.seconds_per_step:.3f}",
+                     f"{one.seconds_per_step * one.steps:,.1f}",
+                     f"{one.bytes_per_step * one.steps / 1e9:,.2f}",
+                     human_bytes(round(one.memory)) + (" (too much)" if one.fits is False else ""))
+    out.print(rows)
+    out.print(f"{what}; memory: topology and features of the machine that holds most; replica: "
+              "without the first values, which are fetched once", style="dim", highlight=False)
+    off = coefficients.errors.get("graphs")
+    out.print("error on graphs that the fit had not seen: " + (
+        f"seconds {off['seconds_median']:.0%} (largest {off['seconds_max']:.0%}), bytes "
+        f"{off['bytes_median']:.0%} (largest {off['bytes_max']:.0%}) in "
+        f"{off['measurements']:.0f} measurements on {escape(coefficients.measured_on)}; other "
+        "machines, links and larger graphs were not measured"
+        if off and {"seconds_max", "seconds_median", "bytes_max", "bytes_median", "measurements"}
+        <= set(off) else "not known"),
+        style="dim", highlight=False)
+
+
+def show_comparison(comparison: Comparison, work: Workload, out: Console) -> None:
+    """Methods of partitioning side by side."""
+    causes = ("partials", "features", "learnable", "sampling", "gradients")
+    numbers = ("total", *causes, "memory", "balance", "replication")
+    rows = table("method", *numbers, title="Predicted: MB per epoch on the network, by cause",
+                 right=numbers)
+    for method in comparison.methods:
+        if method.missing is not None:
+            rows.add_row(method.name, "–")
+            continue
+        rows.add_row(
+            method.name, f"{method.total / 1e6:,.1f}",
+            *(f"{method.bytes_per_epoch.get(c, 0) / 1e6:,.1f}" for c in causes),
+            human_bytes(method.memory_bytes),
+            f"{method.memory_balance:.2f}, {method.edge_balance:.2f}",
+            "–" if method.replication_factor is None else f"{method.replication_factor:.2f}")
+    PlainConsole(width=max(out.width, 114)).print(rows)  # a long line beats a folded number
+    out.print("memory: of the partition that holds most; balance: most over mean of memory and of "
+              "sampled edges", style="dim", highlight=False)
+    for method in comparison.methods:
+        if method.missing is not None:
+            out.print(f"{method.name}: {escape(method.missing)}", style="dim", highlight=False)
+    out.print(f"{several(comparison.parts, 'partition')}, {comparison.sampled_steps} of "
+              f"{several(comparison.steps_per_epoch, 'step')} sampled, batch "
+              f"{work.batch_size} per worker, hidden {work.hidden}; "
+              "meta: as `dgl-heta train` sends by default",
+              style="dim", highlight=False)
+    for warning in comparison.warnings:
+        out.print(f"warning: {escape(warning)}", style="yellow", highlight=False)
+
+
+def show_store(manifest: Manifest, out: Console) -> None:
+    """What a store holds: node types, relations, where it comes from."""
+    import numpy as np
+
+    task = manifest.task
+    out.print(f"[bold]{escape(printable(manifest.name))}[/]: "
+              f"{sum(manifest.node_counts.values()):,} nodes, "
+              f"{sum(r.edges for r in manifest.relations):,} edges, "
+              f"{human_bytes(manifest.bytes)}"
+              + (f"; task: {escape(printable(str(task)))}" if task else ""), highlight=False)
+    nodes = table("node type", "nodes", "arrays", title="Node types", right=("nodes",))
+    for ntype, count in manifest.node_counts.items():
+        unfit = {k for k, given in manifest.given.get(ntype, {}).items() if given.unfit}
+        arrays = ", ".join(f"{k} {np.dtype(a.dtype).name}{list(a.shape[1:]) or ''}"
+                           + (" (not for training)" if k in unfit else "")
+                           for k, a in manifest.arrays.get(ntype, {}).items())
+        arrays = escape(arrays) or "none: learnable features"
+        nodes.add_row(escape(printable(ntype)), f"{count:,}",
+                      arrays + ("; own ids" if ntype in manifest.ids else ""))
+    edges = table("relation", "edges", "bytes", title="Relations", right=("edges", "bytes"))
+    for entry in manifest.relations:
+        edges.add_row(escape(printable(entry.relation)), f"{entry.edges:,}",
+                      human_bytes(sum(e.bytes for e in manifest.entries((), (entry.relation,)))))
+    for part in (nodes, edges):
+        out.print()
+        out.print(part)
+    out.print()
+    for key, value in manifest.info.items():
+        out.print(f"{escape(key)}: {escape(_brief(value))}", highlight=False)
+
+
+def _brief(value: Any, length: int = 250) -> str:
+    text = ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+    return text if len(text) <= length else text[:length] + " …"

@@ -1,0 +1,72 @@
+"""The lines of a run's log, `metrics.jsonl`: each carries its own checksum.
+
+A line is added by one short write, and what was written before is never touched. So a run that was
+killed leaves whole lines and at most a last one that is cut off.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgl_heta.system.checksums import KEY, agrees, signed
+
+log = logging.getLogger("dgl_heta")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a log.
+
+    Attributes
+    ----------
+    number : from 1.
+    content : the object without its checksum; None if the line holds none, or not the one that
+        was written.
+    cut : whether it is what a killed run leaves of its last line. Such a line is no damage.
+    checked : whether lines of this log have checksums.
+    """
+
+    number: int
+    content: dict[str, Any] | None
+    cut: bool = False
+    checked: bool = True
+
+
+def log_line(content: Mapping[str, Any]) -> str:
+    """An object as a line of a log, with its checksum and the end of the line."""
+    return json.dumps(signed(content)) + "\n"
+
+
+def log_lines(data: bytes, where: Path) -> list[Line]:
+    """The lines of a log that are not blank.
+
+    A log without any checksum was written by an earlier version. It is read, and a line says so;
+    whatever is unreadable in it counts as cut off. Where one line has a checksum, all must.
+    """
+    pieces = data.split(b"\n")
+    found = [(number, _parsed(piece)) for number, piece in enumerate(pieces, 1) if piece.strip()]
+    if not any(content is not None and KEY in content for _, content in found):
+        if any(content is not None for _, content in found):
+            log.warning("%s was written without checksums, so damage to it would not be seen",
+                        where)
+        return [Line(number, content, content is None, checked=False) for number, content in found]
+    lines = []
+    for number, content in found:
+        if content is not None and agrees(content):
+            lines.append(Line(number, {k: v for k, v in content.items() if k != KEY}))
+        else:
+            lines.append(Line(number, None, content is None and number == len(pieces)))
+    return lines
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        content = json.loads(line.decode("utf-8", "replace"))
+    except (ValueError, RecursionError):  # not JSON, or a number of thousands of digits
+        return None
+    return content if isinstance(content, dict) else None

@@ -1,0 +1,228 @@
+"""The draws of a layer, one relation after the other or side by side on several threads.
+
+A draw has two parts: which neighbours a node has, a function of the node alone, and the row that
+each neighbour gets, which depends on all that were drawn before it. On one thread both are done in
+one pass. On several, neighbours are drawn first, in any order and in pieces of relations; then they
+get rows, each node type by one thread, its relations in their order. Blocks are the same bit for
+bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.blocks import RelationBlock, SharedRows
+from dgl_heta.sampling.positions import EdgeDraw
+from dgl_heta.sampling.rows import NodeRows
+from dgl_heta.sampling.sampling_kernels import BAD, count_drawn, draw, draw_pieces, give_rows
+from dgl_heta.sampling.sampling_scope import HubPieces
+from dgl_heta.store import CSC
+from dgl_heta.store.structure import changed
+
+PIECE = 8192  # destination rows that a thread draws for at a time
+FEW = 2048    # destination rows of a layer, over its relations, that one thread draws for
+
+
+@dataclass
+class Draw:
+    """The in-edges by one relation that a layer needs.
+
+    Attributes
+    ----------
+    nodes : the destination nodes, in the order of the rows of the block to be.
+    start, chosen : which destination rows they are, as in :class:`RelationBlock`.
+    hubs : where the nodes' in-edges are cut, the pieces that are here, an entry per node.
+    left_out : as :meth:`HeldOut.left_out` has it.
+    weights : of the relation's edges, as :func:`draw` has them.
+    excluded : positions in `csc` of edges that are drawn like others and dropped, ascending.
+    """
+
+    relation: Relation
+    place: int
+    csc: CSC
+    nodes: np.ndarray
+    start: int
+    chosen: Tensor | None
+    fanout: int
+    key: np.uint64
+    left_out: tuple[Any, ...] | None = None
+    hubs: HubPieces | None = None
+    weights: np.ndarray | None = None
+    excluded: np.ndarray | None = None
+
+    def most(self, indptr: np.ndarray) -> int:
+        """Make room: the largest number of edges. `indptr` is filled, but not that of hubs."""
+        if self.hubs is None:
+            most: int = count_drawn(self.csc.indptr, self.nodes, self.fanout,
+                                    len(self.csc.indices), indptr)
+            self.check(most)
+            return most
+        here = self.hubs.high - self.hubs.low
+        return int((here if self.fanout < 0 else np.minimum(here, self.fanout)).sum())
+
+    def check(self, result: int) -> None:
+        """What a kernel has returned.
+
+        Raises
+        ------
+        InputError
+            It found a number that leads out of the graph in the relation's files.
+        """
+        if result == BAD:
+            raise changed(self.relation, self.csc)
+
+    def block(self, indptr: np.ndarray, indices: np.ndarray, order: np.ndarray | None = None
+              ) -> RelationBlock:
+        shared = None if self.hubs is None or order is None else SharedRows(
+            torch.from_numpy(self.hubs.own), torch.from_numpy(order))
+        drawn = None if self.left_out is not None else EdgeDraw(
+            self.relation, self.csc, self.fanout, self.key, self.hubs, self.weights,
+            self.excluded)
+        return RelationBlock(self.relation, self.start, torch.from_numpy(indptr),
+                             torch.from_numpy(indices), self.place, self.chosen, shared, drawn)
+
+    def pieces(self) -> list[Draw]:
+        """The same for some of the nodes each."""
+        if self.hubs is not None or len(self.nodes) <= PIECE:
+            return [self]
+        return [Draw(self.relation, self.place, self.csc, self.nodes[low:low + PIECE], 0, None,
+                     self.fanout, self.key, self.left_out, weights=self.weights,
+                     excluded=self.excluded)
+                for low in range(0, len(self.nodes), PIECE)]
+
+
+class _Drawn:
+    """What was drawn of a piece: pointers, neighbours by their ids, the order of hubs' edges."""
+
+    def __init__(self, wanted: Draw) -> None:
+        self.wanted = wanted
+
+    def __call__(self) -> None:
+        wanted = self.wanted
+        self.indptr = np.empty(len(wanted.nodes) + 1, np.int64)
+        ids = np.empty(wanted.most(self.indptr), wanted.csc.indices.dtype)
+        _, self.order, total = _run(wanted, self.indptr, ids, None, None, 0)
+        self.ids = ids[:total]
+
+
+def _run(wanted: Draw, indptr: np.ndarray, out: np.ndarray, place: np.ndarray | None,
+         rows: np.ndarray | None, size: int) -> tuple[int, np.ndarray | None, int]:
+    """Draw into `out`: rows, or ids without `place`. Returns the number of rows, the order of hubs'
+    edges, and the number of edges."""
+    csc, hubs = wanted.csc, wanted.hubs
+    if hubs is None:
+        size, total = draw(csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key,
+                           wanted.weights, indptr, out, place, rows, size, wanted.left_out,
+                           wanted.excluded)
+        wanted.check(total)
+        return size, None, total
+    order = np.empty(len(out), np.int64)
+    size, total = draw_pieces(csc.indptr, csc.indices, wanted.nodes, hubs.low, hubs.high,
+                              wanted.fanout, wanted.key, wanted.weights, indptr, out, order, place,
+                              rows, size, wanted.left_out, wanted.excluded)
+    wanted.check(total)
+    return size, order[:total], total
+
+
+def draw_in_turn(wanted: Iterable[Draw], rows: Mapping[str, NodeRows]) -> list[RelationBlock]:
+    """The blocks of relations, one after the other; new neighbours become `rows`."""
+    blocks = []
+    for each in wanted:
+        sources = rows[each.relation.src]
+        indptr = np.empty(len(each.nodes) + 1, np.int64)
+        most = each.most(indptr)
+        sources.reserve(most)
+        indices = np.empty(most, np.int32)
+        sources.size, order, total = _run(each, indptr, indices, sources.place, sources.buffer,
+                                          sources.size)
+        blocks.append(each.block(indptr, indices[:total], order))
+    return blocks
+
+
+def draw_on_threads(wanted: Sequence[Draw], rows: Mapping[str, NodeRows], threads: Threads
+                    ) -> list[RelationBlock]:
+    """As :func:`draw_in_turn`, the same blocks."""
+    pieces = [[_Drawn(piece) for piece in each.pieces()] for each in wanted]
+    every = sorted(itertools.chain(*pieces), key=lambda piece: -len(piece.wanted.nodes))
+    threads.run(every)
+    blocks: list[RelationBlock | None] = [None] * len(wanted)
+    by_type: dict[str, list[int]] = {}
+    for i, each in enumerate(wanted):
+        by_type.setdefault(each.relation.src, []).append(i)
+
+    def give(ntype: str) -> None:
+        for i in by_type[ntype]:
+            blocks[i] = _with_rows(wanted[i], pieces[i], rows[ntype])
+
+    edges = {t: sum(len(piece.ids) for i in places for piece in pieces[i])
+             for t, places in by_type.items()}
+    threads.run([lambda ntype=ntype: give(ntype)  # type: ignore[misc]
+                 for ntype in sorted(edges, key=edges.__getitem__, reverse=True)])
+    return [block for block in blocks if block is not None]
+
+
+def _with_rows(wanted: Draw, pieces: Sequence[_Drawn], sources: NodeRows) -> RelationBlock:
+    """The block of a relation whose neighbours were drawn."""
+    total = sum(len(piece.ids) for piece in pieces)
+    sources.reserve(total)
+    indices = np.empty(total, np.int32)
+    indptr = pieces[0].indptr if len(pieces) == 1 else np.zeros(len(wanted.nodes) + 1, np.int64)
+    row = edge = 0
+    for piece in pieces:
+        stop = edge + len(piece.ids)
+        sources.size, given = give_rows(piece.ids, indices[edge:stop], sources.place,
+                                        sources.buffer, sources.size)
+        wanted.check(given)
+        if len(pieces) > 1:
+            np.add(piece.indptr[1:], edge, out=indptr[row + 1:row + len(piece.indptr)])
+            row += len(piece.indptr) - 1
+        edge = stop
+    return wanted.block(indptr, indices, pieces[0].order)
+
+
+class Threads:
+    """Some threads that work off lists of tasks, that of the caller among them.
+
+    Several callers may use them at once. A thread that has not begun when a list is done is not
+    waited for, so a caller never waits for threads that others keep busy. A process that is forked
+    has threads of its own.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._pools: dict[int, ThreadPoolExecutor] = {}  # by process: a fork has no threads
+
+    def _pool(self) -> ThreadPoolExecutor:
+        pool = self._pools.get(os.getpid())
+        if pool is None:
+            pool = ThreadPoolExecutor(max(self.number - 1, 1), "dgl-heta-sampling")
+            pool = self._pools.setdefault(os.getpid(), pool)
+        return pool
+
+    def run(self, tasks: Sequence[Callable[[], None]]) -> None:
+        """Run all tasks; an error of one is raised when no task runs any more."""
+        left = iter(tasks)  # taking the next of a list's entries is one step, whoever asks
+
+        def work() -> None:
+            for task in left:
+                task()
+
+        pool = self._pool()
+        others = [pool.submit(work) for _ in range(min(self.number, len(tasks)) - 1)]
+        try:
+            work()
+        finally:
+            errors = [other.exception() for other in others if not other.cancel()]
+        for error in errors:
+            if error is not None:
+                raise error

@@ -1,0 +1,221 @@
+"""The proof inside `dgl-heta train`: steps are replayed on copies of the model (`run.prove`).
+
+At a step to prove the model is run twice more, on a perturbed copy in fp64 and on few of the step's
+seeds: with RAF, and on blocks as one worker by itself samples them, made of the edges of all
+workers of the group. Outputs of the own seeds and gradients must be the same
+(:mod:`dgl_heta.proof`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.errors import HetaError
+from dgl_heta.hooks.protocols import ModuleWrapper
+from dgl_heta.nn.cross import Alone, CrossRelation, Exchange
+from dgl_heta.proof.copies import NotProvedError
+from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds, levels
+from dgl_heta.proof.module_call import Call, complete
+from dgl_heta.proof.proving import Instead, Proof
+from dgl_heta.proof.replay import Reads
+from dgl_heta.proof.schedule import Schedule
+from dgl_heta.raf.chain import Chain, Place
+from dgl_heta.raf.exchange import GroupExchange
+from dgl_heta.raf.wrapper import Raf, data_parallel
+from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
+from dgl_heta.sampling.sampling_kernels import hash_key
+from dgl_heta.sampling.sampling_scope import SamplingScope, by_destination
+from dgl_heta.sampling.seeds import SeedShares
+
+if TYPE_CHECKING:
+    from dgl_heta.training.engine import Engine
+    from dgl_heta.training.tasks import Step
+
+log = logging.getLogger("dgl_heta")
+
+
+class StepProof:
+    """Proves steps of an engine with several workers a group; all make it and call it alike.
+
+    Parameters
+    ----------
+    traffic : gets the bytes that proofs send, by the cause `proof`.
+
+    Attributes
+    ----------
+    proved : how many steps were compared, without a difference.
+    seconds : that proofs took; they are no part of an epoch's seconds.
+    told : why steps are not proved, or one was not.
+    """
+
+    def __init__(self, engine: Engine, wrapper: ModuleWrapper, traffic: Traffic) -> None:
+        self._engine, self._traffic = engine, traffic
+        self._schedule = Schedule.parse(engine.settings.run.prove)
+        self.proved, self.seconds = 0, 0.0
+        self.told = _never(engine, wrapper)
+        if self.told is not None:
+            self._schedule = Schedule()
+            if engine.rank == 0:
+                log.warning("not proved: %s", self.told)
+
+    def due(self, number: int, steps: int) -> bool:
+        """Whether to prove a step of an epoch of so many; `number` as from the training loop."""
+        epoch, step = divmod(number, 1 << 20)  # epochs count from 1
+        return not self._schedule.off and self._schedule.due(
+            self._engine.settings.train.seed, max(epoch - 1, 0), step, steps)
+
+    def prove(self, step: Step, number: int, batch: MiniBatch, inputs: dict[str, Tensor],
+              loss: Tensor) -> None:
+        """Compare a step with the plain way, before its backward pass; not if the loss of any
+        worker is NaN or infinite, as then all that is compared is, and the epoch ends as diverged.
+
+        Raises
+        ------
+        HetaError
+            They differ; the same on all workers.
+        """
+        engine, started = self._engine, time.perf_counter()
+        wrong = torch.tensor([float(not bool(loss.isfinite()))])
+        if engine.world.all_reduce(wrong, "max", CAUSE).item():
+            return
+        setting = _TrainingSetting(engine, step, number, batch)
+        ids = levels(batch, setting.types)
+        call = Call(
+            engine.model, {"args": [batch, inputs], "kwargs": {}}, ids, complete(batch, ids),
+            first=0, complete=True, trained=True, drawn=False, seed=hash_key(number, 1) >> 2,
+            replicas=engine.settings.train.learnable == "replica")
+        handle = engine.model.register_forward_pre_hook(_exchange_of_batch)
+        try:
+            text = Proof(setting, call).verdict()
+            self.proved += text is None
+        except NotProvedError as reason:
+            if self.told is None and engine.rank == 0:
+                log.warning("not proved: %s; run.prove=off leaves the proof out", reason)
+            self.told, text = self.told or str(reason), None
+        finally:
+            handle.remove()
+            self._traffic.bytes[CAUSE] += sum(setting.traffic.bytes.values())
+            self.seconds += time.perf_counter() - started
+        if text is not None:
+            raise HetaError(text)
+
+
+def _never(engine: Engine, wrapper: ModuleWrapper) -> str | None:
+    """Why no step of a run can be proved."""
+    plan, train = engine.plan, engine.settings.train
+    if type(wrapper) is not Raf:
+        return f"train.wrapper is '{wrapper.name}'; only 'raf' is compared with the plain way"
+    if plan.metapaths:
+        return "the plan follows metapaths, where a node can have two rows"
+    if plan.replication != "full":
+        return "the plan is one without replication"
+    if engine.precomputed is not None:
+        return "the model reads inputs that were computed before"
+    if not train.seed_states:
+        return "train.seed_states is false"
+    return None
+
+
+@dataclass
+class _Given(MiniBatch):
+    """What a copy is given, and the exchange that it is to merge with."""
+
+    exchange: Exchange | None = None
+
+
+def _exchange_of_batch(model: nn.Module, args: tuple[Any, ...]) -> None:
+    """Copies of a model have this hook: the batch says how they merge."""
+    for part in model.modules():
+        if isinstance(part, CrossRelation) and isinstance(args[0], _Given):
+            part.exchange = args[0].exchange or Alone()
+
+
+class _TrainingSetting:
+    """What a proof needs of a run; see :class:`dgl_heta.proof.proving.Setting`."""
+
+    def __init__(self, engine: Engine, step: Step, number: int, batch: MiniBatch) -> None:
+        self._engine, self._step, self._number, self._batch = engine, step, number, batch
+        self.traffic = Traffic()
+        self.world, self.group = (comm.counted_by(self.traffic)
+                                  for comm in (engine.world, engine.group))
+        self.relations = engine.store.schema.relations
+        self.types: Sequence[str] = engine.store.schema.node_types
+        self.nones = False
+        self._exchange = GroupExchange(self.group)
+        self._scope = SamplingScope.of(data_parallel(engine.plan), 0)
+
+    def sample(self, most: int) -> MiniBatch:
+        parts = fewer_seeds(self._batch, most)
+        if parts is None:
+            return self._batch
+        return self._engine.sample_again(parts, self._step, self._number, self.group)
+
+    def shared(self, value: Any) -> bool:
+        return isinstance(value, GroupExchange | Comm)
+
+    def known(self, value: Any) -> bool:
+        return isinstance(value, MiniBatch)
+
+    def ours(self, batch: MiniBatch) -> Instead:
+        with torch.inference_mode(False), torch.enable_grad():
+            self._exchange.chain = Chain()
+        return lambda given: _instead(_Given(**vars(batch), exchange=self._exchange), given)
+
+    def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
+        scope, seeds = self._scope, {t: ids[-1][t] for t in self._scope.targets}
+        used = set(scope.roots).union(*scope.inner.values())
+        reached = {*scope.targets, *(t for r in used for t in (r.src, r.dst))}
+        types = [t for t in self.types if t in reached]
+        shares = {t: SeedShares((len(own),)) for t, own in seeds.items()}
+        counts = [{t: len(level[t]) for t in types} for level in ids]
+        blocks = [self._plain_block(place + 1, layer, counts[place], counts[place + 1], shares)
+                  for place, layer in enumerate(layers)]
+        batch = _Given(blocks, {t: ids[0][t] for t in types}, seeds, dict(seeds), exchange=Alone())
+        batch.to(self._engine.device)
+        return lambda given: _instead(batch, given)
+
+    def _plain_block(self, number: int, layer: PlainLayer, sources: dict[str, int],
+                     destinations: dict[str, int], shares: dict[str, SeedShares]) -> Block:
+        """A layer as one worker by itself samples it."""
+        scope, last = self._scope, number == self._scope.hops
+        edges = []
+        for place, (relation, (indptr, indices)) in enumerate(zip(self.relations, layer.edges)):
+            seeds = shares[relation.dst].total if relation.dst in shares else 0
+            low = 0 if relation in scope.roots else seeds
+            high = destinations.get(relation.dst, 0) if relation in scope.inner[number] else seeds
+            if low < high:
+                chosen = indices[indptr[low]:indptr[high]].astype(np.int32)
+                edges.append(RelationBlock(
+                    relation, low, torch.from_numpy(indptr[low:high + 1] - indptr[low]),
+                    torch.from_numpy(chosen), place))
+        return Block(number, sources,
+                     {t: rows for t, rows in destinations.items() if not last or t in shares},
+                     edges, shares, last, scope.seed_relations, by_destination(scope.inner[number]))
+
+    def reading(self, reads: Reads) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def chain(self) -> list[Tensor]:
+        return self._exchange.chain.tokens
+
+    def unused(self) -> set[Place]:
+        return set()
+
+
+def _instead(batch: _Given, given: Any) -> Callable[[Any], Any]:
+    """The batch, with inputs of its node types."""
+    inputs = given["args"][1]
+    rows = {t: inputs[t] for t in batch.input_nodes}
+    inputs.clear()
+    inputs.update(rows)
+    return lambda item: batch if isinstance(item, MiniBatch) else item
