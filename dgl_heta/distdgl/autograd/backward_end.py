@@ -20,12 +20,10 @@ class BackwardEnd:
     Attributes
     ----------
     actions : called in order, without arguments.
-    passes : number of passes that ended.
     """
 
     def __init__(self) -> None:
         self.actions: list[Callable[[], None]] = []
-        self.passes = 0
         self._pending = False
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -55,6 +53,5 @@ class BackwardEnd:
 
     def _end(self) -> None:
         self._pending = False
-        self.passes += 1
         for action in self.actions:
             action()
