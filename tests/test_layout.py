@@ -149,6 +149,7 @@ watchdog store source_trainers
 batch_ids
 autograd
 groups reference
+due_merges batch_sources
 session
 blocks
 modules

@@ -1,10 +1,20 @@
-"""Node ids that data loaders hand out, and for whose seeds a script reads rows by them.
+"""Ids of nodes that data loaders hand out, and for whose seeds a script reads rows by them.
 
 The sparse optimizers divide the gradient of a row by how often trainers have read it. Under RAF a
 trainer reads the rows of a batch for the seeds of its whole group, and all other rows (negatives
-that it has drawn, pairs of a skip-gram) for itself. So ids of a batch know for whose seeds they
-are, and so do those that a script selects of them: it may draw the next batch before it reads, or
-hold several.
+that it has sampled, pairs of a skip-gram) for itself. So it must be known which ids are of a batch,
+and for whose seeds each one is.
+
+One mechanism tells it: **the identity of a batch travels with its tensors.** A loader hands out
+:class:`BatchIds`, a subclass of Tensor with a *mark* for each id (its source trainers, and whether
+it is no own seed's). What a script selects, copies or joins of them is a BatchIds, too. What it
+computes with them is an ordinary tensor, by which a trainer reads for itself. A script may sample
+the next batch before it reads, or hold several.
+
+Only numbers (`numpy()`, `tolist()`) cannot carry marks. The registry keeps a note of ids that were
+taken out so, as long as the script has the ids or the array. Ids that are read later and are the
+same numbers, in the same order, are taken for these; some of them are refused, as nobody can tell
+whether they are of the batch.
 """
 
 from __future__ import annotations
@@ -20,8 +30,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 from torch.utils.weak import TensorWeakRef
 
-from dgl_heta.distdgl.source_trainers import Reached
-from dgl_heta.errors import HetaError
+from dgl_heta.distdgl.refusals import refuse
+from dgl_heta.distdgl.source_trainers import SourceTrainers
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.trainer_bits import BESIDES, bit
 
@@ -42,10 +52,9 @@ _TAKEN = ("ids of a batch are taken out as numbers (numpy, tolist), which nothin
           "loss that comes of those that are no own seeds', as of negatives drawn from them, is "
           "not plain DGL's; `dgl-heta prove` finds that (docs/switching.md, 'Whose rows and "
           "numbers')")
+# Scripts take ids out at every step, for logs; without a limit each would be compared.
 _REMEMBERED = 64
 """So many ids that were taken out as numbers are known, the last ones."""
-_OTHERS = BESIDES
-"""In the mark of an id that is no own seed's, beside the bits of trainers."""
 
 
 class BatchIds(Tensor):
@@ -53,59 +62,63 @@ class BatchIds(Tensor):
 
     Attributes
     ----------
-    marks : for each the trainers, by rank, whose seeds reach it, as bits, and whether it is no own
-        seed; int64 on the CPU.
-    reached : whether the trainers were asked for.
+    marks : the source trainers of each, and :data:`BESIDES` if it is no own seed; int64 (n,) on
+        the CPU.
+    asked : whether the source trainers were asked for.
     whole : all ids of the batch; one that several trainers have as a seed is there for each.
+    registry : where they are noted when they are taken out as numbers.
     """
 
     ntype: str
     marks: Tensor
-    reached: bool
+    asked: bool
     whole: Tensor
-    handed: Handed
+    registry: IdRegistry
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run a function of PyTorch's on ordinary tensors, and mark what is ids of the batch."""
         name, kwargs = getattr(func, "__name__", ""), kwargs or {}
-        if name == "__get__":
+        if name == "__get__":  # of a property, such as `data`
             name = getattr(getattr(func, "__self__", None), "__name__", "")
         first, bare_args = args[0] if args else None, tree_map(bare, args)
         value = func(*bare_args, **tree_map(bare, kwargs))
         if name in _JOIN and isinstance(first, tuple | list):
-            known = [ids for ids in first if isinstance(ids, BatchIds)]
-            made = known[0].alike(value, _joined(first))
-            made.reached = all(ids.reached for ids in known)
-            return made
+            return _joined(first, value)
         if not isinstance(first, BatchIds):  # they are an index, or one of several operands
             return value
         if name in _NUMBERS:
-            first.handed.taken(first, bare_args[0])
-            if name in _ARRAYS and torch.is_grad_enabled() and bool((first.marks >= _OTHERS).any()):
-                first.handed.say(_TAKEN)
+            first._note_numbers(name, bare_args[0])
         if name in _SAME:
             return first.alike(value, first.marks)
         if name in _UNIQUE:
             ids, *rest = value if isinstance(value, tuple) else (value,)
-            found = first.alike(ids, first.united(ids))
-            return (found, *rest) if isinstance(value, tuple) else found
+            unique = first.alike(ids, first._united(ids))
+            return (unique, *rest) if isinstance(value, tuple) else unique
         if name not in _SELECT:
             return value
-        with _disable_current_modes():  # what looks at operations need not see this
+        with _disable_current_modes():  # a trace of the script's operations need not see this
             marks = func(first.marks, *tree_map(_on_cpu, args[1:]), **tree_map(_on_cpu, kwargs))
         if isinstance(value, tuple | list):
             return type(value)(map(first.alike, value, marks))
         return first.alike(value, marks)
 
     def alike(self, ids: Tensor, marks: Tensor) -> BatchIds:
-        """Other ids, of the same batch."""
-        return self.handed.ids(self.ntype, ids, marks, self.reached, self.whole)
+        """Return other ids of the same batch."""
+        return self.registry.track(self.ntype, ids, marks, self.asked, self.whole)
 
-    def united(self, unique: Tensor) -> Tensor:
-        """For each of them once the union of its marks."""
+    def _note_numbers(self, name: str, memory: Tensor) -> None:
+        self.registry.note_numbers(self, memory)
+        if name in _ARRAYS and torch.is_grad_enabled() and bool((self.marks >= BESIDES).any()):
+            self.registry.say(_TAKEN)
+
+    def _united(self, unique: Tensor) -> Tensor:
+        """Return for each unique id the union of its marks."""
+        # torch.unique need not sort (`sorted=False`).
         order = torch.argsort(unique)
         at = order[torch.searchsorted(unique[order], bare(self).contiguous())]
         marks = np.zeros(len(unique), np.int64)
+        # PyTorch has no scatter with a bitwise or.
         np.bitwise_or.at(marks, at.cpu().numpy(), self.marks.numpy())
         return torch.from_numpy(marks)
 
@@ -113,6 +126,7 @@ class BatchIds(Tensor):
         return repr(bare(self))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # A file or another process gets ordinary ids: marks are of this trainer's batch.
         return bare(self).__reduce_ex__(protocol)
 
 
@@ -120,15 +134,19 @@ def _on_cpu(item: Any) -> Any:
     return bare(item).cpu() if isinstance(item, Tensor) else item
 
 
-def _joined(several: Any) -> Tensor:
-    """The marks of ids that are joined; others are read by this trainer for itself."""
-    handed = next(ids for ids in several if isinstance(ids, BatchIds)).handed
-    return torch.cat([ids.marks if isinstance(ids, BatchIds) else handed.own(ids)
-                      for ids in several])
+def _joined(several: Any, value: Tensor) -> BatchIds:
+    """Return ids that were joined; ordinary tensors among them are read by this trainer for
+    itself."""
+    tracked = [ids for ids in several if isinstance(ids, BatchIds)]
+    registry = tracked[0].registry
+    ids = tracked[0].alike(value, torch.cat([
+        ids.marks if isinstance(ids, BatchIds) else registry.own_marks(ids) for ids in several]))
+    ids.asked = all(ids.asked for ids in tracked)
+    return ids
 
 
 def bare(ids: Any) -> Any:
-    """Ids as an ordinary tensor; anything else as it is."""
+    """Return ids as an ordinary tensor; anything else as it is."""
     if not isinstance(ids, BatchIds):
         return ids
     with torch._C.DisableTorchFunctionSubclass():
@@ -136,11 +154,11 @@ def bare(ids: Any) -> Any:
 
 
 class Readers(NamedTuple):
-    """For whom rows of a batch are read.
+    """The trainers for which rows of a batch are read.
 
     Attributes
     ----------
-    bits : int64 (n,), the trainers that read each row in plain DGL for what this one does.
+    bits : int64 (n,), the trainers that would read each row in plain DGL for what this one does.
     others : bool (n,), which rows are no own seed's.
     """
 
@@ -148,26 +166,28 @@ class Readers(NamedTuple):
     others: Tensor
 
 
-class Taken(NamedTuple):
-    """Ids that a script has taken out as numbers, and what an array of NumPy's keeps of them."""
+class _Numbers(NamedTuple):
+    """Ids that a script has taken out as numbers, and the memory that an array of NumPy's keeps."""
 
+    # Weak, and PyTorch's own references: a tensor's Python object may be made anew while the tensor
+    # lives on.
     ids: TensorWeakRef
     memory: TensorWeakRef
     ntype: str
     marks: Tensor
-    reached: bool
+    asked: bool
     whole: Tensor
 
     @property
     def living(self) -> Tensor | None:
         """The ids, if a script still has them, or an array of them."""
         ids = self.ids()
-        found: Tensor | None = bare(self.memory() if ids is None else ids)
-        return found
+        living: Tensor | None = bare(self.memory() if ids is None else ids)
+        return living
 
 
-class Handed:
-    """What is known of the ids in a script's hands.
+class IdRegistry:
+    """The ids that a script was given, and for whose seeds it reads rows by them.
 
     Attributes
     ----------
@@ -177,47 +197,48 @@ class Handed:
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.rank, self.say = 0, say
-        self._taken: deque[Taken] = deque(maxlen=_REMEMBERED)
+        self._numbers: deque[_Numbers] = deque(maxlen=_REMEMBERED)
 
-    def hand_out(self, batch: MiniBatch, reached: Reached, rank: int
+    def hand_out(self, batch: MiniBatch, trainers: SourceTrainers, rank: int
                  ) -> list[Mapping[str, Tensor]]:
-        """Ids per node type of a batch: input nodes, then those that each layer gives states of;
-        last the trainer's own seeds."""
+        """Return ids per node type of a batch: input nodes, then those that each layer gives states
+        of; last the trainer's own seeds."""
         self.rank = rank
         levels: list[Mapping[str, Tensor]] = []
         for number, block in enumerate(batch.blocks):
             level = {}
             for t, ids in batch.input_nodes.items():
-                some = torch.from_numpy(ids[:block.num_src.get(t, 0)])
-                marks = (torch.from_numpy(reached[number][t]).clone() if reached else
-                         torch.zeros_like(some))
-                marks[len(batch.own_seeds.get(t, ())):] |= _OTHERS
-                level[t] = self.ids(t, some, marks, bool(reached))
+                of_level = torch.from_numpy(ids[:block.num_src.get(t, 0)])
+                # A copy, as marks are written to, and the words are the batch's.
+                marks = (torch.from_numpy(trainers[number][t]).clone() if trainers else
+                         torch.zeros_like(of_level))
+                marks[len(batch.own_seeds.get(t, ())):] |= BESIDES
+                level[t] = self.track(t, of_level, marks, bool(trainers))
             levels.append(level)
-        levels.append({t: self.ids(t, own := torch.from_numpy(ids), self.own(own))
+        levels.append({t: self.track(t, seeds := torch.from_numpy(ids), self.own_marks(seeds))
                        for t, ids in batch.own_seeds.items()})
         return levels
 
-    def ids(self, ntype: str, ids: Tensor, marks: Tensor, reached: bool = True,
-            whole: Tensor | None = None) -> BatchIds:
-        """Ids that know their trainers; of a batch with the `whole` ids, by default these."""
-        made: BatchIds = ids.as_subclass(BatchIds)
-        made.ntype, made.marks, made.reached, made.handed = ntype, marks, reached, self
-        made.whole = ids if whole is None else whole
-        return made
+    def track(self, ntype: str, ids: Tensor, marks: Tensor, asked: bool = True,
+              whole: Tensor | None = None) -> BatchIds:
+        """Return ids with marks, of a batch with the `whole` ids, by default these."""
+        tracked: BatchIds = ids.as_subclass(BatchIds)
+        tracked.ntype, tracked.marks, tracked.asked, tracked.registry = ntype, marks, asked, self
+        tracked.whole = ids if whole is None else whole
+        return tracked
 
-    def own(self, ids: Tensor) -> Tensor:
-        """The marks of what this trainer reads for itself."""
+    def own_marks(self, ids: Tensor) -> Tensor:
+        """Return the marks of ids that this trainer reads for itself."""
         return torch.full(ids.shape, bit(self.rank))
 
-    def taken(self, ids: BatchIds, memory: Tensor) -> None:
-        """A script has taken ids out as numbers; an array of NumPy's keeps `memory`."""
-        if not ids.reached or bool((ids.marks != bit(self.rank)).any()):
-            self._taken.append(Taken(TensorWeakRef(ids), TensorWeakRef(memory), ids.ntype,
-                                     ids.marks, ids.reached, ids.whole))
+    def note_numbers(self, ids: BatchIds, memory: Tensor) -> None:
+        """Note that a script takes ids out as numbers; an array of NumPy's keeps `memory`."""
+        if not ids.asked or not self._is_own(ids):
+            self._numbers.append(_Numbers(TensorWeakRef(ids), TensorWeakRef(memory), ids.ntype,
+                                          ids.marks, ids.asked, ids.whole))
 
     def readers(self, ntype: str, ids: Tensor) -> Readers | None:
-        """For whom a trainer reads rows of a batch; None if it reads them for itself.
+        """Return the trainers for which this one reads rows by ids; None if it is for itself.
 
         Raises
         ------
@@ -226,39 +247,37 @@ class Handed:
             cannot be told whether they are of a batch, as those were taken out as numbers.
         """
         if not isinstance(ids, BatchIds):
-            return self._of_numbers(ntype, ids)
-        if not ids.reached:
-            raise HetaError(f"a DistEmbedding of '{ntype}' was made after the batch that its rows "
-                            "are read for was sampled; make it before the data loader is iterated")
+            return self._readers_by_numbers(ntype, ids)
+        if not ids.asked:
+            refuse("late DistEmbedding", ntype=ntype)
         if _more_than_once(bare(ids), ids.whole):
-            if bool((ids.marks == bit(self.rank)).all()):
-                return None  # its own seeds
-            raise HetaError(f"rows of the DistEmbedding of '{ntype}' are read with an id of a "
-                            "batch twice: on a meta-partitioned graph its input nodes are those of "
-                            "all trainers; read each row once (torch.unique), and rows for this "
-                            "trainer alone by ids that it has drawn itself")
-        return Readers((ids.marks & ~_OTHERS).numpy(), ids.marks >= _OTHERS)
+            if self._is_own(ids):
+                return None
+            refuse("id of a batch twice", ntype=ntype)
+        return Readers((ids.marks & ~BESIDES).numpy(), ids.marks >= BESIDES)
 
-    def _of_numbers(self, ntype: str, ids: Tensor) -> Readers | None:
+    def _is_own(self, ids: BatchIds) -> bool:
+        """Return whether this trainer reads all of the ids for itself."""
+        return bool((ids.marks == bit(self.rank)).all())
+
+    def _readers_by_numbers(self, ntype: str, ids: Tensor) -> Readers | None:
         numbers = ids.to("cpu", torch.int64)
-        for taken in (taken for taken in self._taken if taken.ntype == ntype):
-            if taken.living is None:
+        for taken in (taken for taken in self._numbers if taken.ntype == ntype):
+            living = taken.living
+            if living is None:
                 continue
-            before = taken.living.to("cpu", torch.int64)
+            before = living.to("cpu", torch.int64)
+            # By equality: what the script has done with the numbers in between is not seen.
             if torch.equal(before, numbers):
-                return self.readers(ntype, self.ids(ntype, before, *taken[3:]))
+                return self.readers(ntype, self.track(
+                    ntype, before, taken.marks, taken.asked, taken.whole))
             if len(numbers) and bool(torch.isin(numbers, before).all()):
-                raise HetaError(
-                    f"rows of the DistEmbedding of '{ntype}' are read by numbers, some of those "
-                    "that were taken out of a batch's ids (numpy(), tolist()), so it cannot be "
-                    "told which trainers read them in DistDGL; read them by the tensors of the "
-                    "data loader (the input nodes, or a block's dgl.NID) and selections of them; "
-                    "where the script draws such ids itself, let it take none out as numbers")
+                refuse("ids as numbers", ntype=ntype)
         return None
 
 
 def _more_than_once(ids: Tensor, whole: Tensor) -> bool:
-    """Whether an id is there more often than in the whole batch."""
+    """Return whether an id is there more often than in the whole batch."""
     unique, counts = np.unique(ids.cpu().numpy(), return_counts=True)
     if len(unique) == len(ids):
         return False

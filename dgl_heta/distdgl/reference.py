@@ -1,7 +1,7 @@
 """Reference mode (`run.reference`): a script runs as with plain DGL, on the store of a partition.
 
-What `dgl-heta prove` compares a run with RAF to. Each trainer samples all relations for its own
-seeds, by the same stateless draws; the script gets DGL's own blocks with every relation of the
+It is what `dgl-heta prove` compares a run with RAF to. Each trainer samples all relations for its
+own seeds, by the same stateless draws; the script gets DGL's own blocks with every relation of the
 schema, so no operator that is patched does anything; DistEmbedding and its optimizers are DGL's;
 gradients are averaged plainly. It needs the complete store on every machine.
 """
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.gradient_average import average_rows
-from dgl_heta.errors import InputError
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext, WrappedModule
 from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.wrapper import data_parallel
@@ -32,26 +32,33 @@ class Reference(ModuleWrapper):
     name = "reference"
 
     def plan(self, plan: Plan) -> Plan:
+        """Return the plan by which every machine has all relations."""
         if plan.metapaths:
-            raise InputError("the partition follows metapaths, so plain DGL samples other edges "
-                             "and there is nothing to compare with; partition it by hops")
+            refuse("reference of metapaths")
         return data_parallel(plan)
 
     def wrap(self, module: nn.Module, context: WrapContext) -> WrappedModule:
+        """Return the module with plain averages."""
         return PlainAverage(module, context.world)
 
 
 class PlainAverage(WrappedModule):
-    """1 / n Σ_w g_w over all n trainers; a parameter keeps no gradient if no trainer has one."""
+    """Averages of gradients, 1 / n Σ_w g_w over all n trainers.
+
+    A parameter keeps no gradient if no trainer has one.
+    """
 
     def __init__(self, module: nn.Module, world: Comm) -> None:
         super().__init__(module)
         self._world = world
 
     def after_backward(self) -> None:
+        """Average the gradients; all trainers call it."""
         if self._world.size == 1:
             return
         params = [p for p in self.module.parameters() if p.requires_grad]
+        # Trainers may have gradients of different parameters (a relation that a batch lacks), so
+        # they agree first on which collectives there are.
         has = torch.tensor([[p.grad is not None, p.grad is not None and p.grad.is_sparse]
                             for p in params], dtype=torch.int64)
         used = self._world.all_reduce(has, cause="gradients").tolist()
@@ -59,13 +66,14 @@ class PlainAverage(WrappedModule):
             if sparse:
                 average_rows(param, self._world)
             elif trainers:
-                own = param.grad if param.grad is not None else torch.zeros_like(param)
-                total: Tensor = self._world.all_reduce(own, cause="gradients")
+                grad = param.grad if param.grad is not None else torch.zeros_like(param)
+                total: Tensor = self._world.all_reduce(grad, cause="gradients")
                 param.grad = total / self._world.size
 
 
 def plain_settings(settings: Settings) -> Settings:
-    """The settings of a reference: features are gathered at once, embeddings are one table."""
+    """Return the settings of a reference: features are gathered at once, embeddings are one table.
+    """
     train = settings.train.model_copy(update={
         "lazy_features": False, "learnable": "exact", "complete_states": False})
     cache = settings.cache.model_copy(update={"policy": "none"})

@@ -1,8 +1,11 @@
-"""Which trainers' seeds reach a node of a batch.
+"""The source trainers of a batch's rows: those whose seeds a row is read for.
 
-DistDGL's sparse optimizers divide the gradient of a row by the number of trainers whose batch
-has it. Under RAF every trainer of a group works for the seeds of all, so it must be known for
-whose.
+DistDGL's sparse optimizers divide the gradient of a row by the number of trainers whose batch has
+it. Under RAF every trainer of a group reads rows for the seeds of all, so it must be known for
+whose. Sets of trainers are words of bits (:mod:`dgl_heta.sampling.trainer_bits`).
+
+They go down from the seeds, layer by layer, against the edges: a source row has the trainers of all
+destinations that it has an edge to.
 """
 
 from __future__ import annotations
@@ -20,90 +23,95 @@ from dgl_heta.sampling.trainer_bits import words_of
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import prefetch
 
-Reached = list[dict[str, np.ndarray]]
-"""For each layer, from the input on, and node type: for each source row of its block the bits of
-the trainers whose seeds reach it."""
+Words = dict[str, np.ndarray]
+"""Node type → the source trainers of each row of a block, int64 (rows,)."""
+SourceTrainers = list[Words]
+"""Words of the source rows of each block, from the input on; empty if they were not asked for."""
 
 
-def reached_by(batch: MiniBatch, group: Comm, ranks: Sequence[int], ntypes: Collection[str]
-               ) -> Reached:
-    """Return the trainers' bits (:mod:`~dgl_heta.sampling.trainer_bits`), or nothing if there is no
-    embedding.
+def source_trainers(batch: MiniBatch, group: Comm, ranks: Sequence[int], ntypes: Collection[str]
+                    ) -> SourceTrainers:
+    """Return the source trainers of a batch's rows; nothing if there is no embedding.
 
     Parameters
     ----------
     group : this trainer's, with process groups that are used by nobody else meanwhile.
     ranks : of its trainers.
     ntypes : node types that have an embedding.
-
-    A node that is a seed of one trainer and a neighbour of another's is reached by both, which
-    only the machine with that relation sees: the bits of seeds are exchanged at each layer.
     """
     if not ntypes:
         return []
     shares = batch.blocks[-1].seeds
-    rows = of_seeds(shares, ranks)
-    levels: Reached = []
+    words = trainers_of_seeds(shares, ranks)
+    levels: SourceTrainers = []
     for block in reversed(batch.blocks):
+        # Below the first block nothing follows from the words: only embeddings need them.
         asked = shares if block is not batch.blocks[0] else {
-            t: share for t, share in shares.items()
-            if t in ntypes}  # of input nodes
-        rows = below(block, rows, asked, group, "seeds")
-        levels.insert(0, rows)
+            t: share for t, share in shares.items() if t in ntypes}
+        words = trainers_of_sources(block, words, asked, group, "seeds")
+        levels.insert(0, words)
     return levels
 
 
-def of_seeds(shares: Mapping[str, SeedShares], trainers: Sequence[int]) -> dict[str, np.ndarray]:
-    """The bits of a batch's seeds: each one's trainer's."""
-    return {t: share.local(torch.from_numpy(np.repeat(words_of(trainers), share.sizes))).numpy()
+def trainers_of_seeds(shares: Mapping[str, SeedShares], trainers: Sequence[int]) -> Words:
+    """Return the words of a batch's seeds: each one's own trainer."""
+    words = words_of(trainers)
+    return {t: share.local(torch.from_numpy(np.repeat(words, share.sizes))).numpy()
             for t, share in shares.items()}
 
 
-def below(block: Block, rows: Mapping[str, np.ndarray], shares: Mapping[str, SeedShares],
-          group: Comm, cause: str) -> dict[str, np.ndarray]:
-    """The bits of a block's source rows, from those of its destinations; those of seeds in `shares`
-    are united over the group."""
-    reached = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
-    for t, bits in rows.items():
-        reached[t][:len(bits)] = bits
-    ends = with_guests(block, rows, group, cause)
+def trainers_of_sources(block: Block, words: Words, shares: Mapping[str, SeedShares], group: Comm,
+                        cause: str) -> Words:
+    """Return the words of a block's source rows, from those of its destinations.
+
+    Those of seeds in `shares` are united over the group: a seed of one trainer that is a neighbour
+    of another's has both, which only the machine with that relation sees.
+    """
+    sources = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
+    for t, destinations in words.items():
+        sources[t][:len(destinations)] = destinations  # which lead the sources, as in DGL's blocks
+    every = trainers_of_destinations(block, words, group, cause)
     for edges in block.edges:
-        spread(edges.indptr.numpy(), edges.indices.numpy(),
-               ends[edges.relation.dst][edges.start:edges.stop], reached[edges.relation.src])
+        unite_along_edges(edges.indptr.numpy(), edges.indices.numpy(),
+                          every[edges.relation.dst][edges.start:edges.stop],
+                          sources[edges.relation.src])
     if group.size > 1:
         for t, share in shares.items():
-            seeds = share.canonical(torch.from_numpy(reached[t][:share.total]))
-            reached[t][:share.total] = share.local(group.all_reduce(seeds, "or", cause)).numpy()
-    return reached
+            # Each worker has the seeds in an order of its own (its own ones first), so they are
+            # united in the one that all know.
+            seeds = share.canonical(torch.from_numpy(sources[t][:share.total]))
+            sources[t][:share.total] = share.local(group.all_reduce(seeds, "or", cause)).numpy()
+    return sources
 
 
-def with_guests(block: Block, rows: Mapping[str, np.ndarray], group: Comm, cause: str
-                ) -> Mapping[str, np.ndarray]:
-    """The bits of all destination rows, from those of a worker's own: others say those of theirs
-    that are aggregated here."""
+def trainers_of_destinations(block: Block, words: Words, group: Comm, cause: str) -> Words:
+    """Return the words of all destination rows, from those of a worker's own: others tell it those
+    of the rows that it aggregates for them."""
     if not block.offloads or group.size == 1:
-        return rows
+        return words
     none = np.empty(0, np.int64)
-    own = {t: rows.get(t, none) for t in block.remote}
-    pieces = [[own[t][len(own[t]) - guests.sent[place]:] for t, guests in block.remote.items()]
-              for place in range(group.size)]
-    held = [[guests.received[place] for guests in block.remote.values()]
-            for place in range(group.size)]
-    arrived = group.all_to_all_rows(
-        torch.from_numpy(np.concatenate([none, *itertools.chain(*pieces)])),
-        [sum(map(len, piece)) for piece in pieces], [sum(sizes) for sizes in held], cause)
-    parts = iter(arrived.split([size for sizes in held for size in sizes]))
-    found = {t: [bits] for t, bits in own.items()}
+    own = {t: words.get(t, none) for t in block.remote}
+    # The rows that others aggregate are the last ones of a type, by the worker that does so.
+    sent = [[own[t][len(own[t]) - remote.sent[worker]:] for t, remote in block.remote.items()]
+            for worker in range(group.size)]
+    sizes = [[remote.received[worker] for remote in block.remote.values()]
+             for worker in range(group.size)]
+    received = group.all_to_all_rows(
+        torch.from_numpy(np.concatenate([none, *itertools.chain(*sent)])),
+        [sum(map(len, pieces)) for pieces in sent], [sum(of) for of in sizes], cause)
+    pieces = iter(received.split([size for of in sizes for size in of]))
+    joined = {t: [of_type] for t, of_type in own.items()}
     for _ in range(group.size):
         for t in block.remote:
-            found[t].append(next(parts).numpy())
-    return {**rows, **{t: np.concatenate(bits) for t, bits in found.items()}}
+            joined[t].append(next(pieces).numpy())
+    return {**words, **{t: np.concatenate(of_type) for t, of_type in joined.items()}}
 
 
 @kernel
-def spread(indptr, indices, bits, out):  # type: ignore[no-untyped-def]
+def unite_along_edges(indptr, indices, words, out):  # type: ignore[no-untyped-def]
+    """Unite the word of each destination into those of its sources, which are in `out`."""
     for row in range(len(indptr) - 1):
-        word = bits[row]
+        word = words[row]
         for edge in range(indptr[row], indptr[row + 1]):
             prefetch(out, indices, edge)
             out[indices[edge]] |= word

@@ -38,7 +38,10 @@ class State:
         return instance
 
     def close(self) -> None:
-        """Close every instance that has a `close`, the last one first, and forget them all."""
+        """Close the session, then every instance that has a `close`, the last one first, and forget
+        them all."""
+        if self.session is not None:
+            self.session.close()
         while self._instances:
             _, instance = self._instances.popitem()
             getattr(instance, "close", lambda: None)()

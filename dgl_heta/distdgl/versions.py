@@ -1,4 +1,8 @@
-"""Where DGL and PyTorch keep the names that dgl-heta replaces, for each release of DGL."""
+"""The table of names that dgl-heta replaces: where DGL and PyTorch keep them, by release of DGL.
+
+A name may be in several places, as modules import it from each other (`from … import …`): each has
+its own reference to the object, so it is replaced in all of them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ _SERVICES = f"{_DIST}.graph_services"
 _STORE = "dgl.graphbolt.impl.basic_feature_store:BasicFeatureStore"
 
 Homes = dict[str, tuple[str, ...]]
-"""What is meant → every place that it must be replaced in ("module:name")."""
+"""What is meant → every home of it, in all of which it is replaced ("module:name")."""
 
 _EVERYWHERE: Homes = {
     "partition_graph": (f"{_DIST}:partition_graph", f"{_DIST}.partition:partition_graph"),
@@ -95,10 +99,10 @@ _MEMBERS = {"items of BasicFeatureStore": "__getitem__"}
 
 
 def release() -> str:
-    """The release of DGL that is installed, or the one between which names are where it has them.
+    """Return the release of DGL that is installed.
 
-    A release between two that are known is taken with a warning, if all names are where one of
-    these has them.
+    Between two that are known it is taken, with a warning, for the one of these that has all names
+    in the same places, if there is one.
 
     Raises
     ------
@@ -117,7 +121,7 @@ def _known(version: str) -> str:
     known = sorted(RELEASES, key=_order)
     if _order(known[0]) < _order(number) < _order(known[-1]):
         for name in known:
-            if all(map(_there, _places(name))):
+            if all(map(_is_there, _names_of(name))):
                 log.warning("dgl %s is installed, which dgl-heta was not tested with (tested: %s); "
                             "it has all names that are replaced", version, " and ".join(known))
                 return name
@@ -126,20 +130,20 @@ def _known(version: str) -> str:
 
 
 def _order(version: str) -> list[int]:
-    """What releases are ordered by: 2.2.1 is before 2.10; none for what is no release."""
+    """Return what releases are ordered by: 2.2.1 is before 2.10; empty for what is no release."""
     pieces = version.split(".")
     return [int(piece) for piece in pieces] if all(map(str.isdecimal, pieces)) else []
 
 
-def _places(name: str) -> Iterator[str]:
-    """All names that must be there in a release."""
-    for what, places in RELEASES[name].items():
-        for place in places:
-            yield f"{place}.{_MEMBERS[what]}" if what in _MEMBERS else place
+def _names_of(number: str) -> Iterator[str]:
+    """Yield all names that must be there in a release."""
+    for what, of_what in RELEASES[number].items():
+        for home in of_what:
+            yield f"{home}.{_MEMBERS[what]}" if what in _MEMBERS else home
 
 
-def _there(place: str) -> bool:
-    module, _, path = place.partition(":")
+def _is_there(name: str) -> bool:
+    module, _, path = name.partition(":")
     try:
         reduce(getattr, path.split("."), importlib.import_module(module))
     except (ImportError, AttributeError):
@@ -148,6 +152,6 @@ def _there(place: str) -> bool:
 
 
 def homes(name: str, member: str = "") -> Iterator[str]:
-    """Where a name is in the installed release, or a member of the classes there."""
-    for place in RELEASES[release()][name]:
-        yield f"{place}.{member}" if member else place
+    """Yield where a name is in the installed release, or a member of the classes there."""
+    for home in RELEASES[release()][name]:
+        yield f"{home}.{member}" if member else home

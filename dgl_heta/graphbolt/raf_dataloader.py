@@ -120,7 +120,7 @@ class GraphBoltLoader(RafLoader):
 
     def _sample(self, minibatch: Any) -> None:
         session = self._session
-        if session.group.size > 1 and session.chains.passed and not session.parallels:
+        if session.group.size > 1 and session.order.passed and not session.parallels:
             raise HetaError("the model is not in DistributedDataParallel, so its gradients are of "
                             "this part's relations alone; wrap it, and learnable embeddings with "
                             "it, on all ranks")

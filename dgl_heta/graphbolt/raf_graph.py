@@ -56,7 +56,7 @@ class GraphBoltSession(Session):
                 "a script starts itself must load the data set after init_process_group")
         self._each = world // parts
         super().__init__(part_config, rank // self._each, settings, loaded)
-        self.chains.wrapped_only = True
+        self.order.wrapped_only = True
 
     def _reads_first(self) -> bool:
         local = int(os.environ.get("LOCAL_RANK", "0"))

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dgl_heta.distdgl.batch_ids import BatchIds, Handed
+from dgl_heta.distdgl.batch_ids import BatchIds, IdRegistry
 from dgl_heta.errors import HetaError
 
 IDS, BITS, RANK = [5, 3, 9, 1, 7], [1, 3, 2, 3, 7], 1
@@ -29,19 +29,19 @@ def said() -> list[str]:
 
 
 @pytest.fixture
-def handed(said: list[str]) -> Handed:
-    made = Handed(said.append)
+def registry(said: list[str]) -> IdRegistry:
+    made = IdRegistry(said.append)
     made.rank = RANK
     return made
 
 
-def bits_of(handed: Handed, ntype: str, ids: Tensor) -> list[int] | None:
-    readers = handed.readers(ntype, ids)
+def bits_of(registry: IdRegistry, ntype: str, ids: Tensor) -> list[int] | None:
+    readers = registry.readers(ntype, ids)
     return None if readers is None else readers.bits.tolist()
 
 
-def ids_of(handed: Handed, ntype: str = "a") -> BatchIds:
-    return handed.ids(ntype, torch.tensor(IDS), torch.tensor(BITS))
+def ids_of(registry: IdRegistry, ntype: str = "a") -> BatchIds:
+    return registry.track(ntype, torch.tensor(IDS), torch.tensor(BITS))
 
 
 SELECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -56,40 +56,43 @@ SELECTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_selections_know_the_trainers_of_each_id(handed: Handed, name: str) -> None:
+def test_selections_know_the_trainers_of_each_id(registry: IdRegistry, name: str) -> None:
     of = dict(zip(IDS, BITS))
-    chosen = SELECTIONS[name](ids_of(handed))
-    assert bits_of(handed, "a", chosen) == [of[i] for i in chosen.tolist()]
+    chosen = SELECTIONS[name](ids_of(registry))
+    assert bits_of(registry, "a", chosen) == [of[i] for i in chosen.tolist()]
 
 
-def test_others_are_read_by_this_trainer_for_itself(handed: Handed) -> None:
-    ids, labels = ids_of(handed), torch.arange(10)
+def test_others_are_read_by_this_trainer_for_itself(registry: IdRegistry) -> None:
+    ids, labels = ids_of(registry), torch.arange(10)
     for other in (torch.tensor(IDS), torch.tensor([5, 5, 3]), ids + 0, labels[ids], ids * 1 - 1,
                   pickle.loads(pickle.dumps(ids))):  # noqa: S301
         assert not isinstance(other, BatchIds)
-        assert handed.readers("a", other) is None
+        assert registry.readers("a", other) is None
     joined = torch.cat([torch.tensor([2, 4]), ids])
-    assert bits_of(handed, "a", joined) == [1 << RANK, 1 << RANK, *BITS]
+    assert bits_of(registry, "a", joined) == [1 << RANK, 1 << RANK, *BITS]
 
 
-def test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused(handed: Handed) -> None:
-    ids = ids_of(handed)
+def test_ids_that_were_taken_out_as_numbers_are_known_again_or_refused(registry: IdRegistry
+                                                                       ) -> None:
+    ids = ids_of(registry)
     numbers = ids.numpy()
-    assert bits_of(handed, "a", torch.from_numpy(numbers.copy())) == BITS
-    assert handed.readers("a", torch.tensor([5, 2])) is None  # one was never in the batch
-    assert handed.readers("b", torch.tensor([5, 3])) is None  # of another type
+    assert bits_of(registry, "a", torch.from_numpy(numbers.copy())) == BITS
+    assert registry.readers("a", torch.tensor([5, 2])) is None  # one was never in the batch
+    assert registry.readers("b", torch.tensor([5, 3])) is None  # of another type
     kept = {"the ids": ids, "an array of them": numbers[1:]}
     del ids, numbers
     while kept:
         with pytest.raises(HetaError, match="some of those that were taken out of a batch's ids"):
-            handed.readers("a", torch.tensor([3, 9]))
+            registry.readers("a", torch.tensor([3, 9]))
         kept.popitem()
-    assert handed.readers("a", torch.tensor([3, 9])) is None  # the batch is gone
+    assert registry.readers("a", torch.tensor([3, 9])) is None  # the batch is gone
 
 
-def test_others_taken_out_as_numbers_are_said_in_training(handed: Handed, said: list[str]) -> None:
+def test_others_taken_out_as_numbers_are_said_in_training(registry: IdRegistry,
+                                                          said: list[str]) -> None:
     marks = torch.tensor(BITS)
-    own, others = (handed.ids("a", torch.tensor(IDS), each) for each in (marks, marks | 1 << 62))
+    own, others = (registry.track("a", torch.tensor(IDS), each)
+                   for each in (marks, marks | 1 << 62))
     own.numpy(), own.tolist(), others.sum()
     with torch.no_grad():
         others.numpy()
@@ -98,48 +101,48 @@ def test_others_taken_out_as_numbers_are_said_in_training(handed: Handed, said: 
     assert "taken out as numbers" in said[0]
 
 
-def test_an_id_of_a_batch_twice_is_refused_but_of_own_seeds(handed: Handed) -> None:
-    ids = ids_of(handed)
+def test_an_id_of_a_batch_twice_is_refused_but_of_own_seeds(registry: IdRegistry) -> None:
+    ids = ids_of(registry)
     with pytest.raises(HetaError, match="with an id of a batch twice"):
-        handed.readers("a", torch.cat([ids, ids[:1]]))
-    own = handed.ids("a", torch.tensor([4, 8]), handed.own(torch.tensor([4, 8])))
-    assert handed.readers("a", own.repeat(2)) is None
-    assert bits_of(handed, "a", own) == [1 << RANK] * 2
+        registry.readers("a", torch.cat([ids, ids[:1]]))
+    own = registry.track("a", torch.tensor([4, 8]), registry.own_marks(torch.tensor([4, 8])))
+    assert registry.readers("a", own.repeat(2)) is None
+    assert bits_of(registry, "a", own) == [1 << RANK] * 2
 
 
-def test_a_seed_of_several_trainers_is_there_for_each(handed: Handed) -> None:
-    ids = handed.ids("a", torch.tensor([5, 3, 5, 9]), torch.tensor([1, 1, 2, 3]))
-    assert bits_of(handed, "a", ids) == [1, 1, 2, 3]
-    assert bits_of(handed, "a", ids[torch.tensor([2, 3, 0])]) == [2, 3, 1]
+def test_a_seed_of_several_trainers_is_there_for_each(registry: IdRegistry) -> None:
+    ids = registry.track("a", torch.tensor([5, 3, 5, 9]), torch.tensor([1, 1, 2, 3]))
+    assert bits_of(registry, "a", ids) == [1, 1, 2, 3]
+    assert bits_of(registry, "a", ids[torch.tensor([2, 3, 0])]) == [2, 3, 1]
     for more in (ids[torch.tensor([3, 3])], torch.cat([ids, ids[:1]])):
         with pytest.raises(HetaError, match="with an id of a batch twice"):
-            handed.readers("a", more)
+            registry.readers("a", more)
 
 
-def test_ids_from_before_there_was_an_embedding_are_refused(handed: Handed) -> None:
-    early = handed.ids("a", torch.tensor(IDS), torch.zeros(5, dtype=torch.int64), reached=False)
+def test_ids_from_before_there_was_an_embedding_are_refused(registry: IdRegistry) -> None:
+    early = registry.track("a", torch.tensor(IDS), torch.zeros(5, dtype=torch.int64), asked=False)
     for ids in (early, early[1:], torch.cat([early, early]), torch.unique(early)):
         with pytest.raises(HetaError, match="was made after the batch"):
-            handed.readers("a", ids)
+            registry.readers("a", ids)
 
 
-def test_ids_know_which_are_no_own_seeds(handed: Handed) -> None:
+def test_ids_know_which_are_no_own_seeds(registry: IdRegistry) -> None:
     batch: Any = SimpleNamespace(
         blocks=[SimpleNamespace(num_src={"a": 5})], input_nodes={"a": np.asarray(IDS)},
         own_seeds={"a": np.asarray(IDS[:2])})
-    (level, seeds) = handed.hand_out(batch, [{"a": np.asarray(BITS)}], RANK)
+    (level, seeds) = registry.hand_out(batch, [{"a": np.asarray(BITS)}], RANK)
     for ids, others in ((level["a"], [False, False, True, True, True]),
                         (level["a"][torch.tensor([4, 1])], [True, False]),
                         (torch.unique(torch.cat([level["a"], seeds["a"]])),
                          [True, False, False, True, True]), (seeds["a"], [False, False])):
-        readers = handed.readers("a", ids)
+        readers = registry.readers("a", ids)
         assert readers is not None
         assert readers.others.tolist() == others
-    assert bits_of(handed, "a", level["a"]) == BITS
+    assert bits_of(registry, "a", level["a"]) == BITS
 
 
-def test_ids_are_tensors_to_all_else(handed: Handed) -> None:
-    ids = ids_of(handed)
+def test_ids_are_tensors_to_all_else(registry: IdRegistry) -> None:
+    ids = ids_of(registry)
     assert repr(ids) == repr(torch.tensor(IDS))
     assert len(ids) == 5
     assert ids.shape == (5,)

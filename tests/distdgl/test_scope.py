@@ -18,9 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dgl_heta.distdgl.autograd import dependence
-from dgl_heta.distdgl.autograd.batch_counts import Counts
-from dgl_heta.distdgl.autograd.dependence import Source, Trace
+from dgl_heta.distdgl.autograd import trace as tracing
+from dgl_heta.distdgl.autograd.batch_counts import BatchCounts
+from dgl_heta.distdgl.autograd.dependence import Source
+from dgl_heta.distdgl.autograd.trace import Trace
 from tests.distdgl.programs import averages, scopes
 from tests.support import warm
 from tests.support.dist_reference import parts, whole_graph
@@ -283,18 +284,18 @@ def test_a_trace_begins_and_ends_in_inference_mode_and_outside(begins: bool, end
                 linear(rows).relu()
         linear(rows).detach().nonzero()
         trace.stop()
-    dependence.tidy()
+    tracing.tidy()
     assert torch.utils._python_dispatch._get_current_dispatch_mode() is None
     assert linear(rows).shape == (4, 2)
 
 
 def test_counts_are_found_by_what_all_trainers_have() -> None:
-    counts = Counts()
+    counts = BatchCounts()
     counts._names, counts._types = ["nodes", "edges"], 1
 
     def found(numbers: Sequence[Sequence[float]], of: Sequence[tuple[int, int]]) -> str | None:
         own = [12.0, 10.0]
-        return counts.found(numbers, [[n, n, *map(float, c)] for n, c in zip(own, of)])
+        return counts.counted(numbers, [[n, n, *map(float, c)] for n, c in zip(own, of)])
 
     large = [(130, 700), (90, 410)]
     for function in (lambda c: c, lambda c: 1 / c, np.sqrt, np.log):

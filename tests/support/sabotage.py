@@ -20,32 +20,33 @@ def s3() -> None:
 
 def s9() -> None:
     """Exchanges whose results nobody uses give zeros as gradients, where plain DGL has none."""
-    from dgl_heta.distdgl.autograd.collective_order import Chains
+    from dgl_heta.distdgl.autograd.collective_order import CollectiveOrder
 
-    Chains.flags = False
+    CollectiveOrder.flags = False
 
 
 def s2() -> None:
     """Rows of a DistEmbedding are taken for those of the batch that was drawn last."""
     import numpy as np
 
-    from dgl_heta.distdgl.batch_ids import Handed
+    from dgl_heta.distdgl.batch_ids import IdRegistry, Readers
 
-    right, last = Handed.hand_out, {}
+    right, last = IdRegistry.hand_out, {}
 
     def hand_out(self: Any, batch: Any, reached: Any, rank: int) -> Any:
         if reached:
             last.update({t: (ids, reached[0][t]) for t, ids in batch.input_nodes.items()})
         return right(self, batch, reached, rank)
 
-    def bits(self: Any, ntype: str, index: Tensor) -> Any:
+    def readers(self: Any, ntype: str, index: Tensor) -> Any:
         none = np.empty(0, np.int64)
         ids, found = last.get(ntype, (none, none))
         of_id = np.zeros(1 + max([0, *index.tolist(), *ids.tolist()]), np.int64)
         of_id[ids] = found
-        return of_id[index.clone().numpy()]
+        return Readers(of_id[index.numpy()], torch.zeros(len(index), dtype=torch.bool))
 
-    Handed.hand_out, Handed.bits = hand_out, bits  # type: ignore[method-assign]
+    IdRegistry.hand_out, IdRegistry.readers = (  # type: ignore[method-assign]
+        hand_out, readers)
 
 
 def s4() -> None:

@@ -1,1 +1,1 @@
-"""What autograd must keep with RAF: the order of exchanges, whose rows a loss is of."""
+"""Rules for autograd with RAF: the order of exchanges, and whose rows a loss may depend on."""

@@ -1,4 +1,8 @@
-"""When a backward pass ends."""
+"""Run actions when a backward pass ends.
+
+PyTorch calls hooks when a gradient of one parameter is there; it has none for the end of a pass.
+Its engine takes callbacks for the pass that is under way, so any hook that runs in it queues one.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +20,10 @@ class BackwardEnd:
     Attributes
     ----------
     actions : called in order, without arguments.
-    passes : number of passes that ended.
     """
 
     def __init__(self) -> None:
         self.actions: list[Callable[[], None]] = []
-        self.passes = 0
         self._pending = False
 
     def watch(self, parameters: Iterable[nn.Parameter]) -> None:
@@ -34,7 +36,7 @@ class BackwardEnd:
             parameter.register_post_accumulate_grad_hook(hear)
 
     def under_way(self) -> None:
-        """Called in a backward pass, any number of times."""
+        """Note that a backward pass is under way; called in it, any number of times."""
         if not self._pending:
             self._pending = True
             engine: Any = torch.autograd.Variable._execution_engine
@@ -42,7 +44,7 @@ class BackwardEnd:
 
     @contextmanager
     def unheard(self) -> Iterator[None]:
-        """Backward passes for the body end without actions."""
+        """Let backward passes of the body end without actions."""
         before, self._pending = self._pending, True
         try:
             yield
@@ -51,6 +53,5 @@ class BackwardEnd:
 
     def _end(self) -> None:
         self._pending = False
-        self.passes += 1
         for action in self.actions:
             action()

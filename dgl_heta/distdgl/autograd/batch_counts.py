@@ -33,84 +33,113 @@ _FORMS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
     lambda c: c + 1, lambda c: 1 / (c + 1), np.log1p, lambda c: 1 / np.log1p(c))
 
 
-class _Key(NamedTuple):
-    """A number, by its place from the loss on, a count, a function of the count, and of the number
-    of own seeds."""
+class _Suspect(NamedTuple):
+    """A number of the loss that follows from a count in some way, in one batch.
 
-    place: int
-    name: str
+    Attributes
+    ----------
+    position : of the number, from the loss on.
+    what : the name of the count.
+    form : which of the functions of the count.
+    scaling : by the number of own seeds: not, multiplied or divided.
+    """
+
+    position: int
+    what: str
     form: int
-    own: int
+    scaling: int
 
 
-class Counts:
+_Hits = dict[_Suspect, tuple[float, tuple[float, ...]]]
+"""Suspect → the factor between number and function, and the count on each trainer."""
+
+
+class BatchCounts:
     """The counts of the batch that is looked at.
 
     Attributes
     ----------
     wanted : whether to look at the next batch, too; the same on all trainers of a group.
+    values : this trainer's number of own seeds, those of each type, then its counts.
     """
 
     def __init__(self) -> None:
         self._names: list[str] = []
         self._types = 0
-        self._suspects: dict[_Key, tuple[float, tuple[float, ...]]] = {}
+        self._suspects: _Hits = {}
         self._tries = 0
         self.wanted = False
         self.values: list[float] = []
 
     def begin(self, batch: MiniBatch, ntypes: Sequence[str], relations: Sequence[Relation]) -> None:
-        """A batch is handed out: its own seeds and its counts, of the same things on all trainers.
-        """
+        """Note the own seeds and the counts of a batch, of the same things on all trainers."""
         own = [len(batch.own_seeds.get(t, ())) for t in ntypes]
         named = list(_counts(batch, ntypes, relations))
         self._names, self._types = [name for name, _ in named], len(ntypes)
         self.values = [float(value) for value in (sum(own), *own, *(n for _, n in named))]
 
-    def found(self, numbers: Sequence[Sequence[float]], values: Sequence[Sequence[float]]
-              ) -> str | None:
-        """The count that a number is a function of, as said above; None if there is none.
+    def counted(self, numbers: Sequence[Sequence[float]], values: Sequence[Sequence[float]]
+                ) -> str | None:
+        """Return the count that a number is a function of, as said above; None if there is none.
 
         Parameters
         ----------
         numbers : of each trainer's loss, those next to the loss last.
         values : of each trainer, its `values` and then numbers that were taken out of tensors.
         """
-        both = np.asarray([*zip(*values)]).T  # as many as all trainers have
+        # zip stops at the shortest: as many numbers are compared as all trainers have.
+        both = np.asarray([*zip(*values)]).T
         seeds, counts = both[:, :1 + self._types], both[:, 1 + self._types:]
-        hits = {}
-        for place, row in enumerate(zip(*map(reversed, numbers))):
+        hits: _Hits = {}
+        # From the loss on: trainers compute their losses alike, but before that each has the
+        # operations of its own relations.
+        for position, row in enumerate(zip(*map(reversed, numbers))):
             with np.errstate(all="ignore"):
-                found = [*self._alike(place, np.asarray(row), seeds, counts)]
-            for key, factor, of in found:
-                hits[key] = factor, of
-                before = self._suspects.get(key)
-                digits = math.prod(count for count in of if count)
-                if (abs(factor - 1) < _LIKE and len({*of}) > 1 and digits >= _SURE) or (
-                        before is not None and abs(factor / before[0] - 1) < _LIKE
-                        and before[1] != of):
-                    return key.name
+                followed = [*self._followed(position, np.asarray(row), seeds, counts)]
+            for suspect, factor, of in followed:
+                if self._is_sure(suspect, factor, of):
+                    return suspect.what
+                hits[suspect] = factor, of
         self._suspects = hits
         self._tries = self._tries + 1 if hits else 0
         self.wanted = 0 < self._tries <= _TRIES
         return None
 
-    def _alike(self, place: int, row: np.ndarray, seeds: np.ndarray, counts: np.ndarray
-               ) -> Iterator[tuple[_Key, float, tuple[float, ...]]]:
-        """Counts that a number follows from on all trainers, with the factor between both."""
+    def _is_sure(self, suspect: _Suspect, factor: float, of: tuple[float, ...]) -> bool:
+        """Return whether chance is out of the question: by the digits of the counts, or as it was
+        so in the batch before, too, where the counts were others."""
+        digits = math.prod(count for count in of if count)
+        if abs(factor - 1) < _LIKE and len({*of}) > 1 and digits >= _SURE:
+            return True
+        before = self._suspects.get(suspect)
+        return before is not None and abs(factor / before[0] - 1) < _LIKE and before[1] != of
+
+    def _followed(self, position: int, row: np.ndarray, seeds: np.ndarray, counts: np.ndarray
+                  ) -> Iterator[tuple[_Suspect, float, tuple[float, ...]]]:
+        """Yield the counts that a number follows from on all trainers, with the factor between
+        both.
+
+        Parameters
+        ----------
+        row : float (trainers,), the number on each.
+        seeds, counts : float (trainers, so many), by which numbers are right and wrong.
+        """
         if not np.isfinite(row).all() or not row.any():
             return
         everywhere = _constant(row)
-        if everywhere:  # of all trainers together
+        if everywhere:
+            # The same on all trainers, as after an all_reduce: it may be a count of all together.
             counts = np.broadcast_to(counts.sum(0), counts.shape)
         elif any(_constant(row / form(own)) for own in seeds.T for form in _FORMS):
             return
+        # Means over own seeds are usual, so a count may be divided or multiplied by their number.
         total = seeds[:, 0]
+        # A count that is the same on all trainers is so in plain DGL, too, or tells nothing.
         usable = everywhere | (counts != counts[:1]).any(0)
         for form, function in enumerate(_FORMS):
             of_form = function(counts)
             nothing = (row == 0)[:, None] & (of_form == 0)  # a trainer without such rows
-            for own, scaled in enumerate((row, row / total, row * total)):
+            for scaling, scaled in enumerate((row, row / total, row * total)):
                 factors = np.where(nothing, np.nan, scaled[:, None] / of_form)
                 one = np.fmax.reduce(factors)
                 alike = usable & (nothing | (np.abs(factors / one - 1) < _LIKE)).all(0)
@@ -119,12 +148,13 @@ class Counts:
                 for column in np.flatnonzero(alike & np.isfinite(one) & (one != 0)):
                     name = (self._names[column] if column < len(self._names) else
                             "a number that was taken out of rows")
-                    yield (_Key(place, name, form, own), float(one[column]),
+                    yield (_Suspect(position, name, form, scaling), float(one[column]),
                            tuple(counts[:, column].tolist()))
 
 
 def _counts(batch: MiniBatch, ntypes: Sequence[str], relations: Sequence[Relation]
             ) -> Iterator[tuple[str, int]]:
+    """Yield the numbers of a batch that a script can ask for, by name: of nodes and edges."""
     totals = [0, 0]
     for number, block in enumerate(batch.blocks):
         sources = {t: block.num_src.get(t, 0) for t in ntypes}

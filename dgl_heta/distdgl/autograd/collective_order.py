@@ -1,10 +1,16 @@
-"""The forward passes of a script, and the backward passes through them.
+"""The order of collectives in a script's backward passes.
 
-Every forward pass has a token chain of its own (:mod:`dgl_heta.raf.chain`). A backward pass through
-one of them needs nothing else: the loss depends on the last exchange, and the chain brings in the
-others. Where several are open (two models, two losses, batches kept for later), the trainers of a
-group agree first which exchanges take part, so that none waits for an adjoint that another
-trainer's loss does not come to; those of the missing ones are added.
+A backward pass runs the adjoints of exchanges, which are collectives: all trainers of a group must
+run the same ones in the same order, whatever their losses depend on. Each exchange takes the
+*token* of the one before it and returns its own, so that autograd has no choice; the exchanges of
+one forward pass are the links of a *chain* (why, and a drawing: :mod:`dgl_heta.raf.chain`).
+
+A model of dgl-heta has one forward pass at a time. A script may have several open: two models, two
+losses, batches kept for later. Each has a chain of its own. A backward pass through one of them
+needs nothing else: the loss depends on the last exchange, and the chain brings in the others. Where
+several are open, the trainers agree first which chains take part and how far, so that none waits
+for an adjoint that another trainer's loss does not come to. A trainer whose loss does not come to
+such a link begins its backward pass at the link's token, too, with a gradient of zero.
 """
 
 from __future__ import annotations
@@ -21,14 +27,14 @@ from torch import Tensor, nn
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.partial_gradients import below_merges, check_inputs
-from dgl_heta.errors import HetaError
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.raf.chain import Chain, Place, Watch, links_of, reached_by_rows, walk
 from dgl_heta.sampling.blocks import Block
 from dgl_heta.system.nested import of_type
 
 
-class Chains(Watch):
-    """The token chains of one trainer.
+class CollectiveOrder(Watch):
+    """The chains of one trainer's forward passes, and the backward passes through them.
 
     Parameters
     ----------
@@ -50,30 +56,33 @@ class Chains(Watch):
 
     def __init__(self, group: Comm, backward: BackwardEnd) -> None:
         self.group, self._backward = group, backward
+        # Chains that a backward pass may still go through, by their numbers, and the batches that
+        # they are of (the set of merges that a batch's blocks have in common).
         self._open: dict[int, tuple[Chain, weakref.ref[Any]]] = {}
         self._number = 0
+        self._chain: Chain | None = None  # of the last merge
         self._call: set[int] | None = None  # chains in the call of a wrapped module under way
-        self._chain: Chain | None = None
-        self._at: set[int] | None = None  # the call of the last merge
-        self._ran: set[int] = set()
+        self._last_call: set[int] | None = None  # the call of the last merge
+        # Of the backward pass under way:
+        self._ran: set[int] = set()  # the chains that it ran through so far
         self._running = self._retain = False
         self.passed: set[int] = set()
         self.parameters: list[nn.Parameter] = []
         self.checking, self.wrapped_only = True, False
         self.before: Callable[[list[Tensor], list[Any], bool | None], None] = lambda *told: None
-        self._unused: set[Place] = set()
+        self._unused: set[Place] = set()  # links of whose results no trainer has a gradient
         self._roots: list[Tensor] = []
-        self._empty: list[nn.Parameter] = []
+        self._empty: list[nn.Parameter] = []  # parameters without a gradient before it
         backward.actions.append(self._passed)
 
     @contextmanager
     def call(self) -> Iterator[set[int]]:
-        """A wrapped module runs: what it exchanges is one forward pass. Yields its chains, which
-        are known at the end."""
+        """Let the body run a wrapped module: what it exchanges is one forward pass. Yields its
+        chains, which are known at the end."""
         before = self._call
-        own = self._call = set() if before is None else before
+        chains = self._call = set() if before is None else before
         try:
-            yield own
+            yield chains
         finally:
             self._call = before
 
@@ -83,32 +92,38 @@ class Chains(Watch):
         return self._call is not None
 
     def merging(self, block: Block, inputs: Any = ()) -> None:
-        """Relations of a block are merged; `inputs` are what its source rows are in.
+        """Note that relations of a block are about to be merged, whose source rows are in
+        `inputs`, and begin a chain if this is another forward pass.
 
         A forward pass is one call of a wrapped module; outside of such a call every merge is one.
+
+        Raises
+        ------
+        HetaError
+            What is below the first layer would get a part of a gradient.
         """
         if not torch.is_grad_enabled():
             return
         if block.layer == 1 and self.checking and self.group.size > 1:
             check_inputs(inputs, self.parameters if self.wrapped_only else None)
         chain = self._chain
-        if chain is None or self._call is None or self._at is not self._call or (
+        if chain is None or self._call is None or self._last_call is not self._call or (
                 self._open[chain.number][1]() is not block.done):
             self._number += 1
             self._chain = chain = Chain(self._number, self)
             self._open[self._number] = chain, weakref.ref(block.done)
         if self._call is not None:
             self._call.add(chain.number)
-        self._at = self._call
+        self._last_call = self._call
 
-    def of(self, block: Block) -> Chain:
-        """The chain for an exchange of a block."""
+    def chain_of(self, block: Block) -> Chain:
+        """Return the chain for an exchange of a block."""
         if self._chain is None:
             self.merging(block)
         return self._chain or _NONE
 
     def begin(self) -> None:
-        """Another batch was handed out; of those that are gone, forward passes are let go."""
+        """Note that another batch was handed out; let forward passes go whose batches are gone."""
         for chain, batch in self._open.values():
             if batch() is None:
                 chain.tokens.clear()
@@ -118,16 +133,17 @@ class Chains(Watch):
     def backward(self, original: Any, tensors: Any, grad_tensors: Any = None,
                  retain_graph: bool | None = None, create_graph: bool = False,
                  grad_variables: Any = None, inputs: Any = None) -> None:
-        """`torch.autograd.backward`, on all trainers through the same exchanges."""
+        """Run `torch.autograd.backward`, on all trainers through the same exchanges."""
         if self._running or self.group.size == 1 or grad_variables is not None:
             original(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)
             return
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
-        grads: list[Any] = ([None] * len(roots) if grad_tensors is None else [grad_tensors]
-                 if isinstance(grad_tensors, Tensor) else list(grad_tensors))
+        grads = _gradients_of(roots, grad_tensors)
         self._running = True
         self._retain = create_graph if retain_graph is None else retain_graph
         try:
+            # With one open forward pass its chain alone keeps the order. Nothing is agreed upon
+            # then, and a loss of no exchange waits for nobody.
             self.before(roots, grads, True if len(self._open) > 1 else None)
             if len(self._open) > 1:
                 added = self._missing(roots)
@@ -143,7 +159,7 @@ class Chains(Watch):
             self._roots, self._empty = [], []
 
     def grad(self, original: Any, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """`torch.autograd.grad`: of what lies above all exchanges, and of parameters.
+        """Run `torch.autograd.grad`: of what lies above all exchanges, and of parameters.
 
         Raises
         ------
@@ -155,84 +171,92 @@ class Chains(Watch):
             return original(outputs, inputs, *args, **kwargs)
         roots, wanted = list(of_type(Tensor, outputs)), list(of_type(Tensor, inputs))
         given = _GRAD.bind(outputs, inputs, *args, **kwargs).arguments
-        grads = given.get("grad_outputs")
-        grads = [None] * len(roots) if grads is None else (
-            [grads] if isinstance(grads, Tensor) else list(grads))
+        grads = _gradients_of(roots, given.get("grad_outputs"))
         below = below_merges(roots, wanted)
         self.before(roots, grads, below)
         if not below:
             return original(outputs, inputs, *args, **kwargs)
         if given.get("create_graph") or given.get("is_grads_batched"):
-            raise HetaError("torch.autograd.grad of parameters below a merge of relations cannot "
-                            "be taken with create_graph or is_grads_batched on a meta-partitioned "
-                            "graph")
+            refuse("second derivatives")
         self._running, self._retain = True, bool(given.get("retain_graph"))
         try:
-            with self._backward.unheard():
-                found = self._own_gradients(original, roots, grads, wanted)
+            with self._backward.unheard():  # nothing is averaged, and no epoch has a step more
+                gradients = self._own_gradients(original, roots, grads, wanted)
         finally:
             self._finished()
             self._running = self._retain = False
             self._roots = []
         zeros = given.get("materialize_grads", False)
-        if not zeros and not given.get("allow_unused") and any(grad is None for grad in found):
-            raise RuntimeError(
+        if not zeros and not given.get("allow_unused") and (
+                any(grad is None for grad in gradients)):
+            raise RuntimeError(  # PyTorch's own words
                 "One of the differentiated Tensors appears to not have been used in the graph. Set "
                 "allow_unused=True if this is the desired behavior.")
         return tuple(torch.zeros_like(x) if grad is None and zeros else grad
-                     for grad, x in zip(found, wanted))
+                     for grad, x in zip(gradients, wanted))
 
     def _own_gradients(self, original: Any, roots: list[Tensor], grads: list[Any],
                        wanted: list[Tensor]) -> list[Tensor | None]:
-        """Gradients of parameters of this trainer's own loss; all trainers of the group call it.
+        """Return gradients of parameters of this trainer's own loss; all trainers of the group
+        call it.
 
         A backward pass gives a machine gradients by its relations of all trainers' losses. So there
         is a pass for each trainer, in which its loss alone has a gradient; what machines have of
         its gradients is summed.
         """
         group, chains = self.group, [chain for chain, _ in self._open.values()]
-        own = links_of(roots)
-        mine = [own.get(number, -1) + 1 for number in self._open]
-        every = group.all_reduce(torch.tensor(mine), "max", "control").tolist()
-        ends = [self._token(chain, link) for chain, link in zip(chains, every) if link]
-        more = [self._token(chain, link) for chain, link, before in zip(chains, every, mine)
-                if before < link]
+        ends, missing = self._ends(roots)
+        # The first tokens are asked for, too, or autograd would not run links that no wanted
+        # parameter is below.
         firsts = [chain.tokens[0] for chain in chains if chain.tokens]
         retain, pieces = self._retain, []
         for rank in range(group.size):
             self._retain = retain or rank + 1 < group.size
-            outputs, given = ([*roots, *more], [*grads, *map(torch.zeros_like, more)]) if (
-                rank == group.rank) else (ends, [*map(torch.zeros_like, ends)])
+            if rank == group.rank:
+                outputs, given = [*roots, *missing], [*grads, *map(torch.zeros_like, missing)]
+            else:
+                outputs, given = ends, [*map(torch.zeros_like, ends)]
             self._roots = outputs
-            found = original(outputs, [*wanted, *firsts], given, retain_graph=self._retain,
+            parts = original(outputs, [*wanted, *firsts], given, retain_graph=self._retain,
                              allow_unused=True)[:len(wanted)]
             if self._unused:
                 used = self._used()
-                found = [grad if id(x) in used else None for x, grad in zip(wanted, found)]
+                parts = [grad if id(x) in used else None for x, grad in zip(wanted, parts)]
                 self._unused.clear()
-            pieces.append(torch.cat([
-                *(torch.zeros_like(x).flatten() if grad is None else grad.to_dense().flatten()
-                  for x, grad in zip(wanted, found)),
-                torch.tensor([float(grad is not None) for grad in found], dtype=wanted[0].dtype)]))
+            pieces.append(_as_row(parts, wanted))
+        # Row r has the parts of trainer r's gradients, which go there and are summed.
         total = group.reduce_scatter_rows(torch.stack(pieces), [1] * group.size, "gradients")[0]
-        there = total[-len(wanted):].tolist()
-        values = total[:-len(wanted)].split([x.numel() for x in wanted])
-        return [value.view_as(x).to(x.dtype) if count else None
-                for value, x, count in zip(values, wanted, there)]
+        return _from_row(total, wanted)
+
+    def _ends(self, roots: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the tokens at which backward passes end that come to all links of all trainers'
+        losses, and those of them that this one's does not come to."""
+        lengths = self._lengths(roots)
+        every = self.group.all_reduce(torch.tensor(lengths), "max", "control").tolist()
+        ends, missing = [], []
+        for (chain, _), here, anywhere in zip(self._open.values(), lengths, every):
+            if anywhere:
+                ends.append(self._token(chain, anywhere))
+            if here < anywhere:
+                missing.append(self._token(chain, anywhere))
+        return ends, missing
+
+    def _lengths(self, roots: Sequence[Tensor]) -> list[int]:
+        """Return how many links of each open chain a backward pass comes to."""
+        last = links_of(roots)
+        return [last.get(number, -1) + 1 for number in self._open]
 
     @staticmethod
     def _token(chain: Chain, link: int) -> Tensor:
-        """What a backward pass begins at that comes to the first so many links of a chain."""
+        """Return what a backward pass begins at that comes to the first so many links of a
+        chain."""
         if len(chain.tokens) <= link:
-            raise HetaError(
-                "another trainer's loss depends on a forward pass that this trainer's does not "
-                "depend on, and has let go; let the losses of all trainers depend on the same "
-                "forward passes")
+            refuse("forward pass let go")
         return chain.tokens[link]
 
     @contextmanager
-    def paths_beside(self) -> Iterator[None]:
-        """For the body no gradient goes through exchanges."""
+    def cut_exchanges(self) -> Iterator[None]:
+        """Let no gradient go through exchanges while the body runs."""
         self.cut = True
         try:
             yield
@@ -240,32 +264,38 @@ class Chains(Watch):
             self.cut = False
 
     def _missing(self, roots: Sequence[Tensor]) -> list[Tensor]:
-        """Tokens of the exchanges that other trainers' losses come to, and this one's does not."""
-        own = links_of(roots)
-        mine = [[own.get(number, -1) + 1, int(chain.alive)]
-                for number, (chain, _) in self._open.items()]
-        every = self.group.all_reduce(torch.tensor(mine), "max", "control").tolist()
+        """Return tokens of the links that other trainers' losses come to, and this one's does not.
+
+        Chains that nobody's loss can come to any longer are closed, on all trainers at once: they
+        must have the same open chains, as what they agree on is by these.
+        """
+        here = [[length, int(chain.alive)] for length, (chain, _) in zip(
+            self._lengths(roots), self._open.values())]
+        every = self.group.all_reduce(torch.tensor(here), "max", "control").tolist()
         added = []
-        for (number, (chain, _)), (before, _), (reached, alive) in zip(
-                list(self._open.items()), mine, every):
-            if before < reached:
-                added.append(self._token(chain, reached))
+        for (number, (chain, _)), (length, _), (longest, alive) in zip(
+                list(self._open.items()), here, every):
+            if length < longest:
+                added.append(self._token(chain, longest))
             elif not alive:
                 self._close(number)
         return added
 
     def ran(self, place: Place) -> None:
+        """Note that a link's adjoint begins."""
         self._ran.add(place[0])
         self._backward.under_way()
 
     def unused(self, place: Place) -> None:
+        """Note that no trainer has a gradient of what a link gave."""
         self._unused.add(place)
 
     def is_used(self, place: Place) -> bool:
+        """Return whether a gradient that came to a link is one."""
         return not self._unused or place in reached_by_rows(self._roots, self._unused)
 
     def _forget_zeros(self) -> None:
-        """Parameters that no trainer's loss depends on have no gradient.
+        """Take gradients away from parameters that no trainer's loss depends on.
 
         Functions below an exchange whose result nobody used were run nevertheless, for the chain's
         sake, and some of them give zeros for a gradient that is missing.
@@ -278,17 +308,18 @@ class Chains(Watch):
         self._unused.clear()
 
     def _used(self) -> set[int]:
-        """The leaves that the backward pass came to past links that are used."""
+        """Return the leaves that the backward pass came to past links that are used, by id."""
         return {id(node.variable) for node in walk(self._roots, self._unused)
                 if hasattr(node, "variable")}
 
     def _passed(self) -> None:
-        """At the end of a backward pass."""
+        """Note that a backward pass has ended."""
         self._forget_zeros()
         self.passed = self._finished()
 
     def _finished(self) -> set[int]:
-        """What a backward pass went through cannot be gone through again. Returns the chains."""
+        """Close the chains that the backward pass went through, unless it keeps its graph, and
+        return them."""
         if not self._retain:
             for number in self._ran & set(self._open):
                 self._close(number)
@@ -300,6 +331,28 @@ class Chains(Watch):
         chain.tokens.clear()
         if chain is self._chain:
             self._chain = None
+
+
+def _gradients_of(roots: Sequence[Tensor], given: Any) -> list[Any]:
+    """Return the gradient of each root, None if none is given."""
+    if given is None:
+        return [None] * len(roots)
+    return [given] if isinstance(given, Tensor) else list(given)
+
+
+def _as_row(gradients: Sequence[Tensor | None], wanted: Sequence[Tensor]) -> Tensor:
+    """Return gradients in one row, and for each whether it is there: trainers may have none of a
+    parameter whose relations are elsewhere, which only the sum of all tells from zeros."""
+    there = torch.tensor([float(grad is not None) for grad in gradients], dtype=wanted[0].dtype)
+    return torch.cat([*(torch.zeros_like(x).flatten() if grad is None else
+                        grad.to_dense().flatten() for x, grad in zip(wanted, gradients)), there])
+
+
+def _from_row(row: Tensor, wanted: Sequence[Tensor]) -> list[Tensor | None]:
+    """Return gradients from such a row, None for those that nobody has."""
+    values = row[:-len(wanted)].split([x.numel() for x in wanted])
+    return [value.view_as(x).to(x.dtype) if count else None
+            for value, x, count in zip(values, wanted, row[-len(wanted):].tolist())]
 
 
 _GRAD = inspect.signature(torch.autograd.grad)

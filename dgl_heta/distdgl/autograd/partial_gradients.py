@@ -1,14 +1,15 @@
-"""What would see a part of a gradient, and is refused by name.
+"""Refuse what would see a part of a gradient.
 
 Under RAF a trainer's gradients are, until they are averaged, those of all trainers' losses by its
 own machine's relations. Their sums are right; what one trainer sees of them is not what plain DGL
-would show it. So those that a script could look at before they are averaged are :class:`Partial`.
+would show it. So hooks that would be given a part are refused by name, and a gradient that a script
+could look at before it is averaged is a :class:`Partial`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,14 +18,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.state import state_of
-from dgl_heta.errors import HetaError
 from dgl_heta.raf.chain import is_link, walk, walk_below
 from dgl_heta.system.nested import of_type
-
-_FOR_ITSELF = ("set train.wrapper = ddp, by which every trainer computes all relations for its own "
-               "seeds, or sample by a class of the script's own")
-"""What computes without RAF, as plain DistDGL does."""
 
 
 def check_hooks(module: nn.Module) -> None:
@@ -38,14 +35,10 @@ def check_hooks(module: nn.Module) -> None:
         after = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
         if parameter._backward_hooks or any(
                 not getattr(hook, "dgl_heta", False) for hook in after.values()):
-            raise HetaError(f"parameter {name} has a hook on its gradient, which would see this "
-                            "machine's part of it alone; work on gradients after backward(), when "
-                            "they are averaged")
+            refuse("hook of a parameter", name=name)
     for name, part in module.named_modules():
         if part._backward_hooks or part._backward_pre_hooks:
-            raise HetaError(f"module {name or type(part).__name__} has a backward hook, which "
-                            "would see this machine's part of a gradient alone; work on gradients "
-                            "after backward(), when they are averaged")
+            refuse("backward hook of a module", name=name or type(part).__name__)
 
 
 def check_inputs(inputs: Any, wrapped: Sequence[nn.Parameter] | None = None) -> None:
@@ -61,22 +54,14 @@ def check_inputs(inputs: Any, wrapped: Sequence[nn.Parameter] | None = None) -> 
         node.variable for node in walk(tensors) if hasattr(node, "variable")]
     for leaf in leaves:
         if not isinstance(leaf, nn.Parameter) and not getattr(leaf, "heta_rows", False):
-            raise HetaError(
-                f"a tensor of shape {tuple(leaf.shape)} below the first layer requires a gradient "
-                "and is no nn.Parameter: a node has one row of inputs for the seeds of all "
-                "trainers, so its gradient would be of all their losses, and what is made of it "
-                "would reach their results. Weights are to be nn.Parameters of the module that "
-                "DistributedDataParallel wraps; for gradients of inputs (perturbed inputs, "
-                f"saliency) {_FOR_ITSELF}")
+            refuse("gradient of an input", shape=tuple(leaf.shape))
         if wrapped is not None and not any(leaf is p for p in wrapped):
-            raise HetaError(
-                f"a parameter of shape {tuple(leaf.shape)} below the first layer is not in "
-                "DistributedDataParallel, so its gradient would be of this part's relations alone; "
-                "wrap learnable embeddings with the model, or on their own")
+            refuse("parameter that is not wrapped", shape=tuple(leaf.shape))
 
 
 def below_merges(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
-    """Whether an input of `autograd.grad` is not above all exchanges that the outputs depend on.
+    """Return whether an input of `autograd.grad` is not above all exchanges that the outputs
+    depend on.
 
     Raises
     ------
@@ -92,10 +77,7 @@ def below_merges(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> bool:
     below = [x for x in inputs if not (id(x) in leaves if x.is_leaf else x.grad_fn in above)]
     for x in below:
         if not isinstance(x, nn.Parameter):
-            raise HetaError(
-                f"torch.autograd.grad with respect to a tensor of shape {tuple(x.shape)} below a "
-                "merge of relations, which is no nn.Parameter, would give this machine's part of "
-                f"the gradient, for the seeds of all trainers; {_FOR_ITSELF}")
+            refuse("gradient below a merge", shape=tuple(x.shape))
     return bool(below)
 
 
@@ -125,7 +107,7 @@ class Partial(Tensor):
         writes = name in _WRITING or (full.endswith("_") and not full.endswith("__")) or (
             full.startswith("__i") and name != "iter")
         if parts and not (_linear(name, args, parts) and not (writes and _steps(args[0]))):
-            raise HetaError(_refusal(parts[0], f"used by {name}"))
+            _refuse(parts[0], f"used by {name}")
         with torch._C.DisableTorchFunctionSubclass():
             out = func(*args, **kwargs)
             if not parts or name in _ABOUT:
@@ -139,12 +121,13 @@ class Partial(Tensor):
         return self.clone()
 
 
+# Names of functions without the underscores around them: `__add__`, `add` and `add_` are one.
 _ABOUT = frozenset("""size dim numel nelement ndimension stride element_size storage_offset len hash
     is_contiguous is_floating_point is_complex is_signed get_device data_ptr untyped_storage
     zeros_like ones_like empty_like new_zeros new_ones new_empty new_full requires_grad""".split())
-"""What tells nothing of the numbers."""
+"""Functions that tell nothing of the numbers."""
 _LIKE = ("unflatten_dense_tensors", "view_as", "reshape_as", "expand_as", "type_as")
-"""What takes but the form of its second argument."""
+"""Functions that take but the form of their second argument."""
 _FILLING = ("copy", "zero", "fill", "set data")
 _WRITING = ("setitem", "set data")
 _SUMS = frozenset("""clone detach contiguous view view_as reshape reshape_as flatten unflatten ravel
@@ -157,7 +140,11 @@ _SCALED = frozenset("mul rmul imul div truediv itruediv idiv foreach_mul foreach
 
 
 def _linear(name: str, args: Sequence[Any], parts: Sequence[Partial]) -> bool:
-    """Whether a function is linear in parts of gradients."""
+    """Return whether a function is linear in parts of gradients.
+
+    A function of sums of parts has the sums of its results; of a scaled one the other factor must
+    be no part.
+    """
     if name in _SCALED:
         first = args[0] if args else None
         return isinstance(first, list | tuple) or (len(parts) == 1 and (
@@ -166,21 +153,22 @@ def _linear(name: str, args: Sequence[Any], parts: Sequence[Partial]) -> bool:
 
 
 def _part(result: Tensor, parts: Sequence[Partial]) -> Tensor:
-    """What is computed of parts, as a part."""
+    """Return what is computed of parts, as a part."""
     if isinstance(result, Partial):  # written to
         result.summed[0] = False
         return result
     if not result.is_floating_point() or result.layout != torch.strided:
         return result
-    made = result.as_subclass(Partial)
+    new = result.as_subclass(Partial)
+    # Views and `.data` of a part are summed when it is: they share its memory, and its list.
     memory = result.untyped_storage().data_ptr()
-    made.summed = next((part.summed for part in parts
+    new.summed = next((part.summed for part in parts
                         if part.untyped_storage().data_ptr() == memory), [False])
-    return made
+    return new
 
 
 def is_part(item: Any) -> bool:
-    """Whether a value is a gradient that is not summed over the trainers yet."""
+    """Return whether a value is a gradient that is not summed over the trainers yet."""
     return not item.summed[0] if isinstance(item, Partial) else getattr(item, "heta_part", False)
 
 
@@ -189,6 +177,7 @@ class _Marked:
 
     def __init__(self) -> None:
         self.parameters: Any = WeakTensorKeyDictionary()
+        # Sparse gradients can be no subclass, so only this sees what an optimizer does with them.
         self._hook = register_optimizer_step_pre_hook(_check_step)
 
     def close(self) -> None:
@@ -196,23 +185,21 @@ class _Marked:
 
 
 def _steps(written: Any) -> bool:
-    """Whether what is written to is such a parameter, or shows its memory."""
+    """Return whether what is written to is a parameter that had a part, or shows its memory: a step
+    by hand (`p.data.sub_(lr * p.grad)`)."""
     memory = {x.untyped_storage().data_ptr() for x in tree_flatten(written)[0]
               if isinstance(x, Tensor) and not isinstance(x, Partial) and not x.is_sparse}
     return bool(memory) and any(p.untyped_storage().data_ptr() in memory
                                 for p in state_of(_Marked).parameters)
 
 
-def _refusal(grad: Tensor, how: str) -> str:
-    return (f"the gradient of a parameter (shape {tuple(grad.shape)}) is {how} before it is "
-            "averaged: it is this machine's part, for the seeds of all trainers, where plain DGL "
-            "has that of the own seeds. Let DistributedDataParallel average it (with the parameter "
-            "in the module that is wrapped, outside of no_sync), or sum it over the trainers by "
-            "torch.distributed.all_reduce before anything but sums and scaling")
+def _refuse(grad: Tensor, how: str) -> NoReturn:
+    refuse("partial gradient", shape=tuple(grad.shape), how=how)
 
 
 def mark(parameter: Tensor) -> None:
-    """A parameter below a merge has got a gradient that nobody averages in this backward pass."""
+    """Mark the gradient of a parameter below a merge, which nobody averages in this backward pass.
+    """
     grad = parameter.grad
     if grad is None:
         return
@@ -229,15 +216,15 @@ mark.dgl_heta = True  # type: ignore[attr-defined]
 
 
 def _check_step(optimizer: Any, *_: Any) -> None:
-    """Before an optimizer's step, which would be refused by the name of some operation in it."""
+    """Refuse an optimizer's step by its name, and not by that of some operation in it."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if is_part(parameter.grad):
-                raise HetaError(_refusal(parameter, f"used by {type(optimizer).__name__}.step"))
+                _refuse(parameter, f"used by {type(optimizer).__name__}.step")
 
 
 def unmark(parameters: Iterable[Tensor]) -> None:
-    """Gradients are averaged now: they are any tensors."""
+    """Let gradients be any tensors again: they are averaged now."""
     for parameter in parameters:
         if isinstance(parameter.grad, Partial):
             parameter.grad = whole(parameter.grad)
@@ -246,7 +233,7 @@ def unmark(parameters: Iterable[Tensor]) -> None:
 
 
 def whole(grad: Tensor) -> Tensor:
-    """The numbers of a gradient, for who knows whose they are."""
+    """Return the numbers of a gradient, for who knows whose they are."""
     with torch._C.DisableTorchFunctionSubclass():
         return grad.as_subclass(Tensor) if isinstance(grad, Partial) else grad
 
@@ -257,15 +244,16 @@ def watch(parameter: Tensor) -> None:
 
 
 def summed(tensor: Any, op: Any, everybody: bool) -> None:
-    """A part of a gradient is reduced over trainers, over `everybody` or some.
+    """Note that a part of a gradient is reduced over trainers, over `everybody` or some.
 
     Raises
     ------
     HetaError
         It is not summed.
     """
+    # The parts sum to what plain DGL's gradients sum to; no other reduction has such a meaning.
     if op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
-        raise HetaError(_refusal(tensor, f"reduced by {op}"))
+        _refuse(tensor, f"reduced by {op}")
     if everybody and isinstance(tensor, Partial):
         tensor.summed[0] = True
     elif everybody:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.distdgl.refusals import TABLE, refuse
-from dgl_heta.distdgl.store.masked_store import ids_of_drawn
+from dgl_heta.distdgl.store.masked_store import sampled_edge_ids
 from dgl_heta.errors import InputError
 from dgl_heta.features.row_kernels import check_ids
 from dgl_heta.graph.schema import Relation
@@ -150,7 +150,7 @@ def ids_of(layer: Layer, relation: Relation) -> Tensor:
         # Places of sampled edges in the CSC that was sampled from; the store has their ids there.
         assert edges.sample is not None  # only training on edges by ourselves leaves some out
         try:
-            stored = ids_of_drawn(store, relation, edges.sample.csc)
+            stored = sampled_edge_ids(store, relation, edges.sample.csc)
         except InputError as error:
             raise TABLE["edge ids that are not stored"].error(relation=tuple(relation)) from error
         nodes = layer.destination_ids(relation.dst)[edges.index].numpy()

@@ -41,7 +41,7 @@ def open_graph(graph: Any, part_config: str | None) -> None:
         return
     check_no_plain_module()
     graph.heta = open_session(config, graph.get_partition_book().partid, selected(), plugins())
-    graph.heta.column = partial(_column, graph)
+    graph.heta.server_column = partial(_column, graph)
     if graph.heta.settings.run.record is not None:
         check_as_given(graph, graph.heta.store.manifest, role.get_num_trainers())
 
@@ -71,9 +71,9 @@ def _local_partition(original: Any) -> Any:
         if session is None:
             return original.fget(self)
         # Made when it is asked for, and once: it has a copy of all edges of the part.
-        if session.whole is None:
-            session.whole = load_graph(session.part_config, session.part)
-        return session.whole
+        if "heta_local" not in self.__dict__:
+            self.heta_local = load_graph(session.part_config, session.part)
+        return self.heta_local
     return property(local_partition, doc=original.__doc__)
 
 
@@ -83,7 +83,7 @@ def _queries(g: Any, session: Any) -> Queries:
     if queries is None:
         # The session has compared its partition's relations with their checksums when it opened.
         unread = {*session.store.schema.relations} - {*session.partition.relations}
-        queries = g.heta_queries = Queries(session.store, session.ends, g.get_partition_book(),
+        queries = g.heta_queries = Queries(session.store, session.edge_ends, g.get_partition_book(),
                                            unread if session.settings.run.verify else set(),
                                            g._client.pull)
     return queries
@@ -108,7 +108,7 @@ def _find_edges(original: Any) -> Any:
         relations = session.store.schema.relations
         if etype is None and len(relations) > 1:
             refuse("find_edges without etype")
-        return session.ends.of(relations[0] if etype is None else canonical(etype, relations),
+        return session.edge_ends.of(relations[0] if etype is None else canonical(etype, relations),
                                edges)
     return find_edges
 

@@ -59,7 +59,7 @@ class EdgeLoader(CollatedLoader):
                         "of the %d trainers that step together excludes: they have one batch",
                         collator.exclude, session.group.size)
         if self._excludes and session.world.rank == 0:
-            for line in stored_again(collator, relations, session.ends, self._store):
+            for line in stored_again(collator, relations, session.edge_ends, self._store):
                 log.warning("%s", line)
 
     def _check(self, ntypes: list[str]) -> None:

@@ -23,7 +23,7 @@ from dgl_heta.distdgl.loading.typed_ids import TypedIds
 from dgl_heta.distdgl.modules.merging import canonical
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.store.edge_ends import EdgeEnds
-from dgl_heta.distdgl.store.masked_store import places_of
+from dgl_heta.distdgl.store.masked_store import sampled_positions
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.same_links import MOST, Joined, Overlap, between, said
@@ -65,7 +65,7 @@ def excluded_by_all(session: Session, own: Any, store: Store) -> dict[Relation, 
     else:
         parts = edges.gathered(session.group)
     excluded = TypedIds(relations, torch.cat([part.rows for part in parts])).by_type()
-    return {relation: places_of(store, session.ends, relation, ids.numpy())
+    return {relation: sampled_positions(store, session.edge_ends, relation, ids.numpy())
             for relation, ids in excluded.items() if len(ids)}
 
 

@@ -18,7 +18,7 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.sampled_rows import delivery
 from dgl_heta.distdgl.loading.typed_ids import TypedIds, check_once, gather_seeds
 from dgl_heta.distdgl.session import Session
-from dgl_heta.distdgl.source_trainers import Reached, reached_by
+from dgl_heta.distdgl.source_trainers import SourceTrainers, source_trainers
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import MiniBatch, mark_reads
 from dgl_heta.sampling.sampler import NeighborSampler
@@ -29,7 +29,7 @@ class SampledBatch(NamedTuple):
     """A batch, the source trainers of its input nodes, and the key that its samples follow from."""
 
     batch: MiniBatch
-    sources: Reached
+    sources: SourceTrainers
     key: int
 
 
@@ -100,7 +100,7 @@ def sample_batch(session: Session, sampler: NeighborSampler, seeds: Sequence[Map
         block.done = done
     ranks = group.ranks if session.world.size > 1 else (0,)
     return SampledBatch(
-        batch, reached_by(batch, group, ranks, {e.ntype for e in session.embeddings}), key)
+        batch, source_trainers(batch, group, ranks, {e.ntype for e in session.embeddings}), key)
 
 
 def sample_own_seeds(session: Session, sampler: NeighborSampler, own: Mapping[str, Tensor],

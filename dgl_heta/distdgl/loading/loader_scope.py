@@ -95,7 +95,7 @@ def _samplers_of(session: Session) -> dict[Relation, int]:
     Largest relations first, each by the least loaded partition among those that have it by plan.
     """
     plan, schema = session.plan, session.store.schema
-    load = dict.fromkeys(session.members, 0)
+    load = dict.fromkeys(session.groups.members, 0)
     samplers = {}
     for relation in sorted(schema.relations, key=lambda r: (-schema.edge_counts[r], r)):
         holders = [part for part in load if relation in plan.partitions[part].relations]

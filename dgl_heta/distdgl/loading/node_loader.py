@@ -75,7 +75,7 @@ class NodeLoader(RafLoader):
         # and by process groups that no other pass uses: it may be sampled on another thread.
         in_order = bool(session.plan.offloaded) or (bool(session.embeddings) and any(
             len(members) > 1 for members in session.plan.groups))
-        group = (self._open.enter_context(session.sampling.one(session.world)) if in_order
+        group = (self._open.enter_context(session.groups.sampling.one(session.world)) if in_order
                  else session.group)
         sampling = PassSampling(
             session, self.sampler, [*self._nodes], [self.plan.sizes[rank] for rank in self._ranks],
@@ -124,7 +124,7 @@ class NodeLoader(RafLoader):
         self._batches = iter(())
         self._open.close()
         if self._source.ahead:
-            self._session.drew_ahead(**self._making.seconds["sample"])
+            self._session.sources.count(**self._making.seconds["sample"])
         self._making.reset()
 
 

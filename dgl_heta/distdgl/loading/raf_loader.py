@@ -27,7 +27,7 @@ from dgl_heta.distdgl.proof.recording import recorder
 from dgl_heta.distdgl.proof.script_setting import Step
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.store.masked_store import masked_store
-from dgl_heta.distdgl.watchdog import took
+from dgl_heta.distdgl.watchdog import watchdog
 from dgl_heta.sampling.blocks import MiniBatch, forget_reads
 from dgl_heta.sampling.sampler import NeighborSampler
 
@@ -67,13 +67,13 @@ class RafLoader:
         session.connect()
         self._session, self.options, self.seeds = session, options, seeds
         self._scope = loader_scope(session, ntypes, len(layers))
-        self._source = session.source_for(options.num_workers)
+        self._source = session.sources.serving(options.num_workers)
         self.plan = agree_on_steps(session, options, seeds, [
             _checksum(self._source.name, self._source.settings, fanouts.mask), self.kind,
             int(self._scope.planned), *(fanout for layer in layers for fanout in (
                 layer.values() if isinstance(layer, dict) else [layer]))])
         self._store = session.store if fanouts.mask is None else masked_store(
-            session.store, fanouts.mask, session.made_by_script(fanouts.mask))
+            session.store, fanouts.mask, session.edge_columns(fanouts.mask))
         self.sampler = NeighborSampler(
             self._store, self._scope.sampling, layers, self.plan.seed,
             threads=session.settings.train.sampling_threads or torch.get_num_threads(),
@@ -90,10 +90,10 @@ class RafLoader:
         self._epoch += 1
         self._step = 0
         session = self._session
-        session.agree("the epoch of a data loader, and whether all states are complete",
+        session.groups.agree("the epoch of a data loader, and whether all states are complete",
                       [self.plan.loader, self._epoch, int(session.all_complete)])
         # A script may evaluate by other modules: what trainers agreed on is asked anew.
-        session.forget_agreements()
+        session.groups.agreed.forget()
         if (recording := recorder()) is not None:
             recording.start_pass(session)
 
@@ -109,16 +109,15 @@ class RafLoader:
         session = self._session
         if session.world.size > 1:
             # For the watchdog, which says at which step of which loader a trainer waits.
-            session.at_batch = (self.plan.loader, self._epoch, self._step)
-            took(session.at_batch)
+            watchdog().take((self.plan.loader, self._epoch, self._step))
         self._step += 1
 
     def _end_pass(self) -> None:
         if not torch.is_grad_enabled():  # else batches may be in the script's hands
             self._session.scope.end()
-        self._session.check_batches()
+        self._session.merges.check_earlier()
         self._close_pass()
-        self._session.at_batch = None
+        watchdog().end_pass()
 
     def _close_pass(self) -> None:
         """Give back what a pass uses, which the script may have left early."""
@@ -134,11 +133,10 @@ class RafLoader:
         if session.all_complete:
             forget_reads(batch.blocks)
         # Before blocks are made: the last batch's reductions are checked first, its exchange ends.
-        session.begin({pair for block in batch.blocks for pair in session.expected(block)},
-                      batch.blocks[0].done)
+        session.begin(batch.blocks)
         # From here on the tensors of ids are known as this batch's: rows of a DistEmbedding are
         # read by them, and divided among the trainers that have the batch.
-        levels = session.handed.hand_out(batch, sampled.sources, session.world.rank)
+        levels = session.batch_ids.hand_out(batch, sampled.sources, session.world.rank)
         # Every node type is a key, as in DGL, though a machine may have no relation from it.
         inputs = {t: levels[0].get(t, torch.empty(0, dtype=torch.int64))
                   for t in session.store.schema.node_types}

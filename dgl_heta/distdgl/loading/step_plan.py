@@ -57,7 +57,7 @@ def agree_on_steps(session: Session, options: LoaderOptions, seeds: int, values:
     loader = session.loaders
     session.loaders += 1
     # Agreed first: trainers that make other loaders would gather rows of other shapes below.
-    session.agree("the data loaders", [loader, options.batch_size, int(options.shuffle),
+    session.groups.agree("the data loaders", [loader, options.batch_size, int(options.shuffle),
                                        int(options.drop_last), *values])
     ones = [1] * session.world.size
     counts: list[int] = session.world.all_gather_rows(

@@ -170,7 +170,7 @@ def _read_no_destinations(call: _HeteroCall, graph_convs: Mapping[Relation, Any]
                     - set(call.sources))
     # With remote destinations what is left out is agreed on with their states.
     fit = has_remote(layer) or (not absent and not by_edge)
-    if not layer.session.agreed((call.conv, block.layer), plain and fit):
+    if not layer.session.groups.all_agree((call.conv, block.layer), plain and fit):
         return False
     if not has_remote(layer):
         if by_edge:

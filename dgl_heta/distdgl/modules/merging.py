@@ -67,9 +67,9 @@ def merge_scope(layer: Layer, inputs: Any) -> Iterator[Callable[[str, Tensor], N
     if torch._C._current_graph_task_id() != -1 and session.group.size > 1:
         refuse("a merge in a backward pass")
     # Before the first exchange: a trainer that skipped a merge below would answer another one.
-    session.check({pair for below in layer.blocks if below.layer < block.layer
-                   for pair in session.expected(below)}, block.done)
-    session.chains.merging(block, inputs)
+    session.merges.check([below for below in layer.blocks if below.layer < block.layer],
+                         block.done)
+    session.order.merging(block, inputs)
     with session.scope.merge(block, inputs) as merged:
         yield merged
 

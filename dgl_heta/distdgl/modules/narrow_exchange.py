@@ -38,7 +38,7 @@ def members_that_gain(layer: Layer, ntype: str, modules: Container[Relation], ca
     if session.group.size == 1:
         return None
     members = [[r for r in session.plan.roots(part) if r.dst == ntype and r in modules]
-               for part in session.members]
+               for part in session.groups.members]
     before = after = 0
     for relation in itertools.chain(*members):
         module, args, kwargs = call(relation)

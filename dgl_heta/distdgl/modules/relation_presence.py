@@ -17,7 +17,12 @@ from torch import Tensor
 from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.refusals import refuse
-from dgl_heta.distdgl.source_trainers import below, of_seeds, with_guests
+from dgl_heta.distdgl.source_trainers import (
+    Words,
+    trainers_of_destinations,
+    trainers_of_seeds,
+    trainers_of_sources,
+)
 from dgl_heta.graph.schema import Relation
 from dgl_heta.sampling.blocks import Block, RelationBlock
 from dgl_heta.sampling.trainer_bits import MOST_TRAINERS
@@ -55,8 +60,8 @@ def presence(layer: Layer) -> Presence:
         if group.size > MOST_TRAINERS:
             refuse("own functions in a large group", trainers=group.size, most=MOST_TRAINERS)
         blocks = layer.blocks
-        rows = with_guests(block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group,
-                           "control")
+        rows = trainers_of_destinations(
+            block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group, "control")
         relations = list(layer.session.store.schema.relations)
         words = np.zeros(len(relations), np.int64)
         for edges in block.edges:
@@ -70,9 +75,9 @@ def presence(layer: Layer) -> Presence:
     return layer.presence
 
 
-def _rows(group: Comm, last: Block, above: Sequence[Block]) -> dict[str, np.ndarray]:
+def _rows(group: Comm, last: Block, above: Sequence[Block]) -> Words:
     """Return the trainers of a worker's own destination rows, from the blocks above, top first."""
-    rows = of_seeds(last.seeds, range(group.size))
+    rows = trainers_of_seeds(last.seeds, range(group.size))
     for block in above:
-        rows = below(block, rows, last.seeds, group, "control")
+        rows = trainers_of_sources(block, rows, last.seeds, group, "control")
     return rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +15,6 @@ from dgl.heterograph import DGLBlock
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
-from dgl_heta.distdgl.autograd.collective_order import Chains
 from dgl_heta.distdgl.blocks.dgl_block import note_seeds
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
 from dgl_heta.distdgl.blocks.relation_graph import csc_with_ids
@@ -29,7 +26,6 @@ from dgl_heta.proof.proving import Instead
 from dgl_heta.proof.replay import Reads
 from dgl_heta.raf import chain as links
 from dgl_heta.raf.chain import Chain
-from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block, MiniBatch
 
 Resample = Callable[[Sequence[Mapping[str, np.ndarray]]], MiniBatch]
@@ -101,7 +97,7 @@ class DglSetting:
         self.world, self.group = self._apart(session.world), self._apart(session.group)
         schema = session.store.schema
         self.relations, self.types = schema.relations, schema.node_types
-        self.nones, self._links = True, _Alike(session.chains.flags)
+        self.nones, self._links = True, _Alike(session.order.flags)
         self._replayed: list[Block] = []
 
     def _apart(self, comm: Comm) -> Comm:
@@ -115,32 +111,13 @@ class DglSetting:
         their order of collectives on the session. What it sends is counted under a cause of its
         own, and by Comms of its own, so that bytes of training stay those of training.
         """
-        session = self._session
-        kept = dict(vars(session))
-        contents = {name: copy.copy(value) for name, value in kept.items()
-                    if type(value) in (dict, set, list)}
-        # Pending, so that a backward pass of the replay ends without the script's actions.
-        pending, session.backward._pending = session.backward._pending, True
+        with torch.inference_mode(False), torch.enable_grad():
+            chain = Chain(0, self._links)
         try:
-            session.world, session.group = self.world, self.group
-            session.exchange = GroupExchange(self.group)
-            session.chains = Chains(self.group, BackwardEnd())
-            session.chains.checking = False
-            session.shapes = {}
-            with torch.inference_mode(False), torch.enable_grad():
-                session.exchange.chain = Chain(0, self._links)
-            yield
+            with self._session.replayed(self.world, self.group, chain):
+                yield
         finally:
-            session.backward._pending = pending
-            vars(session).clear()
-            vars(session).update(kept)
-            for name, value in contents.items():
-                kept[name].clear()
-                if isinstance(value, list):
-                    kept[name].extend(value)
-                else:
-                    kept[name].update(value)
-            session.traffic.bytes[CAUSE] += sum(self._traffic.bytes.values())
+            self._session.traffic.bytes[CAUSE] += sum(self._traffic.bytes.values())
 
     def sample(self, most: int) -> MiniBatch:
         pieces = fewer_seeds(self._origin.batch, most)
@@ -194,7 +171,7 @@ class DglSetting:
     def chain(self) -> list[Tensor]:
         session = self._session
         if done := self._replayed[0].done:
-            session.check({pair for b in self._replayed for pair in session.expected(b)}, done)
+            session.merges.check(self._replayed, done)
         return session.exchange.chain.tokens
 
     def unused(self) -> set[links.Place]:

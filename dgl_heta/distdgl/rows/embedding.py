@@ -51,7 +51,7 @@ def call(embedding: Any, index: Tensor, device: torch.device) -> Tensor:
         rows.requires_grad_()
         rows.heta_rows = True  # type: ignore[attr-defined]
         with table.session.scope.aside():
-            readers = table.session.handed.readers(table.ntype, index)
+            readers = table.session.batch_ids.readers(table.ntype, index)
         if readers is not None:
             # Rows of other trainers' batches are read here, too. A loss of theirs alone is theirs.
             table.session.scope.learn(rows, table.ntype, readers.others)

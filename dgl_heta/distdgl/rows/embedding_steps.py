@@ -277,7 +277,7 @@ def _owners(table: Table, ids: np.ndarray) -> np.ndarray:
 
     A row is in the shared memory of one machine; its trainers share the work by id mod trainers.
     """
-    trainers = np.asarray(table.session.trainers)
+    trainers = np.asarray(table.session.groups.trainers)
     machine = np.searchsorted(table.bounds, ids, side="right") - 1
     owners: np.ndarray = trainers[machine, ids % trainers.shape[1]]
     return owners

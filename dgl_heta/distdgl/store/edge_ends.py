@@ -1,4 +1,4 @@
-"""Where edges of a meta-partitioned graph are in its store, and which nodes they join."""
+"""Edges of a meta-partitioned graph by their ids: their positions in its store, and their ends."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.store import Store
 from dgl_heta.store.structure import edge_ends
 
+_PIECE = 2**20
+"""So many edges are looked at at once."""
+
 
 class EdgeEnds:
     """Ends of edges by their ids, from the store of this machine.
@@ -27,7 +30,7 @@ class EdgeEnds:
         self._order: dict[Relation, np.ndarray | None] = {}
 
     def positions(self, relation: Relation, ids: Any) -> np.ndarray:
-        """Where edges are in the relation's CSC, int64.
+        """Return where edges are in the relation's CSC, int64.
 
         Raises
         ------
@@ -46,28 +49,27 @@ class EdgeEnds:
         return numbers if order is None else order[numbers].astype(np.int64)
 
     def of(self, relation: Relation, ids: Any) -> tuple[Tensor, Tensor]:
-        """Sources and destinations of edges, int64, in the order of their ids."""
+        """Return sources and destinations of edges, int64, in the order of their ids."""
         positions = self.positions(relation, ids)
         sources, destinations = edge_ends(relation, self._store.relation(relation), positions,
                                           self._store.schema.node_counts)
         return torch.from_numpy(sources), torch.from_numpy(destinations)
 
     def _ordered(self, relation: Relation, edges: int) -> np.ndarray | None:
-        """The position of each edge; None where it is its id."""
+        """Return the position of each edge by its id; None where it is the id."""
         ids = self._store.edge_ids(relation)
+        # Half the memory: a position is below the number of edges.
         kind = np.int32 if edges < 2**31 else np.int64
         order: Any = np.full(edges, -1, kind)
         same = True
         for low in range(0, edges, _PIECE):
-            some = np.array(ids[low:low + _PIECE])
-            check_ids(some, edges)
-            places = np.arange(low, low + len(some))
-            same = same and bool((some == places).all())
-            order[some] = places
+            piece = np.array(ids[low:low + _PIECE])
+            check_ids(piece, edges)
+            positions = np.arange(low, low + len(piece))
+            same = same and bool((piece == positions).all())
+            order[piece] = positions
+        # Ids that are in range may still be there twice, and then others are not.
         if (order < 0).any():
             raise InputError(f"the edge ids of '{relation}' in store {self._store.directory} are "
                              "not those of its edges; partition the graph again")
         return None if same else np.asarray(order)
-
-
-_PIECE = 2**20

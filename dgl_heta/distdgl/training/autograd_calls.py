@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from dgl_heta.distdgl.autograd.dependence import carried
 from dgl_heta.distdgl.autograd.partial_gradients import is_part, summed
+from dgl_heta.distdgl.autograd.trace import carried
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import current
 from dgl_heta.distdgl.versions import homes
@@ -36,7 +36,7 @@ def _backward(original: Any) -> Any:
                         inputs)
             # What runs inside the pass is ours, and no use of rows by the script.
             with session.scope.aside():
-                session.chains.backward(original, *args, **kwargs)
+                session.order.backward(original, *args, **kwargs)
     return backward
 
 
@@ -47,7 +47,7 @@ def _grad(original: Any) -> Any:
             return original(outputs, inputs, *args, **kwargs)
         check_views([inputs] if isinstance(inputs, Tensor) else inputs)
         with session.scope.aside():
-            return session.chains.grad(original, outputs, inputs, *args, **kwargs)
+            return session.order.grad(original, outputs, inputs, *args, **kwargs)
     return grad
 
 
@@ -55,7 +55,7 @@ def _looked_at(original: Any) -> Any:
     def look(self: Any, *args: Any, **kwargs: Any) -> Any:
         session = current()
         if session is not None and not self.is_leaf and session.group.size > 1 and (
-                session.chains.under_way and session.chains.checking):
+                session.order.under_way and session.order.checking):
             refuse("look at a gradient inside a model", call=original.__name__)
         if session is not None and args and callable(args[0]):
             args = (_but_in_checks(args[0], session), *args[1:])
@@ -69,7 +69,7 @@ def _but_in_checks(hook: Any, session: Any) -> Any:
     # hook that counts or prints must not see those.
     @functools.wraps(hook)
     def call(grad: Any) -> Any:
-        return None if session.chains.cut else hook(grad)
+        return None if session.order.cut else hook(grad)
     return call
 
 

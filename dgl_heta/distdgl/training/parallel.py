@@ -122,7 +122,7 @@ class RafParallel(Parallel):
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(self._fire)
-                session.chains.parameters.append(parameter)
+                session.order.parameters.append(parameter)
         session.parallels.append(self)
 
     def _fire(self, parameter: Tensor) -> None:
@@ -139,7 +139,7 @@ class RafParallel(Parallel):
         the loss depends on none of them, trainers agree by a message, unless no module but this can
         have had a part.
         """
-        if self._chains & self.session.chains.passed:
+        if self._chains & self.session.order.passed:
             return True
         if not self._chains and sum(p._ran for p in self.session.parallels) < 2:
             return True
@@ -155,7 +155,7 @@ class RafParallel(Parallel):
             A second backward pass runs through a forward pass whose gradients were averaged.
         """
         self._fired_in_pass, self._fired = self._fired, False
-        passed = self.session.chains.passed
+        passed = self.session.order.passed
         if self._ran:
             unmark(self.module.parameters())
         if passed & self._averaged and self.session.world.size > 1:
@@ -176,7 +176,7 @@ class RafParallel(Parallel):
         # Another module may have reduced these blocks: what this one does is noted apart.
         for done, _ in earlier:
             done -= {pair for pair in done if pair[0] in layers}
-        with self.session.chains.call() as chains:
+        with self.session.order.call() as chains:
             output = super().forward(inputs, kwargs, synchronize)
         if chains and self.session.world.size > 1:
             check_hooks(self.module)
@@ -186,7 +186,7 @@ class RafParallel(Parallel):
         # should have reduced and did not is found when the next batch is asked for.
         merged = {pair for done, _ in earlier for pair in done if pair[0] in layers}
         if blocks and (self._merges or merged):
-            self.session.check({pair for b in blocks for pair in self.session.expected(b)}, merged)
+            self.session.merges.check(blocks, merged)
         for done, before in earlier:
             done |= before | merged
         return output
