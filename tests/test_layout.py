@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -183,6 +184,13 @@ IN_DROP_IN = [one for name, file in FILES.items() if name.startswith(DROP_IN)
 def room(module: str) -> str:
     """The room or file of the drop-in: `dgl_heta.distdgl.loading.epochs` → loading."""
     return module.split(".")[2]
+
+
+def test_no_file_name_stands_twice_in_the_package() -> None:
+    """Nor in two folders: a name is what a reader looks a file up by."""
+    names = Counter(file.name for file in FILES.values())
+    twice = sorted(name for name, count in names.items() if count > 1 and name[:2] != "__")
+    assert not twice, f"files of one name in dgl_heta/: {', '.join(twice)}; name what each holds"
 
 
 def test_no_import_of_the_drop_in_climbs() -> None:

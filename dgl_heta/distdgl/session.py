@@ -75,7 +75,7 @@ class Session:
     loaders : the number of data loaders so far.
     all_complete : whether states of all seeds are complete on all machines, read or not.
     watch, reading : what looks at calls at steps to prove, and what is given rows of tables
-        meanwhile (:mod:`dgl_heta.distdgl.proof.step_proof`).
+        meanwhile (:mod:`dgl_heta.distdgl.proof.script_proof`).
 
     Raises
     ------

@@ -83,7 +83,7 @@ def test_edge_ids_that_are_written_or_not_stored(monkeypatch: pytest.MonkeyPatch
 
     def none(*_: object) -> None:
         raise InputError("no ids")
-    monkeypatch.setattr(edge_ids, "ids_of_drawn", none)
+    monkeypatch.setattr(edge_ids, "sampled_edge_ids", none)
     piece = RelationBlock(CITES, 0, torch.tensor([0, 1]), torch.zeros(1).int(),
                           sample=SimpleNamespace(csc=None))  # type: ignore[arg-type]
     layer: Any = SimpleNamespace(session=SimpleNamespace(store=None), pieces=lambda _: [piece])

@@ -111,7 +111,7 @@ def _dot(a, b):  # type: ignore[no-untyped-def]
     return total
 
 
-def _per_head(shared: bool) -> tuple[Any, ...]:
+def _per_head(shared: bool) -> tuple[Any, ...]:  # noqa: C901, PLR0915  # kernels of one closure
     """Functions of SOURCE (S, D), which all heads share, or (S, H, D). Which it is must be a
     constant."""
 

@@ -23,9 +23,9 @@ half of each other). At least 5,000 target nodes, or all of them, are labelled, 
 at most `labelled / 50` classes (at least 2), so that every class can be learned.
 """
 
-from dgl_heta.graph.datasets.synthetic.arrays import generate
 from dgl_heta.graph.datasets.synthetic.files import write_files
 from dgl_heta.graph.datasets.synthetic.published import SHAPES, shape_schema
+from dgl_heta.graph.datasets.synthetic.shape_arrays import generate
 from dgl_heta.graph.datasets.synthetic.shapes import NodeShape, RelationShape, Shape
 
 __all__ = ["SHAPES", "NodeShape", "RelationShape", "Shape", "generate", "shape_schema",
