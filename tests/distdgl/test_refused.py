@@ -83,7 +83,7 @@ def test_edge_ids_that_are_written_or_not_stored(monkeypatch: pytest.MonkeyPatch
 
     def none(*_: object) -> None:
         raise InputError("no ids")
-    monkeypatch.setattr(edge_ids, "ids_of_drawn", none)
+    monkeypatch.setattr(edge_ids, "sampled_edge_ids", none)
     piece = RelationBlock(CITES, 0, torch.tensor([0, 1]), torch.zeros(1).int(),
                           sample=SimpleNamespace(csc=None))  # type: ignore[arg-type]
     layer: Any = SimpleNamespace(session=SimpleNamespace(store=None), pieces=lambda _: [piece])
@@ -112,7 +112,8 @@ def test_what_changes_inside_an_epoch(change: str, name: str, monkeypatch: pytes
     block = SimpleNamespace(last=True, offloads=False, layer=2, edges=[edges()],
                             num_src={"paper": 3})
     layer = SimpleNamespace(block=block, session=SimpleNamespace(
-        group=SimpleNamespace(size=2), agreed=lambda what, holds: True))
+        group=SimpleNamespace(size=2),
+        groups=SimpleNamespace(all_agree=lambda what, holds: True)))
     call: Any = SimpleNamespace(conv=None, layer=layer, modules={CITES: module}, mod_args=None,
                                 sources={} if change == "left out" else {"paper": 1},
                                 mod_kwargs=None)
