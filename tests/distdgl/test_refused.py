@@ -112,7 +112,8 @@ def test_what_changes_inside_an_epoch(change: str, name: str, monkeypatch: pytes
     block = SimpleNamespace(last=True, offloads=False, layer=2, edges=[edges()],
                             num_src={"paper": 3})
     layer = SimpleNamespace(block=block, session=SimpleNamespace(
-        group=SimpleNamespace(size=2), agreed=lambda what, holds: True))
+        group=SimpleNamespace(size=2),
+        groups=SimpleNamespace(all_agree=lambda what, holds: True)))
     call: Any = SimpleNamespace(conv=None, layer=layer, modules={CITES: module}, mod_args=None,
                                 sources={} if change == "left out" else {"paper": 1},
                                 mod_kwargs=None)
