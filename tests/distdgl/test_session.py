@@ -102,7 +102,7 @@ def test_batches_that_were_not_used_are_checked_later(config: str,
 
     def block(done: set[tuple[int, str]]) -> Any:
         made = Block.__new__(Block)
-        vars(made).update(layer=1, seeds={}, guests={}, done=done)
+        vars(made).update(layer=1, seeds={}, remote={}, done=done)
         return made
 
     used, unused = {(1, "paper")}, set()
