@@ -14,13 +14,13 @@ from torch import Tensor
 
 from dgl_heta.cache.cached_rows import CPU, Staging
 from dgl_heta.cache.slots import Slots
-from dgl_heta.features.row_table import BLOCK, RowTable
-from dgl_heta.features.sparse_optimizers import (
+from dgl_heta.features.row_optimizers import (
     AdamSettings,
     cached_step,
     fused_step,
     step_by_operators,
 )
+from dgl_heta.features.row_table import BLOCK, RowTable
 from dgl_heta.system.jit import kernel
 from dgl_heta.system.prefetch import AHEAD, prefetch, prefetch_row
 

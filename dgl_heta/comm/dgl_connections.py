@@ -29,7 +29,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from dgl_heta.comm.proofs import ATTEMPT_S, Gate, prove, secret_for
+from dgl_heta.comm.launch_secret import ATTEMPT_S, Gate, prove, secret_for
 from dgl_heta.errors import EXIT_PEER, InputError, several
 from dgl_heta.system.library_links import LIBC, replace_call
 from dgl_heta.system.patching import Patch, plain, when_imported

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from dgl_heta.comm.proofs import secret_for
+from dgl_heta.comm.launch_secret import secret_for
 from dgl_heta.system.patching import Patch, when_imported
 
 if TYPE_CHECKING:

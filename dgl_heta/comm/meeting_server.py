@@ -1,8 +1,8 @@
 """Where the trainers of a launched script meet: keys and values, for who knows the run's secret.
 
 Trainer 0 listens on the one address that the others reach it by. A connection has to prove that it
-knows the secret (:mod:`dgl_heta.comm.proofs`). Frames have a greatest length, and what is in them
-is bytes: nothing is unpickled.
+knows the secret (:mod:`dgl_heta.comm.launch_secret`). Frames have a greatest length, and what is in
+them is bytes: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
-from dgl_heta.comm.proofs import Gate
+from dgl_heta.comm.launch_secret import Gate
 
 MOST_FRAME = 1 << 20
 _PIECE = 1 << 16

@@ -12,8 +12,8 @@ from typing import Any
 
 from torch.distributed import DistStoreError, Store
 
+from dgl_heta.comm.launch_secret import ATTEMPT_S, prove, receive
 from dgl_heta.comm.meeting_server import MOST_FRAME, Parts, frame, parts_of
-from dgl_heta.comm.proofs import ATTEMPT_S, prove, receive
 
 PAUSE_S = 0.1, 0.01, 0.1  # between attempts to connect; between looks at a key, at first and later
 

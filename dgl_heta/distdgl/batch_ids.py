@@ -93,7 +93,7 @@ class BatchIds(Tensor):
             return first.alike(value, first.marks)
         if name in _UNIQUE:
             ids, *rest = value if isinstance(value, tuple) else (value,)
-            unique = first.alike(ids, first._united(ids))
+            unique = first.alike(ids, first._united(name, ids))
             return (unique, *rest) if isinstance(value, tuple) else unique
         if name not in _SELECT:
             return value
@@ -112,11 +112,14 @@ class BatchIds(Tensor):
         if name in _ARRAYS and torch.is_grad_enabled() and bool((self.marks >= BESIDES).any()):
             self.registry.say(_TAKEN)
 
-    def _united(self, unique: Tensor) -> Tensor:
-        """Return for each unique id the union of its marks."""
-        # torch.unique need not sort (`sorted=False`).
-        order = torch.argsort(unique)
-        at = order[torch.searchsorted(unique[order], bare(self).contiguous())]
+    def _united(self, name: str, unique: Tensor) -> Tensor:
+        """Return for each unique id, or run of ids, the union of its marks."""
+        if name == "unique_consecutive":  # an id may be in several runs
+            with _disable_current_modes():
+                at = torch.unique_consecutive(bare(self), return_inverse=True)[1]
+        else:  # torch.unique need not sort (`sorted=False`)
+            order = torch.argsort(unique)
+            at = order[torch.searchsorted(unique[order], bare(self).contiguous())]
         marks = np.zeros(len(unique), np.int64)
         # PyTorch has no scatter with a bitwise or.
         np.bitwise_or.at(marks, at.cpu().numpy(), self.marks.numpy())

@@ -24,8 +24,8 @@ from dgl_heta.comm.row_routing import RowRoute
 from dgl_heta.errors import InputError
 from dgl_heta.features.disk_tables import memory_tables
 from dgl_heta.features.row_kernels import sum_rows
+from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
-from dgl_heta.features.sparse_optimizers import AdamSettings
 from dgl_heta.sampling.sampling_kernels import hash_key
 
 MODES = ("exact", "replica")

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dgl_heta.features.row_files import CPU
 from dgl_heta.features.row_kernels import gather_rows
-from dgl_heta.features.sparse_optimizers import AdamSettings, fused_step
+from dgl_heta.features.row_optimizers import AdamSettings, fused_step
 
 BLOCK = 2**13  # rows of a table that are moved at a time
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dgl_heta.graph.source import GraphSource
     from dgl_heta.models.spec import ModelSpec
     from dgl_heta.partition.request import PartitionRequest, PartitionResult
-    from dgl_heta.planning.assignment import Share
+    from dgl_heta.planning.partition_shares import Share
     from dgl_heta.planning.plan import Plan
     from dgl_heta.sampling.blocks import MiniBatch
     from dgl_heta.settings import Settings

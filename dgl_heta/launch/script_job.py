@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.comm.proofs import SECRET
+from dgl_heta.comm.launch_secret import SECRET
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch.activation import Command
 from dgl_heta.launch.blame import Ended

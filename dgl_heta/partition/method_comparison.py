@@ -24,11 +24,11 @@ from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning import traffic
-from dgl_heta.planning.assignment import Partition, Share
 from dgl_heta.planning.compute import parameter_groups
 from dgl_heta.planning.footprint import DISTDGL_EDGE_BYTES, footprint, type_bytes
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.owner_choice import choose
+from dgl_heta.planning.partition_shares import Partition, Share
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import DEFAULT_HOPS, Workload
 from dgl_heta.sampling.blocks import MiniBatch

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dgl_heta.graph.schema import Schema
-from dgl_heta.planning.assignment import Partition
+from dgl_heta.planning.partition_shares import Partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.receptive_field import ReceptiveField, receptive_field
 from dgl_heta.planning.workload import Workload

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.planning.assignment import Partition
+from dgl_heta.planning.partition_shares import Partition
 from dgl_heta.planning.workload import Workload
 
 DISTDGL_EDGE_BYTES = 16

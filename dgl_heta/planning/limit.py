@@ -11,9 +11,9 @@ from itertools import accumulate, pairwise
 
 from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.planning.assignment import Piece
 from dgl_heta.planning.footprint import footprint, relation_bytes, type_bytes
 from dgl_heta.planning.making import make_plan, plan_without_replication
+from dgl_heta.planning.partition_shares import Piece
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
 

@@ -8,7 +8,10 @@ from dataclasses import replace
 
 from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.planning.assignment import (
+from dgl_heta.planning.dealing import group_sizes, longest_processing_time, spread
+from dgl_heta.planning.metatree import Metapath, check_hops, sub_metatrees
+from dgl_heta.planning.ownership import Ownership
+from dgl_heta.planning.partition_shares import (
     Assignment,
     Piece,
     Share,
@@ -17,9 +20,6 @@ from dgl_heta.planning.assignment import (
     partitions_of_shares,
     used_relations,
 )
-from dgl_heta.planning.balance import group_sizes, longest_processing_time, spread
-from dgl_heta.planning.metatree import Metapath, check_hops, sub_metatrees
-from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
 
 Assign = Callable[[Sequence[int], int], Sequence[Sequence[int]]]

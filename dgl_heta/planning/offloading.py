@@ -25,7 +25,7 @@ from typing import Any
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.planning.assignment import Partition
+from dgl_heta.planning.partition_shares import Partition
 from dgl_heta.settings import Origin
 
 

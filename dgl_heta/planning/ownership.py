@@ -1,8 +1,8 @@
 """Relations cut by an array, which says of each destination node whose its in-edges are.
 
-Ranges of destinations (:data:`dgl_heta.planning.assignment.Piece`) are the compact form; an array
-is for cuts that look at the edges. It lies beside the plan, in a file of its own. The in-edges of a
-node that has very many can be on several partitions (:class:`Hub`).
+Ranges of destinations (:data:`dgl_heta.planning.partition_shares.Piece`) are the compact form; an
+array is for cuts that look at the edges. It lies beside the plan, in a file of its own. The
+in-edges of a node that has very many can be on several partitions (:class:`Hub`).
 """
 
 from __future__ import annotations

@@ -18,16 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema, read_json
-from dgl_heta.planning.assignment import (
-    Partition,
-    Piece,
-    Share,
-    check_pieces,
-    is_whole,
-    partitions_of_pieces,
-    partitions_of_shares,
-    used_relations,
-)
 from dgl_heta.planning.metatree import (
     Metapath,
     SubMetatree,
@@ -37,6 +27,16 @@ from dgl_heta.planning.metatree import (
 )
 from dgl_heta.planning.offloading import SharingDecision, partitions_with_owners
 from dgl_heta.planning.ownership import Ownership, check_counts
+from dgl_heta.planning.partition_shares import (
+    Partition,
+    Piece,
+    Share,
+    check_pieces,
+    is_whole,
+    partitions_of_pieces,
+    partitions_of_shares,
+    used_relations,
+)
 from dgl_heta.system.checksums import KEY, agrees, signed
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from functools import cache
 from typing import NamedTuple
 
 from dgl_heta.graph.schema import Schema
-from dgl_heta.planning.assignment import Partition, Share
-from dgl_heta.planning.balance import group_sizes, longest_processing_time
+from dgl_heta.planning.dealing import group_sizes, longest_processing_time
 from dgl_heta.planning.making import make_plan, reassigned
 from dgl_heta.planning.metatree import Metapath
+from dgl_heta.planning.partition_shares import Partition, Share
 from dgl_heta.planning.plan import Plan
 
 

@@ -216,7 +216,11 @@ class GroupExchange:
                 -1, *shape))
 
     def gather_remote(self, rows: Tensor, block: Block, ntype: str) -> Tensor:
-        """Rows (own destination rows, …) with those received after them, from who asked."""
+        """Return the local destination rows (local, …) followed by the remote ones.
+
+        Remote destinations are nodes whose relations other partitions have offloaded to this one;
+        each sends the rows of its own.
+        """
         shape = rows.shape[1:]
         width, exchange = math.prod(shape), self._offloaded(block, ntype)
         return self._link(

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.planning.assignment import Share
 from dgl_heta.planning.metatree import SubMetatree
+from dgl_heta.planning.partition_shares import Share
 from dgl_heta.planning.plan import Plan
 
 

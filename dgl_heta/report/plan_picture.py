@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dgl_heta.planning.assignment import Partition, Share
 from dgl_heta.planning.cost import PartitionCost
+from dgl_heta.planning.partition_shares import Partition, Share
 from dgl_heta.planning.plan import Plan
 from dgl_heta.report.canvas import GREY, INK, Canvas, fit, text_width
 from dgl_heta.report.excerpt import Vertex, balance, heaviest, holders_of, left_out, outline

@@ -10,8 +10,8 @@ from rich.text import Text
 from rich.tree import Tree
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.planning.assignment import Partition, Share
 from dgl_heta.planning.cost import PartitionCost
+from dgl_heta.planning.partition_shares import Partition, Share
 from dgl_heta.planning.plan import Plan
 from dgl_heta.report.console import table
 from dgl_heta.report.excerpt import Vertex, balance, heaviest, holders_of, left_out, outline

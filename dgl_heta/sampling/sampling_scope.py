@@ -10,8 +10,8 @@ import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.planning.assignment import Partition, Share
 from dgl_heta.planning.ownership import Ownership
+from dgl_heta.planning.partition_shares import Partition, Share
 from dgl_heta.planning.plan import Plan
 
 

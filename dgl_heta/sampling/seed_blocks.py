@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from dgl_heta.graph.schema import Relation
-from dgl_heta.planning.assignment import Share
+from dgl_heta.planning.partition_shares import Share
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
 from dgl_heta.sampling.sampler import Deliver
 from dgl_heta.sampling.seeds import SeedShares, join_seeds

@@ -9,7 +9,8 @@ Providers bring settings of their own, in sections `[plugins.NAME]` (`DGL_HETA_P
 """
 
 from dgl_heta.settings.fanouts import check_layers, default_fanouts, parse_fanouts, wrong_fanout
-from dgl_heta.settings.loading import (
+from dgl_heta.settings.origins import Origin
+from dgl_heta.settings.read_settings import (
     ENV_PREFIX,
     PLAIN_VARIABLES,
     keys,
@@ -17,7 +18,6 @@ from dgl_heta.settings.loading import (
     read_section,
     section_name,
 )
-from dgl_heta.settings.origins import Origin
 from dgl_heta.settings.sections import (
     CacheSettings,
     ModelSettings,

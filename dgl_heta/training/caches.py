@@ -31,8 +31,8 @@ from dgl_heta.cache.penalties import (
 from dgl_heta.cache.policies import CachePolicy, choose
 from dgl_heta.cache.visit_profile import ProfileFiles, Visits, hardware
 from dgl_heta.features.row_kernels import count_ids
+from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
-from dgl_heta.features.sparse_optimizers import AdamSettings
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.store.structure import check_range
 from dgl_heta.system.memory import capacity_bytes

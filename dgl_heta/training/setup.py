@@ -16,8 +16,8 @@ from dgl_heta.comm.sampled_rows import agreement, delivery
 from dgl_heta.errors import InputError, several
 from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.disk_tables import DiskTables, memory_tables
+from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
-from dgl_heta.features.sparse_optimizers import AdamSettings
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import InputReader, InputsContext, ModelInputs, ModuleWrapper
 from dgl_heta.models import ModelProvider, ModelSpec, find_model

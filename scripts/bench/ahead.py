@@ -21,7 +21,7 @@ from common import in_turns, markdown
 from numba import njit, types
 from numba.extending import intrinsic
 
-from dgl_heta.features import row_kernels, sparse_optimizers
+from dgl_heta.features import row_kernels, row_optimizers
 from dgl_heta.nn import messages, row_sums
 from dgl_heta.sampling import sampling_kernels
 
@@ -102,7 +102,7 @@ def cases(chosen: argparse.Namespace) -> list[tuple[str, Any, list[Any]]]:
         ("weighted sums", weighted.forward, [indptr, indices, heads, scores, ends.copy()]),
         ("gradient of weighted sums", weighted.backward,
          [indptr, indices, ends, heads, scores, heads.copy(), scores.copy()]),
-        ("SparseAdam", sparse_optimizers.adam_by_row,
+        ("SparseAdam", row_optimizers.adam_by_row,
          [ids, np.arange(len(ids)), of_edges, np.ones(len(ids), f32), table.copy(),
           np.zeros(count, f32), np.zeros_like(table), np.zeros_like(table),
           *map(f32, (0.01, 0.9, 0.1, 0.999, 0.001, 1e-8))]),

@@ -14,8 +14,8 @@ import torch
 from common import against_first, in_turns
 
 from dgl_heta.features.row_kernels import gather_rows
+from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
-from dgl_heta.features.sparse_optimizers import AdamSettings
 
 
 def main() -> None:

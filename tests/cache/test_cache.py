@@ -17,8 +17,8 @@ from dgl_heta.cache.slots import Slots
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.disk_tables import DiskTables
 from dgl_heta.features.row_files import CalledRows, MappedRows
+from dgl_heta.features.row_optimizers import AdamSettings, step_by_operators
 from dgl_heta.features.row_table import RowTable
-from dgl_heta.features.sparse_optimizers import AdamSettings, step_by_operators
 from dgl_heta.system.memory import capacity_bytes, free_bytes
 from tests.support.caches import CPU
 

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from torch.distributed import DistStoreError, HashStore, Store
 
+from dgl_heta.comm.launch_secret import MOST_UNPROVEN, NONCE, PROOF_S, proof
 from dgl_heta.comm.meeting_server import MOST_FRAME, Server, frame
 from dgl_heta.comm.meeting_store import MeetingStore
-from dgl_heta.comm.proofs import MOST_UNPROVEN, NONCE, PROOF_S, proof
 from tests.support.waiting import PATIENCE, PROMPT, until
 
 SECRET = secrets.token_bytes(32)

@@ -119,6 +119,12 @@ def test_a_seed_of_several_trainers_is_there_for_each(registry: IdRegistry) -> N
             registry.readers("a", more)
 
 
+def test_each_run_of_an_id_knows_its_own_trainers(registry: IdRegistry) -> None:
+    ids = registry.track("a", torch.tensor([5, 5, 3, 5]), torch.tensor([1, 4, 1, 2]))
+    assert bits_of(registry, "a", torch.unique_consecutive(ids)) == [5, 1, 2]
+    assert bits_of(registry, "a", torch.unique(ids)) == [1, 7]
+
+
 def test_ids_from_before_there_was_an_embedding_are_refused(registry: IdRegistry) -> None:
     early = registry.track("a", torch.tensor(IDS), torch.zeros(5, dtype=torch.int64), asked=False)
     for ids in (early, early[1:], torch.cat([early, early]), torch.unique(early)):

@@ -19,8 +19,8 @@ from dgl_heta.distdgl.blocks import edge_ids
 from dgl_heta.distdgl.blocks.edge_view import EdgeData
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.modules import destination_states, hetero, merging, multi_update
+from dgl_heta.distdgl.modules.absent_relations import Presence, presence
 from dgl_heta.distdgl.modules.message_functions import Functions, Outputs
-from dgl_heta.distdgl.modules.relation_presence import Presence, presence
 from dgl_heta.distdgl.refusals import BLOCKS, MODULES
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation

@@ -18,7 +18,7 @@ import torch
 
 import dgl_heta
 from dgl_heta.distdgl.loading.collated_loader import CollatedNodeLoader
-from dgl_heta.distdgl.loading.loader_scope import way_of
+from dgl_heta.distdgl.loading.script_sampler import way_of
 from dgl_heta.distdgl.loading.step_plan import step_sizes
 from tests.support.programs import differences
 

@@ -12,8 +12,8 @@ from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.errors import InputError
 from dgl_heta.features import LearnableFeatures, initial_rows
 from dgl_heta.features.row_kernels import RECYCLED, check_ids, gather_rows, sum_rows
+from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
-from dgl_heta.features.sparse_optimizers import AdamSettings
 
 
 @pytest.mark.parametrize("dtype", ["f2", "f4", "f8", ">f4", "i8", "u1"])

@@ -69,7 +69,7 @@ address, port = open(sys.argv[1]).read().split()
 rank = os.environ.get("RANK")
 if rank is None:
     import selectors
-    from dgl_heta.comm.proofs import Gate, secret_for
+    from dgl_heta.comm.launch_secret import Gate, secret_for
     deaf = socket.create_server((address, int(port) + 1))
     with selectors.DefaultSelector() as selector:
         gate = Gate(socket.create_server((address, int(port))), secret_for("DGL"), selector)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dgl_heta.graph.datasets import load_dataset
 from dgl_heta.graph.schema import Schema
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.planning.balance import balanced, longest_processing_time
+from dgl_heta.planning.dealing import balanced, longest_processing_time
 from dgl_heta.planning.making import make_plan
 from tests.support.plans import (
     MAG,

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 import dgl_heta.planning.plan
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.planning.assignment import Share
 from dgl_heta.planning.cost import predict
 from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.partition_shares import Share
 from dgl_heta.planning.workload import Workload
 from tests.support.graphs import schemas
 from tests.support.plans import (

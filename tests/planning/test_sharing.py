@@ -13,8 +13,8 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.datasets.synthetic import shape_schema
 from dgl_heta.partition.backends.meta_shared import MetaShared
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.assignment import Share
-from dgl_heta.planning.balance import longest_processing_time
+from dgl_heta.planning.dealing import longest_processing_time
+from dgl_heta.planning.partition_shares import Share
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import share_evenly
 

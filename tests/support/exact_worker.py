@@ -23,7 +23,6 @@ from dgl_heta.comm.machines import VARIABLE
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.partition.cutters import in_degrees
-from dgl_heta.planning.assignment import Piece
 from dgl_heta.planning.hubs import share_hubs
 from dgl_heta.planning.making import (
     Deal,
@@ -33,6 +32,7 @@ from dgl_heta.planning.making import (
 )
 from dgl_heta.planning.metatree import parse_metapaths
 from dgl_heta.planning.ownership import Ownership
+from dgl_heta.planning.partition_shares import Piece
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import make_shared_plan
 from dgl_heta.settings import load_settings

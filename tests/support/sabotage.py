@@ -104,7 +104,7 @@ def s1() -> None:
 
 def s8() -> None:
     """A relation counts for a trainer's rows where only another trainer's batch has edges of it."""
-    from dgl_heta.distdgl.modules.relation_presence import Presence
+    from dgl_heta.distdgl.modules.absent_relations import Presence
 
     def everywhere(self: Any, edges: Any) -> tuple[Tensor, Tensor]:
         none = torch.zeros(edges.num_rows, dtype=torch.bool)

@@ -29,7 +29,7 @@ from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import graph_names, part_tensor
 from dgl_heta.partition.arguments import whole
 from dgl_heta.partition.directory import is_part_config, open_partition
-from dgl_heta.planning.assignment import Partition
+from dgl_heta.planning.partition_shares import Partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.structure import copied

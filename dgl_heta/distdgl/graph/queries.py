@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.distdgl.loading.loader_scope import BY_ITSELF
+from dgl_heta.distdgl.loading.script_sampler import BY_ITSELF
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.store.edge_ends import EdgeEnds
 from dgl_heta.errors import HetaError

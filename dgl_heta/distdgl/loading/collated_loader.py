@@ -20,8 +20,8 @@ from torch import Tensor
 
 from dgl_heta.distdgl.loading.group_sampling import SampledBatch, sample_own_seeds
 from dgl_heta.distdgl.loading.loader_options import LoaderOptions
-from dgl_heta.distdgl.loading.loader_scope import BY_ITSELF, Fanouts, fanouts_of
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
+from dgl_heta.distdgl.loading.script_sampler import BY_ITSELF, Fanouts, fanouts_of
 from dgl_heta.distdgl.loading.seed_loader import items_at
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session

@@ -19,7 +19,7 @@ from dgl.dataloading import negative_sampler
 from dgl_heta.distdgl.loading.collated_loader import CollatedLoader, SamplerProxy, dgl_collators
 from dgl_heta.distdgl.loading.excluded_edges import excluded_by_all, ignores_exclude, stored_again
 from dgl_heta.distdgl.loading.loader_options import LoaderOptions, read_options
-from dgl_heta.distdgl.loading.loader_scope import BY_ITSELF, Fanouts, fanouts_of, way_of
+from dgl_heta.distdgl.loading.script_sampler import BY_ITSELF, Fanouts, fanouts_of, way_of
 from dgl_heta.distdgl.loading.seed_loader import EdgeSeedLoader
 from dgl_heta.distdgl.modules.merging import canonical
 from dgl_heta.distdgl.refusals import refuse

@@ -18,7 +18,8 @@ from dgl_heta.distdgl.blocks.dgl_block import PlainBlock, tell
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
 from dgl_heta.distdgl.loading.group_sampling import SampledBatch, sample_blocks
 from dgl_heta.distdgl.loading.loader_options import LoaderOptions
-from dgl_heta.distdgl.loading.loader_scope import Fanouts, check_types, loader_scope
+from dgl_heta.distdgl.loading.loader_scope import check_types, loader_scope
+from dgl_heta.distdgl.loading.script_sampler import Fanouts
 from dgl_heta.distdgl.loading.step_plan import agree_on_steps
 from dgl_heta.distdgl.loading.typed_ids import gather_seeds
 from dgl_heta.distdgl.modules.merging_block import make_blocks

@@ -28,6 +28,7 @@ from dgl_heta.distdgl.modules.destination_states import (
     with_seeds,
     without_absent,
 )
+from dgl_heta.distdgl.modules.exchange_before_weights import members_that_gain, sum_of_products
 from dgl_heta.distdgl.modules.hetero_convs import DGLS, Called
 from dgl_heta.distdgl.modules.merging import (
     Aggregate,
@@ -36,7 +37,6 @@ from dgl_heta.distdgl.modules.merging import (
     merge_scope,
 )
 from dgl_heta.distdgl.modules.module_hooks import is_plain_module
-from dgl_heta.distdgl.modules.narrow_exchange import members_that_gain, sum_of_products
 from dgl_heta.distdgl.modules.relation_call import FusedConvolution, RelationCall
 from dgl_heta.distdgl.modules.relation_modules import call_module, runs_alone, shared_buffers
 from dgl_heta.distdgl.refusals import refuse

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.modules import message_functions
+from dgl_heta.distdgl.modules.absent_relations import Presence, presence
 from dgl_heta.distdgl.modules.agreements import known
 from dgl_heta.distdgl.modules.destination_states import all_destinations
 from dgl_heta.distdgl.modules.merging import layer_to_merge, merge_agreed, merge_scope
@@ -29,7 +30,6 @@ from dgl_heta.distdgl.modules.message_functions import (
     Outputs,
     builtin,
 )
-from dgl_heta.distdgl.modules.relation_presence import Presence, presence
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation

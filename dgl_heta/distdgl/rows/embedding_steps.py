@@ -33,7 +33,7 @@ from dgl_heta.distdgl.rows.embedding_table import Table
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError
 from dgl_heta.features.row_kernels import each_once, marked, sum_rows, sum_rows_with_bits
-from dgl_heta.features.sparse_optimizers import adagrad_by_row, adam_by_row
+from dgl_heta.features.row_optimizers import adagrad_by_row, adam_by_row
 from dgl_heta.sampling.trainer_bits import count_trainers
 
 

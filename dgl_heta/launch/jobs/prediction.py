@@ -16,7 +16,7 @@ from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import HGNN
 from dgl_heta.models.link_model import without_decoder
-from dgl_heta.planning.balance import balanced
+from dgl_heta.planning.dealing import balanced
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction.output import Output, arrow

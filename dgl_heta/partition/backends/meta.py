@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dgl_heta.partition.backends.metatree_backend import MetatreeBackend
-from dgl_heta.planning.balance import balanced
+from dgl_heta.planning.dealing import balanced
 
 
 class Meta(MetatreeBackend):

@@ -7,11 +7,11 @@ from dataclasses import replace
 from dgl_heta.graph.schema import Schema
 from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.assignment import Partition
-from dgl_heta.planning.balance import group_sizes
 from dgl_heta.planning.compute import step_work
+from dgl_heta.planning.dealing import group_sizes
 from dgl_heta.planning.limit import within
 from dgl_heta.planning.metatree import check_hops
+from dgl_heta.planning.partition_shares import Partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import make_shared_plan
 

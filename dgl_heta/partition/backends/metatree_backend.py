@@ -16,7 +16,6 @@ from dgl_heta.partition.arguments import warn_once
 from dgl_heta.partition.cutters import check_hub, in_degrees, warn_of_ranges
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.request import PartitionRequest, PartitionResult
-from dgl_heta.planning.assignment import Piece
 from dgl_heta.planning.hubs import share_hubs
 from dgl_heta.planning.limit import deal_within, within
 from dgl_heta.planning.making import (
@@ -27,6 +26,7 @@ from dgl_heta.planning.making import (
 )
 from dgl_heta.planning.metatree import check_hops
 from dgl_heta.planning.ownership import Ownership, checked_cut
+from dgl_heta.planning.partition_shares import Piece
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.shared_rows import share_rows
 from dgl_heta.store import Store

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.partition.backends.metatree_backend import MetatreeBackend
 from dgl_heta.partition.request import PartitionRequest
-from dgl_heta.planning.assignment import Piece
+from dgl_heta.planning.partition_shares import Piece
 
 
 class RelationRandom(MetatreeBackend):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
-from dgl_heta.planning.assignment import Share
+from dgl_heta.planning.partition_shares import Share
 
 
 def longest_processing_time(weights: Sequence[int], parts: int) -> list[list[int]]:
