@@ -358,7 +358,7 @@ MODULES: dict[str, Refusal] = {
         "distdgl/test_refused.py::test_states_that_trainers_cannot_send"),
     "own functions in a large group": Refusal(
         "user-defined reduce functions, maxima and minima in `multi_update_all`, in a group of "
-        "more trainers than it can tell apart", "`multi_update_all` is called",
+        "more than 62 trainers", "`multi_update_all` is called",
         "a group has {trainers} trainers; {remedy}",
         "a user-defined reduce function, or a maximum or minimum, in multi_update_all works with "
         "{most}", "distdgl/test_refused.py::test_own_functions_in_a_large_group"),
