@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from dgl_heta.distdgl.refusals import TABLE
@@ -23,8 +24,8 @@ def table() -> str:
 
 
 def _sentence(remedy: str) -> str:
-    """A remedy without the facts of one case, fit for a cell."""
-    return remedy.replace("{", "").replace("}", "").replace("|", "\\|")
+    """Return a remedy for a cell, with … in place of the facts of one case."""
+    return re.sub(r"\{\w+\}", "…", remedy).replace("|", "\\|") or "see below"
 
 
 def main() -> None:
