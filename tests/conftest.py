@@ -101,3 +101,11 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector
             and "dgl" not in needs.REQUIRED):
         return _WithoutDGL.from_parent(parent, path=module_path)
     return None
+
+
+@pytest.fixture(autouse=True)
+def _default_kernel() -> Iterator[None]:
+    """Leave the process with the aggregation kernel that other tests expect."""
+    yield
+    if kernels := sys.modules.get("dgl_heta.nn.kernels"):
+        kernels.use_kernel(kernels.FusedKernel())

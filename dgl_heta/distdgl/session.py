@@ -114,7 +114,7 @@ class Session:
             "module wrapper", settings.train.wrapper))
         plugins.get("cache policy", settings.cache.policy)  # an unknown one is an error now
         # The kernel is the process's, as dgl_heta.nn knows no session.
-        use_kernel(plugins.get("aggregation kernel", settings.train.kernel))
+        self._kernel_before = use_kernel(plugins.get("aggregation kernel", settings.train.kernel))
 
     def _make_state(self, plugins: Plugins) -> None:
         settings, run = self.settings, self.settings.run
@@ -263,8 +263,9 @@ class Session:
         return sorted(r for m in self.plan.users(ntype) for r in self.groups.trainers[m])
 
     def close(self) -> None:
-        """Look at no batch any longer, and forget what the trainers agreed on."""
+        """Look at no batch any longer, and leave the process as it was before the session."""
         self.scope.end()
+        use_kernel(self._kernel_before)
         self.groups.agreed.forget()
 
 

@@ -188,10 +188,11 @@ def unbound(weights: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
 _in_use: Kernel = FusedKernel()
 
 
-def use_kernel(kernel: Kernel) -> None:
-    """Aggregate with this kernel from now on, in this process."""
+def use_kernel(kernel: Kernel) -> Kernel:
+    """Aggregate with this kernel from now on, in this process; return the one before it."""
     global _in_use
-    _in_use = kernel
+    before, _in_use = _in_use, kernel
+    return before
 
 
 def kernel_in_use() -> Kernel:

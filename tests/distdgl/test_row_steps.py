@@ -44,7 +44,7 @@ EXAMPLES = 4
 
 
 def tables_of(comm: ThreadComm) -> list[Any]:
-    session = SimpleNamespace(world=comm, trainers=TRAINERS)
+    session = SimpleNamespace(world=comm, groups=SimpleNamespace(trainers=TRAINERS))
     return [SimpleNamespace(
         session=session, count=count, width=width, slots=np.full(count, -1, np.int32),
         bounds=np.array([0, count // 2, count]), shared=shared,

@@ -23,7 +23,17 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.held_out import HeldOut, SameLinks
 from dgl_heta.sampling.same_links import overlaps
 from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.sampling_kernels import count_sampled, draw, hash_key, sample_pieces
+from dgl_heta.sampling.sampling_kernels import (
+    count_sampled,
+    hash_key,
+    sample_neighbors,
+    sample_pieces,
+)
+    count_sampled,
+    hash_key,
+    sample_neighbors,
+    sample_pieces,
+)
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
@@ -164,7 +174,8 @@ def test_pieces_of_a_node_are_drawn_as_the_whole(seed: int, fanout: int, share: 
 
     pointers, out = np.empty(len(indptr), np.int64), np.empty(indptr[-1], np.int32)
     count_sampled(indptr, nodes, fanout, len(indices), pointers)
-    draw(indptr, indices, nodes, fanout, key, None, pointers, out, None, None, 0, left_out, None)
+    sample_neighbors(indptr, indices, nodes, fanout, key, None, pointers, out, None, None, 0,
+                     left_out, None)
     whole, pieces = rows(pointers, out), [[] for _ in nodes]
     for begin, end in ((np.zeros_like(low), low), (low, np.diff(indptr))):
         order = np.empty(indptr[-1], np.int64)
@@ -184,8 +195,9 @@ def test_of_the_edges_that_are_left_each_is_drawn_as_often() -> None:
         drawn = np.zeros(degree)
         for number in range(size):
             pointers, out = np.array([0, 3]), np.empty(3, np.int32)
-            draw(np.array([0, degree]), indices, np.array([0]), 3, np.uint64(hash_key(number)),
-                 None, pointers, out, None, None, 0, held.left_out(relation, None), None)
+            sample_neighbors(
+                np.array([0, degree]), indices, np.array([0]), 3, np.uint64(hash_key(number)),
+                None, pointers, out, None, None, 0, held.left_out(relation, None), None)
             assert len(set(out.tolist())) == 3
             drawn[out] += 1
         left = np.arange(degree) % 3 > 0
