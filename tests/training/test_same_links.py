@@ -29,11 +29,6 @@ from dgl_heta.sampling.sampling_kernels import (
     sample_neighbors,
     sample_pieces,
 )
-    count_sampled,
-    hash_key,
-    sample_neighbors,
-    sample_pieces,
-)
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
