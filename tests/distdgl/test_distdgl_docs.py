@@ -1,8 +1,10 @@
-"""The documentation lists what dgl-heta patches."""
+"""The documentation lists what dgl-heta patches, and what it refuses."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from dgl_heta.distdgl.activate import every_patch
@@ -20,3 +22,9 @@ def test_every_patched_name_is_documented_and_nothing_else() -> None:
     patches = every_patch(Plugins(guests=False))
     assert listed == [patch.target.replace(":", ".") for patch in patches]
     assert len(rows) == table.count("\n| `")
+
+
+def test_the_list_of_refusals_is_that_of_the_table() -> None:
+    script = DOCS.parent / "scripts/list_refusals.py"
+    done = subprocess.run([sys.executable, script, "--check"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
