@@ -12,6 +12,7 @@ unset PYTHONPATH
 # A copy, because what earlier builds left in build/ would come along.
 mkdir "$work/tree"
 cp -r pyproject.toml setup.py README.md LICENSE dgl_heta plugins "$work/tree"
+find "$work/tree" -name __pycache__ -prune -exec rm -rf {} +  # of tests, in plugins/ as well
 "$venv/bin/python" -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation \
     --wheel-dir "$work/wheels" "$work/tree" "$work"/tree/plugins/*/
 

@@ -145,7 +145,7 @@ def test_no_modules_import_each_other_in_a_ring() -> None:
 
 # The rooms of the drop-in, bottom first; what stands in one line does not import each other.
 ROOMS = """
-versions state refusals
+versions state refusals programs
 watchdog store source_trainers
 batch_ids
 autograd
@@ -159,7 +159,7 @@ rows
 loading
 training
 graph
-programs patches
+patches
 activate
 running
 __init__

@@ -47,10 +47,14 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
         known.get(kind, name)
     release()
     wait_at_most(chosen.run.timeout_s)
-    from dgl_heta.distdgl.programs import watch_programs
+    from dgl_heta.distdgl.programs import forget_programs, watch_programs
 
     watch_programs(known)
-    apply(every_patch(known))
+    try:
+        apply(every_patch(known))
+    except BaseException:
+        forget_programs()  # all or nothing
+        raise
     use(known)
     if chosen.run.reference:
         from dgl_heta.distdgl.reference import plain_settings

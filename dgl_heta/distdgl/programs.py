@@ -29,12 +29,11 @@ def watch_programs(plugins: Plugins) -> None:
     Raises
     ------
     InputError
-        A program was imported whose plugin is not installed; or it is raised by that import.
+        As a plugin raises it.
     """
     forget_programs()
     known = plugins.providers("program")
-    modules: dict[str, list[Adapt]] = {
-        name: [_refuse] for kind, name in DISTRIBUTIONS if kind == "program" and name not in known}
+    modules: dict[str, list[Adapt]] = {}
     for name in known:
         for module, adapt in plugins.get("program", name).modules.items():
             modules.setdefault(module, []).append(adapt)
@@ -50,10 +49,19 @@ def forget_programs() -> None:
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Watch)]
 
 
-def _refuse(module: ModuleType) -> None:
-    distribution = DISTRIBUTIONS["program", module.__name__]
-    raise InputError(f"{module.__name__} was imported, which dgl-heta runs by a plugin that is not "
-                     f"installed: pip install {distribution}")
+def check_programs(plugins: Plugins) -> None:
+    """Check that what a program needs on a meta-partitioned graph is installed.
+
+    Raises
+    ------
+    InputError
+        A program was imported whose plugin is not installed.
+    """
+    for kind, name in DISTRIBUTIONS:
+        if kind == "program" and name in sys.modules and name not in plugins.providers("program"):
+            raise InputError(f"{name} was imported, which runs on meta-partitioned graphs by a "
+                             f"plugin that is not installed: pip install "
+                             f"{DISTRIBUTIONS[kind, name]}")
 
 
 class _Watch(MetaPathFinder):

@@ -298,5 +298,9 @@ def open_session(part_config: str, part: int, settings: Settings, plugins: Plugi
 
 def use_session(session: Session) -> Session:
     """Let a session be that of this process."""
-    process_state().session = session
+    state = process_state()
+    if state.session is not None and state.session is not session:
+        # The kernel that the process had before the first of them is put back at the end.
+        session._kernel_before = state.session._kernel_before
+    state.session = session
     return session

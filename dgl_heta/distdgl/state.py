@@ -40,13 +40,16 @@ class State:
     def close(self) -> None:
         """Close the session, then every instance that has a `close`, the last one first, and forget
         them all."""
-        if self.session is not None:
-            self.session.close()
-        while self._instances:
-            _, instance = self._instances.popitem()
-            getattr(instance, "close", lambda: None)()
-        # Instances may look at the session while they are closed, so it goes last.
-        self.settings, self.session = Settings(), None
+        try:
+            if self.session is not None:
+                self.session.close()
+            while self._instances:
+                _, instance = self._instances.popitem()
+                getattr(instance, "close", lambda: None)()
+        finally:
+            # Instances may look at the session while they are closed, so it goes last.
+            self._instances.clear()
+            self.settings, self.session = Settings(), None
 
 
 _state = State()

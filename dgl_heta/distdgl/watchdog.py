@@ -36,17 +36,18 @@ Batch = tuple[int, int, int]
 class Watchdog:
     """What this trainer tells the others, and has seen of them.
 
-    Keys of the store are numbered, as a store never forgets a counter: all trainers count alike.
+    Keys of the store are numbered, and all trainers count alike.
     """
 
-    def __init__(self) -> None:
-        self._meetings, self._skips = itertools.count(1), itertools.count()
-        self._batch: Batch | None = None  # the last one, if it was not the last of its pass
-        atexit.register(_post, "ended")
+    # Of the process, not of the time between `enable` and `disable`: the store of a process group
+    # never forgets a key, so no number may come twice.
+    _meetings, _skips = itertools.count(1), itertools.count()
 
-    def close(self) -> None:
-        """Do not tell the others that this trainer has ended."""
+    def __init__(self) -> None:
+        self._batch: Batch | None = None  # the last one, if it was not the last of its pass
+        # Others wait for a trainer that has ended, also if it has called `disable` before.
         atexit.unregister(_post)
+        atexit.register(_post, "ended")
 
     def take(self, batch: Batch) -> None:
         """Post the batch that this trainer takes."""

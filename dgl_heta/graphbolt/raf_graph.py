@@ -58,7 +58,8 @@ class GraphBoltSession(Session):
         super().__init__(part_config, rank // self._each, settings, loaded)
         self.order.wrapped_only = True
 
-    def _reads_first(self) -> bool:
+    def _verifies(self) -> bool:
+        # On one host several ranks have different parts: the first rank of each part reads it.
         local = int(os.environ.get("LOCAL_RANK", "0"))
         return local == 0 or self.ranked[0] % self._each == 0
 

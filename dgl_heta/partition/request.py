@@ -50,9 +50,9 @@ class PartitionRequest:
     shared: str = "auto"
     """How learnable features that several partitions read are shared: rows move, or one partition
     aggregates them for the others (:mod:`dgl_heta.planning.shared_rows`)."""
+    script: ScriptArguments = field(default_factory=ScriptArguments)
     shared_origin: Origin = Origin.DEFAULT
     """Who asked for `shared`."""
-    script: ScriptArguments = field(default_factory=ScriptArguments)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,11 @@ class Plan:
     """The decision on `partition.shared`, with its reason; None where nobody has decided yet."""
 
     @property
+    def delegates(self) -> dict[Relation, int]:
+        """`offloaded`, by the name that it had before."""
+        return self.offloaded
+
+    @property
     def num_parts(self) -> int:
         return len(self.partitions)
 

@@ -251,7 +251,7 @@ def model_spec(store: Store, settings: Settings, outputs: Mapping[str, int], pla
 def _precomputed(provider: ModelProvider, plugins: Plugins) -> ModelInputs | None:
     """The inputs that a model reads in place of sampled blocks, if it names some."""
     name = getattr(provider, "precomputed", None)
-    return None if name is None else plugins.get("model inputs", name)
+    return plugins.get("model inputs", name) if name else None
 
 
 def _cores() -> int:

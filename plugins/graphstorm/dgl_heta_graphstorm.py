@@ -13,7 +13,7 @@ from typing import Any
 from dgl_heta import InputError, Program, hookimpl
 from dgl_heta.tools import listing
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("dgl_heta")
 RELEASES = ("0.5.0.post1",)
 """Releases of GraphStorm that the tests run with."""
 ENCODERS = ("rgcn", "rgat", "hgt")

@@ -11,7 +11,7 @@ import pytest
 
 import dgl_heta
 from dgl_heta.distdgl.graph import dist_graph
-from dgl_heta.distdgl.programs import forget_programs, watch_programs
+from dgl_heta.distdgl.programs import check_programs, forget_programs, watch_programs
 from dgl_heta.hooks.manager import Plugins
 
 
@@ -85,17 +85,14 @@ def test_a_program_whose_plugin_is_not_installed_names_it(package, monkeypatch, 
     for name in [n for n in sys.modules if n.partition(".")[0] == "graphstorm"]:
         monkeypatch.delitem(sys.modules, name)
     without = Plugins(guests=False)
+    check_programs(without)
     if before:
         importlib.import_module("graphstorm")
-
-    def watch_and_import() -> None:
-        watch_programs(without)
-        importlib.import_module("graphstorm")
-
+    watch_programs(without)
+    importlib.import_module("graphstorm")  # on other graphs it runs as without dgl-heta
     with pytest.raises(dgl_heta.InputError, match="pip install dgl-heta-graphstorm"):
-        watch_and_import()
-    watch_programs(registry(graphstorm={}))
-    importlib.import_module("graphstorm")
+        check_programs(without)
+    check_programs(registry(graphstorm={}))
 
 
 def test_a_wrapper_that_stays_within_parts_needs_its_plugin(monkeypatch) -> None:

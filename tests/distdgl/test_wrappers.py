@@ -25,6 +25,7 @@ REFUSED = {f"{HERE}:{name}": text for name, text in {
     'whole_options {"ignored": true}': "with parameters to ignore",
     'whole_options {"delayed": true}': "with delay_all_reduce_named_params",
     'communication "half"': "with register_comm_hook",
+    'communication "low rank"': "with register_comm_hook",
     'communication "fused"': "with _register_fused_optim",
     'communication "pickled"': "with __getstate__",
     'communication "joined"': "with join_hook"}.items()}

@@ -27,7 +27,7 @@ from tests.support.waiting import PATIENCE
 dgl = pytest.importorskip("dgl")
 gb = pytest.importorskip("dgl.graphbolt")
 from dgl_heta.distdgl.versions import release  # noqa: E402
-from dgl_heta.graphbolt.raf_graph import open_graph  # noqa: E402
+from dgl_heta.graphbolt.raf_graph import GraphBoltSession, open_graph  # noqa: E402
 from dgl_heta.graphbolt.raf_minibatch import own_seeds  # noqa: E402
 
 SCRIPT = Path(__file__).parents[1] / "support/gb_training.py"
@@ -281,3 +281,14 @@ def test_ranks_that_cannot_step_together_are_refused(data, tmp_path):
         assert "rank 1 has no seed left for step 1" in text
         assert "a parameter of shape (1,) below the first layer is not in Distributed" in text
         assert "the model is not in DistributedDataParallel" in text
+
+
+@pytest.mark.parametrize(("rank", "local", "verifies"), [
+    (0, 0, True), (1, 1, False), (2, 2, True), (3, 3, False), (3, 0, True)])
+def test_one_rank_of_each_part_on_a_host_compares_checksums(
+        monkeypatch: pytest.MonkeyPatch, rank: int, local: int, verifies: bool) -> None:
+    """Four ranks, two parts: parts 0 and 1 may be on one host."""
+    session = object.__new__(GraphBoltSession)
+    session.ranked, session._each = (rank, 4), 2
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    assert session._verifies() == verifies

@@ -17,6 +17,7 @@ from dgl_heta.distdgl.graph.graphbolt_parts import check_graph
 from dgl_heta.distdgl.graph.loaded_parts import load_graph
 from dgl_heta.distdgl.graph.queries import Queries, answer
 from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.programs import check_programs
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows import node_data
 from dgl_heta.distdgl.session import open_session
@@ -40,6 +41,7 @@ def open_graph(graph: Any, part_config: str | None) -> None:
             plugins().get("patches", "local-partition")  # an error says what to install
         return
     check_no_plain_module()
+    check_programs(plugins())
     graph.heta = open_session(config, graph.get_partition_book().partid, selected(), plugins())
     graph.heta.server_column = partial(_column, graph)
     if graph.heta.settings.run.record is not None:

@@ -134,8 +134,10 @@ def _refusing(name: str, why: str) -> Callable[[Any], Any]:
 def _register_comm_hook(self: Any, state: Any, hook: Any) -> None:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
-    whole = state is None or dist.get_world_size(state) == dist.get_world_size()
-    if hook is not allreduce_hook or not whole:  # that is what is done without it
+    # The state of other hooks is no process group, so it is looked at for this one alone.
+    same = hook is allreduce_hook and (
+        state is None or dist.get_world_size(state) == dist.get_world_size())
+    if not same:  # that is what is done without it
         refuse(_AVERAGING, what="with register_comm_hook",
                why="gradients would be averaged another way; leave the hook out")
 

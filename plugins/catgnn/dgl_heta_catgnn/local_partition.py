@@ -35,7 +35,7 @@ from torch import Tensor
 from dgl_heta import HetaError, InputError
 from dgl_heta.tools import homes, patch_all, plain, state_of, wrapper_for_any_graph
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("dgl_heta")
 _CHUNK = 1 << 16  # halo rows that are asked for at once
 
 

@@ -39,7 +39,7 @@ from dgl_heta.tools import (
     write_signed,
 )
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("dgl_heta")
 
 Metapath = tuple[Relation, ...]
 

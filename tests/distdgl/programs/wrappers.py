@@ -235,6 +235,10 @@ def communication(t: Trainer, kind: str) -> None:
         wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
     elif kind == "half":
         wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+    elif kind == "low rank":
+        from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as low_rank
+
+        wrapped.register_comm_hook(low_rank.PowerSGDState(None), low_rank.powerSGD_hook)
     elif kind == "fused":
         wrapped._register_fused_optim(torch.optim.SGD, lr=0.1)
     elif kind == "pickled":
