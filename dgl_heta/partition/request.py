@@ -150,5 +150,5 @@ def make_request(
     return PartitionRequest(
         parts, targets, DEFAULT_HOPS if hops is None and metapaths is None else hops, paths, seed,
         edge_ids, replication, None if memory_mb is None else round(memory_mb * 1e6), cutter, hubs,
-        workload or Workload(), shared or "auto", shared_origin,
-        script_arguments(backend, script or {}, schema, what))
+        workload or Workload(), shared or "auto",
+        script_arguments(backend, script or {}, schema, what), shared_origin)
