@@ -23,9 +23,6 @@ from dgl_heta.distdgl.watchdog import watchdog
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.planning.plan import Plan
 
-RowShape = tuple[torch.Size, torch.dtype] | None
-"""The shape of a row and its dtype, as any trainer of the group knows them."""
-
 
 @dataclass
 class Agreements:
@@ -35,18 +32,15 @@ class Agreements:
     ----------
     answers : question → whether it holds on all trainers.
     shapes : module, layer and dtype → what is known of the rows that it merges.
-    types : the same → node type → its row's shape.
     """
 
     answers: dict[Any, bool] = field(default_factory=dict)
     shapes: dict[Any, Any] = field(default_factory=dict)
-    types: dict[Any, dict[str, RowShape]] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Forget all of it: an epoch begins on all trainers."""
         self.answers.clear()
         self.shapes.clear()
-        self.types.clear()
 
 
 class Groups:

@@ -254,3 +254,9 @@ class CachedFeature(StoredFeature):
             gb.BasicFeatureStore({self._KEY: feature}),
             counts=None if counts is None else {self._KEY: counts}, **options)
         super().__init__(self.store, self._KEY)
+        self._feature = feature
+
+    def count(self) -> int:
+        """Return the number of rows, where the feature tells it."""
+        rows: int = self._feature.count()  # DGL 2.1's stores have no count, a feature may have one
+        return rows

@@ -156,9 +156,9 @@ def _columns_of_nothing(call: _UpdateCall, relation: Relation) -> dict[str, Tens
     """Return the output fields of a relation that has no edge anywhere."""
     g = call.g
     data = {name: column[:0] for name, column in g.dstnodes[relation.dst].data.items()}
+    graph = call.layer.empty_graph(relation, g.device)
+    graph.edata.update({name: x[:0] for name, x in g._edge_frames.of(relation).items()})
     try:
-        graph = call.layer.empty_graph(relation, g.device)
-        graph.edata.update({name: x[:0] for name, x in g._edge_frames.of(relation).items()})
         return _columns(call, graph, None, call.functions[relation], data)
     except Exception:  # a script's functions may not be made for this
         return {}
