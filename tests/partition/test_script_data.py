@@ -30,7 +30,12 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.setup import check
-from tests.support.read_back import (
+from tests.support.signing import edit_array, edit_json
+
+dgl = pytest.importorskip("dgl")
+torch = pytest.importorskip("torch")
+distributed = pytest.importorskip("dgl.distributed")
+from tests.support.read_back import (  # noqa: E402
     BACK,
     DTYPES,
     EDGES,
@@ -40,11 +45,6 @@ from tests.support.read_back import (
     graph,
     values,
 )
-from tests.support.signing import edit_array, edit_json
-
-dgl = pytest.importorskip("dgl")
-torch = pytest.importorskip("torch")
-distributed = pytest.importorskip("dgl.distributed")
 
 NAMES = ("feat", "label", "labels", *MASKS, "x", "feat_1", "a b", "Ünï", "x/y", "a:b", "a~b", "..",
          "_x", "\n", "_ID", "_TYPE", "inner_node", "inner_edge", "orig_id", "n" * 200)
