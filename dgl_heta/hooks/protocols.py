@@ -9,7 +9,7 @@ Nothing is imported here when the module is loaded: the protocols lie below all 
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -225,23 +225,23 @@ class InputsContext:
     rank: int
 
 
-class InputReader:
+class InputReader(ABC):
     """Inputs that were computed, as one worker reads them.
 
     The model is given a block of the seeds, in which the worker's parts stand as relations without
     edges do, so that it merges parts as it merges relations.
     """
 
+    @abstractmethod
     def parts(self, target: str) -> Sequence[tuple[int, Relation, Share]]:
         """Return this worker's parts of the inputs of a target: a number that tells them apart in
         the model, the relation into the target, and the share of the seeds (`plan.roots(rank)`
         has both)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def read(self, batch: MiniBatch, device: torch.device) -> dict[str, Tensor]:
         """Return what the model is given as `inputs`, by names that it knows: rows of the batch's
         `own_seeds`, and of its parts (`batch.blocks[0].edges`). No step changes them."""
-        raise NotImplementedError
 
 
 class ModelInputs(Provider, Protocol):

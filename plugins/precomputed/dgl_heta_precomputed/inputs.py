@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import replace
@@ -90,14 +91,14 @@ class AverageReader(InputReader):
                     train.seed, target, 0, schema.node_counts[target],
                     context.spec.input_dims[target], self._dtype)
 
+    @abstractmethod
     def _open(self, target: str, out: Path, **options: Any) -> Averages:
         """Compute or open the averages of a target that this partition has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _read_part(self, edges: RelationBlock, averages: Averages, ids: np.ndarray
                    ) -> dict[str, Tensor]:
         """Read the rows of one part of a block, by :func:`part_key`."""
-        raise NotImplementedError
 
     def read(self, batch: MiniBatch, device: torch.device) -> dict[str, Tensor]:
         """Return the own features of the seeds by type, and averages by :func:`part_key`."""
