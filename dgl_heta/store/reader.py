@@ -297,7 +297,7 @@ class Store:
         if not self._is_here(entry):
             raise InputError(
                 f"store file {self.directory / entry.file} is not on this machine: the store was "
-                f"staged for {self.staged}, which do not read it; stage it with --also and the "
+                f"staged for {self.staged}, where it is not read; stage it with --also and the "
                 "name of its relation or node type, or use the whole store")
 
     def _check_size(self, entry: ArrayEntry) -> None:

@@ -133,12 +133,12 @@ class Staged:
                 {str(file): None if pieces is None else Pieces(
                     tuple((int(low), int(high)) for low, high in pieces["ranges"]),
                     str(pieces["sha256"])) for file, pieces in data["files"].items()})
+            if staged.manifest != manifest()[KEY]:
+                raise InputError(f"{path} is of another store than the manifest beside it; stage "
+                                 "it again")
             staged._check(sizes)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{path} is damaged: {error}; stage it again") from None
-        if staged.manifest != manifest()[KEY]:
-            raise InputError(f"{path} is of another store than the manifest beside it; stage it "
-                             "again")
         return staged
 
     def _check(self, sizes: Mapping[str, int]) -> None:
