@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from dgl_heta import InputError, Relation, Schema, make_plan
 from dgl_heta.planning.offloading import SharingDecision
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.shared_rows import share_rows, share_rows_as_partitioned, share_rows_in_training
+from dgl_heta.planning.shared_rows import (
+    share_rows,
+    share_rows_as_partitioned,
+    share_rows_in_training,
+)
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import Origin, Settings, load_settings
 
