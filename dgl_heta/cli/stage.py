@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from dgl_heta.cli.options import AsJson, Overwrite
 from dgl_heta.report.console import out, print_json, progress, table
-
-if TYPE_CHECKING:
-    from dgl_heta.partition.staging import Staging
 
 app = typer.Typer()
 _MOST_ROWS = 12
@@ -22,8 +19,9 @@ _MOST_ROWS = 12
 @app.command(epilog="Example: dgl-heta stage data/mag --to /nvme/mag --part 0. Or, for all "
              "machines: dgl-heta stage data/mag --hosts hosts.txt --to /nvme/mag --dry-run")
 def stage(
-    partition: Annotated[Path, typer.Argument(
-        help="Partition, as `dgl-heta partition` writes it.")],
+    partition: Annotated[str, typer.Argument(
+        help="Partition, as `dgl-heta partition` writes it, or a copy of it in object storage by "
+        "its URL, such as s3://bucket/mag.")],
     to: Annotated[Path, typer.Option("--to", help="Directory to write, on each machine.")],
     part: Annotated[list[int] | None, typer.Option(
         "--part", metavar="NUMBER", help="Partition that this machine runs; repeat it for "
@@ -40,32 +38,32 @@ def stage(
     Staging that was interrupted goes on where it ended; what is there already is not copied again.
     All files are compared with the checksums of the partition before the directory appears.
     """
-    from dgl_heta.partition.staging import Staging
+    from dgl_heta.partition.staging import Staging, opened_partition
 
-    first = Staging.of(partition, part, also or ())
-    parts = [part] if part else [[p] for p in range(first.plan.num_parts)]
-    stagings = [(Staging.of(partition, group, also or ()),
-                 to if part else to / f"part-{group[0]}") for group in parts]
     result: list[dict[str, Any]] = []
-    for staging, directory in stagings:
-        started, copied = time.perf_counter(), False
-        if not dry_run:
-            with progress(not as_json) as advance:
-                copied = staging.write(directory, overwrite=overwrite, progress=advance)
-        result.append({"parts": list(staging.staged.parts), "directory": str(directory),
-                       "bytes": staging.bytes, "by_name": staging.by_name(), "copied": copied,
-                       "seconds": time.perf_counter() - started})
+    with opened_partition(partition) as opened:
+        parts = [part] if part else [[p] for p in range(opened.plan.num_parts)]
+        stagings = [(Staging.of(opened, group, also or ()),
+                     to if part else to / f"part-{group[0]}") for group in parts]
+        for staging, directory in stagings:
+            started, copied = time.perf_counter(), False
+            if not dry_run:
+                with progress(not as_json) as advance:
+                    copied = staging.write(directory, overwrite=overwrite, progress=advance)
+            result.append({"parts": list(staging.staged.parts), "directory": str(directory),
+                           "bytes": staging.bytes, "by_name": staging.by_name(), "copied": copied,
+                           "seconds": time.perf_counter() - started})
+        whole = opened.store.manifest.bytes
     if as_json:
-        print_json({"partition": str(partition), "dry_run": dry_run, "stagings": result})
+        print_json({"partition": partition, "dry_run": dry_run, "stagings": result})
     else:
-        _show(first, result, dry_run)
+        _show(whole, result, dry_run)
 
 
-def _show(first: Staging, stagings: list[dict[str, Any]], dry_run: bool) -> None:
+def _show(whole: int, stagings: list[dict[str, Any]], dry_run: bool) -> None:
     from dgl_heta.report.text import human_bytes
 
     rows = table("partition", "bytes", "of the store", "directory", "", right=["bytes"])
-    whole = first.store.manifest.bytes
     for each in stagings:
         state = ("" if dry_run else f"copied in {each['seconds']:.1f} s" if each["copied"]
                  else "there already")

@@ -152,6 +152,21 @@ def part_config_file(path: Path) -> Path:
     return configs[0]
 
 
+def write_part_config(directory: Path, plan: Plan, graph_name: str) -> Path:
+    """Write the part_config of a plan whose store lies in the same directory, for any other."""
+    for config in directory.glob("*.json"):
+        if config.name != PLAN_FILE:
+            config.unlink()
+    file = directory / config_name(graph_name)
+    file.write_text(json.dumps(part_config(plan, graph_name, STORE_DIR), indent=1) + "\n", "utf-8")
+    return file
+
+
+def graph_name_of(config: Path) -> str:
+    """The name of the graph in a part_config that :func:`open_partition` has read."""
+    return str(json.loads(config.read_text("utf-8"))["graph_name"])
+
+
 def store_of_config(config: Path) -> Path | None:
     """Where the store of a partition is, as its part_config says; None where it cannot be read."""
     try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
+import os
 import posixpath
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -21,19 +21,32 @@ import numpy as np
 
 from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph.schema import Relation
-from dgl_heta.partition.directory import STORE_DIR, open_partition, part_config_file
-from dgl_heta.partition.part_config import PLAN_FILE, part_config
+from dgl_heta.partition.directory import (
+    STORE_DIR,
+    graph_name_of,
+    open_partition,
+    part_config_file,
+    store_of_config,
+    write_part_config,
+)
+from dgl_heta.partition.part_config import PLAN_FILE
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
-from dgl_heta.store.manifest import ArrayEntry, RelationEntry
+from dgl_heta.store.manifest import ArrayEntry, Manifest, RelationEntry
 from dgl_heta.store.staged import Pieces, Staged, pieces_of, pieces_sum, plan_sum
 from dgl_heta.system.atomic_files import put_directory
-from dgl_heta.system.checksums import KEY
+from dgl_heta.system.checksums import KEY, file_sum
 from dgl_heta.system.disk import is_full, sync_tree
+from dgl_heta.system.leftovers import scratch_directory
+from dgl_heta.system.remote_files import (
+    FileDirectory,
+    LocalDirectory,
+    file_directory,
+    is_remote,
+)
 
 Progress = Callable[[str, float], None]
-_BLOCK = 2**22  # bytes
 
 
 @dataclass(frozen=True)
@@ -42,20 +55,24 @@ class Staging:
 
     Attributes
     ----------
-    source : the partition directory.
+    source : the partition directory, by its path or URL.
+    store, plan : of it; of a store elsewhere only what says what is in it.
+    files : the store's files, wherever they are.
     staged : which files, without checksums of pieces.
     whose : file → the relation or node type that it is of.
     """
 
-    source: Path
+    source: str
+    graph_name: str
     store: Store
     plan: Plan
+    files: FileDirectory
     staged: Staged
     whose: dict[str, str]
 
     @classmethod
-    def of(cls, source: Path, parts: Sequence[int] | None = None, also: Sequence[str] = ()
-           ) -> Staging:
+    def of(cls, partition: OpenedPartition, parts: Sequence[int] | None = None,
+           also: Sequence[str] = ()) -> Staging:
         """What partitions (default: all) of a directory read.
 
         Parameters
@@ -66,18 +83,15 @@ class Staging:
         Raises
         ------
         InputError
-            No partition directory, no such partition, relation or node type.
+            No such partition, relation or node type.
         """
-        store, plan = open_partition(source)
-        if store.staged is not None:
-            raise InputError(f"{source} is staged for {store.staged} already; stage from the "
-                             "partition that it was staged from")
+        source, store, plan = partition.name, partition.store, partition.plan
         chosen = tuple(sorted(set(range(plan.num_parts) if parts is None else parts)))
         if not chosen or not 0 <= chosen[0] <= chosen[-1] < plan.num_parts:
             raise InputError(f"--part is {', '.join(map(str, chosen)) or 'missing'}; {source} has "
                              f"partitions 0 to {plan.num_parts - 1}")
         files, whose = _files(store, plan, chosen, *_also(store, also))
-        return cls(source, store, plan, Staged(
+        return cls(source, partition.graph_name, store, plan, partition.files, Staged(
             chosen, plan.num_parts, plan_sum(plan.to_json()),
             store.manifest.to_json()[KEY], files), whose)
 
@@ -126,51 +140,48 @@ class Staging:
 
     def describe(self, directory: Path, pieces: dict[str, Pieces | None]) -> None:
         """Write the plan, the part_config, the manifest and what is staged into a directory."""
-        name = json.loads(part_config_file(self.source).read_text("utf-8"))["graph_name"]
         store = directory / STORE_DIR
         store.mkdir(exist_ok=True, parents=True)
         self.plan.save(directory / PLAN_FILE)
-        (directory / part_config_file(self.source).name).write_text(
-            json.dumps(part_config(self.plan, name, STORE_DIR), indent=1) + "\n", "utf-8")
+        write_part_config(directory, self.plan, self.graph_name)
         shutil.copyfile(self.store.directory / MANIFEST_FILE, store / MANIFEST_FILE)
         replace(self.staged, files=pieces).save(store)
-
-    def cut(self, entry: ArrayEntry, file: Path) -> Pieces:
-        """Write the pieces of a file, which gets its full size; returns them with their checksum.
-
-        Raises
-        ------
-        InputError
-            The file that they are of was damaged.
-        """
-        pieces = self.staged.files[entry.file]
-        assert pieces is not None
-        whole = self.store.directory / entry.file
-        for _ in self.store.compared(entry):  # their own checksum says nothing of the source
-            pass
-        with whole.open("rb") as given, file.open("wb") as written:
-            written.truncate(entry.bytes)
-            for at, data in pieces.read(given):
-                written.seek(at)
-                written.write(data)
-        return replace(pieces, sha256=pieces_sum(pieces, file))
 
     def _copy(self, entry: ArrayEntry, file: Path) -> Pieces | None:
         """Copy a file that is not there yet, from where an earlier copy ended."""
         file.parent.mkdir(parents=True, exist_ok=True)
         partial = file.with_name(file.name + ".part")
         pieces = self.staged.files[entry.file]
+        if pieces is None and file.exists() and file.stat().st_size == entry.bytes:
+            return None
+        with partial.open("ab") as written:
+            for data in self.files.blocks(entry.file, written.tell()):
+                written.write(data)
         if pieces is not None:
-            pieces = self.cut(entry, partial)
-            partial.replace(file)
-            return pieces
-        if not file.exists() or file.stat().st_size != entry.bytes:
-            with (self.store.directory / entry.file).open("rb") as given, \
-                    partial.open("ab") as written:
-                given.seek(written.tell())
-                shutil.copyfileobj(given, written, _BLOCK)
-            partial.replace(file)
-        return None
+            pieces = self._cut(entry, pieces, partial)
+        partial.replace(file)
+        return pieces
+
+    def _cut(self, entry: ArrayEntry, pieces: Pieces, file: Path) -> Pieces:
+        """Leave a whole file only pieces, and the size that it has; returns them with their
+        checksum.
+
+        Raises
+        ------
+        InputError
+            The whole file was damaged: the pieces' own checksum would not say that.
+        """
+        if file_sum(file) != entry.sha256:
+            file.unlink()
+            raise InputError(f"{self.source}: file {entry.file} is damaged, or was on its way here")
+        cut = file.with_name(file.name + ".cut")
+        with file.open("rb") as given, cut.open("wb") as written:
+            written.truncate(entry.bytes)
+            for at, data in pieces.read(given):
+                written.seek(at)
+                written.write(data)
+        cut.replace(file)
+        return replace(pieces, sha256=pieces_sum(pieces, file))
 
     def _check_room(self, work: Path) -> None:
         there = sum(f.stat().st_blocks * 512 for f in work.rglob("*") if f.is_file())
@@ -178,6 +189,76 @@ class Staging:
         if self.bytes - there > room:
             raise HetaError(f"{work.parent} has room for {room:,} bytes, but {self.staged} of "
                             f"{self.source} need {self.bytes - there:,} more; nothing was copied")
+
+
+@dataclass(frozen=True)
+class OpenedPartition:
+    """A partition to stage from, whole."""
+
+    name: str
+    graph_name: str
+    store: Store
+    plan: Plan
+    files: FileDirectory
+
+
+@contextlib.contextmanager
+def opened_partition(source: str) -> Iterator[OpenedPartition]:
+    """A partition directory, by its path or its URL.
+
+    Of one in object storage the plan, the manifest and what says where relations are cut are here
+    for the body.
+
+    Raises
+    ------
+    InputError
+        There is no partition, or it was staged itself.
+    HetaError
+        Object storage does not answer.
+    """
+    if not is_remote(source):
+        store, plan = open_partition(source)
+        if store.staged is not None:
+            raise InputError(f"{source} is staged for {store.staged} already; stage from the "
+                             "partition that it was staged from")
+        name = graph_name_of(part_config_file(Path(source)))
+        yield OpenedPartition(source, name, store, plan, LocalDirectory(store.directory))
+        return
+    directory = file_directory(source)
+    with scratch_directory(None, "dgl-heta-stage") as scratch:
+        names = directory.names()
+        if PLAN_FILE not in names:
+            raise InputError(f"{source} is no partition: it holds no {PLAN_FILE}; write one with "
+                             "`dgl-heta partition`, and copy it there with its store")
+        for name in names:
+            if name.endswith(".json") or name.startswith("owner-"):
+                _fetch(directory, name, scratch / name)
+        config = part_config_file(scratch)
+        location, name = store_of_config(config), graph_name_of(config)
+        if location is None:
+            raise InputError(f"{source}: part_config {config.name} is damaged; make the partition "
+                             "again")
+        files = directory.below(os.path.relpath(location, scratch))
+        here = scratch / STORE_DIR
+        _fetch(files, MANIFEST_FILE, here / MANIFEST_FILE)
+        plan = Plan.load(scratch / PLAN_FILE)
+        manifest = Manifest.load(here)
+        write_part_config(scratch, plan, name)
+        cut = _cut_relations(plan)
+        pointers = [item.indptr.file for item in manifest.relations if item.relation in cut]
+        for file in pointers:
+            _fetch(files, file, here / file)
+        Staged((), plan.num_parts, plan_sum(plan.to_json()), manifest.to_json()[KEY],
+               dict.fromkeys(pointers)).save(here)
+        opened, plan = open_partition(scratch, verify=True)
+        yield OpenedPartition(source, name, opened, plan, files)
+
+
+def _fetch(directory: FileDirectory, name: str, to: Path) -> None:
+    to.parent.mkdir(parents=True, exist_ok=True)
+    with to.open("wb") as file:
+        for data in directory.blocks(name):
+            file.write(data)
 
 
 def _also(store: Store, names: Sequence[str]) -> tuple[set[Relation], set[str]]:
@@ -197,6 +278,7 @@ def _files(store: Store, plan: Plan, parts: Sequence[int], relations: set[Relati
     files: dict[str, Pieces | None] = {}
     whose: dict[str, str] = {}
     manifest, own = store.manifest, [plan.partitions[p] for p in parts]
+    cut = _cut_relations(plan)
 
     def add(entries: list[ArrayEntry], name: str) -> None:
         for entry in entries:
@@ -212,31 +294,32 @@ def _files(store: Store, plan: Plan, parts: Sequence[int], relations: set[Relati
     for item in manifest.relations:
         if item.relation in relations or any(item.relation in p.relations for p in own):
             add(manifest.entries([], [item.relation]), str(item.relation))
-            if item.relation not in relations:
+            if item.relation in cut - relations:
                 files |= _cut_files(store, plan, parts, item)
     return files, whose
+
+
+def _cut_relations(plan: Plan) -> set[Relation]:
+    return {r for p in plan.partitions for r in p.ranges} | plan.ownership.keys()
 
 
 def _cut_files(store: Store, plan: Plan, parts: Sequence[int], item: RelationEntry
                ) -> dict[str, Pieces | None]:
     """Pieces of a cut relation's neighbours; its pointers stay whole: all else counts by them."""
     relation = item.relation
-    indptr = store.relation(relation).indptr
+    indptr = store.pointers(relation)
     chosen: list[tuple[int, int]] = []
     if relation in plan.ownership:
         own = plan.ownership[relation]
-        mine = np.isin(own.owner, parts)
-        mine[[hub.node for hub in own.hubs]] = False
-        bounds = np.flatnonzero(np.diff(mine, prepend=False, append=False)).reshape(-1, 2)
+        rows = np.isin(own.owner, parts)
+        rows[[hub.node for hub in own.hubs]] = False
+        bounds = np.flatnonzero(np.diff(rows, prepend=False, append=False)).reshape(-1, 2)
         chosen = [(int(indptr[low]), int(indptr[high])) for low, high in bounds.tolist()]
         chosen += [(int(indptr[hub.node]) + low, int(indptr[hub.node]) + high)
                    for hub in own.hubs for part in parts for low, high in [hub.of(part)]]
     else:
-        ranges = [plan.partitions[p].ranges.get(relation) for p in parts
-                  if relation in plan.partitions[p].relations]
-        if None in ranges:
-            return {}
-        chosen = [(int(indptr[r[0]]), int(indptr[r[1]])) for r in ranges if r]
+        own_ranges = [plan.partitions[p].ranges.get(relation, (0, 0)) for p in parts]
+        chosen = [(int(indptr[low]), int(indptr[high])) for low, high in own_ranges]
     entries = [item.indices, *([item.edge_ids] if item.edge_ids else [])]
     return {entry.file: pieces_of(entry, sorted(chosen)) for entry in entries}
 

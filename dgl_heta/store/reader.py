@@ -79,13 +79,18 @@ class Store:
         InputError
             A file is damaged, or its pointers do not.
         """
+        return CSC(self.pointers(relation), self._open(self._entry(relation).indices))
+
+    def pointers(self, relation: Relation) -> np.ndarray:
+        """For each destination node where its in-edges begin, and their end; as of
+        :meth:`relation`."""
         entry = self._entry(relation)
-        csc = CSC(self._open(entry.indptr), self._open(entry.indices))
+        indptr = self._open(entry.indptr)
         if relation not in self._ascending:
             if entry.indptr.file not in self._verified:
-                self._refuse(entry.indptr, pointers(entry).check(csc.indptr))
+                self._refuse(entry.indptr, pointers(entry).check(indptr))
             self._ascending.add(relation)
-        return csc
+        return indptr
 
     def weights(self, relation: Relation) -> np.ndarray | None:
         """For each CSC position what the edge's chance of being sampled is proportional to,

@@ -19,7 +19,7 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.directory import open_partition, write_partition
-from dgl_heta.partition.staging import Staging, working_directory
+from dgl_heta.partition.staging import Staging, opened_partition, working_directory
 from dgl_heta.planning.making import make_plan, plan_without_replication, with_ownership
 from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
@@ -67,12 +67,17 @@ def trained(graphs: list[Path], run_dir: Path, *more: str) -> bytes:
     return (run_dir / "model.safetensors").read_bytes()
 
 
+def staging_of(partition: Path | str, *words, **options) -> Staging:
+    with opened_partition(str(partition)) as opened:
+        return Staging.of(opened, *words, **options)
+
+
 def staged(partition: Path, to: Path, **options) -> list[Path]:
     """A staged directory for each partition; the partition itself is gone then."""
     directories = []
     for part in range(open_partition(partition)[1].num_parts):
         directories.append(to / str(part))
-        staging = Staging.of(partition, [part], **options)
+        staging = staging_of(partition, [part], **options)
         assert staging.write(directories[-1])
     return directories
 
@@ -131,14 +136,14 @@ def test_a_training_equals_that_from_the_whole_store(store: Path, tmp_path: Path
 
 
 def test_a_second_staging_copies_nothing(partition: Path, tmp_path: Path) -> None:
-    staging, out = Staging.of(partition, [0]), tmp_path / "out"
+    staging, out = staging_of(partition, [0]), tmp_path / "out"
     assert staging.write(out)
     before = {f: f.stat().st_mtime_ns for f in out.rglob("*")}
     assert not staging.write(out)
     assert before == {f: f.stat().st_mtime_ns for f in out.rglob("*")}
     with pytest.raises(InputError, match="exists and is another staging"):
-        Staging.of(partition, [1]).write(out)
-    assert Staging.of(partition, [1]).write(out, overwrite=True)
+        staging_of(partition, [1]).write(out)
+    assert staging_of(partition, [1]).write(out, overwrite=True)
     assert open_partition(out)[0].staged.parts == (1,)
 
 
@@ -146,7 +151,7 @@ def test_a_staging_that_was_killed_goes_on(store: Path, tmp_path: Path) -> None:
     """Whole files stay as they are, half of one is made whole; what is damaged in between is named,
     removed, and copied by the next run."""
     away = partitioned(store, tmp_path / "partition", lambda plan: plan)
-    staging, out = Staging.of(away, [0]), tmp_path / "out"
+    staging, out = staging_of(away, [0]), tmp_path / "out"
     work = working_directory(out)
     first, second, third = (entry.file for entry in staging.entries[:3])
     for file in (first, second, third):
@@ -189,7 +194,7 @@ def test_a_staged_directory_that_is_not_whole_is_named(store: Path, tmp_path: Pa
                                                        ) -> None:
     out = tmp_path / "out"
     away = partitioned(store, tmp_path / "partition", lambda plan: plan)
-    Staging.of(away, [0]).write(out)
+    staging_of(away, [0]).write(out)
     file = next(out.rglob("indices.npy"))
     if kind == "plan":
         moved = partitioned(store, tmp_path / "moved", lambda plan: plan.with_owners({"author": 0}))
@@ -221,9 +226,9 @@ def test_a_staged_directory_that_is_not_whole_is_named(store: Path, tmp_path: Pa
 def test_a_source_that_is_damaged_is_not_staged(store: Path, tmp_path: Path) -> None:
     graph = shutil.copytree(store, tmp_path / "store")
     away = partitioned(graph, tmp_path / "partition", lambda plan: plan)
-    damage(graph / Staging.of(away, [0]).entries[0].file)
+    damage(graph / staging_of(away, [0]).entries[0].file)
     with pytest.raises(InputError, match="edited or damaged.*or that is damaged"):
-        Staging.of(away, [0]).write(tmp_path / "out")
+        staging_of(away, [0]).write(tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -233,7 +238,7 @@ def test_two_stagings_into_one_directory_are_kept_apart(partition: Path, tmp_pat
     with (work / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another command stages into .*out"):
-            Staging.of(partition, [0]).write(tmp_path / "out")
+            staging_of(partition, [0]).write(tmp_path / "out")
 
 
 def test_a_full_disk_is_told_before_and_leaves_a_way_on(partition: Path, tmp_path: Path) -> None:
