@@ -183,9 +183,28 @@ class Staging:
         cut.replace(file)
         return replace(pieces, sha256=pieces_sum(pieces, file))
 
+    def link(self, directory: Path) -> None:
+        """Lay out a staged directory of links to the files, for what follows links; pieces of files
+        are written.
+
+        Raises
+        ------
+        InputError
+            A file of which pieces are wanted is damaged.
+        """
+        pieces: dict[str, Pieces | None] = {}
+        for entry in self.entries:
+            file = directory / STORE_DIR / entry.file
+            if self.staged.files[entry.file] is None:
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.symlink_to((self.store.directory / entry.file).resolve())
+                pieces[entry.file] = None
+            else:
+                pieces[entry.file] = self._copy(entry, file)
+        self.describe(directory, pieces)
+
     def _check_room(self, work: Path) -> None:
-        there = sum(f.stat().st_blocks * 512 for f in work.rglob("*") if f.is_file())
-        room = shutil.disk_usage(work).free
+        there, room = bytes_in(work), shutil.disk_usage(work).free
         if self.bytes - there > room:
             raise HetaError(f"{work.parent} has room for {room:,} bytes, but {self.staged} of "
                             f"{self.source} need {self.bytes - there:,} more; nothing was copied")
@@ -322,6 +341,11 @@ def _cut_files(store: Store, plan: Plan, parts: Sequence[int], item: RelationEnt
         chosen = [(int(indptr[low]), int(indptr[high])) for low, high in own_ranges]
     entries = [item.indices, *([item.edge_ids] if item.edge_ids else [])]
     return {entry.file: pieces_of(entry, sorted(chosen)) for entry in entries}
+
+
+def bytes_in(directory: Path) -> int:
+    """Bytes on the disk of all files below a directory."""
+    return sum(f.stat().st_blocks * 512 for f in directory.rglob("*") if f.is_file())
 
 
 def working_directory(out: Path) -> Path:

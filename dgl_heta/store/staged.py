@@ -74,7 +74,7 @@ class Staged:
 
     def alike(self, other: Staged | None) -> bool:
         """Return whether two stagings have the same files of the same store and plan."""
-        return other is not None and self._to_json(sums=False) == other._to_json(sums=False)
+        return other is not None and self.to_json(sums=False) == other.to_json(sums=False)
 
     def bytes_of(self, entry: ArrayEntry) -> int:
         """The bytes of a file that are there."""
@@ -95,15 +95,26 @@ class Staged:
 
     def save(self, store: Path) -> None:
         """Write it into a store's directory."""
-        write_signed(store / FILE_NAME, self._to_json(sums=True))
+        write_signed(store / FILE_NAME, self.to_json(sums=True))
 
-    def _to_json(self, sums: bool) -> dict[str, Any]:
+    def to_json(self, sums: bool) -> dict[str, Any]:
+        """One JSON object, with the checksums of pieces or without."""
         return {"format": FORMAT, "version": 1, "parts": list(self.parts),
                 "num_parts": self.num_parts, "plan": self.plan, "manifest": self.manifest,
                 "files": {file: None if pieces is None else {
                     "ranges": [list(r) for r in pieces.ranges],
                     **({"sha256": pieces.sha256} if sums else {})}
                     for file, pieces in sorted(self.files.items())}}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Staged:
+        """What :meth:`to_json` wrote; raises KeyError, TypeError or ValueError for all else."""
+        return cls(
+            tuple(map(int, data["parts"])), int(data["num_parts"]), str(data["plan"]),
+            str(data["manifest"]),
+            {str(file): None if pieces is None else Pieces(
+                tuple((int(low), int(high)) for low, high in pieces["ranges"]),
+                str(pieces.get("sha256", ""))) for file, pieces in data["files"].items()})
 
     @classmethod
     def load(cls, store: Path, manifest: Callable[[], Mapping[str, Any]], sizes: Mapping[str, int]
@@ -127,12 +138,7 @@ class Staged:
             if data["format"] != FORMAT or data["version"] != 1:
                 raise InputError(f"{path} has format {data['format']!r}, version "
                                  f"{data['version']!r}; this dgl-heta reads {FORMAT}, version 1")
-            staged = cls(
-                tuple(map(int, data["parts"])), int(data["num_parts"]), str(data["plan"]),
-                str(data["manifest"]),
-                {str(file): None if pieces is None else Pieces(
-                    tuple((int(low), int(high)) for low, high in pieces["ranges"]),
-                    str(pieces["sha256"])) for file, pieces in data["files"].items()})
+            staged = cls.from_json(data)
             if staged.manifest != manifest()[KEY]:
                 raise InputError(f"{path} is of another store than the manifest beside it; stage "
                                  "it again")
