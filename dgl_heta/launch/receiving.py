@@ -20,9 +20,10 @@ from dgl_heta.errors import HetaError
 
 def ask(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """The version of this dgl-heta, whether `out` is staged as wanted, and bytes for it."""
-    from dgl_heta.partition.staging import bytes_in, is_staged, working_directory
+    from dgl_heta.partition.staging import bytes_in, check_free, is_staged, working_directory
     from dgl_heta.store.staged import Staged
 
+    check_free(out)
     work = working_directory(out)
     parent = next(p for p in work.parents if p.exists())
     return {"version": __version__, "staged": is_staged(out, Staged.from_json(wanted)),

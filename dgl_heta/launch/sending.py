@@ -24,7 +24,6 @@ from dgl_heta.partition.staging import Staging, working_directory
 from dgl_heta.system.leftovers import scratch_directory
 
 AT_ONCE = 8  # hosts
-LOCKED = 75  # status of flock where another has the lock
 
 
 def parts_of_hosts(parts: int, hosts: Sequence[Host]) -> list[list[int]]:
@@ -104,7 +103,7 @@ class Sender:
     def _rsync(self, host: Host, directory: Path) -> None:
         work = working_directory(self.out)
         # The lock is the one that a staging there takes; rsync itself would let two write at once.
-        receiver = (f"mkdir -p {shlex.quote(str(work))} && flock -n -E {LOCKED} "
+        receiver = (f"mkdir -p {shlex.quote(str(work))} && flock -n "
                     f"{shlex.quote(str(work / '.lock'))} rsync")
         done = subprocess.run(
             ["rsync", "-rtL", "-s", "--partial", "--sparse", "-e", shlex.join(self.ssh.program),

@@ -16,6 +16,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -353,6 +354,25 @@ def working_directory(out: Path) -> Path:
     return out.absolute().with_name(f".{out.name}.staging")
 
 
+def check_free(out: Path) -> None:
+    """Check that no other command stages into a directory.
+
+    Raises
+    ------
+    InputError
+        One does.
+    """
+    with contextlib.suppress(FileNotFoundError), (working_directory(out) / ".lock").open() as lock:
+        _lock(lock, out)
+
+
+def _lock(file: IO[str], out: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise InputError(f"another command stages into {out}; wait for its end") from None
+
+
 @contextlib.contextmanager
 def receiving(out: Path, overwrite: bool) -> Iterator[Path]:
     """The directory in which files for `out` are gathered, kept to one staging at a time.
@@ -371,10 +391,7 @@ def receiving(out: Path, overwrite: bool) -> Iterator[Path]:
                              "directory or ask to overwrite it (--overwrite)")
         work.mkdir(parents=True, exist_ok=True)
         with (work / ".lock").open("a") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise InputError(f"another command stages into {out}; wait for its end") from None
+            _lock(lock, out)
             yield work
     except OSError as error:
         what = ("no space left on the disk" if is_full(error) else

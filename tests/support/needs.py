@@ -38,8 +38,8 @@ def lacking(what: str) -> str | None:
     if what == "metis":
         return lacking("dgl") or _metis_fails()
     if what == "sshd":
-        if SSHD is None or shutil.which("ssh") is None:
-            return "sshd or ssh is not installed (on Debian, openssh-server)"
+        if SSHD is None or shutil.which("ssh") is None or shutil.which("rsync") is None:
+            return "sshd, ssh or rsync is not installed (on Debian, openssh-server and rsync)"
         return "sshd serves other users as root alone" if os.geteuid() else lacking("hosts")
     raise ValueError(f"'{what}' is not what a test can need: dgl, graphstorm, hosts, metis, sshd")
 

@@ -150,9 +150,11 @@ class SshHosts:
                 _enter(before.fileno())
 
     @contextmanager
-    def mounted(self, index: int, target: Path, source: Path | None = None) -> Iterator[None]:
-        """One host has something else there: an empty directory, or another file."""
-        what = ["-t", "tmpfs", "tmpfs"] if source is None else ["--bind", str(source)]
+    def mounted(self, index: int, target: Path, source: Path | None = None, size: str = "50%"
+                ) -> Iterator[None]:
+        """One host has something else there: an empty disk of that size, or another file."""
+        what = (["-t", "tmpfs", "-o", f"size={size}", "tmpfs"] if source is None
+                else ["--bind", str(source)])
         (first,) = psutil.Process(self._servers[index].pid).children()
         enter = ["nsenter", "--target", str(first.pid), "--mount", "--pid"]  # whose /proc it is
         subprocess.run([*enter, "mount", *what, str(target)], check=True)
