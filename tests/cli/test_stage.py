@@ -19,12 +19,17 @@ def partition(heta, store: Path, tmp_path: Path) -> Path:
 def test_what_is_written_is_what_was_forecast(heta, partition: Path, tmp_path: Path) -> None:
     done = heta("stage", partition, "--to", tmp_path / "out", "--dry-run", "--json")
     assert not (tmp_path / "out").exists()
+    planned = heta("plan", partition, "--json").json["prediction"]["partitions"]
     forecast = [each["bytes"] for each in done.json["stagings"]]
     written = heta("stage", partition, "--to", tmp_path / "out", "--json").json["stagings"]
     assert [each["bytes"] for each in written] == forecast
     for each in written:
         files = [*Path(each["directory"]).rglob("*.npy")]
         assert each["bytes"] == sum(f.stat().st_size for f in files)
+    # A plan knows no headers of files, which are most of it in so small a graph.
+    for cost, each in zip(planned, written, strict=True):
+        headers = 128 * len([*Path(each["directory"]).rglob("*.npy")])
+        assert each["bytes"] - headers <= cost["disk_bytes"] <= each["bytes"]
     assert min(forecast) < 0.9 * Store(Path(written[0]["directory"]) / "store").manifest.bytes
     again = heta("stage", partition, "--to", tmp_path / "out")
     assert again.out.count("there already") == 2
