@@ -35,7 +35,7 @@ app = typer.Typer()
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """What the predictions are for."""
+    """Options for the workload that a prediction is made for."""
 
     batch_size: Annotated[int, typer.Option(help="Seeds per worker, for the prediction.")] = 1024
     hidden: Annotated[int, typer.Option(help="Hidden width, for the prediction.")] = 64

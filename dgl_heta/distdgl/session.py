@@ -169,7 +169,7 @@ class Session:
 
     @property
     def reference(self) -> bool:
-        """Whether the script runs as with plain DGL (:mod:`dgl_heta.distdgl.reference`)."""
+        """True if the script runs as with plain DGL (:mod:`dgl_heta.distdgl.reference`)."""
         return self.settings.run.reference
 
     @property

@@ -1,4 +1,4 @@
-"""What can be changed of a graph between reading it and writing it as a store."""
+"""Changes to a graph between reading it and writing it as a store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 
 FEAT = "feat"
 REVERSE = "rev-"
-"""What the name of a reverse relation begins with."""
+"""The prefix of a reverse relation's name."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _MORE, _LAST, _NONE = 2, 1, 0
 
 
 class GraphBoltLoader(RafLoader):
-    """What samples for one `sample_neighbor` of a pipeline.
+    """Samples for one `sample_neighbor` of a pipeline.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What the agent of a host asks its machine: ports, interfaces, versions, processes below it.
+"""Questions of an agent to its machine: ports, interfaces, versions, processes below it.
 
 This file uses the standard library alone: another host gets its text with the agent's.
 """

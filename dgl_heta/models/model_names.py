@@ -67,7 +67,7 @@ def find_model(plugins: Plugins, name: str) -> ModelProvider:
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong in a module that was imported, with file and line where there are any."""
+    """Return why an import failed, with file and line where there are any."""
     text = str(error) or type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{error.msg} ({error.filename}, line {error.lineno})"

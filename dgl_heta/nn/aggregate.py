@@ -66,7 +66,8 @@ def reduce_each(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> 
 
 def _shorter_aggregated(states: Tensor, edges: Sequence[tuple[Tensor, Tensor]]
                        ) -> TypeGuard[LazyRows]:
-    """Whether to aggregate rows before their product, in all these relations (indptr, indices)."""
+    """Return whether it is shorter to aggregate rows before their product, in all these relations
+    (indptr, indices)."""
     if not isinstance(states, LazyRows) or states.heads or not defers(states):
         return False
     if states.whole.linear is None:

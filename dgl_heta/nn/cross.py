@@ -283,7 +283,7 @@ class CrossStack(CrossRelation):
 def stacked(exchange: Exchange, block: Block, ntype: str, parts: Sequence[Part], width: int,
             like: Tensor, combine: Callable[[Tensor, tuple[Relation, ...]], Tensor],
             columns: int | None = None) -> Tensor:
-    """What :class:`CrossStack` returns, by any exchange."""
+    """Return the stacked rows of :class:`CrossStack`, by any exchange."""
     on_seeds = block.seed_relations.get(ntype, ())
     elsewhere = block.inner_relations.get(ntype, ())
     reach = on_seeds if block.last else tuple(dict.fromkeys((*on_seeds, *elsewhere)))

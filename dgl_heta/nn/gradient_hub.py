@@ -130,12 +130,13 @@ class Reading:
         return self._sink.array(self.token.grad_fn)
 
     def is_of(self, states: Tensor) -> bool:
-        """Whether the tensor is still what was read."""
+        """Return whether the tensor is still what was read."""
         return all(a is b or a == b for a, b in zip(self._made, _state(states)))
 
 
 def _state(states: Tensor) -> tuple[Any, ...]:
-    """What changes when a tensor is written to, detached in place or given other data."""
+    """Return values that change when a tensor is written to, detached in place or given other data.
+    """
     return states._version, states.grad_fn, states.shape, states.dtype, states.data_ptr()
 
 
@@ -162,7 +163,7 @@ def shaped(states: Tensor, *shape: int) -> Tensor:
 
 
 def _is_observed(view: Tensor) -> bool:
-    """Whether somebody has asked to see a tensor's own gradient."""
+    """Return whether somebody has asked to see a tensor's own gradient."""
     return bool(view._backward_hooks) or (not view.is_leaf and view.retains_grad)
 
 
@@ -203,7 +204,7 @@ def _viewed(states: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def reading_of(states: Tensor) -> Reading | None:
-    """What operators that read a tensor have in common; None if it wants no gradient.
+    """Return the reading that all operators on a tensor share; None if it wants no gradient.
 
     Its array has the tensor's memory layout, but may have another shape.
     """
@@ -222,7 +223,8 @@ def reading_of(states: Tensor) -> Reading | None:
 
 
 def is_read(states: Tensor) -> bool:
-    """Whether another operator reads the tensor already, so that there is an array to add to."""
+    """Return whether another operator reads the tensor already, so that there is an array to add
+    to."""
     return _known(_viewed(states)[0]) is not None
 
 

@@ -28,7 +28,7 @@ from dgl_heta.system.jit import COMPILES
 
 
 class BaseKernel(Kernel):
-    """What other kernels derive from: gather, then scatter, by PyTorch operators, on any device."""
+    """The base of other kernels: gather, then scatter, by PyTorch operators, on any device."""
 
     name = "base"
 
@@ -204,8 +204,8 @@ def kernel_in_use() -> Kernel:
 
 
 def _compiled(*tensors: Tensor) -> bool:
-    """Whether the compiled kernels take these tensors: single or double precision, on CPU, where
-    kernels can be compiled."""
+    """Return whether the compiled kernels take these tensors: single or double precision, on CPU,
+    where kernels can be compiled."""
     dtype = tensors[0].dtype
     return COMPILES and dtype in (torch.float32, torch.float64) and all(
         tensor.device.type == "cpu" and tensor.dtype == dtype for tensor in tensors)

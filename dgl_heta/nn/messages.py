@@ -130,7 +130,8 @@ class _Operator(NamedTuple):
     forward: Callable[..., None]
     backward: Callable[..., None]
     sums: bool
-    """Whether it sums over edges, to (R, H, D), with a value per edge; or gives one, (E, H)."""
+    """True: it sums over edges, to (R, H, D), with a value per edge. False: it gives one, (E, H).
+    """
 
 
 class _Pair(torch.autograd.Function):

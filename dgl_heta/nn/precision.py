@@ -47,7 +47,7 @@ def all_widened(values: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def is_mixed() -> bool:
-    """Whether this is within :func:`mixed_precision`."""
+    """Return whether this is within :func:`mixed_precision`."""
     return _DEVICE.get() is not None
 
 

@@ -180,7 +180,7 @@ class Layerwise:
 
 
 def head(model: HGNN, ntype: str) -> torch.nn.Module:
-    """What turns the last states of a target type into its outputs.
+    """Return the module that turns the last states of a target type into its outputs.
 
     Raises
     ------

@@ -32,7 +32,7 @@ def arrow() -> Any:
 
 @dataclass(frozen=True)
 class Output:
-    """What the rows of a prediction say.
+    """The form of a prediction's rows.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""What the rows of a call's arguments are rows of, and the same arguments for other nodes.
+"""Nodes of the rows in a call's arguments, and the same arguments for other nodes.
 
 A batch of L layers has L + 1 levels of node ids: 0 the input nodes, k the destinations of layer k,
 L the worker's own seeds; each level is the beginning of the one before. A tensor with as many rows

@@ -54,7 +54,7 @@ class Unwrapped(nn.Module):
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """What is inside DistributedDataParallel."""
+    """Return the module inside DistributedDataParallel."""
     while isinstance(module, DistributedDataParallel):
         module = module.module
     return module
@@ -134,8 +134,9 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
 
 
 def _twin(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """What `copy.deepcopy` gives, without DistributedDataParallel. That takes long for what every
-    module has: dictionaries of parameters, of modules and of hooks, most of them empty."""
+    """Return a deep copy of a module, without DistributedDataParallel. `copy.deepcopy` takes long
+    for what every module has: dictionaries of parameters, of modules and of hooks, most of them
+    empty."""
     usual = [part for part in module.modules() if id(part) not in memo and _is_usual(type(part))]
     for part in usual:
         memo[id(part)] = object.__new__(type(part))
@@ -156,13 +157,13 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def _is_usual(kind: type[nn.Module]) -> bool:
-    """Whether modules of a class are copied as all are that say nothing else."""
+    """Return whether a class leaves the copying of its modules to `nn.Module`."""
     return all(getattr(kind, name, None) is getattr(nn.Module, name, None) for name in (
         "__deepcopy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__slots__"))
 
 
 def _by_rows(module: nn.Module) -> bool:
-    """Whether a module is a large table that :class:`EmbeddingRows` can stand for."""
+    """Return whether a module is a large table that :class:`EmbeddingRows` can stand for."""
     return (type(module) is nn.Embedding and module.weight.numel() > _LARGE
             and module.padding_idx is None and module.max_norm is None
             and not module.scale_grad_by_freq and not module._forward_hooks

@@ -1,4 +1,4 @@
-"""What differs between two ways of computing the same, and how it is said."""
+"""Differences between two ways of computing the same, and the sentences about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dgl_heta.proof.gather import Ids, Places
 from dgl_heta.system.nested import Path
 
 Trace = Sequence[tuple[str, Mapping[Path, Tensor]]]
-"""What modules returned, by path, in order of execution, with their names."""
+"""The results of modules, by path, in order of execution, with their names."""
 _ROUNDING = 1e-3
 """Rows smaller than this, relative to the largest, may be what rounding left of larger ones."""
 
@@ -66,7 +66,7 @@ class Levels:
         self.ours, self.plain, self.whole = ours, plain, whole
 
     def has(self, path: Path, plain: Tensor) -> bool:
-        """Whether there are with RAF, on this worker, any of the nodes that rows are of."""
+        """Return whether, with RAF, this worker has any of the nodes whose rows these are."""
         types = [p for p in path if p in self.ours[0]][-1:]
         if not types or not plain.dim():
             return True

@@ -129,7 +129,7 @@ class PlainLayer:
 def plain_layers(relations: Sequence[Relation], types: Sequence[str],
                  layers: Sequence[Sequence[Pairs]], seeds: Ids
                  ) -> tuple[list[PlainLayer], list[Ids]]:
-    """What a worker needs for its own seeds; layers and levels, input side first.
+    """Return the layers and levels that a worker needs for its own seeds, input side first.
 
     Parameters
     ----------

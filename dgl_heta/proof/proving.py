@@ -74,13 +74,13 @@ class Setting(Protocol):
         """The batch, or one of the first `most` seeds of each trainer, with the same draws."""
 
     def shared(self, value: Any) -> bool:
-        """Whether copies of a module refer to the same object."""
+        """Return whether copies of a module refer to the same object."""
 
     def known(self, value: Any) -> bool:
-        """Whether `ours` and `plain` know what to give instead of an argument."""
+        """Return whether `ours` and `plain` know what to give instead of an argument."""
 
     def ours(self, batch: MiniBatch) -> Instead:
-        """What the module is given instead of blocks: those of a batch, with RAF."""
+        """Return the arguments in place of blocks: those of a batch, with RAF."""
 
     def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
         """The same the plain way: layers over all relations, and the ids of each level."""
@@ -109,7 +109,7 @@ class Proof:
         self._dtypes = {p.dtype for p in call.module.parameters()}
 
     def verdict(self) -> str | None:
-        """What differs, or None; the same on all trainers.
+        """Return what differs, or None; the same on all trainers.
 
         Raises
         ------
@@ -154,8 +154,8 @@ class Proof:
     @contextmanager
     def _together(self, texts: Sequence[str] = (), kind: str = "",
                   number: Callable[[], int] = lambda: 0) -> Iterator[None]:
-        """What fails on one trainer is given up on all; what one has found, in `texts` of a `kind`,
-        is an error on all; and `number` is to be the same on all."""
+        """Fail on all trainers alike: if the body fails on one, if one has `texts` of a `kind`, or
+        if `number` is not the same on all."""
         reason = None
         try:
             yield

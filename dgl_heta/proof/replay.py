@@ -60,7 +60,7 @@ class Reads:
 
 @dataclass
 class Outcome:
-    """What a copy computed.
+    """The results of a copy.
 
     Attributes
     ----------

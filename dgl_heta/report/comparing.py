@@ -108,7 +108,7 @@ def compared(runs: Mapping[str, Run]) -> Comparison:
 
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
-    """What the page of a comparison shows."""
+    """Return the sections of a comparison's page."""
     runs = comparison.runs
     metrics = {main_figures(run.summary, run.epochs).metric for run in runs.values()}
     score = f"validation {metrics.pop()}" if len(metrics) == 1 else "validation score"

@@ -1,4 +1,4 @@
-"""What a run directory holds."""
+"""Reading run directories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dgl_heta.system.checksums import read_signed
 
 @dataclass
 class Run:
-    """What a run directory holds; `damaged` names lines and files that are unreadable."""
+    """The contents of a run directory; `damaged` names lines and files that are unreadable."""
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def read_run(run_dir: Path) -> Run:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory is that of a run of `dgl-heta train`, finished or not."""
+    """Return whether a directory is that of a run of `dgl-heta train`, finished or not."""
     return any((directory / name).is_file() for name in ("metrics.jsonl", "summary.json", FILE))
 
 

@@ -1,4 +1,4 @@
-"""What is in nested arguments and results of a function."""
+"""Items in nested arguments and results of a function."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 def items_of(kind: type[T], value: Any, path: Path = (), depth: int = 6
              ) -> Iterator[tuple[Path, T]]:
-    """What is of a type in nested mappings, lists and tuples, each with its path."""
+    """Yield each item of a type in nested mappings, lists and tuples, with its path."""
     if isinstance(value, kind):
         yield path, value
     elif depth and isinstance(value, Mapping):

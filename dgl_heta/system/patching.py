@@ -115,7 +115,7 @@ def remove() -> None:
 
 
 def applied() -> bool:
-    """Whether the replacements are in place."""
+    """Return whether the replacements are in place."""
     return bool(_applied)
 
 

@@ -88,7 +88,7 @@ class CollectiveOrder(Watch):
 
     @property
     def under_way(self) -> bool:
-        """Whether a wrapped module runs."""
+        """True if a wrapped module runs."""
         return self._call is not None
 
     def merging(self, block: Block, inputs: Any = ()) -> None:

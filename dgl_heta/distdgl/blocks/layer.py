@@ -1,4 +1,4 @@
-"""What is behind a script's block: the sampled block, and a DGL graph of each relation in it.
+"""The layer behind a script's block: the sampled block, and a DGL graph of each relation in it.
 
 A sampled block has this machine's relations, for destinations of all trainers of the group: the
 seeds of all at the last layer, and remote destinations where relations are offloaded. The script

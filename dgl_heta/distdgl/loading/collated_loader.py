@@ -133,7 +133,7 @@ class CollatedNodeLoader(CollatedLoader):
 
 
 class SamplerProxy:
-    """What a collator has in the place of the script's sampler, which it calls."""
+    """The sampler that a collator calls, in the place of the script's."""
 
     prob = None  # which DGL 2.4's collators ask for
 

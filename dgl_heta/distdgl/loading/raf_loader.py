@@ -1,4 +1,4 @@
-"""What all data loaders on a meta-partitioned graph have in common.
+"""The base of all data loaders on a meta-partitioned graph.
 
 All trainers of a group step together: the seeds of a step are those of every trainer, and each
 trainer samples its machine's relations for all of them, from its disk. What comes out is as

@@ -65,7 +65,7 @@ PASSES_WITHOUT_STEP = 8
 
 
 class _Recording:
-    """What this process records, if it does."""
+    """The recorder of this process, if it records."""
 
     recorder: Recorder | None = None
 
@@ -96,7 +96,7 @@ def start_recording(directory: Path, reference: bool, double: bool = False) -> N
 
 
 class Recorder:
-    """What a trainer has recorded so far."""
+    """Records the steps of a trainer."""
 
     def __init__(self, directory: Path, reference: bool) -> None:
         self.directory = directory

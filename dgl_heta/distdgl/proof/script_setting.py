@@ -88,7 +88,7 @@ class _Alike(links.Watch):
 
 
 class DglSetting:
-    """What a proof needs of a script's run; see :class:`dgl_heta.proof.proving.Setting`."""
+    """The setting of a proof in a script's run; see :class:`dgl_heta.proof.proving.Setting`."""
 
     def __init__(self, session: Session, origin: Origin) -> None:
         self._session, self._origin = session, origin

@@ -42,7 +42,7 @@ from dgl_heta.system.patching import patch_all, plain
 
 
 class Parallel:
-    """What replaces the reducer of one DistributedDataParallel module.
+    """Replaces the reducer of one DistributedDataParallel module.
 
     Parameters
     ----------

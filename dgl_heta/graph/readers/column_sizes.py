@@ -1,4 +1,4 @@
-"""What columns of a Parquet or Arrow file will take, as the descriptions in the file say.
+"""Sizes of the columns of a Parquet or Arrow file in memory, from the descriptions in the file.
 
 They are read here, because pyarrow decompresses without asking how much it will be, and ends the
 process where it is asked about a description that is damaged. Nothing here trusts an offset.
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
            struct.error)
-"""What reading a description that is damaged may raise."""
+"""Errors that reading a damaged description may raise."""
 
 
 def parquet_chunks(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
@@ -97,7 +97,7 @@ class _Thrift:
 
 
 def arrow_buffers(file: BinaryIO) -> Iterator[int]:
-    """What each compressed buffer of an Arrow file says that it becomes, in bytes.
+    """Yield the size of each compressed buffer of an Arrow file once decompressed, in bytes.
 
     The footer of the file has blocks of dictionaries and of batches; each block begins with a
     message that describes its buffers.
@@ -136,7 +136,7 @@ class _FlatTable:
         return cls(data, struct.unpack_from("<I", data)[0])
 
     def has(self, slot: int) -> bool:
-        """Whether a field is there."""
+        """Return whether a field is there."""
         return self._place(slot) is not None
 
     def table(self, slot: int) -> _FlatTable:

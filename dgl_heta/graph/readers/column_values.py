@@ -14,7 +14,7 @@ import numpy as np
 from dgl_heta.system.optional import optional
 
 NUMBERS = ("whole", "float", "decimal", "truth")
-"""What :func:`sort_of` says of numbers; `truth` is bool."""
+"""Answers of :func:`sort_of` for numbers; `truth` is bool."""
 _MOST_DIGITS = 76
 """Of a decimal of Arrow's."""
 

@@ -16,17 +16,17 @@ from dgl_heta.graph.readers.table_reader import MISSING, Table
 from dgl_heta.graph.source import MASKS, MOST_CLASSES
 
 NO_NUMBER = ("", *MISSING, "NA", "N/A", "n/a", "<NA>", "null", "NULL", "None", "NaT", r"\N")
-"""What programs write into a text where there is no number or no time."""
+"""Texts that programs write where there is no number or no time."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What was found out about labels: the names of the classes, none where they have none."""
+    """The names of the classes of labels, none where they have none."""
 
     names: tuple[str, ...] = ()
 
     def info(self) -> dict[str, Any]:
-        """What a store keeps of it."""
+        """Return the entry for a store."""
         return {"classes": list(self.names)} if self.names else {}
 
 

@@ -192,8 +192,8 @@ def _data(frame: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _given(tensor: Any, key: str, name: str | None = None, ntype: str = "") -> Given:
-    """What is to be known of data that are kept as they are; of node data, whether training can
-    read them as its array `name`."""
+    """Return the description of data that are kept as they are; of node data, also whether training
+    can read them as its array `name`."""
     array = held(tensor)
     starts = row_starts(len(array), array.nbytes // max(len(array), 1))
     total = npy_sum(array.dtype, array.shape, (array[i:i + starts.step] for i in starts))

@@ -28,7 +28,7 @@ from dgl_heta.system.optional import optional
 
 IDS = ("auto", "original", "parts")
 MAPPINGS = {"nodes": "node_mapping.pt", "edges": "edge_mapping.pt"}
-"""What `return_mapping` returned, where a program has saved it beside the part_config."""
+"""Files for the results of `return_mapping`, if a program has saved them beside the part_config."""
 ORIGINAL = {"nodes": "orig_nids.dgl", "edges": "orig_eids.dgl"}
 """Files of a part in which ParMETIS's pipeline keeps original ids."""
 

@@ -60,7 +60,7 @@ from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 
 METADATA = "metadata.json"
 TEXT_KEYS = ("header", "delimiter", "decimal")
-"""What an entry may say of how its texts are written."""
+"""Keys of an entry that describe how its texts are written."""
 
 
 def read_edge_files(directory: str | Path) -> GraphSource:
@@ -95,7 +95,7 @@ def read_edge_files(directory: str | Path) -> GraphSource:
 
 
 class _Nodes:
-    """What `nodes` of a metadata.json describes.
+    """The nodes that a metadata.json describes.
 
     Attributes
     ----------
@@ -127,7 +127,7 @@ class _Nodes:
             self._add(ntype, item)
 
     def has_ids(self, ntype: str) -> bool:
-        """Whether the nodes of a type have ids of their own."""
+        """Return whether the nodes of a type have ids of their own."""
         return ntype in self.tables or not self.counts[ntype]
 
     def _add(self, ntype: str, item: dict[str, Any]) -> None:

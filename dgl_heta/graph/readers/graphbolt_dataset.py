@@ -100,7 +100,7 @@ def _only_preprocessed(directory: Path) -> InputError:
 
 
 class _Reader:
-    """What has been read of one data set so far."""
+    """Reads one data set, and keeps what it has read."""
 
     def __init__(self, directory: Path, kind: str | None, unlabelled: float | None) -> None:
         self.directory, self.kind, self.unlabelled = directory, kind, unlabelled
@@ -234,7 +234,7 @@ class _Reader:
         return None
 
     def _classifies_nodes(self, task: dict[str, Any], where: str) -> bool:
-        """Whether every item set consists of nodes, not of pairs of nodes."""
+        """Return whether every item set consists of nodes, not of pairs of nodes."""
         found = False
         for _, entry, item in _item_sets(task, where):
             files = _files(item, entry)

@@ -106,7 +106,7 @@ def _stores(saved: Any, path: Path) -> Mapping[Any, Any]:
 
 
 def _is_graph(saved: Any) -> bool:
-    """Whether what a file describes is a HeteroData, or of a class that is made of it."""
+    """Return whether a file describes a HeteroData, or an object of a class derived from it."""
     return (isinstance(saved, SavedObject) and isinstance(saved.state, dict)
             and all(isinstance(saved.state.get(part), dict) for part in _STORES))
 

@@ -18,7 +18,7 @@ from dgl_heta.graph.readers.column_values import arrow, as_text, first, sort_of
 from dgl_heta.graph.source import MOST_CLASSES
 
 MISSING = ("nan", "NaN", "NAN")
-"""What programs write into a CSV where there is no value."""
+"""Texts that programs write into a CSV where there is no value."""
 
 
 class Table:

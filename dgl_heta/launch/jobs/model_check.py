@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether it is more than rounding; NaN is."""
+        """True if it is more than rounding; NaN is."""
         return not self.difference <= TOLERANCE
 
 
@@ -109,7 +109,7 @@ def _settings(given: Settings, parts: int) -> Settings:
 
 def _run(store: Store, settings: Settings, registry: Plugins, directory: Path, parts: int
          ) -> list[dict[str, np.ndarray]]:
-    """What each of so many workers computed."""
+    """Return the arrays that each of so many workers computed."""
     plan = make_plan(store.schema, "paper", settings.model.layers, parts)
     check(store, plan, settings, registry)
     directory.mkdir()

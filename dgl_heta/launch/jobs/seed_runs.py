@@ -21,7 +21,7 @@ Report = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class SeedsResult:
-    """What is left of trainings with several seeds: the directory of all, and a result each."""
+    """The results of trainings with several seeds: the directory of all, and a result each."""
 
     run_dir: Path
     results: dict[int, TrainingResult]
@@ -117,7 +117,7 @@ def _with_seed(job: TrainingJob, seed: int) -> TrainingJob:
 
 
 def _finished(job: TrainingJob, run_dir: Path) -> TrainingResult | None:
-    """What is left of a training that came to its end with these settings."""
+    """Return the result of a training that came to its end with these settings, or None."""
     result = TrainingResult(run_dir, {}, run_dir / "report.html")
     file = run_dir / "summary.json"
     if not (file.exists() and result.report.exists() and result.model.exists()):
@@ -129,7 +129,7 @@ def _finished(job: TrainingJob, run_dir: Path) -> TrainingResult | None:
 
 def _saved(job: TrainingJob, directory: Path, finished: int, seeds: Sequence[int], seed: int
            ) -> str:
-    """What there is of trainings that were interrupted, and how they go on."""
+    """Return a sentence on what interrupted trainings have saved, and how they go on."""
     epoch = job.saved_epoch(directory / f"seed-{seed}") if finished < len(seeds) else 0
     if not finished and not epoch:
         return "interrupted; no epoch was saved yet"

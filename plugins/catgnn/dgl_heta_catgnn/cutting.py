@@ -63,7 +63,7 @@ def edge_limits(total: int, parts: Sequence[int], balance: float) -> np.ndarray:
 
 
 def cluster_weights(of: np.ndarray, weight: np.ndarray, clusters: int) -> np.ndarray:
-    """What the nodes of each cluster weigh, int64 (clusters,)."""
+    """Return the sum of the nodes' weights in each cluster, int64 (clusters,)."""
     inside = of != NONE
     return np.bincount(of[inside], weight[inside], clusters).astype(np.int64)
 

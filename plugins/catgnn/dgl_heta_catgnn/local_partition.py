@@ -40,7 +40,7 @@ _CHUNK = 1 << 16  # halo rows that are asked for at once
 
 
 class OwnPart:
-    """What a trainer has of a graph without asking another machine.
+    """The part of a graph that a trainer has without asking another machine.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What a part takes in memory, and how many parts a limit asks for (CATGNN, §3.2, §3.4).
+"""Memory of a part, and the number of parts that a limit asks for (CATGNN, §3.2, §3.4).
 
 The paper takes the size of graph and feature data on the disk for their size in memory, and twice
 as much again for the computations of training (T, two thirds of what a worker has). Here the data

@@ -67,7 +67,8 @@ def write_parts(partitioner: StreamPartitioner, source: GraphSource, request: Pa
 
 
 def _statistics(made: Assignment, stream: EdgeStream) -> dict[str, Any]:
-    """What the assignment itself tells; balance is the largest part in shares of an even one."""
+    """Return the figures of the assignment; balance is the largest part in shares of an even one.
+    """
     loads = {"balance_of_nodes": made.owned()}
     if made.edges is not None:
         loads["balance_of_assigned_edges"] = made.edges
@@ -76,7 +77,7 @@ def _statistics(made: Assignment, stream: EdgeStream) -> dict[str, Any]:
 
 
 def _others(directory: Path) -> Iterator[Path]:
-    """What in a directory of parts :func:`write_parts` does not write."""
+    """Yield the paths in a directory of parts that :func:`write_parts` does not write."""
     for path in directory.iterdir():
         folder = path.is_dir() and not path.is_symlink()
         if folder and (path.name == ORIG_IDS or re.fullmatch(r"part\d+", path.name)):
@@ -88,7 +89,7 @@ def _others(directory: Path) -> Iterator[Path]:
 
 
 def _is_config(file: Path) -> bool:
-    """Whether a file is a part_config of DistDGL's."""
+    """Return whether a file is a part_config of DistDGL's."""
     try:
         return "part-0" in json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError):

@@ -57,7 +57,7 @@ class Replicas:
         return grown
 
     def union(self, other: Replicas) -> Replicas:
-        """What is here or there."""
+        """Return the replicas that are here or there."""
         joint = Replicas(0, self.parts)
         joint.bits = self.bits | other.bits
         return joint

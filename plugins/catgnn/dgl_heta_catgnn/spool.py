@@ -46,7 +46,7 @@ class PartEdges:
 
 @dataclass(frozen=True)
 class Spooled:
-    """What the second stream has written.
+    """The files that the second stream has written.
 
     Attributes
     ----------

@@ -18,7 +18,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 
 
 def run(word: str, directory: Path) -> dict:
-    """What the example with a word leaves; run from a file, as the compiler wants one."""
+    """Run the example that has a word, and return its names; from a file, as the compiler wants
+    one."""
     (code,) = [code for code in EXAMPLES if word in code]
     file = directory / "example.py"
     file.write_text(code, encoding="utf-8")

@@ -110,7 +110,7 @@ def saved(directory: Path, what: str, ntype: str = "paper") -> dict[int, Tensor]
 
 
 def pieces(directory: Path, name: str) -> Tensor:
-    """What all trainers have saved under a name, joined."""
+    """Return the rows that all trainers have saved under a name, joined."""
     return torch.cat([torch.load(f, weights_only=True)
                       for f in sorted(directory.glob(f"{name}-*.pt"))])
 

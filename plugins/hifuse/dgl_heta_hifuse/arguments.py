@@ -1,4 +1,4 @@
-"""What a pass is given: the in-edges of relations, and tensors as addresses with sizes."""
+"""Arguments of a pass: the in-edges of relations, and tensors as addresses with sizes."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Call:
 
     @property
     def tokens(self) -> list[Tensor]:
-        """What the call depends on for the gradients of its source states."""
+        """Tensors on which the call depends for the gradients of its source states."""
         return [reading.token for reading in self.readings if reading is not None]
 
     def forget(self) -> None:

@@ -176,9 +176,9 @@ class _Functions(NamedTuple):
     forward: Callable[[np.ndarray, np.ndarray], None]
     backward: Callable[[np.ndarray, bool, bool, np.ndarray], None] | None
     adds_to_others: bool = False
-    """Whether `backward` adds to the other argument's gradient, or fills it."""
+    """True: `backward` adds to the other argument's gradient. False: it fills it."""
     reads: bool = False
-    """Whether `backward` reads the arguments."""
+    """True if `backward` reads the arguments."""
 
 
 def _run(call: Call, functions: _Functions, others: Rows | None, sizes: list[int],

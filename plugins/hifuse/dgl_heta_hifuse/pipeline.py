@@ -75,7 +75,7 @@ class Pipeline(BatchSource):
 
 
 def _can_overlap() -> bool:
-    """Whether something can be computed beside training: with a core to spare, or a GPU."""
+    """Return whether something can be computed beside training: with a core to spare, or a GPU."""
     cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
              else os.cpu_count() or 1)
     threads = torch.get_num_threads()
@@ -94,7 +94,7 @@ def _say_once(cores: int) -> None:
 
 
 class _Failure:
-    """What a stage raised; it goes down the line in the place of its batch."""
+    """The error of a stage; it goes down the line in the place of its batch."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -108,7 +108,7 @@ class _Line:
         self._steps, self._stages, self._in_order = steps, stages, in_order
         self._changed = threading.Condition()
         self._made: list[deque[Any]] = [deque() for _ in stages]
-        """What each stage has made and the next one, last training, has not taken."""
+        """Batches of each stage that the next one, at last training, has not taken."""
         self._allowed = 0
         self._closed = False
         self._failure: _Failure | None = None
@@ -188,7 +188,7 @@ class _Line:
             del given, made
 
     def _given(self, place: int, step: int) -> Any:
-        """What a stage works on next, or None when it has no more to do."""
+        """Return the batch that a stage works on next, or None when it has no more to do."""
         with self._changed:
             while True:
                 if not place:

@@ -120,7 +120,7 @@ def some_cases(draw: st.DrawFn) -> Case:
 
 
 def outcome(kernel: BaseKernel, case: Case, name: str, joined: bool) -> list[Tensor]:
-    """What an operator gives for each relation, and the gradients of all it was given."""
+    """Return an operator's result for each relation, and the gradients of its arguments."""
     function, shapes = OPERATORS[name]
     lists, leaves = case.lists(joined, *shapes)
     found = [*function(kernel, case, lists)]
@@ -214,7 +214,7 @@ def test_gradients_of_all_operators_on_one_tensor_are_added(way: str) -> None:
 
 
 def test_a_graph_can_be_gone_through_twice_and_in_parts(way: str) -> None:
-    """What one pass has added is not in the next one."""
+    """A pass does not see the gradients that the one before has added."""
     case = Case([[2, 1], [3]], [4], [0, 0])
     states = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     other = torch.ones(1, dtype=torch.float64, requires_grad=True)

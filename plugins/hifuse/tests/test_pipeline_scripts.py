@@ -47,7 +47,7 @@ def found(out: Path) -> list[dict[str, np.ndarray]]:
 @pytest.fixture(scope="module")
 def asked(config: Path, hifuse_path: str, tmp_path_factory: pytest.TempPathFactory
           ) -> list[dict[str, np.ndarray]]:
-    """What the script computes without the pipeline, which a source that is named overrules."""
+    """Results of the script without the pipeline, which a source that is named overrules."""
     out = tmp_path_factory.mktemp("asked") / "run"
     done = launch(config, out, hifuse_path, "--num-workers", 2,
                   settings=("train.learnable=exact", "train.batches=on-demand"))

@@ -320,7 +320,7 @@ def _key(store: Store, what: Any, width: int, double: bool, seed: int) -> str:
 
 
 def _complete(out: Path, key: str, names: Sequence[str]) -> bool:
-    """Whether a directory holds what a key stands for, undamaged."""
+    """Return whether a directory has the averages of a key, undamaged."""
     try:
         note = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         if not isinstance(note, dict) or note.get("key") != key:

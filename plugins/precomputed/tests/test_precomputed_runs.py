@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_refused_before_workers_start(
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Results]:
-    """What one worker and two computed, in mixed precision and not."""
+    """Results of one worker and of two, in mixed precision and not."""
     out = tmp_path_factory.mktemp("autocast")
     write_store(with_tasks(academic(papers=150)), out / "store")
     found = {}

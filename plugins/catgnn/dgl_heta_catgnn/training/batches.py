@@ -1,4 +1,4 @@
-"""What of a part a step trains on: all of it, sampled neighbours, or an algorithm of one's own."""
+"""Batches of a part, one a step: all of it, sampled neighbours, or an algorithm of one's own."""
 
 from __future__ import annotations
 

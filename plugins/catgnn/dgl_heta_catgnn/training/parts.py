@@ -28,7 +28,7 @@ from dgl_heta.tools import (
 )
 
 FEATURES, LABELS = ("feat", "features", "feats", "x"), ("label", "labels", "y")
-"""What node data are called in parts, ours and those of scripts."""
+"""Names of node data in parts, ours and those of scripts."""
 
 INFO = "parts.json"
 REMEDY = "run the command again, which makes the parts anew"
@@ -36,7 +36,7 @@ REMEDY = "run the command again, which makes the parts anew"
 
 @dataclass(frozen=True)
 class PartInfo:
-    """What is known of a part without reading it.
+    """Counts of a part, known without reading it.
 
     Attributes
     ----------
