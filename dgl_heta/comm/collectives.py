@@ -82,10 +82,10 @@ class Comm:
         other.machine = self.machine and self.machine.counted_by(traffic)
         return other
 
-    def holders(self, held: str | Relation) -> Comm:
+    def holders(self, shared: str | Relation) -> Comm:
         """The workers of this group that hold rows of a node type in common, or a relation of
         which some nodes' in-edges are cut."""
-        return self._holders.get(held, self)
+        return self._holders.get(shared, self)
 
     def offloading(self, ntype: str) -> Comm:
         """The workers of this group that aggregate rows of a node type for others, and those."""
@@ -274,11 +274,12 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
     if plan.replication == "none":
         holders: dict[str | Relation, Comm] = {}
         for group in range(len(plan.groups)):
-            held: dict[str | Relation, Sequence[int]] = {
+            users_of: dict[str | Relation, Sequence[int]] = {
                 t: plan.users(t, group) for t in plan.schema.node_types}
-            held |= {r: [p.index for p in plan.partitions if p.group == group and r in p.relations]
-                     for r, own in plan.ownership.items() if own.hubs}
-            for key, users in held.items():
+            users_of |= {
+                r: [p.index for p in plan.partitions if p.group == group and r in p.relations]
+                for r, own in plan.ownership.items() if own.hubs}
+            for key, users in users_of.items():
                 sharers = comm(users) if len(users) > 1 else None
                 if sharers is not None:
                     holders[key] = sharers

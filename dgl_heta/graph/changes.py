@@ -90,13 +90,13 @@ def unreached(schema: Schema, targets: Iterable[str]) -> list[Relation]:
 def unreached_text(schema: Schema, targets: Iterable[str]) -> str:
     """One sentence about relations that are of no use to the targets, or ""."""
     targets = tuple(targets)
-    found = unreached(schema, targets)
-    if not found:
+    unused = unreached(schema, targets)
+    if not unused:
         return ""
-    one = len(found) == 1
-    return (f"{len(found)} of {len(schema.relations)} relations {'does' if one else 'do'} not lead "
-            f"to {' or '.join(targets)} and {'is' if one else 'are'} of no use: "
-            f"{listing(found, 6)}; --reverse adds reverse relations when a graph is read")
+    one = len(unused) == 1
+    return (f"{len(unused)} of {len(schema.relations)} relations {'does' if one else 'do'} not "
+            f"lead to {' or '.join(targets)} and {'is' if one else 'are'} of no use: "
+            f"{listing(unused, 6)}; --reverse adds reverse relations when a graph is read")
 
 
 def columns_text(source: GraphSource) -> list[str]:

@@ -92,7 +92,7 @@ class ScriptJob:
         first = self.hosts[0]
         master = (first.address, self.master_port or (
             MASTER_PORT if self.emulated else answers[0]["free_port"]))
-        found = []
+        processes = []
         for host in self.hosts:
             answer, config = answers[host.index], self.command.config
             directory, cores = answer["directory"], answer["cores"]
@@ -105,9 +105,9 @@ class ScriptJob:
             meeting = {}
             if answer.get("interface"):  # gloo's own listeners, which ask nobody's name
                 meeting["GLOO_SOCKET_IFNAME"] = answer["interface"]
-            found += processes_of(host, len(self.hosts), self.roles, files, self.command, master,
-                                  cores, variables, meeting)
-        return found
+            processes += processes_of(host, len(self.hosts), self.roles, files, self.command,
+                                      master, cores, variables, meeting)
+        return processes
 
 
 @dataclass

@@ -49,7 +49,7 @@ class Exchange(Protocol):
     def reduce_sum(self, partial: Tensor, block: Block, ntype: str) -> Tensor:
         """Sums over the workers of the seeds' rows (rows, width)."""
 
-    def reduce_extreme(self, partial: Tensor, place: Tensor, op: str, block: Block, ntype: str
+    def reduce_extreme(self, partial: Tensor, first: Tensor, op: str, block: Block, ntype: str
                        ) -> Tensor:
         """Maxima or minima, from rows and places as :func:`extreme_parts` returns them."""
 
@@ -79,7 +79,7 @@ class Alone:
     def reduce_sum(self, partial: Tensor, block: Block, ntype: str) -> Tensor:
         return partial
 
-    def reduce_extreme(self, partial: Tensor, place: Tensor, op: str, block: Block, ntype: str
+    def reduce_extreme(self, partial: Tensor, first: Tensor, op: str, block: Block, ntype: str
                        ) -> Tensor:
         return partial
 
@@ -107,8 +107,8 @@ def merge(exchange: Exchange, op: str, block: Block, ntype: str, parts: Sequence
     rows = block.num_dst[ntype]
     if op == "sum":
         return exchange.reduce_sum(sum_parts(parts, rows, width, like), block, ntype)
-    partial, place = extreme_parts(op, parts, rows, width, like)
-    return exchange.reduce_extreme(partial, place, op, block, ntype)
+    partial, first = extreme_parts(op, parts, rows, width, like)
+    return exchange.reduce_extreme(partial, first, op, block, ntype)
 
 
 def check_complete(parts: Sequence[Part]) -> None:
@@ -287,9 +287,9 @@ def stacked(exchange: Exchange, block: Block, ntype: str, parts: Sequence[Part],
     on_seeds = block.seed_relations.get(ntype, ())
     elsewhere = block.inner_relations.get(ntype, ())
     reach = on_seeds if block.last else tuple(dict.fromkeys((*on_seeds, *elsewhere)))
-    place = {r: i for i, r in enumerate(reach)}
+    column_of = {r: i for i, r in enumerate(reach)}
     count, rows = len(reach) if columns is None else columns, block.num_dst[ntype]
-    at = [place[e.relation] if columns is None else e.place for e, _ in parts]
+    at = [column_of[e.relation] if columns is None else e.place for e, _ in parts]
     seeds = block.num_seeds(ntype)
     whole = coverage(parts, at, count, seeds)
     claimed = [column for column, all_rows in enumerate(whole) if all_rows]
@@ -309,15 +309,15 @@ def stacked(exchange: Exchange, block: Block, ntype: str, parts: Sequence[Part],
         return combine(merged, ())
     seeds = min(block.num_seeds(ntype), len(merged))
     if on_seeds == elsewhere or seeds == len(merged):
-        return combine(_columns(merged, place, on_seeds or elsewhere), on_seeds or elsewhere)
-    others = combine(_columns(merged[seeds:], place, elsewhere), elsewhere)
+        return combine(_columns(merged, column_of, on_seeds or elsewhere), on_seeds or elsewhere)
+    others = combine(_columns(merged[seeds:], column_of, elsewhere), elsewhere)
     if not seeds:
         return others
-    return torch.cat([combine(_columns(merged[:seeds], place, on_seeds), on_seeds), others])
+    return torch.cat([combine(_columns(merged[:seeds], column_of, on_seeds), on_seeds), others])
 
 
-def _columns(stacked: Tensor, place: dict[Relation, int], relations: tuple[Relation, ...]
+def _columns(stacked: Tensor, column_of: dict[Relation, int], relations: tuple[Relation, ...]
              ) -> Tensor:
     """The columns of some relations, in their order; the tensor itself where these are all."""
-    chosen = [place[r] for r in relations]
+    chosen = [column_of[r] for r in relations]
     return stacked if chosen == list(range(stacked.shape[1])) else stacked[:, chosen]

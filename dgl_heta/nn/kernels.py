@@ -214,8 +214,8 @@ def _compiled(*tensors: Tensor) -> bool:
 def _by_identity(states: Sequence[Tensor]) -> list[list[int]]:
     """The places of each tensor among `states`."""
     places: dict[int, list[int]] = {}
-    for place, x in enumerate(states):
-        places.setdefault(id(x), []).append(place)
+    for i, x in enumerate(states):
+        places.setdefault(id(x), []).append(i)
     return list(places.values())
 
 

@@ -100,15 +100,15 @@ def check_sources(indices: Tensor, source: Tensor) -> None:
         raise InputError(f"there are {len(source)} source rows, but an edge starts at row {last}")
 
 
-def check_shape(what: str, found: Tensor, wanted: tuple[int, ...]) -> None:
+def check_shape(what: str, given: Tensor, wanted: tuple[int, ...]) -> None:
     """
     Raises
     ------
     InputError
         Rows or weights have another shape than they should have.
     """
-    if found.shape != wanted:
-        raise InputError(f"the {what} have the shape {tuple(found.shape)}; it should be {wanted}")
+    if given.shape != wanted:
+        raise InputError(f"the {what} have the shape {tuple(given.shape)}; it should be {wanted}")
 
 
 def _check_ends(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> None:

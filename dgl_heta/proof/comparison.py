@@ -132,10 +132,10 @@ def compare(place: Place, got: np.ndarray | None, want: np.ndarray | None,
         return Measure(place, np.inf, tolerance, 0, reason=reason)
     ids = None
     if got_ids is not None and want_ids is not None:
-        ids, mine, other = np.intersect1d(got_ids, want_ids, return_indices=True)
+        ids, rows, other = np.intersect1d(got_ids, want_ids, return_indices=True)
         if not len(ids):
             return None
-        got, want = got[mine], want[other]
+        got, want = got[rows], want[other]
         counts = None if counts is None else counts[other]
     if got.shape != want.shape:
         return Measure(place, np.inf, tolerance, len(want) if want.ndim else 1,

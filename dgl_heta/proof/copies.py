@@ -83,7 +83,7 @@ def perturbed(value: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[Any], bool],
-           read: Read, held: Iterable[Any]) -> nn.Module:
+           read: Read, objects: Iterable[Any]) -> nn.Module:
     """A copy of a module with perturbed parameters of another dtype.
 
     Dropout is the identity in it, batch normalisation uses its running statistics; other parts
@@ -94,7 +94,7 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
     seed : of what is added to parameters, the same on all workers.
     shared : whether an object that a module refers to is used as it is.
     read : for large tables.
-    held : what :func:`reached` finds.
+    objects : what :func:`reached` finds.
 
     Raises
     ------
@@ -107,16 +107,16 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
     whole = [p for p in module.parameters() if id(p) not in large]
     if sum(p.numel() for p in whole) > PARAMETERS:
         raise NotProvedError(f"{type(module).__name__} has more than {PARAMETERS} parameters")
-    for place, parameter in enumerate(whole):
+    for number, parameter in enumerate(whole):
         value = parameter.detach()
         if value.is_floating_point():
             value = value.to(dtype)
-            value = value + _NOISE * noise(seed + place, value, dtype)
+            value = value + _NOISE * noise(seed + number, value, dtype)
         memo[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
     for name, part in parts.items():
         if _by_rows(part):
             memo[id(part)] = EmbeddingRows(name, part, read)  # type: ignore[arg-type]
-    for value in held:
+    for value in objects:
         if id(value) in memo:
             continue
         if isinstance(value, Tensor):
@@ -241,10 +241,10 @@ def contained(function: Any, memo: dict[int, Any]) -> Any:
     except Exception as error:
         raise NotProvedError(f"the hook {function.__qualname__} refers to what cannot be copied: "
                              f"{error}") from error
-    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults,
+    hook = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults,
                               cells or None)
-    made.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
-    return made
+    hook.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
+    return hook
 
 
 def _own(value: Any, memo: dict[int, Any]) -> Any:

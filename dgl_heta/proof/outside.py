@@ -45,7 +45,7 @@ class Outside:
     generators : of random numbers, those of the process first.
     """
 
-    def __init__(self, held: Iterable[Any]) -> None:
+    def __init__(self, objects: Iterable[Any]) -> None:
         self.generators: list[Any] = [torch.default_generator, random._inst,  # type: ignore[attr-defined]
                                       np.random.mtrand._rand]  # type: ignore[attr-defined]
         if torch.cuda.is_initialized():
@@ -53,7 +53,7 @@ class Outside:
         self._seen = {id(generator) for generator in self.generators}
         self._names: list[tuple[Any, str]] = []
         self._values: list[Any] = []
-        for value in held:
+        for value in objects:
             self._visit(value if isinstance(value, (*GENERATORS, *_FUNCTIONS)) else type(value))
 
     # One branch per kind of value; what each does is a line or two.

@@ -63,8 +63,8 @@ def seeds_in(directory: Path) -> list[Path]:
     """The directories of the runs that `dgl-heta train --seeds` left in one, in order of seeds."""
     if is_run(directory):
         return []
-    by_seed = {int(place.name[5:]): place for place in directory.glob("seed-*")
-             if re.fullmatch(r"seed-\d{1,18}", place.name, re.ASCII) and is_run(place)}
+    by_seed = {int(run_dir.name[5:]): run_dir for run_dir in directory.glob("seed-*")
+             if re.fullmatch(r"seed-\d{1,18}", run_dir.name, re.ASCII) and is_run(run_dir)}
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 

@@ -29,7 +29,7 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
     """
     shown = out
     temporary: Path | None = None
-    made: list[Path] = []
+    created: list[Path] = []
     with leave_on_signals():
         try:
             try:
@@ -37,7 +37,7 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
                 replace = _replaceable(out, shown, overwrite, kind, others)
                 parent = out.parent
                 while not parent.exists():
-                    made.append(parent)
+                    created.append(parent)
                     parent = parent.parent
                 if not parent.is_dir():
                     raise InputError(f"cannot write {shown}: {parent} is not a directory")
@@ -58,7 +58,7 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
         finally:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
-            for parent in made:
+            for parent in created:
                 with suppress(OSError):  # not empty: `out` is complete
                     parent.rmdir()
 

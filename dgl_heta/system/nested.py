@@ -19,8 +19,8 @@ def items_of(kind: type[T], value: Any, path: Path = (), depth: int = 6
         for key, item in value.items():
             yield from items_of(kind, item, (*path, key), depth - 1)
     elif depth and isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from items_of(kind, item, (*path, place), depth - 1)
+        for i, item in enumerate(value):
+            yield from items_of(kind, item, (*path, i), depth - 1)
 
 
 def of_type(kind: type[T], value: Any) -> Iterator[T]:

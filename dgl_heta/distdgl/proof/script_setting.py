@@ -81,10 +81,10 @@ class _Alike(links.Watch):
 
     def __init__(self, flags: bool) -> None:
         self.flags = flags
-        self.places: set[links.Place] = set()
+        self.unused_links: set[links.LinkId] = set()
 
-    def unused(self, place: links.Place) -> None:
-        self.places.add(place)
+    def unused(self, link: links.LinkId) -> None:
+        self.unused_links.add(link)
 
 
 class DglSetting:
@@ -174,8 +174,8 @@ class DglSetting:
             session.merges.check(self._replayed, done)
         return session.exchange.chain.tokens
 
-    def unused(self) -> set[links.Place]:
-        return self._links.places
+    def unused(self) -> set[links.LinkId]:
+        return self._links.unused_links
 
 
 def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:

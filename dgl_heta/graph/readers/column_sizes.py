@@ -40,12 +40,12 @@ class _Thrift:
 
     def struct(self) -> dict[int, Any]:
         """The struct that begins here: its fields by their numbers."""
-        found: dict[int, Any] = {}
+        fields: dict[int, Any] = {}
         number = 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._integer()
-            found[number] = self._value(head & 15)
-        return found
+            fields[number] = self._value(head & 15)
+        return fields
 
     def _value(self, kind: int) -> Any:
         if kind in (1, 2):
@@ -137,27 +137,27 @@ class _FlatTable:
 
     def has(self, slot: int) -> bool:
         """Return whether a field is there."""
-        return self._place(slot) is not None
+        return self._offset(slot) is not None
 
     def table(self, slot: int) -> _FlatTable:
         """The table in a field."""
-        place = self._place(slot)
-        if place is None:
+        offset = self._offset(slot)
+        if offset is None:
             raise ValueError("its description is damaged")
-        return _FlatTable(self._data, place + struct.unpack_from("<I", self._data, place)[0])
+        return _FlatTable(self._data, offset + struct.unpack_from("<I", self._data, offset)[0])
 
     def structs(self, slot: int, form: str) -> Iterator[tuple[int, ...]]:
         """The structs of a vector in a field."""
-        place = self._place(slot)
-        if place is not None:
-            begin = place + struct.unpack_from("<I", self._data, place)[0]
+        offset = self._offset(slot)
+        if offset is not None:
+            begin = offset + struct.unpack_from("<I", self._data, offset)[0]
             count, = struct.unpack_from("<I", self._data, begin)
             end = begin + 4 + count * struct.calcsize(form)
             if end > len(self._data):
                 raise ValueError("its description is damaged")
             yield from struct.iter_unpack(form, self._data[begin + 4:end])
 
-    def _place(self, slot: int) -> int | None:
+    def _offset(self, slot: int) -> int | None:
         fields = self._at - struct.unpack_from("<i", self._data, self._at)[0]
         size, = struct.unpack_from("<H", self._data, fields)
         if 4 + 2 * slot >= size:

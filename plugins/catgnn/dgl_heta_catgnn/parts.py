@@ -36,9 +36,9 @@ def write_parts(partitioner: StreamPartitioner, source: GraphSource, request: Pa
     file = config_name(source.name)
     with new_directory(out, overwrite=overwrite, kind="*.json", others=_others) as directory:
         progress("assigning", 0.0)
-        made = partitioner.assign(stream, parts, request.seed)
-        owner, statistics = made.owner, _statistics(made, stream)
-        del made
+        assignment = partitioner.assign(stream, parts, request.seed)
+        owner, statistics = assignment.owner, _statistics(assignment, stream)
+        del assignment
         numbers = number_nodes(owner, source.node_counts, parts)
         edges, done = max(stream.num_edges, 1), 0
 
@@ -66,13 +66,13 @@ def write_parts(partitioner: StreamPartitioner, source: GraphSource, request: Pa
         {r: _orig_ids(out, "edges", i) for i, r in enumerate(stream.relations)}, statistics)
 
 
-def _statistics(made: Assignment, stream: EdgeStream) -> dict[str, Any]:
+def _statistics(assignment: Assignment, stream: EdgeStream) -> dict[str, Any]:
     """Return the figures of the assignment; balance is the largest part in shares of an even one.
     """
-    loads = {"balance_of_nodes": made.owned()}
-    if made.edges is not None:
-        loads["balance_of_assigned_edges"] = made.edges
-    return {**made.figures, **{name: float(load.max() * made.parts / max(load.sum(), 1))
+    loads = {"balance_of_nodes": assignment.owned()}
+    if assignment.edges is not None:
+        loads["balance_of_assigned_edges"] = assignment.edges
+    return {**assignment.figures, **{name: float(load.max() * assignment.parts / max(load.sum(), 1))
                                for name, load in loads.items()}}
 
 

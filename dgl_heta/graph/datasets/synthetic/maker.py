@@ -195,8 +195,8 @@ class Maker:
                 nodes, drawn = nodes[fits], drawn[fits]
             new = np.unique(nodes * hubs + drawn)
             if len(keys):
-                place = np.minimum(np.searchsorted(keys, new), len(keys) - 1)
-                new = new[keys[place] != new]
+                at = np.minimum(np.searchsorted(keys, new), len(keys) - 1)
+                new = new[keys[at] != new]
             missing = missing - np.bincount(new // hubs, minlength=len(degrees))
             keys = np.sort(np.concatenate([keys, new]), kind="stable")
         everyone = np.arange(hubs)
