@@ -8,7 +8,7 @@ from typing import Any
 
 import dgl
 
-from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.modules.group_merge import canonical
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import several

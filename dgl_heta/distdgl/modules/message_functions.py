@@ -20,7 +20,7 @@ from torch import Tensor
 
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.modules.agreements import DTYPES, described, digest, known
-from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.modules.group_merge import canonical
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation

@@ -22,7 +22,7 @@ from dgl_heta.distdgl.modules import message_functions
 from dgl_heta.distdgl.modules.absent_relations import Presence, presence
 from dgl_heta.distdgl.modules.agreements import known
 from dgl_heta.distdgl.modules.destination_states import all_destinations
-from dgl_heta.distdgl.modules.merging import layer_to_merge, merge_agreed, merge_scope
+from dgl_heta.distdgl.modules.group_merge import layer_to_merge, merge_agreed, merge_scope
 from dgl_heta.distdgl.modules.message_functions import (
     EXTREMES,
     CallPlan,

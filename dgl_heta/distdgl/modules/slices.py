@@ -29,7 +29,7 @@ from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.blocks.relation_graph import RelationGraph
 from dgl_heta.distdgl.modules.agreements import DTYPES, described, digest
 from dgl_heta.distdgl.modules.destination_states import all_destinations
-from dgl_heta.distdgl.modules.merging import merge_agreed, merge_scope
+from dgl_heta.distdgl.modules.group_merge import merge_agreed, merge_scope
 from dgl_heta.distdgl.modules.message_functions import EXTREMES, Functions, builtin
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.versions import homes

@@ -30,8 +30,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.edge_rows import EdgeRows
-from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
 from dgl_heta.distdgl.modules.module_hooks import own_hook
+from dgl_heta.distdgl.modules.registered_convs import is_hetero_conv
 from dgl_heta.distdgl.proof.comparable import (
     fill_embeddings,
     fill_parameters,

@@ -18,7 +18,7 @@ from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.blocks.dgl_block import note_seeds
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
 from dgl_heta.distdgl.blocks.relation_graph import csc_with_ids
-from dgl_heta.distdgl.modules.merging_block import make_blocks
+from dgl_heta.distdgl.modules.script_blocks import make_blocks
 from dgl_heta.distdgl.session import Session
 from dgl_heta.proof.copies import NotProvedError
 from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds
