@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from dgl_heta.comm.collectives import Comm, Traffic, wire_dtype
+from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.comm.exchange_dtype import wire_dtype
 from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.collective_order import CollectiveOrder
 from dgl_heta.distdgl.autograd.loss_scope import LossScope

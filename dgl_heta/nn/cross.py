@@ -34,6 +34,7 @@ from dgl_heta.nn.row_parts import (
     stack_parts,
     sum_parts,
 )
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import Block
 
 REDUCERS = ("sum", "mean", "max", "min")
@@ -98,6 +99,12 @@ class Alone:
         return partial
 
 
+def extreme_of(columns: Tensor, op: str) -> Tensor:
+    """Return the maximum or minimum over relations side by side, (rows, relations, width) to (rows,
+    width); of equal numbers the first has the gradient."""
+    return (columns.max(1) if op == "max" else columns.min(1))[0]
+
+
 def merge(exchange: Exchange, op: str, block: Block, ntype: str, parts: Sequence[Part], width: int,
           like: Tensor) -> Tensor:
     """Merge the parts of one node type by sum, max or min, here and, by `exchange`, elsewhere.
@@ -158,7 +165,7 @@ class CrossRelation(nn.Module):
         """
         check_complete(parts)
         parts, like = float32_parts(parts), widened(like)
-        if self.op in ("max", "min") and block.offloads:
+        if self.op in EXTREMES and block.offloads:
             return stacked(self.exchange, block, ntype, parts, width, like, self._extreme)
         op = "sum" if self.op == "mean" else self.op
         out = merge(self.exchange, op, block, ntype, parts, width, like)
@@ -169,7 +176,7 @@ class CrossRelation(nn.Module):
         for another, of which several have relations: (rows, width)."""
         if not relations:
             return columns.new_zeros(len(columns), columns.shape[2])
-        return (columns.max(1) if self.op == "max" else columns.min(1))[0]
+        return extreme_of(columns, self.op)
 
     @staticmethod
     def _divided(rows: Tensor, block: Block, ntype: str) -> Tensor:

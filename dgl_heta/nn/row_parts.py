@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.precision import all_widened, is_mixed
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import RelationBlock
 
 Part = tuple[RelationBlock, Tensor]
@@ -161,7 +162,7 @@ class _ExtremeParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: str, edges: list[RelationBlock], rows: int, width: int, like: Tensor,
                 *values: Tensor) -> tuple[Tensor, Tensor]:
-        out = like.new_full((rows, width), float("-inf") if op == "max" else float("inf"))
+        out = like.new_full((rows, width), EXTREMES[op])
         better = torch.maximum if op == "max" else torch.minimum
         for part, value in zip(edges, values):
             apply_part(out, part, value, better)

@@ -15,6 +15,7 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.row_parts import NOBODY
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.raf.chain import Adjoint, Chain, Map
 from dgl_heta.raf.maps import (
     AllGather,
@@ -124,8 +125,8 @@ class GroupExchange:
         seeds, last = shares.total, block.last
         holders = AllReduce(self._group.holders(ntype), shares)
         with torch.no_grad():
-            own, unreached = first[:seeds], float("-inf") if op == "max" else float("inf")
-            rows = torch.where((own == NOBODY) & (partial[:seeds] == 0), unreached,
+            own = first[:seeds]
+            rows = torch.where((own == NOBODY) & (partial[:seeds] == 0), EXTREMES[op],
                                self._group.holders(ntype).rounded(partial[:seeds]))
             whole = holders.reduce(rows, op)
             # Ties go to the relation that is first in the schema, as on one worker: the minimum of

@@ -24,6 +24,8 @@ from dgl_heta.distdgl.modules.group_merge import canonical
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.nn.cross import REDUCERS
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import RelationBlock
 
 if TYPE_CHECKING:
@@ -32,9 +34,7 @@ if TYPE_CHECKING:
 _IN_DICTIONARY, _HAS_EDGES, _ASKED = 1, 2, 4
 """Bits of what a trainer tells of a relation: the script gives functions for it; this machine has
 edges; the script has asked for their number."""
-EXTREMES = {"max": float("-inf"), "min": float("inf")}
-"""Values that DGL's reduce functions give rows without an edge, if their relation has edges."""
-_REDUCERS = ("sum", "mean", "max", "min", "stack", "callable")
+_REDUCERS = (*REDUCERS, "stack", "callable")
 
 
 class _Described(NamedTuple):
