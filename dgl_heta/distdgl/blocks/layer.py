@@ -37,7 +37,7 @@ class Layer:
     asked : relations of whose edges the script has asked the number.
     edges_read : whether the script has read data by the ids of edges.
     planned : whether the group's relations of the layer are those that the plan gives each machine.
-    presence : a :class:`..modules.relation_presence.Presence`, once it is asked for.
+    presence : a :class:`..modules.absent_relations.Presence`, once it is asked for.
     origin : where the block came from, at a step to prove (:mod:`..proof.script_proof`).
     """
 
