@@ -1,4 +1,4 @@
-"""What a launch prints: the processes' lines, each with its origin, and a summary."""
+"""Output of a launch: the processes' lines, each with its origin, and a summary."""
 
 from __future__ import annotations
 

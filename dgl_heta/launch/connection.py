@@ -55,7 +55,7 @@ class Connection:
         self._write(json.dumps(request).encode() + b"\n")
 
     def complaint(self) -> str:
-        """What it, or ssh, wrote last that is no event, on standard error if there is any."""
+        """Return the last output of it, or of ssh, that is no event; standard error first."""
         self._errors.join(0.5)
         return self._complaint or self._greeting
 
