@@ -85,7 +85,7 @@ def _number_or_auto(text: str) -> int | str:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan is to be like; None where the user has not said."""
+    """Options about a plan; None where the user has not said."""
 
     target: Annotated[list[str] | None, typer.Option(
         "--target", help="Target node type; repeat it, or separate by commas, for several. "

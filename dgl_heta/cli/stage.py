@@ -38,7 +38,7 @@ class MachineOptions:
 
 @dataclass
 class _Each:
-    """What is staged to one machine, and what came of it."""
+    """The staging to one machine, and the result."""
 
     staging: Staging
     directory: Path
@@ -93,7 +93,7 @@ def stage(
 
 def _planned(opened: OpenedPartition, to: Path, machines: MachineOptions, part: list[int] | None,
              also: list[str]) -> list[_Each]:
-    """What each machine gets."""
+    """Decide which partitions each machine gets."""
     from dgl_heta.launch.cluster import read_ip_config
     from dgl_heta.launch.sending import parts_of_hosts
     from dgl_heta.partition.staging import Staging

@@ -63,7 +63,7 @@ class Ssh:
         return [*self.program, host.destination, remote]
 
     def explained(self, host: Host, complaints: Sequence[str]) -> str:
-        """What ssh wrote when it failed: the line that tells the cause, and what to do."""
+        """The line by which ssh tells why it failed, and what to do about it."""
         for pattern, remedy in REMEDIES:
             for line in complaints:
                 if re.search(pattern, line, re.I):
@@ -97,7 +97,7 @@ def connect_over_ssh(host: Host, events: Events, ssh: Ssh, workdir: Path,
 
 
 def is_this_machine(address: str) -> bool:
-    """Whether an address belongs to one of this machine's interfaces."""
+    """Return whether an address belongs to one of this machine's interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             any_socket.bind((address, 0))
@@ -107,7 +107,7 @@ def is_this_machine(address: str) -> bool:
 
 
 def carried_variables() -> dict[str, str]:
-    """What another machine's processes get of this environment."""
+    """Return the variables of this environment that processes of another machine get."""
     return {name: value for name, value in os.environ.items()
             if name == "PYTHONPATH" or (name.startswith("DGL_HETA_")
                                         and name != "DGL_HETA_CONFIG")}

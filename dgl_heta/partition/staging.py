@@ -74,7 +74,7 @@ class Staging:
     @classmethod
     def of(cls, partition: OpenedPartition, parts: Sequence[int] | None = None,
            also: Sequence[str] = ()) -> Staging:
-        """What partitions (default: all) of a directory read.
+        """Collect the files that partitions (default: all) read.
 
         Parameters
         ----------

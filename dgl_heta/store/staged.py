@@ -53,7 +53,7 @@ class Pieces:
 
 @dataclass(frozen=True)
 class Staged:
-    """What a store was staged for.
+    """The files of a store that are on this machine, and for which partitions.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class Staged:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Staged:
-        """What :meth:`to_json` wrote; raises KeyError, TypeError or ValueError for all else."""
+        """Read what :meth:`to_json` wrote; raises KeyError, TypeError or ValueError for all else."""
         return cls(
             tuple(map(int, data["parts"])), int(data["num_parts"]), str(data["plan"]),
             str(data["manifest"]),
