@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dgl_heta import __version__
+from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dgl_heta import __version__
+from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.launch.cluster import Host
 from dgl_heta.launch.remote import Ssh

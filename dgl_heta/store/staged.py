@@ -108,7 +108,7 @@ class Staged:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Staged:
-        """Read what :meth:`to_json` wrote; raises KeyError, TypeError or ValueError for all else."""
+        """Read what :meth:`to_json` wrote; KeyError, TypeError or ValueError for all else."""
         return cls(
             tuple(map(int, data["parts"])), int(data["num_parts"]), str(data["plan"]),
             str(data["manifest"]),
