@@ -54,7 +54,7 @@ class Ssh:
     def program(self) -> list[str]:
         """ssh with all options; joined by shlex it is what `rsync -e` takes."""
         # The launcher's own limit, which names all hosts that are late, comes first.
-        return [*self.by_hand, "-o", "BatchMode=yes",
+        return [*self.by_hand, "-T", "-o", "BatchMode=yes",
                 "-o", f"ConnectTimeout={round(self.timeout) + 1}",
                 "-o", f"ServerAliveInterval={ALIVE_S}", "-o", "ServerAliveCountMax=4"]
 

@@ -86,6 +86,9 @@ def test_spaces_and_quotes_arrive_as_they_are(place):
     ({"first": f"Host {ADDRESSES[1]}\nHostName 10.99.0.77\n"}, 255,
      "ssh: connect to host 10.99.0.77 port 22: No route to host",
      "is it up, and is this the port of its sshd (--ssh-port)?"),
+    ({"first": f"Host {ADDRESSES[1]}\nProxyJump {LAUNCHER}\n"}, 255,
+     f"ssh: connect to host {LAUNCHER} port 22: Connection refused",
+     "is it up, and is this the port of its sshd (--ssh-port)?"),
     ({"first": f"Host {ADDRESSES[0]}\nIdentityFile {{directory}}/key\n", "key": "other_key"},
      255, f"root@{ADDRESSES[1]}: Permission denied (publickey).",
      f"let it accept a key of yours (ssh-copy-id {ADDRESSES[1]}), or name key and user in ssh's "
@@ -98,7 +101,8 @@ def test_spaces_and_quotes_arrive_as_they_are(place):
      "connect by hand and compare its key's fingerprint, or put its key into known_hosts"),
     ({"without_python": True}, 127, "/bin/python: not found",
      "give the path of the host's Python in the command"),
-], ids=["refused", "no route", "wrong key", "changed host key", "unknown host", "no python"])
+], ids=["refused", "no route", "no jump host", "wrong key", "changed host key", "unknown host",
+        "no python"])
 def test_a_host_that_cannot_be_reached_is_named_with_the_reason_and_what_to_do(
         place, monkeypatch, options, status, reason, remedy):
     asked = place.directory / "asked"
@@ -123,7 +127,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_reason_and_what_to_do(
     assert result.error.endswith(f"{reason}; {remedy}")
     assert result.seconds < PROMPT
     assert not asked.exists()
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)
 
 
 @over_ssh
@@ -131,13 +135,13 @@ def test_a_silent_host_is_given_up(place):
     hosts = place.ssh_hosts()
     with socket.create_server((LAUNCHER, 0)) as silent:
         config = hosts.configure(place.directory / "config", (
-            f"Host {ADDRESSES[1]}\nHostName {LAUNCHER}\nPort {silent.getsockname()[1]}\n"))
-        result = place.run("--ssh-config", config, *place.listed(*ADDRESSES), "--timeout", 3,
+            f"Host {ADDRESSES[0]}\nHostName {LAUNCHER}\nPort {silent.getsockname()[1]}\n"))
+        result = place.run("--ssh-config", config, *place.listed(ADDRESSES[0]), "--timeout", 1,
                            "--", "python", "-c", "raise SystemExit('started')")
     assert result.status == 1
-    assert result.error == f"no answer from host1 ({ADDRESSES[1]}) within 3 s (--timeout)"
+    assert result.error == f"no answer from host0 ({ADDRESSES[0]}) within 1 s (--timeout)"
     assert result.seconds < PROMPT
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)
 
 
 def test_without_ssh_nothing_starts(place, monkeypatch):
@@ -174,7 +178,7 @@ def test_another_version_on_a_host_is_named_with_all_versions(place, package):
     assert result.error == (
         f"all hosts need the same version of {package}: host0 ({LAUNCHER}) has {version}, host1 "
         f"({ADDRESSES[1]}) has 0.0.1" + (f", this machine has {version}" * (package != "dgl")))
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)
 
 
 @over_ssh
@@ -205,7 +209,7 @@ def test_what_a_host_lacks_is_named_and_what_others_have_it_needs_not(place):
     assert result.status == 2
     assert result.error.startswith(f"host1 ({ADDRESSES[1]}): no working directory {work}: No such "
                                    f"file or directory (and 3 more: ")
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)
 
 
 @over_ssh
@@ -234,7 +238,7 @@ def test_a_check_shows_what_all_hosts_have_and_starts_nothing(place):
     assert f"host1 (10.99.0.2): no file {missing}\n" in result.out
     assert [host["problems"] for host in shown["hosts"]] == [[reason], [f"no file {missing}"]]
     assert shown["hosts"][1]["versions"]["torch"] == importlib.metadata.version("torch")
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)
 
 
 @over_ssh
@@ -286,4 +290,4 @@ def test_a_connection_that_is_lost_ends_the_run_on_both_sides(place, monkeypatch
                             f"processes were ended: {reason}")
     assert result.seconds < PROMPT
     assert left
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)

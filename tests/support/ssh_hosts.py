@@ -122,6 +122,7 @@ class SshHosts:
         servers = [server.pid for server in self._servers]
         self._ip(self._bridge.pid, "link set lo up", "link add bridge type bridge",
                  f"addr add {LAUNCHER}/24 dev bridge", "link set bridge up",
+                 "ntable change name arp_cache dev bridge mcast_probes 1",  # soon, there is no host
                  *(line for i, pid in enumerate(servers) for line in (
                      f"link add port{i} type veth peer name eth0 netns {pid}",
                      f"link set port{i} master bridge", f"link set port{i} up")))
