@@ -291,3 +291,21 @@ def test_a_connection_that_is_lost_ends_the_run_on_both_sides(place, monkeypatch
     assert result.seconds < PROMPT
     assert left
     place.assert_nothing_left(within=PROMPT)
+
+
+@pytest.mark.thorough  # on emulated hosts: tests/distdgl/test_distdgl_hosts.py
+@over_ssh
+@pytest.mark.needs("dgl")
+def test_a_script_computes_over_ssh_what_one_process_does(place):
+    from tests.support import dist_script
+    from tests.support.dist_reference import compare_all, parts, whole_graph
+
+    graph, cases, out = whole_graph(), ["rgcn", "SparseAdagrad"], place.directory / "out"
+    out.mkdir()
+    result = place.run(
+        *place.where("ssh"), "--part-config", parts(graph, 2, place.directory / "parts"),
+        "--num-omp-threads", 1, "--set", "train.learnable=exact", "--", "python",
+        dist_script.__file__, "--ip-config", "{ip_config}", "--part-config", "{part_config}",
+        "--out", out, "--cases", ",".join(cases))
+    assert result.status == 0, result.err
+    assert compare_all(graph, cases, out, 2) == []
