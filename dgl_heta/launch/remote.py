@@ -29,6 +29,8 @@ REMEDIES = (  # what ssh writes, the cause before what it brings about; what to 
      "ssh's config"),
     (r"connection refused|timed out|no route to host|network is unreachable",
      "is it up, and is this the port of its sshd (--ssh-port)?"),
+    (r"kex_exchange_identification|reset by peer", "does the host, or a jump host on the way, turn "
+     "this machine away (MaxStartups and PerSourceMaxStartups of its sshd, a firewall)?"),
     (r"python.*(not found|no such file)",
      "give the path of the host's Python in the command"),
 )

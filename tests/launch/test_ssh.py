@@ -15,7 +15,7 @@ import pytest
 
 from dgl_heta.launch import remote
 from tests.support.launching import over_ssh
-from tests.support.ssh_hosts import ADDRESSES, BEHIND, LAUNCHER, OTHER_PORT, USER
+from tests.support.ssh_hosts import ADDRESSES, BEHIND, LAUNCHER, MANY, OTHER_PORT, USER
 from tests.support.waiting import PROMPT, until
 
 TELL = ("-c", "import json, os; print(json.dumps([os.environ[x] for x in ('USER', "
@@ -239,6 +239,15 @@ def test_a_check_shows_what_all_hosts_have_and_starts_nothing(place):
     assert [host["problems"] for host in shown["hosts"]] == [[reason], [f"no file {missing}"]]
     assert shown["hosts"][1]["versions"]["torch"] == importlib.metadata.version("torch")
     place.assert_nothing_left(within=PROMPT)
+
+
+@over_ssh
+def test_many_hosts_are_asked_though_sshd_drops_who_comes_at_once(place):
+    config = place.ssh_hosts().config
+    result = place.run("--ssh-config", config, *place.listed(*MANY), "--check", "--json", "--",
+                       "sh", "-c", "exit 1")
+    assert result.status == 0, result.err
+    assert [host["problems"] for host in result.json["hosts"]] == [[]] * len(MANY)
 
 
 @over_ssh
