@@ -181,6 +181,10 @@ def test_another_version_on_a_host_is_named_with_all_versions(place, package):
     place.assert_nothing_left(within=PROMPT)
 
 
+def missing(file: Path) -> str:
+    return f"no file {file}: copy it there, or share its directory"
+
+
 @over_ssh
 def test_what_a_host_lacks_is_named_and_what_others_have_it_needs_not(place):
     hosts = place.ssh_hosts()
@@ -199,16 +203,16 @@ def test_what_a_host_lacks_is_named_and_what_others_have_it_needs_not(place):
         result = place.run(*args)
         assert result.status == 0, result.err
         assert result.lines("host1 trainer1") == ["trained"]
-    for hidden, said in (("part1", f"no file {work}/part1/graph.dgl"),
-                         ("scripts", f"no file {work}/scripts/train.py")):
-        with hosts.mounted(1, work / hidden):
+    for file in ("part1/graph.dgl", "scripts/train.py"):
+        with hosts.mounted(1, (work / file).parent):
             result = place.run(*args)
-        assert (result.status, result.error) == (2, f"host1 ({ADDRESSES[1]}): {said}")
+        said = f"host1 ({ADDRESSES[1]}): {missing(work / file)}"
+        assert (result.status, result.error) == (2, said)
     with hosts.mounted(1, work.parent):
         result = place.run(*args)
     assert result.status == 2
-    assert result.error.startswith(f"host1 ({ADDRESSES[1]}): no working directory {work}: No such "
-                                   f"file or directory (and 3 more: ")
+    assert result.error.startswith(f"host1 ({ADDRESSES[1]}): no working directory {work} "
+                                   "(--workdir): No such file or directory (and 3 more: ")
     place.assert_nothing_left(within=PROMPT)
 
 
@@ -225,18 +229,18 @@ def test_a_check_shows_what_all_hosts_have_and_starts_nothing(place):
         assert importlib.metadata.version("torch") in row.split()
         assert row.split()[-1] == "0"
     (place.directory / "data").mkdir()
-    missing = place.directory / "data" / "t.py"
-    missing.touch()
+    data = place.directory / "data" / "t.py"
+    data.touch()
     down = hosts.configure(place.directory / "config", f"Host {ADDRESSES[0]}\nPort 23\n")
-    with hosts.mounted(1, missing.parent):
-        result = place.run("--ssh-config", down, *args[2:-1], missing)
-        shown = place.run("--ssh-config", down, *args[2:-3], "--json", *args[-3:-1], missing).json
+    with hosts.mounted(1, data.parent):
+        result = place.run("--ssh-config", down, *args[2:-1], data)
+        shown = place.run("--ssh-config", down, *args[2:-3], "--json", *args[-3:-1], data).json
     assert result.status == 1
     reason = result.error
     assert reason.startswith("cannot start processes on host0 (10.99.0.1) over ssh (status 255): ")
     assert f"host0 (10.99.0.1): {reason}\n" in result.out
-    assert f"host1 (10.99.0.2): no file {missing}\n" in result.out
-    assert [host["problems"] for host in shown["hosts"]] == [[reason], [f"no file {missing}"]]
+    assert f"host1 (10.99.0.2): {missing(data)}\n" in result.out
+    assert [host["problems"] for host in shown["hosts"]] == [[reason], [missing(data)]]
     assert shown["hosts"][1]["versions"]["torch"] == importlib.metadata.version("torch")
     place.assert_nothing_left(within=PROMPT)
 
