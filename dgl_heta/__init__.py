@@ -63,7 +63,7 @@ _LAZY = {
     "enable": "dgl_heta.distdgl.activate",
     "disable": "dgl_heta.distdgl.activate",
     "all_seeds": "dgl_heta.distdgl.loading.all_seeds",
-    "register_hetero_conv": "dgl_heta.distdgl.modules.hetero_convs",
+    "register_hetero_conv": "dgl_heta.distdgl.modules.registered_convs",
     "load_model": "dgl_heta.training.checkpoint",
     "HetaError": "dgl_heta.errors",
     "InputError": "dgl_heta.errors",
@@ -131,7 +131,7 @@ __all__ = [
 if TYPE_CHECKING:
     from dgl_heta.distdgl.activate import disable, enable
     from dgl_heta.distdgl.loading.all_seeds import all_seeds
-    from dgl_heta.distdgl.modules.hetero_convs import register_hetero_conv
+    from dgl_heta.distdgl.modules.registered_convs import register_hetero_conv
     from dgl_heta.errors import HetaError, InputError
     from dgl_heta.graph.readers.array_files import open_edges
     from dgl_heta.graph.readers.pyg import read_hetero_data

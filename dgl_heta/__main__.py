@@ -15,7 +15,7 @@ def _interrupted(number: int, frame: Any) -> None:
 
 
 def _fail(error: Exception) -> NoReturn:
-    """What cannot be imported for want of memory is one line, too."""
+    """End the process with one line if memory ran out during an import; raise other errors."""
     from dgl_heta.system.memory import no_memory
 
     if not (said := no_memory(error)):

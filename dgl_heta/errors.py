@@ -49,7 +49,7 @@ def shortened(text: str, limit: int = 200) -> str:
 
 
 def quoted(value: object, limit: int = 200) -> str:
-    """What was given, as a message shows it: its `repr`, shortened, whatever it holds."""
+    """Return a value as a message shows it: its `repr`, shortened."""
     if isinstance(value, str):
         return shortened(repr(shortened(value, limit)), limit)
     shown = reprlib.Repr()
@@ -61,7 +61,7 @@ def quoted(value: object, limit: int = 200) -> str:
 
 
 class RelationError(InputError):
-    """What a kernel is given of one of several relations does not fit.
+    """An argument of a kernel does not fit, for one of several relations.
 
     The kernel knows the relation's `place` in the call, of `count`; who calls it knows its name.
     """

@@ -1,4 +1,4 @@
-"""What plugins may use beside the protocols and classes of `dgl_heta`; docs/hooks.md has a table.
+"""Names for plugins, beside the protocols and classes of `dgl_heta`; docs/hooks.md has a table.
 
 These names and those of `dgl_heta`, `dgl_heta.nn`, `dgl_heta.cache`, `dgl_heta.graphbolt` and
 `dgl_heta.store` are public: :data:`PUBLIC`. What lies in other modules may change at any time. A

@@ -1,4 +1,4 @@
-"""What the tests of all plugins share with those of dgl-heta."""
+"""Fixtures that the tests of all plugins share with those of dgl-heta."""
 
 from __future__ import annotations
 

@@ -38,9 +38,9 @@ class CachedRows:
         self.rows = self.hits = 0
         width = source.shape[1]
         self.copies = [torch.empty((len(rows_on), width), dtype=torch_dtype(source.dtype), device=d)
-                       for rows_on, d in zip(self.slots.held, self.devices)]
+                       for rows_on, d in zip(self.slots.rows, self.devices)]
         step = max(_FILL // max(self.row_bytes, 1), 1)
-        for copy, rows_on in zip(self.copies, self.slots.held):
+        for copy, rows_on in zip(self.copies, self.slots.rows):
             for start in range(0, len(rows_on), step):
                 rows = source.read(rows_on[start:start + step])
                 copy[start:start + len(rows)].copy_(rows)

@@ -48,7 +48,7 @@ class CachedTable:
         self._starts = np.asarray(starts, np.int64)
         self.rows, self.hits = np.zeros((2, len(starts)), np.int64)
         self.copies = [torch.empty((len(rows_on), 3 * self.width), dtype=self.dtype, device=d)
-                       for rows_on, d in zip(self.slots.held, self.devices)]
+                       for rows_on, d in zip(self.slots.rows, self.devices)]
         self._fill()
         self._staging = Staging()
 
@@ -73,7 +73,7 @@ class CachedTable:
     @property
     def value(self) -> Tensor:
         """All values, as they are now: the copies are written back first."""
-        for copy, rows_on in zip(self.copies, self.slots.held):
+        for copy, rows_on in zip(self.copies, self.slots.rows):
             for start in range(0, len(rows_on), BLOCK):
                 self._write(rows_on[start:start + BLOCK], copy[start:start + BLOCK])
         return self.table.value
@@ -132,7 +132,7 @@ class CachedTable:
         start = 0
         for block in self.table.blocks():
             state = torch.cat([block["value"], block["first"], block["second"]], 1)
-            for copy, rows_on in zip(self.copies, self.slots.held):
+            for copy, rows_on in zip(self.copies, self.slots.rows):
                 # With replacement the rows are in no order.
                 inside = np.flatnonzero((rows_on >= start) & (rows_on < start + len(state)))
                 where = torch.from_numpy(rows_on[inside] - start)
@@ -158,7 +158,7 @@ class CachedTable:
             yield where, torch.from_numpy(slots[where]).to(copy.device), copy
 
     def _fill(self) -> None:
-        for copy, rows_on in zip(self.copies, self.slots.held):
+        for copy, rows_on in zip(self.copies, self.slots.rows):
             for start in range(0, len(rows_on), BLOCK):
                 copy[start:start + BLOCK].copy_(self._state(rows_on[start:start + BLOCK]))
 

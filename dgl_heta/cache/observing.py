@@ -142,9 +142,9 @@ class ObservingCache:
             penalties[name] = feature.penalty
         if not self._gate:
             penalties = ungated(penalties)
-        found = by_device(self.policy, counts, sizes, penalties, self.capacity, len(self.devices))
+        cached = by_device(self.policy, counts, sizes, penalties, self.capacity, len(self.devices))
         for name, key in names.items():
-            feature, ids = self._features[key], found[name]
+            feature, ids = self._features[key], cached[name]
             if feature.costly is not None:
                 ids = feature.costly[ids]
             if len(ids):

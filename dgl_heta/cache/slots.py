@@ -26,7 +26,7 @@ class Slots:
     Attributes
     ----------
     of : int32 (count,), the slot of each row on its device, -1 where it is not cached.
-    held : per device the rows in its slots, int64.
+    rows : per device the rows in its slots, int64.
     """
 
     def __init__(self, count: int, ids: np.ndarray, devices: int = 1,
@@ -39,19 +39,19 @@ class Slots:
         check_ids(ids, count)
         self.replacement, self.devices = replacement, devices
         self.of = np.full(count, -1, np.int32)
-        self.held = [np.sort(ids[ids % devices == d]) for d in range(devices)]
-        for rows in self.held:
+        self.rows = [np.sort(ids[ids % devices == d]) for d in range(devices)]
+        for rows in self.rows:
             self.of[rows] = np.arange(len(rows), dtype=np.int32)
         self._hand = 0
-        self._used = np.zeros(len(self.held[0]) if replacement == "clock" else 0, np.bool_)
+        self._used = np.zeros(len(self.rows[0]) if replacement == "clock" else 0, np.bool_)
 
     def __len__(self) -> int:
-        return sum(len(rows) for rows in self.held)
+        return sum(len(rows) for rows in self.rows)
 
     @property
     def complete(self) -> bool:
         """Return whether all rows are cached, each in the slot of its own number."""
-        return self.devices == 1 and len(self.held[0]) == len(self.of)
+        return self.devices == 1 and len(self.rows[0]) == len(self.of)
 
     def split(self, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """`(places of hits in ids, their slots, places of misses)`; ids are in range."""
@@ -67,15 +67,15 @@ class Slots:
         Returns `(places in missed, their new slots, the rows that were there)`. The caller copies
         rows out and in; at most as many as there are slots.
         """
-        if not self.replacement or not len(self.held[0]):
+        if not self.replacement or not len(self.rows[0]):
             nothing = np.empty(0, np.int64)
             return nothing, nothing, nothing
-        places, taken, left = (np.empty(min(len(missed), len(self.held[0])), np.int64)
+        places, taken, left = (np.empty(min(len(missed), len(self.rows[0])), np.int64)
                                for _ in range(3))
         clock = self.replacement == "clock"
         if clock:
             self._used[slots] = True
-        n, self._hand = _admit(self.of, self.held[0], self._used, clock, self._hand, missed, places,
+        n, self._hand = _admit(self.of, self.rows[0], self._used, clock, self._hand, missed, places,
                                taken, left)
         return places[:n], taken[:n], left[:n]
 
@@ -96,7 +96,7 @@ def _split(of, ids, hits, slots, misses):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _admit(of, held, used, clock, hand, missed, places, taken, left):  # type: ignore[no-untyped-def]
+def _admit(of, ids, used, clock, hand, missed, places, taken, left):  # type: ignore[no-untyped-def]
     n = 0
     for i in range(len(missed)):
         if n == len(places):
@@ -106,13 +106,13 @@ def _admit(of, held, used, clock, hand, missed, places, taken, left):  # type: i
         if clock:
             while used[hand]:
                 used[hand] = False
-                hand = (hand + 1) % len(held)
-        places[n], taken[n], left[n] = i, hand, held[hand]
-        of[held[hand]] = -1
-        held[hand] = missed[i]
+                hand = (hand + 1) % len(ids)
+        places[n], taken[n], left[n] = i, hand, ids[hand]
+        of[ids[hand]] = -1
+        ids[hand] = missed[i]
         of[missed[i]] = hand
         if clock:
             used[hand] = True  # so that no slot is taken twice at once
-        hand = (hand + 1) % len(held)
+        hand = (hand + 1) % len(ids)
         n += 1
     return n, hand

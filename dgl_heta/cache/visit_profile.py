@@ -110,10 +110,10 @@ class ProfileFiles:
         try:
             with utf8_name(self._visits) as utf8, safe_open(utf8, "pt") as file:
                 note = _note(file)
-                found = {t: file.get_tensor(f"visits.{t}").numpy() for t in counts}
+                counted = {t: file.get_tensor(f"visits.{t}").numpy() for t in counts}
             if note["sampling"] != self._sampling:
                 raise ValueError("it is of another graph, plan or sampling than its name says")
-            for ntype, visits in found.items():
+            for ntype, visits in counted.items():
                 if visits.shape != (counts[ntype],) or visits.dtype != np.int64 or (
                         visits < 0).any():
                     raise ValueError(f"visits of '{ntype}' are {visits.dtype}{visits.shape}")
@@ -121,7 +121,7 @@ class ProfileFiles:
                     raise ValueError(f"the checksum of the visits of '{ntype}' does not agree")
             if not 1 <= note["batches"] < 2**62:
                 raise ValueError(f"it is of {note['batches']} batches")
-            return Visits(found, int(note["batches"]), float(note["seconds"]))
+            return Visits(counted, int(note["batches"]), float(note["seconds"]))
         except _BROKEN as error:
             if self._given:
                 raise InputError(f"profile {self._visits} is damaged: {error}") from None

@@ -1,4 +1,4 @@
-"""What the workers of a job report, as a progress bar and a line per epoch."""
+"""The progress bar and the line per epoch, from what the workers of a job report."""
 
 from __future__ import annotations
 

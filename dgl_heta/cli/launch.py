@@ -65,7 +65,7 @@ class HostOptions:
 
 @dataclass(frozen=True)
 class EmulationOptions:
-    """What emulated hosts are like."""
+    """Options for emulated hosts: their links and cores."""
 
     rate: Annotated[str | None, typer.Option(
         help="Emulated hosts: speed of every host's link, such as 1gbit. Default: no "
@@ -78,7 +78,8 @@ class EmulationOptions:
         "Default: all hosts share all.")] = None
 
     def link(self, emulated: bool) -> Link | None:
-        """What joins emulated hosts; None for real ones, where none of these options may be."""
+        """Return the link of emulated hosts, None for real ones, which take none of these options.
+        """
         from dgl_heta.launch.emulated import Link
 
         link = Link(self.rate, self.latency)
@@ -105,7 +106,7 @@ class EmulationOptions:
 
 @dataclass(frozen=True)
 class ProcessOptions:
-    """What runs on every host."""
+    """Options for the processes of a host."""
 
     num_trainers: Annotated[int, typer.Option(min=1, help="Trainers per host.")] = 1
     num_samplers: Annotated[int, typer.Option(
@@ -156,7 +157,7 @@ class ProcessOptions:
 
 @dataclass(frozen=True)
 class LimitOptions:
-    """What the run waits for, and how long."""
+    """Options for the meeting port and for time limits."""
 
     master_port: Annotated[int | None, typer.Option(
         min=1, max=65535, help="Port at the first host where the trainers meet. Default: a free "
@@ -170,7 +171,7 @@ class LimitOptions:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What is shown."""
+    """Options for what is shown and written."""
 
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Check the input and show every process with its environment, start "
@@ -270,7 +271,7 @@ def _leave_unread(outcome: Outcome) -> NoReturn:
 def make_job(command: Command, part_config: Path, hosts: HostOptions, ssh: SshOptions,
              emulation: EmulationOptions, processes: ProcessOptions, limits: LimitOptions
              ) -> tuple[ScriptJob, bool]:
-    """What is to run where, checked; and whether dgl-heta made the partition.
+    """Return the checked job, and whether dgl-heta made its partition.
 
     Raises
     ------
@@ -302,7 +303,7 @@ def make_job(command: Command, part_config: Path, hosts: HostOptions, ssh: SshOp
 
 
 def command_of(words: list[str], source: SettingsOptions) -> Command:
-    """What all processes run; the settings are checked before anything starts."""
+    """Return the command of all processes. Settings are checked before anything starts."""
     from dgl_heta.launch.activation import Command, activate
 
     config = source.config

@@ -1,4 +1,4 @@
-"""What a launch prints: the processes' lines, each with its origin, and a summary."""
+"""Output of a launch: the processes' lines, each with its origin, and a summary."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def show_processes(job: ScriptJob, as_json: bool, hidden: Collection[str] = ()) 
 
 
 def show_hosts(job: ScriptJob, outcome: Outcome) -> None:
-    """What every host has answered that was asked: its versions, and what is missing there."""
+    """Print a table of the hosts' versions, and a line for each thing that is missing there."""
     packages = ("python", "dgl-heta", "torch", "dgl")
     rows, lines = table("host", *packages, "problems", right=("problems",)), []
     for host in job.hosts:

@@ -50,7 +50,7 @@ class SshOptions:
         "~/.ssh/config.")] = None
 
     def ssh(self, timeout: float) -> Ssh:
-        """ssh with these options.
+        """Return ssh with these options.
 
         Raises
         ------
@@ -85,7 +85,7 @@ def _number_or_auto(text: str) -> int | str:
 
 @dataclass(frozen=True)
 class PlanOptions:
-    """What a plan is to be like; None where the user has not said."""
+    """Options about a plan; None where the user has not said."""
 
     target: Annotated[list[str] | None, typer.Option(
         "--target", help="Target node type; repeat it, or separate by commas, for several. "

@@ -35,7 +35,7 @@ app = typer.Typer()
 
 @dataclass(frozen=True)
 class WorkOptions:
-    """What the predictions are for."""
+    """Options for the workload that a prediction is made for."""
 
     batch_size: Annotated[int, typer.Option(help="Seeds per worker, for the prediction.")] = 1024
     hidden: Annotated[int, typer.Option(help="Hidden width, for the prediction.")] = 64
@@ -232,13 +232,13 @@ def _counted(opened: GraphInput, plan: Plan, work: Workload, cluster: Cluster,
             assert opened.source is not None
             write_store(opened.source, directory / "store")
         with err.status("counting rows in sampled steps"):
-            found = count_rows(opened.store or Store(directory / "store"), plan, work, seed)
-    sent, steps = found.sent, f"rows counted in {found.steps} sampled steps"
+            count = count_rows(opened.store or Store(directory / "store"), plan, work, seed)
+    sent, steps = count.sent, f"rows counted in {count.steps} sampled steps"
     if cluster.metis_cut is not None:
         return {k: v for k, v in sent.items() if k != "DistDGL METIS"}, f"{steps}; {guess}"
-    if found.metis_cut is None:
-        return sent, f"{steps}; METIS {found.missing}; {guess}"
-    return sent, f"{steps}; METIS run here: it cuts {found.metis_cut:.2f} of what random parts cut"
+    if count.metis_cut is None:
+        return sent, f"{steps}; METIS {count.missing}; {guess}"
+    return sent, f"{steps}; METIS run here: it cuts {count.metis_cut:.2f} of what random parts cut"
 
 
 def _train_nodes(opened: GraphInput, targets: tuple[str, ...], given: int | None) -> int:

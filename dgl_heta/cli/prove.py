@@ -105,9 +105,9 @@ def _compared(job: ScriptJob, keep: Path | None, double: bool) -> Verdict:
     from dgl_heta.proof.recorded_run import load
     from dgl_heta.proof.runs import compare_runs
 
-    place = (scratch_directory(None, "dgl-heta-prove") if keep is None
+    runs_directory = (scratch_directory(None, "dgl-heta-prove") if keep is None
              else nullcontext(_empty(keep.absolute())))
-    with place as directory:
+    with runs_directory as directory:
         for name, reference in (("raf", False), ("reference", True)):
             _run(_recording(job, directory / name, reference, double), reference)
         return compare_runs(load(directory / "raf"), load(directory / "reference"))
@@ -131,8 +131,8 @@ def _check(job: ScriptJob, ours: bool) -> Manifest:
     if not ours:
         raise InputError(f"{job.part_config} was not made by dgl-heta, so there is nothing to "
                          "prove; partition the graph with `dgl-heta run` or `dgl-heta partition`")
-    place = store_of_config(job.part_config)
-    if place and (manifest := Manifest.load(place)).unlike_given():
+    store_path = store_of_config(job.part_config)
+    if store_path and (manifest := Manifest.load(store_path)).unlike_given():
         return manifest  # which the plan need not fit
     store, plan = open_partition(job.part_config.parent)
     if plan.metapaths:
@@ -215,9 +215,9 @@ def _show(verdict: Verdict) -> None:
 
 
 def _where(measure: Measure, named: bool = True) -> str:
-    place = measure.place
-    words = [word for word in (place.name, place.detail) if word] if named else []
-    return escape(", ".join([*words, f"trainer {place.trainer}", *(
+    array = measure.place
+    words = [word for word in (array.name, array.detail) if word] if named else []
+    return escape(", ".join([*words, f"trainer {array.trainer}", *(
         [measure.where] if measure.where else [])]))
 
 

@@ -1,4 +1,4 @@
-"""What the options about a plan ask of a partition backend."""
+"""Requests to a partition backend, made from the options about a plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def partition_request(backend: PartitionBackend, opened: GraphInput, options: Pl
 
 
 def reading(options: ReadingOptions) -> Reading:
-    """What the options change of a graph that is read."""
+    """Return the changes that the options make to a graph that is read."""
     return Reading(options.reverse, tuple(options.feature))
 
 
@@ -61,7 +61,7 @@ def say_of_graph(opened: GraphInput, targets: tuple[str, ...], metapaths: bool,
 
 
 def without_labels(opened: GraphInput, targets: tuple[str, ...], task: TaskSettings) -> list[str]:
-    """What to say of targets that have no labels, which only link prediction does without.
+    """Return a warning for each target without labels, which only link prediction does without.
 
     Raises
     ------
@@ -92,7 +92,8 @@ def without_labels(opened: GraphInput, targets: tuple[str, ...], task: TaskSetti
 
 
 def of_one_class(opened: GraphInput, targets: tuple[str, ...], task: TaskSettings) -> list[str]:
-    """What to say of targets of a graph being read whose labels are all the same class."""
+    """Return a warning for each target, of a graph being read, whose labels are all of one class.
+    """
     if (opened.source is None or task.relation
             or (task.kind or (opened.task.kind if opened.task else "")) != "classification"):
         return []

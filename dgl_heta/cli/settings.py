@@ -42,7 +42,7 @@ def list_settings(source: SettingsOptions, as_json: AsJson = False) -> None:
 
 
 def _meaning(field: Any) -> str:
-    """What a setting is for, and its allowed values, where it is one of a few texts."""
+    """Return a setting's description, with its allowed values where it is one of a few texts."""
     kinds = [field.annotation, *get_args(field.annotation)]
     allowed = [str(value) for kind in kinds if get_origin(kind) is Literal
                for value in get_args(kind)]

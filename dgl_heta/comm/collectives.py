@@ -16,14 +16,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dgl_heta.comm.exchange_dtype import is_rounded, packed, unpacked
 from dgl_heta.errors import EXIT_PEER, HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.plan import Plan
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN,
         "or": dist.ReduceOp.BOR}
-_ROUNDED = ("partials", "learnable")
-"""The causes whose float32 numbers `train.exchange_dtype` makes shorter."""
 
 
 class PeerLostError(HetaError):
@@ -55,10 +54,8 @@ class Comm:
 
     Parameters
     ----------
-    wire : what float32 numbers of partial aggregations and learnable rows are sent as (bfloat16),
-        or None: as they are. They are summed as float32. What a worker sends to itself is rounded
-        like what it sends to others, so all see the same numbers; gradients that a DistDGL script's
-        trainer has of its own rows are not sent, nor rounded.
+    wire : the dtype in which partial aggregations and learnable rows are sent, or None: their own
+        (:mod:`dgl_heta.comm.exchange_dtype`).
     """
 
     def __init__(self, traffic: Traffic, ranks: Sequence[int] | None = None,
@@ -82,10 +79,10 @@ class Comm:
         other.machine = self.machine and self.machine.counted_by(traffic)
         return other
 
-    def holders(self, held: str | Relation) -> Comm:
+    def holders(self, shared: str | Relation) -> Comm:
         """The workers of this group that hold rows of a node type in common, or a relation of
         which some nodes' in-edges are cut."""
-        return self._holders.get(held, self)
+        return self._holders.get(shared, self)
 
     def offloading(self, ntype: str) -> Comm:
         """The workers of this group that aggregate rows of a node type for others, and those."""
@@ -109,8 +106,7 @@ class Comm:
         return rows.to(self.wire).to(rows.dtype) if self._rounds(rows, cause) else rows
 
     def _rounds(self, tensor: Tensor, cause: str) -> bool:
-        return (self.wire is not None and self.size > 1 and tensor.dtype == torch.float32
-                and cause in _ROUNDED)
+        return self.wire is not None and self.size > 1 and is_rounded(tensor, cause)
 
     def _all_reduce_rounded(self, tensor: Tensor, op: str, cause: str) -> Tensor:
         """Each worker merges one part of all workers' numbers as float32, and sends it to all: as
@@ -156,10 +152,8 @@ class Comm:
         if self.size == 1:
             return rows
         if self.wire is not None and self._rounds(rows, cause):
-            # As float16 only by name: gloo moves no bfloat16, and nothing is computed on the way.
-            bits = rows.to(self.wire).view(torch.float16)
-            arrived = self.all_to_all_rows(bits, send, receive, cause)
-            return arrived.view(self.wire).to(rows.dtype)
+            return unpacked(self.all_to_all_rows(packed(rows, self.wire), send, receive, cause),
+                            self.wire)
         work = rows.contiguous().to(self.device(rows))
         out = work.new_empty((sum(receive), *rows.shape[1:]))
         # What a worker sends to itself stays in memory, and is not counted.
@@ -203,11 +197,6 @@ class Comm:
         # run.
         self.traffic.seconds += time.perf_counter() - start
         self.traffic.bytes[cause] += size
-
-
-def wire_dtype(name: str) -> torch.dtype | None:
-    """The `wire` of :class:`Comm` by the value of `train.exchange_dtype`."""
-    return torch.bfloat16 if name == "bfloat16" else None
 
 
 def init_workers(backend: str, timeout_s: float) -> None:
@@ -274,11 +263,12 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
     if plan.replication == "none":
         holders: dict[str | Relation, Comm] = {}
         for group in range(len(plan.groups)):
-            held: dict[str | Relation, Sequence[int]] = {
+            users_of: dict[str | Relation, Sequence[int]] = {
                 t: plan.users(t, group) for t in plan.schema.node_types}
-            held |= {r: [p.index for p in plan.partitions if p.group == group and r in p.relations]
-                     for r, own in plan.ownership.items() if own.hubs}
-            for key, users in held.items():
+            users_of |= {
+                r: [p.index for p in plan.partitions if p.group == group and r in p.relations]
+                for r, own in plan.ownership.items() if own.hubs}
+            for key, users in users_of.items():
                 sharers = comm(users) if len(users) > 1 else None
                 if sharers is not None:
                     holders[key] = sharers

@@ -70,16 +70,16 @@ class GradientAverage:
         # everywhere, and so are the collectives that follow.
         users = self._exchange(params, world)
         rest = []
-        for place, (owner, used) in enumerate(zip(owners, users)):
+        for index, (owner, used) in enumerate(zip(owners, users)):
             if len(used) > 1 or (owner >= 0 and any(rank != owner for rank in used)):
-                owners[place] = SEVERAL
+                owners[index] = SEVERAL
             elif used and owner == NOBODY:
-                owners[place] = used[0]
+                owners[index] = used[0]
             # Gradients that came from somebody who was not known to be alone: their sums have to be
             # made.
             if used and (owner < 0 or used != [owner]):
-                rest.append(place)
-        self._reduce([params[place] for place in rest], world)
+                rest.append(index)
+        self._reduce([params[index] for index in rest], world)
         for param, used in zip(params, users):
             if not used:
                 param.grad = None

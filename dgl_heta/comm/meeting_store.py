@@ -38,7 +38,7 @@ class MeetingStore(Store):
     def __init__(self, address: str, port: int, secret: bytes, timeout: timedelta) -> None:
         super().__init__()
         self.set_timeout(timeout)
-        self.place, self.secret = (address, port), secret
+        self.address, self.secret = (address, port), secret
         self._lock = threading.Lock()
         self._socket = self._connected(timeout.total_seconds())
         _kept.append(self)
@@ -93,7 +93,7 @@ class MeetingStore(Store):
             self.set(key, value)
 
     def clone(self) -> MeetingStore:
-        return MeetingStore(*self.place, self.secret, self.timeout)
+        return MeetingStore(*self.address, self.secret, self.timeout)
 
     deleteKey, getNumKeys = delete_key, num_keys
 
@@ -101,7 +101,7 @@ class MeetingStore(Store):
 
     @property
     def _where(self) -> str:
-        return f"{self.place[0]}:{self.place[1]}"
+        return f"{self.address[0]}:{self.address[1]}"
 
     def _missing(self, keys: Sequence[str]) -> str | None:
         missing = self._ask(b"check", *(key.encode() for key in keys))
@@ -120,7 +120,7 @@ class MeetingStore(Store):
             time.sleep(PAUSE_S[0])
 
     def _attempt(self, end: float) -> socket.socket:
-        connection = socket.create_connection(self.place, max(0.1, end - time.monotonic()))
+        connection = socket.create_connection(self.address, max(0.1, end - time.monotonic()))
         with contextlib.ExitStack() as undo:
             undo.callback(connection.close)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -56,20 +56,20 @@ class RowRoute:
             self._far = _Way(world, "learnable", owner, keys)
             self.asked = self._far.asked
             return
-        place = np.full(world.size, -1)
-        place[[world.ranks.index(rank) for rank in machine.ranks]] = np.arange(machine.size)
+        rank_of = np.full(world.size, -1)
+        rank_of[[world.ranks.index(rank) for rank in machine.ranks]] = np.arange(machine.size)
         # By id, so that all workers of a machine ask the same one for a row: it then crosses
         # between machines once, and so does the sum of its gradients.
         ids = keys[:, 0] if keys.ndim > 1 else keys
         # An owner on this machine is asked directly: passing by another worker would only add a
         # copy.
-        to = np.where(place[owner] < 0, ids % machine.size, place[owner])
+        to = np.where(rank_of[owner] < 0, ids % machine.size, rank_of[owner])
         self._near = near = _Way(machine, "machine", to, np.column_stack([keys, owner]))
         columns, owners = near.asked[:, :-1], near.asked[:, -1]
         is_local = owners == world.rank
         first, self._group, united = _unite(columns[~is_local])
         self._far = _Way(world, "learnable", owners[~is_local][first], united)
-        self._mine, self._passed = (torch.from_numpy(np.flatnonzero(some)) for some in
+        self._local, self._passed = (torch.from_numpy(np.flatnonzero(some)) for some in
                                     (is_local, ~is_local))
         asked = np.concatenate([columns[is_local], self._far.asked])
         self.asked = asked.reshape(-1, *keys.shape[1:])
@@ -79,11 +79,11 @@ class RowRoute:
         keys, in their order (n, D)."""
         if self._near is None:
             return self._far.answer(rows)
-        own, others = rows.tensor_split([len(self._mine)])
+        own, others = rows.tensor_split([len(self._local)])
         gathered = rows.new_empty((len(self._near.asked), *rows.shape[1:]))
         # Rows of other machines arrive rounded to the wire's type; own ones are rounded, too, so
         # that a row's numbers do not depend on who reads it.
-        gathered[self._mine] = self._world.rounded(own, "learnable")
+        gathered[self._local] = self._world.rounded(own, "learnable")
         gathered[self._passed] = self._far.answer(others)[self._group]
         return self._near.answer(gathered)
 
@@ -97,7 +97,7 @@ class RowRoute:
         # Here the gradients of one machine become one: the owner adds one number per machine. Not
         # divided: whoever steps divides by the number of workers, once.
         sums.index_add_(0, self._group, arrived[self._passed])
-        return torch.cat([arrived[self._mine], self._far.deliver(sums)])
+        return torch.cat([arrived[self._local], self._far.deliver(sums)])
 
 
 class _Way:

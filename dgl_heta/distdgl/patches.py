@@ -12,7 +12,7 @@ from dgl_heta.comm import dgl_connections, meeting
 from dgl_heta.distdgl.blocks import message_passing
 from dgl_heta.distdgl.graph import dist_graph, graphbolt_parts, loaded_parts, partitions
 from dgl_heta.distdgl.loading import collated_loader, dgl_loaders
-from dgl_heta.distdgl.modules import merging_block, slices
+from dgl_heta.distdgl.modules import script_blocks, slices
 from dgl_heta.distdgl.rows import embedding, node_data
 from dgl_heta.distdgl.training import autograd_calls, ending, parallel
 from dgl_heta.system.patching import Patch
@@ -25,7 +25,7 @@ PATCHES: tuple[Patch, ...] = (
     *node_data.PATCHES,
     *dgl_loaders.PATCHES,
     *collated_loader.PATCHES,
-    *merging_block.PATCHES,
+    *script_blocks.PATCHES,
     *message_passing.PATCHES,
     *slices.PATCHES,
     *embedding.PATCHES,

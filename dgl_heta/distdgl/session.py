@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from dgl_heta.comm.collectives import Comm, Traffic, wire_dtype
+from dgl_heta.comm.collectives import Comm, Traffic
+from dgl_heta.comm.exchange_dtype import wire_dtype
 from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.collective_order import CollectiveOrder
 from dgl_heta.distdgl.autograd.loss_scope import LossScope
@@ -169,7 +170,7 @@ class Session:
 
     @property
     def reference(self) -> bool:
-        """Whether the script runs as with plain DGL (:mod:`dgl_heta.distdgl.reference`)."""
+        """True if the script runs as with plain DGL (:mod:`dgl_heta.distdgl.reference`)."""
         return self.settings.run.reference
 
     @property

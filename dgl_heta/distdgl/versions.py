@@ -21,7 +21,7 @@ _SERVICES = f"{_DIST}.graph_services"
 _STORE = "dgl.graphbolt.impl.basic_feature_store:BasicFeatureStore"
 
 Homes = dict[str, tuple[str, ...]]
-"""What is meant → every home of it, in all of which it is replaced ("module:name")."""
+"""A name → its homes ("module:name"), in all of which it is replaced."""
 
 _EVERYWHERE: Homes = {
     "partition_graph": (f"{_DIST}:partition_graph", f"{_DIST}.partition:partition_graph"),

@@ -34,7 +34,7 @@ Batch = tuple[int, int, int]
 
 
 class Watchdog:
-    """What this trainer tells the others, and has seen of them.
+    """Tells the other trainers where this one is, and reads where they are.
 
     Keys of the store are numbered, and all trainers count alike.
     """
@@ -117,7 +117,7 @@ class Watchdog:
 
 
 class _Others:
-    """What a trainer that waits has seen of the others at its last look."""
+    """The other trainers, as one that waits saw them at its last look."""
 
     def __init__(self, store: Any, left: Batch | None) -> None:
         self._store, self._left = store, left

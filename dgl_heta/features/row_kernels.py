@@ -223,9 +223,9 @@ def _gather_to(array, ids, out, places):  # type: ignore[no-untyped-def]
 def _scatter_from(arena, places, rows, out):  # type: ignore[no-untyped-def]
     width = out.shape[1]
     for i in range(len(rows)):
-        place, target = places[i], out[rows[i]]
+        source, target = places[i], out[rows[i]]
         for k in range(width):
-            target[k] = arena[place + k]
+            target[k] = arena[source + k]
 
 
 @kernel

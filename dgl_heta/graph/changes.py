@@ -1,4 +1,4 @@
-"""What can be changed of a graph between reading it and writing it as a store."""
+"""Changes to a graph between reading it and writing it as a store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 
 FEAT = "feat"
 REVERSE = "rev-"
-"""What the name of a reverse relation begins with."""
+"""The prefix of a reverse relation's name."""
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,13 @@ def unreached(schema: Schema, targets: Iterable[str]) -> list[Relation]:
 def unreached_text(schema: Schema, targets: Iterable[str]) -> str:
     """One sentence about relations that are of no use to the targets, or ""."""
     targets = tuple(targets)
-    found = unreached(schema, targets)
-    if not found:
+    unused = unreached(schema, targets)
+    if not unused:
         return ""
-    one = len(found) == 1
-    return (f"{len(found)} of {len(schema.relations)} relations {'does' if one else 'do'} not lead "
-            f"to {' or '.join(targets)} and {'is' if one else 'are'} of no use: "
-            f"{listing(found, 6)}; --reverse adds reverse relations when a graph is read")
+    one = len(unused) == 1
+    return (f"{len(unused)} of {len(schema.relations)} relations {'does' if one else 'do'} not "
+            f"lead to {' or '.join(targets)} and {'is' if one else 'are'} of no use: "
+            f"{listing(unused, 6)}; --reverse adds reverse relations when a graph is read")
 
 
 def columns_text(source: GraphSource) -> list[str]:

@@ -106,7 +106,7 @@ class NodeLabels:
         return rows.reshape(len(nodes), self.outputs)
 
     def fault(self, nodes: np.ndarray, where: str) -> str:
-        """What is wrong with the labels of some nodes, or "". `where` says what they are in."""
+        """Return what is wrong with the labels of some nodes, or "". `where` names the labels."""
         for ids, values in self._pieces(nodes):
             if self.kind == "classification" and self.unlabelled is not None:
                 known = self._known(values)

@@ -57,14 +57,14 @@ class NodeIds:
         """
         pa = optional("pyarrow", "ids of nodes as a table", "parquet")
         offsets = np.ascontiguousarray(self.offsets, np.int64)
-        found = pa.LargeStringArray.from_buffers(
+        texts = pa.LargeStringArray.from_buffers(
             len(self), pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(self.text)))
         try:
-            found.validate(full=True)
+            texts.validate(full=True)
         except pa.ArrowInvalid:
             raise InputError("ids of nodes are no text; the store was damaged: write it again"
                              ) from None
-        return found
+        return texts
 
     def names(self, low: int, high: int) -> list[str]:
         """The ids of nodes `low … high - 1`.

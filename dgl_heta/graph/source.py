@@ -93,7 +93,7 @@ class Given:
     ----------
     name : of the array on the graph.
     dtype, shape : of the tensor; `dtype` is PyTorch's name of it, such as "bool".
-    sha256 : of the `.npy` file that holds it (:func:`held`,
+    sha256 : of the `.npy` file that holds it (:func:`as_numpy`,
         :func:`~dgl_heta.system.checksums.npy_sum`).
     unfit : why training cannot read it; "" if it can.
     """
@@ -114,7 +114,7 @@ class Given:
         return torch.from_numpy(rows).to(getattr(torch, self.dtype))
 
 
-def held(tensor: Any) -> np.ndarray:
+def as_numpy(tensor: Any) -> np.ndarray:
     """A tensor as the array that holds it. bfloat16 and complex32, which NumPy lacks, are held as
     float32 and complex64.
 
@@ -126,9 +126,9 @@ def held(tensor: Any) -> np.ndarray:
     import torch
 
     wider = {torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
-    found: np.ndarray = tensor.detach().cpu().resolve_conj().resolve_neg().to(
+    array: np.ndarray = tensor.detach().cpu().resolve_conj().resolve_neg().to(
         wider.get(tensor.dtype, tensor.dtype)).numpy()
-    return found
+    return array
 
 
 def part_tensor(rows: np.ndarray, known: Given | None) -> Any:
@@ -138,8 +138,8 @@ def part_tensor(rows: np.ndarray, known: Given | None) -> Any:
     """
     import torch
 
-    found = torch.from_numpy(rows) if known is None else known.tensor(rows)
-    return found.to(torch.uint8) if found.dtype == torch.bool else found
+    tensor = torch.from_numpy(rows) if known is None else known.tensor(rows)
+    return tensor.to(torch.uint8) if tensor.dtype == torch.bool else tensor
 
 
 @dataclass

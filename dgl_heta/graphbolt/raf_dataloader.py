@@ -19,7 +19,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 
 from dgl_heta.distdgl.loading.epochs import Epochs
 from dgl_heta.distdgl.loading.group_sampling import sample_own_seeds
-from dgl_heta.distdgl.loading.loader_options import LoaderOptions
+from dgl_heta.distdgl.loading.loader_arguments import LoaderOptions
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
 from dgl_heta.distdgl.loading.script_sampler import Fanouts, layers_of
 from dgl_heta.distdgl.refusals import refuse
@@ -35,7 +35,7 @@ _MORE, _LAST, _NONE = 2, 1, 0
 
 
 class GraphBoltLoader(RafLoader):
-    """What samples for one `sample_neighbor` of a pipeline.
+    """Samples for one `sample_neighbor` of a pipeline.
 
     Parameters
     ----------

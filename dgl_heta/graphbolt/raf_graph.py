@@ -73,7 +73,7 @@ class GraphBoltSession(Session):
 
 
 class RafGraph(gb.SamplingGraph):  # type: ignore[misc]
-    """What stands for a data set's graph: its numbers, and a partition to sample from.
+    """Stands for a data set's graph: its numbers, and a partition to sample from.
 
     It has the types, ids and numbers of nodes and edges that the data set's graph has. What reads
     edges is refused by name. `to` and `pin_memory_` do nothing: sampling is on the CPU.

@@ -1,4 +1,4 @@
-"""What a kernel is: hook `dgl_heta_kernels`."""
+"""The protocol of a kernel: hook `dgl_heta_kernels`."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class Kernel(Provider, Protocol):
     """
 
     defers: bool = True
-    """Whether feature rows that wait for their values are aggregated before their product with a
-    weight where that is shorter, without the kernel. False: it is given all rows."""
+    """True: feature rows that wait for their values are aggregated before their product with a
+    weight, where that is shorter, without the kernel. False: the kernel gets all rows."""
 
     @abstractmethod
     def reduce(self, edges: Sequence[InEdges], states: Sequence[Tensor], op: str

@@ -120,20 +120,20 @@ class Plugins:
             Two plugins provide the same name.
         """
         if kind not in self._known:
-            found: dict[str, Registered] = {}
+            by_name: dict[str, Registered] = {}
             for implementation in getattr(self.manager.hook, KINDS[kind]).get_hookimpls():
                 source, version = self._origins[implementation.plugin_name]
                 for value in self._call(implementation, kind, f"{source} {version}"):
                     _check_members(value, kind, f"{source} {version}")
                     provider = Registered(kind, value.name, source, version, value)
-                    if provider.name in found:
-                        other = found[provider.name]
+                    if provider.name in by_name:
+                        other = by_name[provider.name]
                         raise InputError(
                             f"two plugins provide {kind} '{provider.name}': {other.source} "
                             f"{other.version} and {source} {version}; uninstall or rename one"
                         )
-                    found[provider.name] = provider
-            self._known[kind] = found
+                    by_name[provider.name] = provider
+            self._known[kind] = by_name
         return self._known[kind]
 
     def get(self, kind: str, name: str) -> Any:
@@ -186,17 +186,17 @@ class Plugins:
         InputError
             Providers of one name have different settings.
         """
-        found: dict[str, BaseModel] = {}
+        defaults: dict[str, BaseModel] = {}
         for provider in (p for kind in KINDS for p in self.providers(kind).values()):
             default = provider.value.settings
             if default is None:
                 continue
             key = section_name(provider.name)
-            if type(found.setdefault(key, default)) is not type(default):
+            if type(defaults.setdefault(key, default)) is not type(default):
                 raise InputError(f"two providers have different settings in one section plugins."
                                  f"{key}, one of them {provider.kind} '{provider.name}' of "
                                  f"{provider.source} {provider.version}; rename one")
-        return {**found, **self._sections}
+        return {**defaults, **self._sections}
 
     def recorded(self, settings: Settings) -> Settings:
         """Settings with the complete sections of the user and of the providers in use."""
@@ -208,10 +208,10 @@ class Plugins:
 
     def all(self) -> list[Registered]:
         """Every provider of every kind, and the plugins that listen to training."""
-        found = [p for kind in KINDS for p in self.providers(kind).values()]
+        providers = [p for kind in KINDS for p in self.providers(kind).values()]
         listening = {implementation.plugin_name: implementation.plugin for hook in LISTENERS
                      for implementation in getattr(self.manager.hook, hook).get_hookimpls()}
-        return found + [
+        return providers + [
             Registered("listener", name.rpartition(":")[2], *self._origins[name], plugin)
             for name, plugin in listening.items()]
 

@@ -1,4 +1,4 @@
-"""What providers are: one protocol for each kind, with members, defaults and shapes.
+"""Protocols of providers, one for each kind: members, defaults and shapes.
 
 A provider derives from its protocol and overrides what differs: members that are not abstract
 have a default here. It may as well only look like the protocol, but then it must have all
@@ -49,9 +49,9 @@ class PartitionBackend(Provider, Protocol):
 
     description: str
     needs_target: bool = True
-    """Whether a request must name the node types to train for."""
+    """True if a request must name the node types to train for."""
     decides_parts: bool = False
-    """Whether it takes `parts = "auto"`: a request whose `parts` is 0 (`dgl_heta.AUTO`)."""
+    """True if it takes `parts = "auto"`: a request whose `parts` is 0 (`dgl_heta.AUTO`)."""
     honours: frozenset[str] = frozenset()
     """Arguments of a script's `partition_graph` that it has a use for, by their names there:
     `num_hops`, `num_trainers_per_machine`, `objtype`, `balance_ntypes`, `balance_edges`,
@@ -90,7 +90,7 @@ class Reader(Provider, Protocol):
 
     @abstractmethod
     def matches(self, path: Path) -> bool:
-        """Whether this is its format, judged by names and a few first bytes.
+        """Return whether `path` has its format, judged by names and a few first bytes.
 
         `path` is what the user wrote: a file, a directory, or a name that is neither.
         """
@@ -104,7 +104,7 @@ class Reader(Provider, Protocol):
 
 
 class RunLog(Protocol):
-    """What a :class:`Logger` opened for one run, on worker 0 alone."""
+    """The log of one run, opened by a :class:`Logger` on worker 0 alone."""
 
     def epoch(self, record: dict[str, Any]) -> None:
         """An epoch has ended and is in the run's records; `record` is its line of metrics.jsonl."""
@@ -260,7 +260,7 @@ class ModelInputs(Provider, Protocol):
 
 @dataclass(frozen=True)
 class WrapContext:
-    """What a module wrapper is told of the worker that it runs on.
+    """The worker on which a module wrapper runs.
 
     Attributes
     ----------
@@ -302,14 +302,14 @@ class WrappedModule:
         validated; they may wait for each other here."""
 
     def equal(self) -> bool:
-        """Whether all workers have equal parameters now; the same answer on all of them, which may
-        wait for each other here. Called in own training after an epoch was validated: only an
+        """Return whether all workers have equal parameters now. All must give the same answer, and
+        may wait for each other here. Called in own training after an epoch was validated: only an
         epoch after which they are equal may be the best one."""
         return True
 
     def state(self) -> dict[str, Tensor]:
-        """What this worker keeps beside the parameters, for its checkpoint: a run that goes on
-        computes, to the last bit, what one without a break does."""
+        """Return the tensors that this worker keeps beside the parameters, for its checkpoint: a
+        run that goes on computes, to the last bit, what one without a break does."""
         return {}
 
     def load_state(self, state: dict[str, Tensor]) -> None:
@@ -329,10 +329,10 @@ class ModuleWrapper(Provider, Protocol):
     """
 
     any_graph: bool = False
-    """Whether it is used in scripts on parts that DGL made, too (METIS, random), if `train.wrapper`
-    names it. DGL's own DistributedDataParallel is used there otherwise."""
+    """True if it is used in scripts on parts that DGL made, too (METIS, random), when
+    `train.wrapper` names it. DGL's own DistributedDataParallel is used there otherwise."""
     uneven_steps: bool = False
-    """Whether workers may take different numbers of steps in an epoch. Then each steps through the
+    """True if workers may take different numbers of steps in an epoch. Then each steps through the
     training nodes that it owns, and nobody waits for another but at the end of an epoch."""
 
     def plan(self, plan: Plan) -> Plan:
@@ -382,10 +382,10 @@ class BatchSource(Provider, Protocol):
     """
 
     ahead: bool = True
-    """Whether batches are made while training computes. Reports then say what training waited
-    for."""
+    """True if batches are made while training computes. Reports then say what training waited for.
+    """
     serves_workers: bool = False
-    """Whether it is used in scripts that ask for sampling workers (`num_workers` of a data loader,
+    """True if it is used in scripts that ask for sampling workers (`num_workers` of a data loader,
     `--num-samplers`), where `train.batches` is not set."""
 
     @abstractmethod
@@ -424,8 +424,8 @@ class CachePolicy(Provider, Protocol):
     """Which feature rows to keep close to the processor; hook `dgl_heta_cache_policies`."""
 
     counts: str = "visits"
-    """What it is told of the nodes: "visits", from pre-sampling, or "degree", the number of edges
-    that leave a node."""
+    """The counts of nodes that it gets: "visits", from pre-sampling, or "degree", the number of
+    edges that leave a node."""
     replacement: str | None = None
     """None for a cache whose rows stay, "fifo" or "clock" for one that replaces rows when others
     are read. `select` then says what it starts with."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Provider(Protocol):
-    """What all providers have in common."""
+    """The members that all providers have."""
 
     name: str
     settings: BaseModel | None = None

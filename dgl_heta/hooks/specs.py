@@ -88,7 +88,7 @@ def dgl_heta_commands() -> list[protocols.Command]:  # type: ignore[empty-body]
 
 @hookspec
 def dgl_heta_patches() -> list[protocols.Patches]:  # type: ignore[empty-body]
-    """What is changed in other packages while dgl-heta is enabled in a process."""
+    """Return the changes to other packages while dgl-heta is enabled in a process."""
 
 
 @hookspec

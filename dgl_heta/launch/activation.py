@@ -16,7 +16,7 @@ WITH_VALUE = ("--check-hash-based-pycs",)  # of the interpreter's long options
 
 @dataclass(frozen=True)
 class Command:
-    """What every process runs; plain DistDGL unless there are settings."""
+    """The command of every process; plain DistDGL unless there are settings."""
 
     words: tuple[str, ...]
     config: Path | None = None
@@ -24,12 +24,12 @@ class Command:
 
     @property
     def active(self) -> bool:
-        """Whether the script runs under `dgl-heta run`."""
+        """True if the script runs under `dgl-heta run`."""
         return self.config is not None or bool(self.overrides)
 
     @property
     def needs_package(self) -> bool:
-        """Whether what starts it is dgl-heta of the host."""
+        """Return whether dgl-heta of the host starts it."""
         return self.active or _program(self.words) is not None
 
     @property
@@ -52,7 +52,7 @@ class Command:
 
 
 def is_python(word: str) -> bool:
-    """Whether a word of a command line names a Python interpreter."""
+    """Return whether a word of a command line names a Python interpreter."""
     return re.fullmatch(r"(python|pypy)\d*(\.\d+)*t?", PurePath(word).name) is not None
 
 

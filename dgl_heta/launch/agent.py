@@ -1,4 +1,4 @@
-"""What runs on every host of a launch: it starts processes, passes on their output, ends them.
+"""The agent on every host of a launch: it starts processes, passes on their output, ends them.
 
 Requests are lines of JSON on standard input, events lines of JSON on standard output. When the
 input ends, because the launcher ended however it ended, all processes are ended. Output goes no
@@ -61,7 +61,7 @@ class Stream:
             yield self.flush()
 
     def flush(self) -> bytes:
-        """What is there of a line that has no end yet."""
+        """Return, and forget, the beginning of a line that has no end yet."""
         line, self.rest = self.rest, b""
         return line
 
@@ -295,7 +295,7 @@ class Agent:
                 file.write("\n".join(self.memory))
 
     def all_gone(self) -> bool:
-        """Whether no process is left; kills those whose time is over."""
+        """Return whether no process is left, after killing those whose time is over."""
         left = descendants()
         if left and time.monotonic() >= self.kill_at:
             for pid in left:

@@ -1,4 +1,4 @@
-"""What the agent of a host asks its machine: ports, interfaces, versions, processes below it.
+"""Questions of an agent to its machine: ports, interfaces, versions, processes below it.
 
 This file uses the standard library alone: another host gets its text with the agent's.
 """
@@ -48,8 +48,8 @@ def own_directory() -> str:
     """
     for path in glob.glob(os.path.join(tempfile.gettempdir(), PREFIX + "*")):
         with contextlib.suppress(OSError):
-            found = os.lstat(path)
-            if found.st_uid == os.getuid() and time.time() - found.st_mtime > LOCKED_BY_S:
+            status = os.lstat(path)
+            if status.st_uid == os.getuid() and time.time() - status.st_mtime > LOCKED_BY_S:
                 handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 try:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -103,12 +103,12 @@ def descendants() -> list[int]:
             continue
         if state != b"Z":
             parents.setdefault(int(parent), []).append(pid)
-    found, queue = [], [os.getpid()]
+    pids, queue = [], [os.getpid()]
     while queue:
         below = parents.get(queue.pop(), [])
-        found += below
+        pids += below
         queue += below
-    return found
+    return pids
 
 
 def cannot_listen(address: str, port: int) -> str | None:

@@ -61,7 +61,7 @@ class Watched:
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is there and stopped, so that others wait for it in vain."""
+        """True if it is there and stopped, so that others wait for it in vain."""
         if self.ended is not None or self.pid is None:
             return self.stopped and self.ended is None
         try:
@@ -72,12 +72,12 @@ class Watched:
 
     @property
     def failed(self) -> bool:
-        """Whether it has ended, and not well."""
+        """True if it has ended, and not well."""
         return self.ended is not None and (self.ended.status != 0 or not self.done)
 
     @property
     def input_error(self) -> str | None:
-        """What it found wrong with the input, if that is why it ended."""
+        """Its complaint about the input, if that is why it ended."""
         return self._said if self.ended and self.ended.status == InputError.exit_status else None
 
     @property
@@ -101,7 +101,7 @@ class Watched:
 
 
 class Guilt(IntEnum):
-    """What a failure tells, beginning with what is a cause for certain."""
+    """Kinds of failures, beginning with those that are a cause for certain."""
 
     WRONG_INPUT = 0
     KILLED = 1
@@ -110,7 +110,7 @@ class Guilt(IntEnum):
 
 
 def guilt(process: Watched) -> Guilt:
-    """What the failure of a process tells."""
+    """Return the kind of a process's failure."""
     assert process.ended is not None
     status = process.ended.status
     if process.input_error is not None:
@@ -187,7 +187,7 @@ def failure(process: Watched, all_of_them: str = "all processes",
 
 
 def _of_mapped(short: Sequence[str]) -> str:
-    """What SIGBUS means."""
+    """Return the likely cause of a SIGBUS, for a message."""
     if short:
         shown = ", ".join(short[:3]) + (f" and {len(short) - 3} more" if len(short) > 3 else "")
         return f", for files that it had open were cut: {shown}; write the store again"

@@ -36,7 +36,7 @@ class Host:
 
     @property
     def destination(self) -> str:
-        """As ssh is told it, so that what is configured by name counts."""
+        """Return the name, else the address: ssh compares its configuration with it."""
         return self.hostname or self.address
 
     def __str__(self) -> str:
@@ -157,14 +157,14 @@ def write_ip_config(hosts: Iterable[Host]) -> str:
 
 @dataclass(frozen=True)
 class Parts:
-    """The partitions of a part_config: whether dgl-heta made them, and the files of each."""
+    """Whether dgl-heta made the partitions of a part_config, and the files of each partition."""
 
     ours: bool
     files: tuple[tuple[str, ...], ...]
 
 
 def check_part_config(path: Path, hosts: int) -> Parts:
-    """Check that there is one partition per host.
+    """Check that there is one partition per host, and return where their files are.
 
     Raises
     ------
@@ -217,19 +217,19 @@ def processes_of(host: Host, hosts: int, roles: Roles, files: Files, command: Co
         "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
     }
     words = command.on(files.ip_config, files.part_config, files.config)
-    found = []
+    processes = []
     for i in range(roles.servers):
         number = host.index * roles.servers + i
-        found.append(Process(host, "server", number, words, {
+        processes.append(Process(host, "server", number, words, {
             **shared, "DGL_ROLE": "server", "DGL_SERVER_ID": str(number),
             "OMP_NUM_THREADS": str(roles.server_threads), **roles.variables}))
     threads = roles.omp_threads or max(1, cores // roles.trainers)
     for i in range(roles.trainers):
         rank = host.index * roles.trainers + i
-        found.append(Process(host, "trainer", rank, words, {
+        processes.append(Process(host, "trainer", rank, words, {
             **shared, **meeting, "DGL_ROLE": "client", "DGL_DIST_MODE": "distributed",
             "DGL_GROUP_ID": "0", "OMP_NUM_THREADS": str(threads),
             "RANK": str(rank), "WORLD_SIZE": str(roles.trainers * hosts), "LOCAL_RANK": str(i),
             "LOCAL_WORLD_SIZE": str(roles.trainers), "MASTER_ADDR": master[0],
             "MASTER_PORT": str(master[1]), **roles.variables}))
-    return found
+    return processes

@@ -39,7 +39,7 @@ VARIABLES = {"GLOO_SOCKET_IFNAME": INTERFACE, "NCCL_SOCKET_IFNAME": INTERFACE,
 
 @dataclass(frozen=True)
 class Link:
-    """What joins a host to the others."""
+    """The link that joins a host to the others."""
 
     rate: str | None = None  # as tc writes it: 1gbit
     latency_ms: float = 0

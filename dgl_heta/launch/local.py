@@ -26,7 +26,8 @@ DRAIN_S = 1.0  # for the last events of a worker that has ended
 EVENTS = "DGL_HETA_EVENTS"
 """The variable that names the pipe for a worker's events."""
 JOB, NEXT_JOB = "job.json", "job.next.json"
-"""What the workers of a run are given; of one that is to go on, until they are at work."""
+"""Files with the job of a run's workers; the second, of a run that is to go on, until they are at
+work."""
 Report = Callable[[dict[str, Any]], None]
 
 
@@ -147,7 +148,7 @@ class LocalWorkers(Supervisor):
         return self.run_dir / f"worker-{rank}.log"
 
     def _environment(self) -> dict[str, str]:
-        """What all workers get."""
+        """Return the environment of all workers."""
         environment = {**os.environ, "WORLD_SIZE": str(self.workers),
                        "LOCAL_WORLD_SIZE": str(self.workers),
                        "DGL_HETA_LAUNCHER": str(os.getpid())}
@@ -195,7 +196,8 @@ class LocalWorkers(Supervisor):
 
 
 def _event(line: bytes) -> dict[str, Any]:
-    """What a worker tells: an object whose kind is none of the launcher's own."""
+    """Return the event in a worker's line; "malformed" if it is none, or of a launcher's own kind.
+    """
     try:
         event = json.loads(line)
     except (ValueError, RecursionError):

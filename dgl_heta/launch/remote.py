@@ -47,14 +47,14 @@ class Ssh:
 
     @property
     def by_hand(self) -> list[str]:
-        """ssh with what the user has said of it."""
+        """Return ssh with what the user has said of it."""
         return ["ssh", *(["-F", str(self.config)] if self.config else []),
                 *(["-p", str(self.port)] if self.port else []),
                 *(["-l", self.user] if self.user else [])]
 
     @property
     def program(self) -> list[str]:
-        """ssh with all options; joined by shlex it is what `rsync -e` takes."""
+        """Return ssh with all options; joined by shlex, as `rsync -e` takes it."""
         # The launcher's own limit, which names all hosts that are late, comes first.
         return [*self.by_hand, "-T", "-o", "BatchMode=yes",
                 "-o", f"ConnectTimeout={round(self.timeout) + 1}",
@@ -65,7 +65,7 @@ class Ssh:
         return [*self.program, host.destination, remote]
 
     def explained(self, host: Host, complaints: Sequence[str]) -> str:
-        """What ssh wrote when it failed: the line that tells the cause, and what to do."""
+        """Return the line of ssh that tells why it failed, and what to do about that."""
         for pattern, remedy in REMEDIES:
             for line in complaints:
                 if re.search(pattern, line, re.I):
@@ -99,7 +99,7 @@ def connect_over_ssh(host: Host, events: Events, ssh: Ssh, workdir: Path,
 
 
 def is_this_machine(address: str) -> bool:
-    """Whether an address belongs to one of this machine's interfaces."""
+    """Return whether an address belongs to one of this machine's interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         try:
             any_socket.bind((address, 0))
@@ -109,7 +109,7 @@ def is_this_machine(address: str) -> bool:
 
 
 def carried_variables() -> dict[str, str]:
-    """What another machine's processes get of this environment."""
+    """Return the variables of this environment that processes of another machine get."""
     return {name: value for name, value in os.environ.items()
             if name == "PYTHONPATH" or (name.startswith("DGL_HETA_")
                                         and name != "DGL_HETA_CONFIG")}

@@ -21,7 +21,7 @@ from dgl_heta.launch.remote import Ssh
 
 @dataclass(frozen=True)
 class ScriptJob:
-    """What runs, on which hosts, for how long."""
+    """A command to run, on which hosts, for how long."""
 
     hosts: Sequence[Host]
     roles: Roles
@@ -78,17 +78,17 @@ class ScriptJob:
                              "--workdir, by default the directory that the command is given in")
 
     def over_ssh(self, host: Host) -> bool:
-        """Whether a host is another machine."""
+        """Return whether a host is another machine."""
         return self.emulated is None and host.index not in self.direct
 
     def needed(self, host: Host) -> list[str]:
-        """The files that the processes of a host begin with."""
+        """Return the files that the processes of a host read when they start."""
         script = self.command.script
         return [str(self.part_config), *(self.part_files[host.index] if self.part_files else ()),
                 *([] if script is None else [str(self.workdir / script)])]
 
     def variables(self, host: Host) -> dict[str, str]:
-        """What the processes of a host get, whatever their role."""
+        """Return the variables of a host's processes, whatever their role."""
         if self.emulated is not None:
             return {**VARIABLES, "NCCL_HOSTID": host.name}
         return self.carried if self.over_ssh(host) else {}
@@ -100,7 +100,7 @@ class ScriptJob:
         first = self.hosts[0]
         master = (first.address, self.master_port or (
             MASTER_PORT if self.emulated else answers[0]["free_port"]))
-        found = []
+        processes = []
         for host in self.hosts:
             answer, config = answers[host.index], self.command.config
             directory, cores = answer["directory"], answer["cores"]
@@ -113,14 +113,14 @@ class ScriptJob:
             meeting = {}
             if answer.get("interface"):  # gloo's own listeners, which ask nobody's name
                 meeting["GLOO_SOCKET_IFNAME"] = answer["interface"]
-            found += processes_of(host, len(self.hosts), self.roles, files, self.command, master,
-                                  cores, variables, meeting)
-        return found
+            processes += processes_of(host, len(self.hosts), self.roles, files, self.command,
+                                      master, cores, variables, meeting)
+        return processes
 
 
 @dataclass
 class Outcome:
-    """What is left of a run."""
+    """How a run ended, and what its hosts sent."""
 
     seconds: float
     processes: list[Process]

@@ -21,7 +21,7 @@ TICK_S = 0.2
 KILL_AFTER_S = 3.0  # between the request to end and the kill
 
 Events = queue.SimpleQueue[tuple[int, dict[str, Any]]]
-"""What happens: who says it (a rank, a host; -1 for this process) and what, `event` among it."""
+"""Events: who reports one (a rank, a host; -1 for this process), and its fields with `event`."""
 
 
 class Interrupted(Exception):
@@ -39,7 +39,7 @@ class Supervisor(ABC):
     """
 
     all_of_them = "all processes"
-    """What messages call them together."""
+    """The name of all of them in messages."""
 
     leave_s = 10.0
     """For the rest to be gone once the work is done."""
@@ -78,7 +78,8 @@ class Supervisor(ABC):
 
     @abstractmethod
     def is_over(self, running: dict[str, Watched], now: float) -> bool:
-        """Whether to stop though some still run; may raise what is wrong with that."""
+        """Return whether to stop though some still run; raise what is wrong with that, if anything.
+        """
 
     @abstractmethod
     def end(self) -> None:

@@ -219,6 +219,6 @@ class HGNN(nn.Module):
 
 
 def attends(model: nn.Module) -> bool:
-    """Whether a model's aggregations may read the state of their destination."""
+    """Return whether a model's aggregations may read the state of their destination."""
     layers = [m for m in model.modules() if isinstance(m, HGNNLayer)]
     return not layers or any(layer.attends for layer in layers)

@@ -44,7 +44,7 @@ class Linked(nn.Module):
         self.relation = nn.Parameter(torch.ones(len(relations), width))
 
     def decoder(self) -> dict[str, Any]:
-        """What :func:`decoded` is to be given, as `model.json` has it."""
+        """Return the arguments for :func:`decoded`, as `model.json` has them."""
         return {"decoder": "distmult", "relations": self._relations}
 
     def forward(self, *inputs: Any) -> dict[str, Tensor]:

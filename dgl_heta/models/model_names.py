@@ -50,9 +50,9 @@ def find_model(plugins: Plugins, name: str) -> ModelProvider:
     if ":" not in name:
         provider: ModelProvider = plugins.get("model", name)
         return provider
-    place, _, attribute = name.rpartition(":")
+    origin, _, attribute = name.rpartition(":")
     try:
-        module = _of_file(Path(place)) if place.endswith(".py") else _of_name(place)
+        module = _of_file(Path(origin)) if origin.endswith(".py") else _of_name(origin)
         chosen = getattr(module, attribute, None) if attribute else None
     except InputError:
         raise
@@ -61,13 +61,13 @@ def find_model(plugins: Plugins, name: str) -> ModelProvider:
             raise
         raise InputError(f"model.name '{name}' cannot be imported: {_reason(error)}") from None
     if chosen is None:
-        raise InputError(f"model.name '{name}': {place} has no '{attribute}'"
+        raise InputError(f"model.name '{name}': {origin} has no '{attribute}'"
                          + nearest(attribute, vars(module)))
     return chosen if hasattr(chosen, "build") else BlockModel(name, chosen)
 
 
 def _reason(error: BaseException) -> str:
-    """What went wrong in a module that was imported, with file and line where there are any."""
+    """Return why an import failed, with file and line where there are any."""
     text = str(error) or type(error).__name__
     if isinstance(error, SyntaxError):
         return f"{error.msg} ({error.filename}, line {error.lineno})"
@@ -79,8 +79,8 @@ def _reason(error: BaseException) -> str:
     own = [f for f in frames if "site-packages" not in f.filename
            and not f.filename.startswith(sysconfig.get_path("stdlib"))]
     last = (own or frames)[-1:]
-    place = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in last)
-    return f"{type(error).__name__}: {text}{place}"
+    where = "".join(f" ({frame.filename}, line {frame.lineno})" for frame in last)
+    return f"{type(error).__name__}: {text}{where}"
 
 
 def _of_name(name: str) -> ModuleType:

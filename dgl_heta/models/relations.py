@@ -161,7 +161,7 @@ class Relations(tuple[Edges, ...]):
 
         What a row of the result is must follow from the same row of the argument.
         """
-        kernel, found = kernel_in_use(), list[Tensor]()
+        kernel, results = kernel_in_use(), list[Tensor]()
         for ntype, group in itertools.groupby(self, lambda edges: edges.relation.dst):
             of_type = list(group)
             block, states = of_type[0]._block, of_type[0]._states[ntype]
@@ -170,12 +170,12 @@ class Relations(tuple[Edges, ...]):
             rows, count = [edges._edges.index for edges in of_type], block.num_dst[ntype]
             if sum(edges.num_rows for edges in of_type) >= count:
                 states = function(ntype, kernel.gather([states], [slice(0, count)])[0])
-                found += kernel.gather([states] * len(rows), rows)
+                results += kernel.gather([states] * len(rows), rows)
                 continue
             chosen = kernel.gather([states] * len(rows), rows)
-            found += (Joined(function(ntype, chosen.whole), chosen.sizes)
+            results += (Joined(function(ntype, chosen.whole), chosen.sizes)
                       if isinstance(chosen, Joined) else [function(ntype, x) for x in chosen])
-        return found
+        return results
 
     @_naming
     def matmul(self, rows: Sequence[Tensor], weights: Sequence[Tensor] | Tensor
@@ -191,9 +191,9 @@ class Relations(tuple[Edges, ...]):
         csc = self._in_edges()
         if len(whole) == len(self):
             return self._reduce(csc, states, op)
-        found = dict(zip(whole, reduce_each([csc[i] for i in whole], [states[i] for i in whole],
+        results = dict(zip(whole, reduce_each([csc[i] for i in whole], [states[i] for i in whole],
                                             op)))
-        return [found[i] if i in found else reduce_shared(e._edges, states[i], op, e._join)
+        return [results[i] if i in results else reduce_shared(e._edges, states[i], op, e._join)
                 for i, e in enumerate(self)]
 
     @_naming
@@ -231,9 +231,9 @@ class Relations(tuple[Edges, ...]):
         csc = self._in_edges()
         if len(whole) == len(self):
             return self._softmax(csc, scores)
-        found = dict(zip(whole, kernel_in_use().edge_softmax(
+        results = dict(zip(whole, kernel_in_use().edge_softmax(
             [csc[i] for i in whole], [scores[i] for i in whole]) if whole else ()))
-        return [found[i] if i in found else softmax_shared(e._edges, scores[i], e._join)
+        return [results[i] if i in results else softmax_shared(e._edges, scores[i], e._join)
                 for i, e in enumerate(self)]
 
     @_naming

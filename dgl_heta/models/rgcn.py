@@ -37,7 +37,7 @@ class RGCNLayer(HGNNLayer):
                          zero_without_edges=True, attends=False)
         width, relations = spec.hidden, spec.schema.relations
         self._spec = spec
-        self._place = {r: i for i, r in enumerate(relations)}
+        self._index = {r: i for i, r in enumerate(relations)}
         if spec.bases < 0:
             raise InputError(f"model.bases is {spec.bases}; it must be 0 (no bases) or more")
         gain = nn.init.calculate_gain("relu")
@@ -59,7 +59,7 @@ class RGCNLayer(HGNNLayer):
     def weight(self, relation: Relation) -> Tensor:
         """W_r, shape (hidden, hidden)."""
         if self._spec.bases:
-            mixture = self.coefficients[self._place[relation]]
+            mixture = self.coefficients[self._index[relation]]
             return torch.einsum("b,bio->io", mixture, self.bases)
         return self.weights[slot(relation)]
 

@@ -1,4 +1,4 @@
-"""What a model is built from."""
+"""The arguments from which a model is built."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DEFAULT = ModelSettings()
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a model provider gets to build a model; defaults are the settings'.
+    """The arguments from which a model provider builds a model; defaults are the settings'.
 
     Attributes
     ----------

@@ -48,25 +48,26 @@ def reduce_each(edges: Sequence[InEdges], states: Sequence[Tensor], op: str) -> 
     results: dict[int, Tensor] = {}
     if kernel.defers and op in ("sum", "mean"):
         waiting: dict[int, list[int]] = {}
-        for place, rows in enumerate(states):
+        for i, rows in enumerate(states):
             if isinstance(rows, LazyRows):
-                waiting.setdefault(id(rows), []).append(place)
+                waiting.setdefault(id(rows), []).append(i)
         for places in waiting.values():
-            rows, chosen = states[places[0]], [edges[place] for place in places]
+            rows, chosen = states[places[0]], [edges[i] for i in places]
             if _shorter_aggregated(rows, chosen):
-                results.update((place, _aggregated(rows, *edges[place], op)) for place in places)
-    rest = [place for place in range(len(edges)) if place not in results]
+                results.update((i, _aggregated(rows, *edges[i], op)) for i in places)
+    rest = [i for i in range(len(edges)) if i not in results]
     if not results and rest:
         return kernel.reduce(edges, states, op)
     if rest:
-        results.update(zip(rest, kernel.reduce([edges[place] for place in rest],
-                                             [states[place] for place in rest], op)))
-    return [results[place] for place in range(len(edges))]
+        results.update(zip(rest, kernel.reduce([edges[i] for i in rest],
+                                             [states[i] for i in rest], op)))
+    return [results[i] for i in range(len(edges))]
 
 
 def _shorter_aggregated(states: Tensor, edges: Sequence[tuple[Tensor, Tensor]]
                        ) -> TypeGuard[LazyRows]:
-    """Whether to aggregate rows before their product, in all these relations (indptr, indices)."""
+    """Return whether it is shorter to aggregate rows before their product, in all these relations
+    (indptr, indices)."""
     if not isinstance(states, LazyRows) or states.heads or not defers(states):
         return False
     if states.whole.linear is None:

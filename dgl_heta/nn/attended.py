@@ -34,7 +34,7 @@ from dgl_heta.system.jit import COMPILES, kernel
 
 
 class Reads(NamedTuple):
-    """What all relations of a layer read of the same source rows.
+    """Counts of the reads of the same source rows by all relations of a layer.
 
     Attributes
     ----------
@@ -92,7 +92,7 @@ def weighted_sums(edges: InEdges, source: Tensor, weights: Tensor, reads: Reads)
 
 
 def _shorter(source: Tensor, reads: Reads) -> TypeGuard[LazyRows]:
-    """Whether the products are taken of destination rows."""
+    """Return whether it is shorter to take the products of destination rows."""
     if not (isinstance(source, LazyRows) and source.heads and defers(source) and COMPILES
             and kernel_in_use().defers):
         return False

@@ -34,6 +34,7 @@ from dgl_heta.nn.row_parts import (
     stack_parts,
     sum_parts,
 )
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import Block
 
 REDUCERS = ("sum", "mean", "max", "min")
@@ -49,7 +50,7 @@ class Exchange(Protocol):
     def reduce_sum(self, partial: Tensor, block: Block, ntype: str) -> Tensor:
         """Sums over the workers of the seeds' rows (rows, width)."""
 
-    def reduce_extreme(self, partial: Tensor, place: Tensor, op: str, block: Block, ntype: str
+    def reduce_extreme(self, partial: Tensor, first: Tensor, op: str, block: Block, ntype: str
                        ) -> Tensor:
         """Maxima or minima, from rows and places as :func:`extreme_parts` returns them."""
 
@@ -79,7 +80,7 @@ class Alone:
     def reduce_sum(self, partial: Tensor, block: Block, ntype: str) -> Tensor:
         return partial
 
-    def reduce_extreme(self, partial: Tensor, place: Tensor, op: str, block: Block, ntype: str
+    def reduce_extreme(self, partial: Tensor, first: Tensor, op: str, block: Block, ntype: str
                        ) -> Tensor:
         return partial
 
@@ -98,6 +99,12 @@ class Alone:
         return partial
 
 
+def extreme_of(columns: Tensor, op: str) -> Tensor:
+    """Return the maximum or minimum over relations side by side, (rows, relations, width) to (rows,
+    width); of equal numbers the first has the gradient."""
+    return (columns.max(1) if op == "max" else columns.min(1))[0]
+
+
 def merge(exchange: Exchange, op: str, block: Block, ntype: str, parts: Sequence[Part], width: int,
           like: Tensor) -> Tensor:
     """Merge the parts of one node type by sum, max or min, here and, by `exchange`, elsewhere.
@@ -107,8 +114,8 @@ def merge(exchange: Exchange, op: str, block: Block, ntype: str, parts: Sequence
     rows = block.num_dst[ntype]
     if op == "sum":
         return exchange.reduce_sum(sum_parts(parts, rows, width, like), block, ntype)
-    partial, place = extreme_parts(op, parts, rows, width, like)
-    return exchange.reduce_extreme(partial, place, op, block, ntype)
+    partial, first = extreme_parts(op, parts, rows, width, like)
+    return exchange.reduce_extreme(partial, first, op, block, ntype)
 
 
 def check_complete(parts: Sequence[Part]) -> None:
@@ -158,7 +165,7 @@ class CrossRelation(nn.Module):
         """
         check_complete(parts)
         parts, like = float32_parts(parts), widened(like)
-        if self.op in ("max", "min") and block.offloads:
+        if self.op in EXTREMES and block.offloads:
             return stacked(self.exchange, block, ntype, parts, width, like, self._extreme)
         op = "sum" if self.op == "mean" else self.op
         out = merge(self.exchange, op, block, ntype, parts, width, like)
@@ -169,7 +176,7 @@ class CrossRelation(nn.Module):
         for another, of which several have relations: (rows, width)."""
         if not relations:
             return columns.new_zeros(len(columns), columns.shape[2])
-        return (columns.max(1) if self.op == "max" else columns.min(1))[0]
+        return extreme_of(columns, self.op)
 
     @staticmethod
     def _divided(rows: Tensor, block: Block, ntype: str) -> Tensor:
@@ -283,13 +290,13 @@ class CrossStack(CrossRelation):
 def stacked(exchange: Exchange, block: Block, ntype: str, parts: Sequence[Part], width: int,
             like: Tensor, combine: Callable[[Tensor, tuple[Relation, ...]], Tensor],
             columns: int | None = None) -> Tensor:
-    """What :class:`CrossStack` returns, by any exchange."""
+    """Return the stacked rows of :class:`CrossStack`, by any exchange."""
     on_seeds = block.seed_relations.get(ntype, ())
     elsewhere = block.inner_relations.get(ntype, ())
     reach = on_seeds if block.last else tuple(dict.fromkeys((*on_seeds, *elsewhere)))
-    place = {r: i for i, r in enumerate(reach)}
+    column_of = {r: i for i, r in enumerate(reach)}
     count, rows = len(reach) if columns is None else columns, block.num_dst[ntype]
-    at = [place[e.relation] if columns is None else e.place for e, _ in parts]
+    at = [column_of[e.relation] if columns is None else e.place for e, _ in parts]
     seeds = block.num_seeds(ntype)
     whole = coverage(parts, at, count, seeds)
     claimed = [column for column, all_rows in enumerate(whole) if all_rows]
@@ -309,15 +316,15 @@ def stacked(exchange: Exchange, block: Block, ntype: str, parts: Sequence[Part],
         return combine(merged, ())
     seeds = min(block.num_seeds(ntype), len(merged))
     if on_seeds == elsewhere or seeds == len(merged):
-        return combine(_columns(merged, place, on_seeds or elsewhere), on_seeds or elsewhere)
-    others = combine(_columns(merged[seeds:], place, elsewhere), elsewhere)
+        return combine(_columns(merged, column_of, on_seeds or elsewhere), on_seeds or elsewhere)
+    others = combine(_columns(merged[seeds:], column_of, elsewhere), elsewhere)
     if not seeds:
         return others
-    return torch.cat([combine(_columns(merged[:seeds], place, on_seeds), on_seeds), others])
+    return torch.cat([combine(_columns(merged[:seeds], column_of, on_seeds), on_seeds), others])
 
 
-def _columns(stacked: Tensor, place: dict[Relation, int], relations: tuple[Relation, ...]
+def _columns(stacked: Tensor, column_of: dict[Relation, int], relations: tuple[Relation, ...]
              ) -> Tensor:
     """The columns of some relations, in their order; the tensor itself where these are all."""
-    chosen = [place[r] for r in relations]
+    chosen = [column_of[r] for r in relations]
     return stacked if chosen == list(range(stacked.shape[1])) else stacked[:, chosen]

@@ -54,17 +54,17 @@ def differentiable_once(backward: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(backward)
     def run(ctx: Any, *grads: Any) -> Any:
         with torch.no_grad():
-            found = backward(ctx, *grads)
+            grads_in = backward(ctx, *grads)
         if not torch.is_grad_enabled():
-            return found
-        every = found if isinstance(found, tuple) else (found,)
+            return grads_in
+        every = grads_in if isinstance(grads_in, tuple) else (grads_in,)
         there = [x for x in every if x is not None]
         error = torch._C._functions.DelayedError(  # type: ignore[attr-defined]
             b"a gradient of a compiled kernel cannot be differentiated again; use the kernel "
             b"'torch' (train.kernel)", len(there))
         marked = iter(error(*(x.detach().requires_grad_() for x in there)) if there else ())
         every = tuple(None if x is None else next(marked) for x in every)
-        return every if isinstance(found, tuple) else every[0]
+        return every if isinstance(grads_in, tuple) else every[0]
     return run
 
 
@@ -80,12 +80,12 @@ class Sink:
         """The array to add to in this backward pass, of the tensor's shape, C order; zeros when it
         first asks. One that nobody takes if the pass does not come to the `hub`."""
         this = torch._C._current_graph_task_id()
-        found = self._of_pass.get(this)
-        if found is None:
-            found = new_zeros(self._shape, self._dtype, self._device)
+        array = self._of_pass.get(this)
+        if array is None:
+            array = new_zeros(self._shape, self._dtype, self._device)
             if torch._C._will_engine_execute_node(hub):  # type: ignore[attr-defined]
-                self._of_pass[this] = found
-        return found
+                self._of_pass[this] = array
+        return array
 
     def take(self) -> Tensor | None:
         """The whole gradient of this pass, None if nobody added to it."""
@@ -120,7 +120,7 @@ class Reading:
     """
 
     def __init__(self, states: Tensor) -> None:
-        self._made = _state(states)
+        self._state = _state(states)
         self.views: list[Tensor] = []
         sink = Sink(states)
         self._sink, self.token = sink, _Hub.apply(states, sink, self.views)
@@ -130,12 +130,13 @@ class Reading:
         return self._sink.array(self.token.grad_fn)
 
     def is_of(self, states: Tensor) -> bool:
-        """Whether the tensor is still what was read."""
-        return all(a is b or a == b for a, b in zip(self._made, _state(states)))
+        """Return whether the tensor is still what was read."""
+        return all(a is b or a == b for a, b in zip(self._state, _state(states)))
 
 
 def _state(states: Tensor) -> tuple[Any, ...]:
-    """What changes when a tensor is written to, detached in place or given other data."""
+    """Return values that change when a tensor is written to, detached in place or given other data.
+    """
     return states._version, states.grad_fn, states.shape, states.dtype, states.data_ptr()
 
 
@@ -162,7 +163,7 @@ def shaped(states: Tensor, *shape: int) -> Tensor:
 
 
 def _is_observed(view: Tensor) -> bool:
-    """Whether somebody has asked to see a tensor's own gradient."""
+    """Return whether somebody has asked to see a tensor's own gradient."""
     return bool(view._backward_hooks) or (not view.is_leaf and view.retains_grad)
 
 
@@ -192,44 +193,45 @@ def _viewed(states: Tensor) -> tuple[Tensor, Tensor | None]:
                             and states.is_contiguous() and base.shape.numel() ==
                             states.shape.numel()) or _is_observed(states):
         return states, None
-    node, made = states.grad_fn, base.grad_fn
+    node, creator = states.grad_fn, base.grad_fn
     if node is None or node.name() not in _VIEWS:
         return states, None  # another way leads to its memory: detached, or written to
     below, output = node.next_functions[0]
-    if (below is made and output == base.output_nr if made is not None
+    if (below is creator and output == base.output_nr if creator is not None
             else getattr(below, "variable", None) is base):
         return base, states
     return states, None
 
 
 def reading_of(states: Tensor) -> Reading | None:
-    """What operators that read a tensor have in common; None if it wants no gradient.
+    """Return the reading that all operators on a tensor share; None if it wants no gradient.
 
     Its array has the tensor's memory layout, but may have another shape.
     """
     if not (states.requires_grad and torch.is_grad_enabled()):
         return None
     states, view = _viewed(states)
-    found = _known(states)
-    if found is None:
-        found = Reading(states)
-        _readings[states] = weakref.ref(found)
+    reading = _known(states)
+    if reading is None:
+        reading = Reading(states)
+        _readings[states] = weakref.ref(reading)
     if view is not None and view not in _passed:
         _passed[view] = None
-    if view is not None and not any(view is one for one in found.views):
-        found.views.append(view)
-    return found
+    if view is not None and not any(view is one for one in reading.views):
+        reading.views.append(view)
+    return reading
 
 
 def is_read(states: Tensor) -> bool:
-    """Whether another operator reads the tensor already, so that there is an array to add to."""
+    """Return whether another operator reads the tensor already, so that there is an array to add
+    to."""
     return _known(_viewed(states)[0]) is not None
 
 
 def _known(states: Tensor) -> Reading | None:
     known = _readings.get(states)
-    found: Reading | None = known() if known is not None else None
-    return found if found is not None and found.is_of(states) else None
+    reading: Reading | None = known() if known is not None else None
+    return reading if reading is not None and reading.is_of(states) else None
 
 
 def opened(states: Tensor) -> tuple[Tensor, Reading | None, Tensor | None]:

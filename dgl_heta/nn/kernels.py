@@ -28,7 +28,7 @@ from dgl_heta.system.jit import COMPILES
 
 
 class BaseKernel(Kernel):
-    """What other kernels derive from: gather, then scatter, by PyTorch operators, on any device."""
+    """The base of other kernels: gather, then scatter, by PyTorch operators, on any device."""
 
     name = "base"
 
@@ -204,8 +204,8 @@ def kernel_in_use() -> Kernel:
 
 
 def _compiled(*tensors: Tensor) -> bool:
-    """Whether the compiled kernels take these tensors: single or double precision, on CPU, where
-    kernels can be compiled."""
+    """Return whether the compiled kernels take these tensors: single or double precision, on CPU,
+    where kernels can be compiled."""
     dtype = tensors[0].dtype
     return COMPILES and dtype in (torch.float32, torch.float64) and all(
         tensor.device.type == "cpu" and tensor.dtype == dtype for tensor in tensors)
@@ -214,8 +214,8 @@ def _compiled(*tensors: Tensor) -> bool:
 def _by_identity(states: Sequence[Tensor]) -> list[list[int]]:
     """The places of each tensor among `states`."""
     places: dict[int, list[int]] = {}
-    for place, x in enumerate(states):
-        places.setdefault(id(x), []).append(place)
+    for i, x in enumerate(states):
+        places.setdefault(id(x), []).append(i)
     return list(places.values())
 
 

@@ -100,15 +100,15 @@ def check_sources(indices: Tensor, source: Tensor) -> None:
         raise InputError(f"there are {len(source)} source rows, but an edge starts at row {last}")
 
 
-def check_shape(what: str, found: Tensor, wanted: tuple[int, ...]) -> None:
+def check_shape(what: str, given: Tensor, wanted: tuple[int, ...]) -> None:
     """
     Raises
     ------
     InputError
         Rows or weights have another shape than they should have.
     """
-    if found.shape != wanted:
-        raise InputError(f"the {what} have the shape {tuple(found.shape)}; it should be {wanted}")
+    if given.shape != wanted:
+        raise InputError(f"the {what} have the shape {tuple(given.shape)}; it should be {wanted}")
 
 
 def _check_ends(indptr: Tensor, indices: Tensor, source: Tensor, destination: Tensor) -> None:
@@ -130,7 +130,8 @@ class _Operator(NamedTuple):
     forward: Callable[..., None]
     backward: Callable[..., None]
     sums: bool
-    """Whether it sums over edges, to (R, H, D), with a value per edge; or gives one, (E, H)."""
+    """True: it sums over edges, to (R, H, D), with a value per edge. False: it gives one, (E, H).
+    """
 
 
 class _Pair(torch.autograd.Function):

@@ -42,12 +42,12 @@ def all_widened(values: Sequence[Tensor]) -> Sequence[Tensor]:
         return values
     if isinstance(values, Joined):
         return Joined(widened(values.whole), values.sizes)
-    found = {id(x): widened(x) for x in values}
-    return [found[id(x)] for x in values]
+    wide = {id(x): widened(x) for x in values}
+    return [wide[id(x)] for x in values]
 
 
 def is_mixed() -> bool:
-    """Whether this is within :func:`mixed_precision`."""
+    """Return whether this is within :func:`mixed_precision`."""
     return _DEVICE.get() is not None
 
 
@@ -61,14 +61,14 @@ class InFloat32:
         self._kernel, self._plain = kernel, plain
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._kernel, name)
-        if not callable(found) or name in self._plain:
-            return found
+        attribute = getattr(self._kernel, name)
+        if not callable(attribute) or name in self._plain:
+            return attribute
 
         def method(*args: Any) -> Any:
             given = [_widened(arg) for arg in args]
             with torch.autocast(_DEVICE.get() or "cpu", enabled=False):
-                return found(*given)
+                return attribute(*given)
 
         return method
 

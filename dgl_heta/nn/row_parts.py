@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dgl_heta.nn.kernels import kernel_in_use
 from dgl_heta.nn.precision import all_widened, is_mixed
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import RelationBlock
 
 Part = tuple[RelationBlock, Tensor]
@@ -60,8 +61,8 @@ def float32_parts(parts: Sequence[Part]) -> Sequence[Part]:
     """The parts; in mixed precision with values in float32."""
     if not is_mixed():
         return parts
-    found = Parts.of(parts)
-    return Parts(found.edges, all_widened(found.values))
+    own = Parts.of(parts)
+    return Parts(own.edges, all_widened(own.values))
 
 
 def sum_parts(parts: Sequence[Part], rows: int, width: int, like: Tensor) -> Tensor:
@@ -97,9 +98,9 @@ def extreme_parts(op: str, parts: Sequence[Part], rows: int, width: int, like: T
     Tensor (rows, width), 0 for a row in no part, and int32 (rows, width): the relation's `place`,
     NOBODY where there is none. The gradient goes to the relation that is named.
     """
-    out, place = _ExtremeParts.apply(op, [edges for edges, _ in parts], rows, width, like.detach(),
+    out, first = _ExtremeParts.apply(op, [edges for edges, _ in parts], rows, width, like.detach(),
                                      *(value for _, value in parts))
-    return out, place
+    return out, first
 
 
 def stack_parts(parts: Sequence[Part], at: Sequence[int], columns: Sequence[int], none: Tensor
@@ -161,19 +162,19 @@ class _ExtremeParts(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, op: str, edges: list[RelationBlock], rows: int, width: int, like: Tensor,
                 *values: Tensor) -> tuple[Tensor, Tensor]:
-        out = like.new_full((rows, width), float("-inf") if op == "max" else float("inf"))
+        out = like.new_full((rows, width), EXTREMES[op])
         better = torch.maximum if op == "max" else torch.minimum
         for part, value in zip(edges, values):
             apply_part(out, part, value, better)
-        place = torch.full((rows, width), NOBODY, dtype=torch.int32, device=like.device)
+        first = torch.full((rows, width), NOBODY, dtype=torch.int32, device=like.device)
         for part, value in zip(edges, values):
             attained = torch.where(value == part.of(out), part.place, NOBODY).to(torch.int32)
-            apply_part(place, part, attained, torch.minimum)
-        out = torch.where(torch.isinf(out) & (place == NOBODY), 0, out)
+            apply_part(first, part, attained, torch.minimum)
+        out = torch.where(torch.isinf(out) & (first == NOBODY), 0, out)
         ctx.edges = edges
-        ctx.save_for_backward(*(part.of(place) == part.place for part in edges))
-        ctx.mark_non_differentiable(place)
-        return out, place
+        ctx.save_for_backward(*(part.of(first) == part.place for part in edges))
+        ctx.mark_non_differentiable(first)
+        return out, first
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Any, ...]:  # type: ignore[override]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from dgl_heta.nn.aggregate import reduce_each
 from dgl_heta.nn.kernels import kernel_in_use
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import RelationBlock
 
 Join = Callable[[Tensor, str], Tensor]
@@ -27,7 +28,7 @@ _NOWHERE = torch.iinfo(torch.int64).max
 
 def reduce_shared(edges: RelationBlock, states: Tensor, op: str, join: Join) -> Tensor:
     """Sum, mean, max or min of source rows, (S, D) to (R, D), 0 for a row without edges."""
-    if op in ("max", "min"):
+    if op in EXTREMES:
         return _extreme(edges, states, op, join)
     (rows,) = reduce_each([edges.in_edges], [states], "sum")
     rows = join(rows, "sum")
@@ -54,7 +55,7 @@ def _extreme(edges: RelationBlock, states: Tensor, op: str, join: Join) -> Tenso
     rows, shape = edges.in_edges.rows(), (edges.num_rows, states.shape[1])
     with torch.no_grad():
         index = rows.unsqueeze(1).expand_as(messages)
-        best = messages.new_full(shape, float("-inf") if op == "max" else float("inf"))
+        best = messages.new_full(shape, EXTREMES[op])
         best = join(best.scatter_reduce(0, index, messages, "a" + op), op)
         attained = messages == best[rows]
         order = torch.where(attained, edges.shared.order.unsqueeze(1), _NOWHERE)

@@ -43,12 +43,12 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
     if isinstance(source, Store):
         schema, name = source.schema, graph_name or source.manifest.name
         store = source.directory.resolve()
-        place = Path(os.path.realpath(out))
-        if place in (store, *store.parents):
+        destination = Path(os.path.realpath(out))
+        if destination in (store, *store.parents):
             raise InputError(f"the store {source.directory} lies in {out}, which would be "
                              "overwritten; choose another directory for the partition")
         # Relative, so that partition and store can be moved together, or mounted elsewhere.
-        location = os.path.relpath(store, place)
+        location = os.path.relpath(store, destination)
     else:
         check_source(source)
         schema, name, location = source.schema(), graph_name or source.name, STORE_DIR

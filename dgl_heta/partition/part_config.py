@@ -67,8 +67,8 @@ def _tile(parts: Sequence[int],
         for name, (count, owners) in owned.items():
             size = 0
             if part in owners:
-                place = list(owners).index(part)
-                size = count * (place + 1) // len(owners) - count * place // len(owners)
+                index = list(owners).index(part)
+                size = count * (index + 1) // len(owners) - count * index // len(owners)
             ranges[name].append([offset, offset + size])
             offset += size
     return ranges

@@ -109,7 +109,7 @@ def step_units(schema: Schema, step: ReceptiveField, work: Workload, exchanges: 
         wide, read, multiplied = width / work.feature_itemsize, rows, rows
         if width and lazy:
             first = step.layers[-1]
-            edges = sum(n for r, n in first.drawn.items() if r.src == ntype)
+            edges = sum(n for r, n in first.sampled.items() if r.src == ntype)
             into = sum(n for r, n in first.rows.items() if r.src == ntype)
             own = first.inner.get(ntype, 0.0) + step.own.get(ntype, 0.0)
             if aggregated_first(rows, edges, into, own, wide, hidden):

@@ -41,12 +41,12 @@ def balanced(weights: Sequence[int], parts: int) -> list[list[int]]:
     loads = [sum(weights[i] for i in part) for part in assigned]
     while (change := _relief(weights, assigned, loads)) is not None:
         source, target, out, back = change
-        for origin, place, moved in ((source, target, out), (target, source, back)):
+        for origin, destination, moved in ((source, target, out), (target, source, back)):
             if moved is not None:
                 assigned[origin].remove(moved)
-                assigned[place].append(moved)
+                assigned[destination].append(moved)
                 loads[origin] -= weights[moved]
-                loads[place] += weights[moved]
+                loads[destination] += weights[moved]
     if len(weights) <= 12:
         assigned = _search(weights, parts, max(loads)) or assigned
     return assigned
@@ -74,7 +74,7 @@ def _search(weights: Sequence[int], parts: int, bound: int) -> list[list[int]] |
     best: list[int] | None = None
     least = max(-(-sum(weights) // parts), max(weights, default=0))
 
-    def place(depth: int) -> None:
+    def assign(depth: int) -> None:
         nonlocal best, bound
         if bound <= least:
             return
@@ -88,10 +88,10 @@ def _search(weights: Sequence[int], parts: int, bound: int) -> list[list[int]] |
                 continue
             tried.add(loads[part])
             loads[part], chosen[depth] = load, part
-            place(depth + 1)
+            assign(depth + 1)
             loads[part] -= weights[order[depth]]
 
-    place(0)
+    assign(0)
     if best is None:
         return None
     return [[i for i, part in zip(order, best) if part == p] for p in range(parts)]

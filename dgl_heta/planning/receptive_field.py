@@ -60,7 +60,7 @@ class LayerField:
         return dict(zip(self.relations, self.counts[:2].sum(0).tolist()))
 
     @cached_property
-    def drawn(self) -> dict[Relation, float]:
+    def sampled(self) -> dict[Relation, float]:
         """Relation → edges sampled."""
         return dict(zip(self.relations, self.counts[2:].sum(0).tolist()))
 

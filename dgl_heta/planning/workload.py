@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from dgl_heta.errors import several
 from dgl_heta.graph.schema import Schema
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.settings import (
     ModelSettings,
     Settings,
@@ -82,7 +83,7 @@ class Workload:
     @property
     def takes_extremes(self) -> bool:
         """Return whether AGG_all is max or min."""
-        return self.reduce in ("max", "min")
+        return self.reduce in EXTREMES
 
     @property
     def row_bytes(self) -> int:

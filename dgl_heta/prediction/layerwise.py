@@ -63,11 +63,11 @@ class Layerwise:
         """Node types whose states are needed: after layer 0 (the inputs), 1, …, the last."""
         schema = self._store.schema
         needed = {self._target}
-        found = [needed]
+        levels = [needed]
         for _ in range(self._plan.hops):
             needed = needed | {r.src for t in needed for r in schema.into[t]}
-            found.append(needed)
-        return [[t for t in schema.node_types if t in types] for types in found[::-1]]
+            levels.append(needed)
+        return [[t for t in schema.node_types if t in types] for types in levels[::-1]]
 
     @torch.no_grad()
     def run(self, write: Callable[[np.ndarray, Tensor], None]) -> None:
@@ -75,7 +75,7 @@ class Layerwise:
         self._model.eval()
         states = self._files(0)
         for ntype in self._needed[0]:
-            for low, high in self._mine(ntype, self._plan.users(ntype)):
+            for low, high in self._own_ranges(ntype, self._plan.users(ntype)):
                 rows = self._inputs(ntype, low, high).to(self._device, self._dtype)
                 states[ntype][low:high] = self._model.inputs(ntype, rows).cpu().numpy()
         self._world.barrier()
@@ -117,7 +117,7 @@ class Layerwise:
                    if ntype in p.node_types and set(into) <= set(p.inner[number])]
         if not holders:
             raise HetaError(f"no partition has all relations into '{ntype}' at layer {number}")
-        for low, high in self._mine(ntype, tuple(holders)):
+        for low, high in self._own_ranges(ntype, tuple(holders)):
             ids = np.arange(low, high)
             yield ids, self._run(layer, number, ntype, ids, list(into), states, None)
 
@@ -131,30 +131,31 @@ class Layerwise:
             indptr, neighbours = in_edges(relation, self._store.relation(relation), ids,
                                           self._store.schema.node_counts[relation.src])
             parts.append((relation, indptr, neighbours))
-        rows, found = {}, []
+        rows, edges = {}, []
         for source in {r.src for r, _, _ in parts}:
-            mine = [n for r, _, n in parts if r.src == source]
-            unique, inverse = np.unique(np.concatenate(mine), return_inverse=True)
+            neighbour_lists = [n for r, _, n in parts if r.src == source]
+            unique, inverse = np.unique(np.concatenate(neighbour_lists), return_inverse=True)
             offset = len(ids) if source == ntype else 0
             sources.setdefault(source, []).append(unique)
             start = 0
             for r, indptr, neighbours in parts:
                 if r.src == source:
-                    place = inverse[start:start + len(neighbours)] + offset
+                    indices = inverse[start:start + len(neighbours)] + offset
                     start += len(neighbours)
-                    found.append(RelationBlock(r, 0, torch.from_numpy(indptr),
-                                               torch.from_numpy(place.astype(np.int32)), order[r]))
+                    edges.append(RelationBlock(r, 0, torch.from_numpy(indptr),
+                                               torch.from_numpy(indices.astype(np.int32)),
+                                               order[r]))
         for source, lists in sources.items():
             nodes = np.concatenate(lists).astype(np.int64)
             rows[source] = torch.from_numpy(gather_rows(states[source], nodes)).to(self._device)
-        found.sort(key=lambda edges: edges.place)
+        edges.sort(key=lambda one: one.place)
         into = {ntype: tuple(self._store.schema.into[ntype])}
-        block = Block(number, {t: len(x) for t, x in rows.items()}, {ntype: len(ids)}, found,
+        block = Block(number, {t: len(x) for t, x in rows.items()}, {ntype: len(ids)}, edges,
                       {ntype: shares} if shares else {}, shares is not None, into, into)
         out: Tensor = layer(block, rows)[ntype]
         return out
 
-    def _mine(self, ntype: str, holders: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    def _own_ranges(self, ntype: str, holders: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         """Chunks of this worker's even part of a type's nodes; none if it is no holder."""
         if self._world.rank not in holders:
             return
@@ -180,7 +181,7 @@ class Layerwise:
 
 
 def head(model: HGNN, ntype: str) -> torch.nn.Module:
-    """What turns the last states of a target type into its outputs.
+    """Return the module that turns the last states of a target type into its outputs.
 
     Raises
     ------

@@ -32,7 +32,7 @@ def arrow() -> Any:
 
 @dataclass(frozen=True)
 class Output:
-    """What the rows of a prediction say.
+    """The form of a prediction's rows.
 
     Attributes
     ----------
@@ -81,17 +81,18 @@ class Output:
             file = stack.enter_context(out.open("wb"))  # whose name may be none of UTF-8
             writer = None
             for names, part in self._parts(rows):
-                found: dict[str, Any] | None = self._columns(part)
-                if found is not None:  # a part may have no class at all
-                    found = {"class": pyarrow.array(found["class"], pyarrow.string() if self.classes
-                                                    else pyarrow.int64()),
-                             "probability": pyarrow.array(found["probability"], pyarrow.float64())}
+                columns: dict[str, Any] | None = self._columns(part)
+                if columns is not None:  # a part may have no class at all
+                    kind = pyarrow.string() if self.classes else pyarrow.int64()
+                    columns = {
+                        "class": pyarrow.array(columns["class"], kind),
+                        "probability": pyarrow.array(columns["probability"], pyarrow.float64())}
                 else:
                     values = pyarrow.array(part.ravel())
                     if part.ndim == 2:
                         values = pyarrow.FixedSizeListArray.from_arrays(values, part.shape[1])
-                    found = {self.what: values}
-                table = pyarrow.table({"id" if self.ids else "node": names, **found})
+                    columns = {self.what: values}
+                table = pyarrow.table({"id" if self.ids else "node": names, **columns})
                 writer = writer or stack.enter_context(
                     pyarrow.parquet.ParquetWriter(file, table.schema))
                 writer.write_table(table)
@@ -111,11 +112,11 @@ class Output:
             return None
         finite = np.isfinite(scores).all(1)
         scores = np.where(finite[:, None], scores, 0.0)
-        found = scores.argmax(1)
+        best = scores.argmax(1)
         wide = np.exp(scores.astype(np.float64) - scores.max(1, keepdims=True))
-        sure = wide[np.arange(len(wide)), found] / wide.sum(1)
+        sure = wide[np.arange(len(wide)), best] / wide.sum(1)
         return {"class": [(self.classes[i] if self.classes else i) if there else None
-                          for i, there in zip(found.tolist(), finite)],
+                          for i, there in zip(best.tolist(), finite)],
                 "probability": [float(f"{x:.6g}") if there else None
                                 for x, there in zip(sure.tolist(), finite)]}
 

@@ -118,10 +118,10 @@ def _weights(file: Path) -> Iterator[Any]:
 def _load(model: nn.Module, weights: Any) -> None:
     """Load what stands under `model.`, in its own precision."""
     names = [k for k in weights.keys() if k.startswith("model.")]  # noqa: SIM118
-    found = {k.removeprefix("model."): weights.get_tensor(k) for k in names}
+    parameters = {k.removeprefix("model."): weights.get_tensor(k) for k in names}
     try:
-        model.to(next(iter(found.values())).dtype)
-        model.load_state_dict(found)
+        model.to(next(iter(parameters.values())).dtype)
+        model.load_state_dict(parameters)
     except (RuntimeError, TypeError, StopIteration) as error:
         raise InputError("the model in the run's model.safetensors is not the one that model.json "
                          f"describes: {' '.join(str(error).split()) or 'it is empty'}") from None
@@ -139,5 +139,5 @@ def _of_kind(rows: Tensor, what: str, kind: str) -> np.ndarray:
     elif what not in ("predictions", "scores", "embeddings"):
         raise InputError(f"'{what}' is unknown; known are predictions, probabilities, "
                          "scores, embeddings")
-    found: np.ndarray = rows.cpu().numpy()
-    return found
+    array: np.ndarray = rows.cpu().numpy()
+    return array

@@ -1,4 +1,4 @@
-"""What the rows of a call's arguments are rows of, and the same arguments for other nodes.
+"""Nodes of the rows in a call's arguments, and the same arguments for other nodes.
 
 A batch of L layers has L + 1 levels of node ids: 0 the input nodes, k the destinations of layer k,
 L the worker's own seeds; each level is the beginning of the one before. A tensor with as many rows
@@ -87,15 +87,15 @@ def candidates(path: Path, tensor: Tensor, ids: Sequence[Ids], first: int) -> li
     types = [p for p in path if p in ids[0]][-1:] or list(ids[0])
     last = len(ids) - 1
     order = [first, last, *(k for k in range(last) if k != first)]
-    found = [(k, t) for k in dict.fromkeys(order) for t in types if len(ids[k][t]) == len(tensor)]
+    fitting = [(k, t) for k in dict.fromkeys(order) for t in types if len(ids[k][t]) == len(tensor)]
     if tensor.dtype == torch.int64 and tensor.dim() == 1 and len(tensor):
         array = tensor.cpu().numpy()
-        named = [(k, t) for k, t in found if np.array_equal(ids[k][t], array)]
-        return named or found
-    return found
+        named = [(k, t) for k, t in fitting if np.array_equal(ids[k][t], array)]
+        return named or fitting
+    return fitting
 
 
-def agree(comm: Comm, found: Iterable[tuple[Path, Tensor, list[Level]]]) -> list[Argument]:
+def agree(comm: Comm, tensors: Iterable[tuple[Path, Tensor, list[Level]]]) -> list[Argument]:
     """The arguments of all workers of a group, in one order, with what their rows are.
 
     Raises
@@ -103,7 +103,7 @@ def agree(comm: Comm, found: Iterable[tuple[Path, Tensor, list[Level]]]) -> list
     NotProvedError
         It is not clear of which nodes a tensor has rows; on all workers alike.
     """
-    own = {_text(path): (path, tensor, levels) for path, tensor, levels in found}
+    own = {_text(path): (path, tensor, levels) for path, tensor, levels in tensors}
     every = comm.all_gather_json([
         [name, list(path), [list(level) for level in levels], list(tensor.shape),
          str(tensor.dtype).removeprefix("torch."), bool(tensor.requires_grad),
@@ -158,23 +158,24 @@ def show(path: Path) -> str:
     return str(first) + "".join(f"[{key!r}]" for key in rest)
 
 
-def filled(value: Any, made: Mapping[Path, Any], other: Callable[[Any], Any]) -> Any:
+def filled(value: Any, replacements: Mapping[Path, Any], other: Callable[[Any], Any]) -> Any:
     """Arguments with other tensors; what another worker alone was given is put into its dict.
 
     Parameters
     ----------
-    made : path → what stands there.
+    replacements : path → what stands there.
     other : replaces everything else.
     """
-    filled_in = replaced(value, lambda path, item: made[path] if path in made else other(item))
-    for path, item in made.items():
-        place = filled_in
+    filled_in = replaced(value, lambda path, item: (
+        replacements[path] if path in replacements else other(item)))
+    for path, item in replacements.items():
+        container = filled_in
         for key in path[:-1]:
             try:
-                place = place[key]
+                container = container[key]
             except (KeyError, IndexError, TypeError):
                 break
         else:
-            if isinstance(place, dict) and path[-1] not in place:
-                place[path[-1]] = item
+            if isinstance(container, dict) and path[-1] not in container:
+                container[path[-1]] = item
     return filled_in

@@ -1,4 +1,4 @@
-"""What differs between two runs of one program, by how much and where; the verdict on it.
+"""Differences between two runs of one program, by how much and where; the verdict on them.
 
 Pure functions of arrays. Rows of the two runs are matched by their nodes' ids, because the runs
 have them in different orders, and each has rows that the other has not.
@@ -20,7 +20,7 @@ import numpy as np
 TOLERANCES = {"float64": 1e-9, "float32": 1e-4, "float16": 2e-2, "bfloat16": 5e-2}
 """Relative, by the name of the dtype that a script computes in; 0 for all others."""
 SMALL = 1e-2
-"""What a single number on the other side of a step can make in single precision."""
+"""The difference that one number on the other side of a step can make in single precision."""
 PAGE = "docs/switching.md#the-proof"
 _COMPUTING = ("code that works on a block itself (its edges, adjacency, degrees, or all rows of a "
               "layer together), a merge that depends on the order of relations, inputs that depend "
@@ -38,15 +38,16 @@ CAUSES = {
 CAUSES["state"] = CAUSES["row"]
 """By the kind of what differs first."""
 KINDS = ("input", "layer", "output", "loss", "gradient", "parameter", "row", "state")
-"""What is compared, in the order in which a step computes it. `layer` is what modules within a
-model return, `row` an embedding's row after the step, `state` a sparse optimizer's of that row."""
+"""Kinds of arrays that are compared, in the order in which a step computes them. `layer` is what
+modules within a model return, `row` an embedding's row after the step, `state` a sparse optimizer's
+of that row."""
 RESULTS = ("output", "loss", "gradient")
 """Without any of these nothing was proved."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What an array is, and where in a run it was.
+    """The name of an array, and where in a run it was.
 
     Attributes
     ----------
@@ -131,10 +132,10 @@ def compare(place: Place, got: np.ndarray | None, want: np.ndarray | None,
         return Measure(place, np.inf, tolerance, 0, reason=reason)
     ids = None
     if got_ids is not None and want_ids is not None:
-        ids, mine, other = np.intersect1d(got_ids, want_ids, return_indices=True)
+        ids, rows, other = np.intersect1d(got_ids, want_ids, return_indices=True)
         if not len(ids):
             return None
-        got, want = got[mine], want[other]
+        got, want = got[rows], want[other]
         counts = None if counts is None else counts[other]
     if got.shape != want.shape:
         return Measure(place, np.inf, tolerance, len(want) if want.ndim else 1,
@@ -177,7 +178,7 @@ def _where(ids: np.ndarray | None, shape: tuple[int, ...], at: int) -> str:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows from a comparison.
+    """The verdict of a comparison.
 
     Attributes
     ----------

@@ -54,7 +54,7 @@ class Unwrapped(nn.Module):
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """What is inside DistributedDataParallel."""
+    """Return the module inside DistributedDataParallel."""
     while isinstance(module, DistributedDataParallel):
         module = module.module
     return module
@@ -83,7 +83,7 @@ def perturbed(value: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[Any], bool],
-           read: Read, held: Iterable[Any]) -> nn.Module:
+           read: Read, objects: Iterable[Any]) -> nn.Module:
     """A copy of a module with perturbed parameters of another dtype.
 
     Dropout is the identity in it, batch normalisation uses its running statistics; other parts
@@ -94,7 +94,7 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
     seed : of what is added to parameters, the same on all workers.
     shared : whether an object that a module refers to is used as it is.
     read : for large tables.
-    held : what :func:`reached` finds.
+    objects : what :func:`reached` finds.
 
     Raises
     ------
@@ -107,16 +107,16 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
     whole = [p for p in module.parameters() if id(p) not in large]
     if sum(p.numel() for p in whole) > PARAMETERS:
         raise NotProvedError(f"{type(module).__name__} has more than {PARAMETERS} parameters")
-    for place, parameter in enumerate(whole):
+    for number, parameter in enumerate(whole):
         value = parameter.detach()
         if value.is_floating_point():
             value = value.to(dtype)
-            value = value + _NOISE * noise(seed + place, value, dtype)
+            value = value + _NOISE * noise(seed + number, value, dtype)
         memo[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
     for name, part in parts.items():
         if _by_rows(part):
             memo[id(part)] = EmbeddingRows(name, part, read)  # type: ignore[arg-type]
-    for value in held:
+    for value in objects:
         if id(value) in memo:
             continue
         if isinstance(value, Tensor):
@@ -134,8 +134,9 @@ def copied(module: nn.Module, dtype: torch.dtype, seed: int, shared: Callable[[A
 
 
 def _twin(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """What `copy.deepcopy` gives, without DistributedDataParallel. That takes long for what every
-    module has: dictionaries of parameters, of modules and of hooks, most of them empty."""
+    """Return a deep copy of a module, without DistributedDataParallel. `copy.deepcopy` takes long
+    for what every module has: dictionaries of parameters, of modules and of hooks, most of them
+    empty."""
     usual = [part for part in module.modules() if id(part) not in memo and _is_usual(type(part))]
     for part in usual:
         memo[id(part)] = object.__new__(type(part))
@@ -156,13 +157,13 @@ _REGISTERED = ("_parameters", "_buffers", "_modules")
 
 
 def _is_usual(kind: type[nn.Module]) -> bool:
-    """Whether modules of a class are copied as all are that say nothing else."""
+    """Return whether a class leaves the copying of its modules to `nn.Module`."""
     return all(getattr(kind, name, None) is getattr(nn.Module, name, None) for name in (
         "__deepcopy__", "__getstate__", "__setstate__", "__reduce__", "__reduce_ex__", "__slots__"))
 
 
 def _by_rows(module: nn.Module) -> bool:
-    """Whether a module is a large table that :class:`EmbeddingRows` can stand for."""
+    """Return whether a module is a large table that :class:`EmbeddingRows` can stand for."""
     return (type(module) is nn.Embedding and module.weight.numel() > _LARGE
             and module.padding_idx is None and module.max_norm is None
             and not module.scale_grad_by_freq and not module._forward_hooks
@@ -240,10 +241,10 @@ def contained(function: Any, memo: dict[int, Any]) -> Any:
     except Exception as error:
         raise NotProvedError(f"the hook {function.__qualname__} refers to what cannot be copied: "
                              f"{error}") from error
-    made = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults,
+    hook = types.FunctionType(function.__code__, function.__globals__, function.__name__, defaults,
                               cells or None)
-    made.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
-    return made
+    hook.__kwdefaults__ = copy.deepcopy(function.__kwdefaults__, memo)
+    return hook
 
 
 def _own(value: Any, memo: dict[int, Any]) -> Any:

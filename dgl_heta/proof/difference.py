@@ -1,4 +1,4 @@
-"""What differs between two ways of computing the same, and how it is said."""
+"""Differences between two ways of computing the same, and the sentences about them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dgl_heta.proof.gather import Ids, Places
 from dgl_heta.system.nested import Path
 
 Trace = Sequence[tuple[str, Mapping[Path, Tensor]]]
-"""What modules returned, by path, in order of execution, with their names."""
+"""The results of modules, by path, in order of execution, with their names."""
 _ROUNDING = 1e-3
 """Rows smaller than this, relative to the largest, may be what rounding left of larger ones."""
 
@@ -66,13 +66,13 @@ class Levels:
         self.ours, self.plain, self.whole = ours, plain, whole
 
     def has(self, path: Path, plain: Tensor) -> bool:
-        """Whether there are with RAF, on this worker, any of the nodes that rows are of."""
+        """Return whether, with RAF, this worker has any of the nodes whose rows these are."""
         types = [p for p in path if p in self.ours[0]][-1:]
         if not types or not plain.dim():
             return True
-        found = [len(here[types[0]]) for here, there in zip(self.ours, self.plain)
+        counts = [len(here[types[0]]) for here, there in zip(self.ours, self.plain)
                  if len(there[types[0]]) == len(plain)]
-        return bool(len(plain)) and all(found)
+        return bool(len(plain)) and all(counts)
 
     def pair(self, path: Path, ours: Tensor, plain: Tensor) -> tuple[Tensor, Tensor] | None:
         """The same nodes' rows of both ways; None where it is not known of which nodes they are."""
@@ -159,8 +159,8 @@ def worst_by_id(ours: tuple[np.ndarray, np.ndarray], plain: tuple[np.ndarray, np
     """The largest difference of sums by node id, relative to the largest."""
     ids = np.union1d(ours[0], plain[0])
     both = np.zeros((2, len(ids), 3))
-    for place, (known, values) in enumerate((ours, plain)):
-        both[place, np.searchsorted(ids, known)] = values
+    for way, (known, values) in enumerate((ours, plain)):
+        both[way, np.searchsorted(ids, known)] = values
     if not len(ids):
         return 0.0
     size = np.abs(both[0] - both[1])[:, :2].max()

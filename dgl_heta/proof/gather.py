@@ -33,17 +33,17 @@ def gather_arrays(comm: Comm, arrays: Sequence[Tensor]) -> list[list[Tensor]]:
                                   [1] * comm.size, CAUSE)
     every = comm.all_gather_rows(torch.cat(list(arrays)), counts.sum(1).tolist(), CAUSE)
     pieces = every.split(counts.flatten().tolist())
-    return [list(pieces[place::len(arrays)]) for place in range(len(arrays))]
+    return [list(pieces[i::len(arrays)]) for i in range(len(arrays))]
 
 
 def levels(batch: MiniBatch, types: Sequence[str]) -> list[Ids]:
     """Node ids of the rows between the layers: of the inputs, of each layer's destinations, and at
     the end of the own seeds. Each is the beginning of the one before."""
     ids = batch.input_nodes
-    found = [{t: ids.get(t, _NONE)[:block.num_src.get(t, 0)] for t in types}
+    sources = [{t: ids.get(t, _NONE)[:block.num_src.get(t, 0)] for t in types}
              for block in batch.blocks]
     last = batch.blocks[-1]
-    return [*found, {t: ids.get(t, _NONE)[:last.wanted(t) if t in last.num_dst else 0]
+    return [*sources, {t: ids.get(t, _NONE)[:last.wanted(t) if t in last.num_dst else 0]
                      for t in types}]
 
 
@@ -60,20 +60,20 @@ def fewer_seeds(batch: MiniBatch, most: int) -> list[Ids] | None:
 
 def edges_of(block: Block, ids: Ids, relations: Sequence[Relation]) -> list[Pairs]:
     """Per relation the edges of a block; `ids` are those of its source side."""
-    found: list[list[Pairs]] = [[] for _ in relations]
+    pairs_of: list[list[Pairs]] = [[] for _ in relations]
     hosted: list[list[np.ndarray]] = [[] for _ in relations]
     for edges in block.edges:
         rows = edges.in_edges.rows().cpu().numpy()
         rows = rows + edges.start if edges.rows is None else edges.rows.cpu().numpy()[rows]
         sources = ids[edges.relation.src][edges.indices.cpu().numpy()]
-        found[edges.place].append((_destinations(block, ids, edges.relation.dst)[rows], sources))
+        pairs_of[edges.place].append((_destinations(block, ids, edges.relation.dst)[rows], sources))
         if edges.relation.dst in block.remote:
             hosted[edges.place].append(rows)
-    for place, pieces in enumerate(hosted):
+    for i, pieces in enumerate(hosted):
         if pieces:
-            found[place] = [_once(np.concatenate(pieces), found[place])]
+            pairs_of[i] = [_once(np.concatenate(pieces), pairs_of[i])]
     return [(np.concatenate([d for d, _ in pairs]), np.concatenate([s for _, s in pairs]))
-            if pairs else (_NONE, _NONE) for pairs in found]
+            if pairs else (_NONE, _NONE) for pairs in pairs_of]
 
 
 def _destinations(block: Block, ids: Ids, ntype: str) -> np.ndarray:
@@ -102,9 +102,9 @@ def gather_edges(comm: Comm, layers: Sequence[Sequence[Pairs]]) -> list[list[Pai
     flat = [pairs for layer in layers for pairs in layer]
     every = gather_arrays(comm, [torch.from_numpy(np.stack(pairs, 1).astype(np.int64))
                                  for pairs in flat])
-    found = [merged([piece.numpy() for piece in pieces]) for pieces in every]
+    joined = [merged([piece.numpy() for piece in pieces]) for pieces in every]
     width = len(layers[0])
-    return [found[i:i + width] for i in range(0, len(found), width)]
+    return [joined[i:i + width] for i in range(0, len(joined), width)]
 
 
 def merged(pieces: Sequence[np.ndarray]) -> Pairs:
@@ -129,14 +129,14 @@ class PlainLayer:
 def plain_layers(relations: Sequence[Relation], types: Sequence[str],
                  layers: Sequence[Sequence[Pairs]], seeds: Ids
                  ) -> tuple[list[PlainLayer], list[Ids]]:
-    """What a worker needs for its own seeds; layers and levels, input side first.
+    """Return the layers and levels that a worker needs for its own seeds, input side first.
 
     Parameters
     ----------
     layers : as :func:`gather_edges` returns them.
     """
     below = {t: np.asarray(seeds.get(t, _NONE), np.int64) for t in types}
-    found, ids = [], [below]
+    plain, ids = [], [below]
     for layer in reversed(layers):
         pieces = []
         for relation, (dst, src) in zip(relations, layer):
@@ -159,9 +159,9 @@ def plain_layers(relations: Sequence[Relation], types: Sequence[str],
             low = reached[relation.src]
             reached[relation.src] += len(src)
             edges.append((indptr, places[relation.src][low:low + len(src)]))
-        found.append(PlainLayer(edges))
+        plain.append(PlainLayer(edges))
         ids.append(below)
-    return found[::-1], ids[::-1]
+    return plain[::-1], ids[::-1]
 
 
 class Places:
@@ -302,8 +302,8 @@ class RowExchange:
         pieces = iter(moved.split([size for of_worker in sizes for size in of_worker]))
         of_argument: list[list[Tensor]] = [[] for _ in self._given]
         for _ in counts:
-            for place in range(len(self._given)):
-                of_argument[place].append(next(pieces))
+            for i in range(len(self._given)):
+                of_argument[i].append(next(pieces))
         return [torch.cat(parts).clone().view(rows.rows.dtype).view(-1, *rows.rows.shape[1:]).to(
             rows.rows.device) if width else rows.rows[:0]
             for parts, rows, width in zip(of_argument, self._given, bytes_of)]
@@ -343,14 +343,14 @@ def sums_by_id(comm: Comm, ways: Sequence[Mapping[str, tuple[np.ndarray, Tensor]
     none = (_NONE, torch.empty(0, 1))
     every = gather_arrays(comm, [_by_id(*way.get(name, none)) for name in names for way in ways]
                           ) if names else []
-    found: dict[str, list[Sums]] = {name: [] for name in names}
-    for place, pieces in enumerate(every):
+    sums: dict[str, list[Sums]] = {name: [] for name in names}
+    for i, pieces in enumerate(every):
         ids, values = _apart(torch.cat(pieces))
         unique, inverse = np.unique(ids, return_inverse=True)
         total = np.zeros((len(unique), 3))
         np.add.at(total, inverse, values)
-        found[names[place // len(ways)]].append((unique, total))
-    return found
+        sums[names[i // len(ways)]].append((unique, total))
+    return sums
 
 
 def _by_id(ids: np.ndarray, rows: Tensor) -> Tensor:

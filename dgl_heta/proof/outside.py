@@ -1,4 +1,4 @@
-"""What a module refers to outside of itself, and may change when it is called.
+"""Objects outside of a module that it refers to, and may change when it is called.
 
 Globals of the script, variables of functions around it, attributes of classes, generators of random
 numbers: a copy of the module has these in common with the run. They are put back after each
@@ -34,7 +34,7 @@ _MISSING = object()
 
 
 class Outside:
-    """What the code of objects refers to: the script's own code, not that of libraries.
+    """Objects that a script's code refers to, not that of libraries.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class Outside:
     generators : of random numbers, those of the process first.
     """
 
-    def __init__(self, held: Iterable[Any]) -> None:
+    def __init__(self, objects: Iterable[Any]) -> None:
         self.generators: list[Any] = [torch.default_generator, random._inst,  # type: ignore[attr-defined]
                                       np.random.mtrand._rand]  # type: ignore[attr-defined]
         if torch.cuda.is_initialized():
@@ -53,7 +53,7 @@ class Outside:
         self._seen = {id(generator) for generator in self.generators}
         self._names: list[tuple[Any, str]] = []
         self._values: list[Any] = []
-        for value in held:
+        for value in objects:
             self._visit(value if isinstance(value, (*GENERATORS, *_FUNCTIONS)) else type(value))
 
     # One branch per kind of value; what each does is a line or two.
@@ -128,8 +128,8 @@ class Outside:
 
 @functools.cache
 def _is_script(name: str) -> bool:
-    """Whether a module of Python is neither the standard library's nor an installed one, or ours.
-    """
+    """Return whether a Python module is the script's: not of the standard library, installed or
+    ours."""
     top, file = name.partition(".")[0], getattr(sys.modules.get(name), "__file__", None) or ""
     return name == "__main__" or (
         top not in (*sys.stdlib_module_names, "torch", "dgl", "dgl_heta")
@@ -161,7 +161,7 @@ def _bind(space: Any, name: str, value: Any) -> None:
 
 
 def _state(value: Any) -> Any:
-    """What an object has in it."""
+    """Return the contents of an object, copied one level deep."""
     if isinstance(value, torch.Generator | np.random.RandomState):
         return value.get_state()
     if isinstance(value, np.random.Generator):

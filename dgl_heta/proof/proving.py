@@ -36,7 +36,7 @@ from dgl_heta.proof.gather import (
 from dgl_heta.proof.module_call import Call, Given, Inputs, complete
 from dgl_heta.proof.outside import Outside
 from dgl_heta.proof.replay import Outcome, Reads, apart, gradients, run
-from dgl_heta.raf.chain import Place, walk
+from dgl_heta.raf.chain import LinkId, walk
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.system.nested import Path, items_of
 
@@ -74,13 +74,13 @@ class Setting(Protocol):
         """The batch, or one of the first `most` seeds of each trainer, with the same draws."""
 
     def shared(self, value: Any) -> bool:
-        """Whether copies of a module refer to the same object."""
+        """Return whether copies of a module refer to the same object."""
 
     def known(self, value: Any) -> bool:
-        """Whether `ours` and `plain` know what to give instead of an argument."""
+        """Return whether `ours` and `plain` know what to give instead of an argument."""
 
     def ours(self, batch: MiniBatch) -> Instead:
-        """What the module is given instead of blocks: those of a batch, with RAF."""
+        """Return the arguments in place of blocks: those of a batch, with RAF."""
 
     def plain(self, layers: Sequence[PlainLayer], ids: Sequence[Ids]) -> Instead:
         """The same the plain way: layers over all relations, and the ids of each level."""
@@ -91,7 +91,7 @@ class Setting(Protocol):
     def chain(self) -> list[Tensor]:
         """The tokens of the chain of exchanges (:mod:`dgl_heta.raf.chain`)."""
 
-    def unused(self) -> set[Place]:
+    def unused(self) -> set[LinkId]:
         """Links of it that no trainer had a gradient for."""
 
 
@@ -104,12 +104,12 @@ class Proof:
 
     def __init__(self, setting: Setting, call: Call) -> None:
         self._setting, self._call = setting, call
-        self._held, self._smaller = list(reached(call.module)), False
-        self._outside = Outside(self._held)
+        self._reached, self._smaller = list(reached(call.module)), False
+        self._outside = Outside(self._reached)
         self._dtypes = {p.dtype for p in call.module.parameters()}
 
     def verdict(self) -> str | None:
-        """What differs, or None; the same on all trainers.
+        """Return what differs, or None; the same on all trainers.
 
         Raises
         ------
@@ -128,13 +128,13 @@ class Proof:
             if call.unknown is not None:
                 raise NotProvedError(call.unknown)
             alignment.check_items(call.arguments, setting.known)
-            found = [(path, tensor, alignment.candidates(path, tensor, call.ids, call.first))
+            tensors = [(path, tensor, alignment.candidates(path, tensor, call.ids, call.first))
                      for path, tensor in items_of(Tensor, call.arguments)]
         texts: list[str] = []
         with self._together(texts, "input"):
             batch = self._batch()
             self._edges(batch)
-            arguments = alignment.agree(setting.group, found)
+            arguments = alignment.agree(setting.group, tensors)
             inputs = Inputs(setting.group, call, self._levels, arguments)
             texts += inputs.texts
         dtype, ready = self._plain_way(inputs.plain, lambda dtype: self._prepared(
@@ -154,8 +154,8 @@ class Proof:
     @contextmanager
     def _together(self, texts: Sequence[str] = (), kind: str = "",
                   number: Callable[[], int] = lambda: 0) -> Iterator[None]:
-        """What fails on one trainer is given up on all; what one has found, in `texts` of a `kind`,
-        is an error on all; and `number` is to be the same on all."""
+        """Fail on all trainers alike: if the body fails on one, if one has `texts` of a `kind`, or
+        if `number` is not the same on all."""
         reason = None
         try:
             yield
@@ -201,8 +201,8 @@ class Proof:
     def _edges(self, batch: MiniBatch) -> None:
         setting = self._setting
         ids = levels(batch, setting.types)
-        every = gather_edges(setting.group, [edges_of(block, ids[place], setting.relations)
-                                             for place, block in enumerate(batch.blocks)])
+        every = gather_edges(setting.group, [edges_of(block, ids[i], setting.relations)
+                                             for i, block in enumerate(batch.blocks)])
         layers, plain = plain_layers(setting.relations, setting.types, every, ids[-1])
         self._levels = Levels(ids, plain, complete(batch, ids))
         self._plain_blocks = setting.plain(layers, plain)
@@ -251,9 +251,9 @@ class Proof:
         """A copy of the module and its arguments; nothing here waits for another trainer."""
         reads = Reads(dtype)
         module = copied(self._call.module, dtype, self._call.seed, self._setting.shared, reads,
-                        self._held)
+                        self._reached)
         leaves: dict[Path, tuple[np.ndarray, Tensor]] = {}
-        made = {}
+        replacements = {}
         with torch.inference_mode(False), torch.enable_grad():
             for path, (argument, ids, value) in rows.items():
                 if value.is_floating_point():
@@ -265,8 +265,8 @@ class Proof:
                         value = value.view_as(value)  # may be written to
                 elif value.is_inference():
                     value = value.clone()
-                made[path] = value
-            given = alignment.filled(self._call.arguments, made, lambda item: item)
+                replacements[path] = value
+            given = alignment.filled(self._call.arguments, replacements, lambda item: item)
             blocks = other(given)
         args, kwargs = (alignment.replaced(given[name], lambda _, x: blocks(x))
                         for name in ("args", "kwargs"))
@@ -280,7 +280,7 @@ class Proof:
             with self._apart(dtype), self._setting.reading(ready.reads):
                 before = self._outside.marks()
                 outcome = run(ready.module, ready.args, ready.kwargs, ready.reads)
-                outcome.drawn = [[place, *marks] for place, marks in enumerate(zip(
+                outcome.drawn = [[i, *marks] for i, marks in enumerate(zip(
                     before, self._outside.marks())) if marks[0] != marks[1]]
         except (NotProvedError, PeerLostError):
             raise
@@ -335,13 +335,13 @@ class Proof:
         seed = self._call.seed + 7919 * (1 + self._setting.group.rank)
         with self._apart(outputs[0].dtype if outputs else torch.float64), self._setting.reading(
                 Reads(torch.float64)):
-            found = gradients([(x, seed + place) for place, x in enumerate(outputs)], inputs,
+            grads = gradients([(x, seed + number) for number, x in enumerate(outputs)], inputs,
                               tokens[-1:])
         if tokens and (unused := self._setting.unused()):
             reached = {id(node.variable) for node in walk([*outputs, *tokens[-1:]], unused)
                        if hasattr(node, "variable")}
-            found = [g if id(x) in reached else None for x, g in zip(inputs, found)]
-        dense = [None if g is None else g.to_dense() for g in found]
+            grads = [g if id(x) in reached else None for x, g in zip(inputs, grads)]
+        dense = [None if g is None else g.to_dense() for g in grads]
         tables: dict[str, list[tuple[np.ndarray, Tensor]]] = {}
         of_inputs = dense[len(parameters):known]
         named = [(self._call.name(path), ids) for path, (ids, _) in leaves.items()]
@@ -356,8 +356,8 @@ class Proof:
     def _compare_gradients(self, ours: Gradients, plain: Gradients, dtype: torch.dtype,
                            texts: list[str]) -> None:
         group, limit = self._setting.group, Limits.of(dtype).gradients
-        both = torch.stack([torch.stack([_digest(g, self._call.seed + place)
-                                         for place, g in enumerate(way.parameters.values())])
+        both = torch.stack([torch.stack([_digest(g, self._call.seed + i)
+                                         for i, g in enumerate(way.parameters.values())])
                             for way in (ours, plain)]) if ours.parameters else torch.zeros(2, 0, 4)
         both = group.all_reduce(both.double(), cause=CAUSE)
         most = float(both[1, :, 2].max()) if both.shape[1] else 0.0

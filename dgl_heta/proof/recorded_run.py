@@ -1,4 +1,4 @@
-"""What a trainer recorded of a run, in files: arrays in .npz, the rest in JSON; nothing pickled.
+"""The record of a trainer's run, in files: arrays in .npz, the rest in JSON; nothing pickled.
 
 A directory has for each trainer `trainer-RANK.npz` and, written last, `trainer-RANK.json`. The same
 program gives the same :class:`Key` to the same thing in every run.
@@ -24,7 +24,7 @@ VERSION = 1
 
 
 class Key(NamedTuple):
-    """What an array is; see :class:`dgl_heta.proof.comparison.Place`."""
+    """The name of an array; see :class:`dgl_heta.proof.comparison.Place`."""
 
     kind: str
     name: str
@@ -50,7 +50,7 @@ class Entry:
 
 @dataclass
 class Record:
-    """What one trainer recorded.
+    """The record of one trainer.
 
     Attributes
     ----------

@@ -60,7 +60,7 @@ class Reads:
 
 @dataclass
 class Outcome:
-    """What a copy computed.
+    """The results of a copy.
 
     Attributes
     ----------
@@ -147,6 +147,6 @@ def gradients(pairs: Sequence[tuple[Tensor, int]], inputs: Sequence[Tensor],
     outputs += [(x, torch.zeros_like(x)) for x in last if x.requires_grad]
     if not outputs or not wanted:
         return [None] * len(inputs)
-    found = iter(torch.autograd.grad([x for x, _ in outputs], wanted, [g for _, g in outputs],
+    grads = iter(torch.autograd.grad([x for x, _ in outputs], wanted, [g for _, g in outputs],
                                      allow_unused=True))
-    return [next(found) if x.requires_grad else None for x in inputs]
+    return [next(grads) if x.requires_grad else None for x in inputs]

@@ -36,8 +36,8 @@ def compare_runs(got: Sequence[Record], want: Sequence[Record]) -> Verdict:
         return Verdict("not proved", f"not proved: {problem}")
     replica = any(r.learnable == "replica" for r in got)
     measures: list[Measure] = []
-    for mine, other in zip(got, want):
-        measures += _trainer(mine, other, replica)
+    for own, other in zip(got, want):
+        measures += _trainer(own, other, replica)
     measures += _between_machines(got)
     random = [*dict.fromkeys([*(name for r in (*got, *want) for name in r.random),
                               *_drawn_outside(got, want)])]
@@ -54,15 +54,15 @@ def _not_comparable(got: Sequence[Record], want: Sequence[Record]) -> str:
     if any(r.reference for r in got) or not all(r.reference for r in want):
         return ("the runs are not one with RAF and one in reference mode: the script changes the "
                 "settings run.record or run.reference")
-    for mine, other in zip(got, want):
-        for key, entry in mine.entries.items():
+    for own, other in zip(got, want):
+        for key, entry in own.entries.items():
             there = other.entries.get(key)
             if key.kind not in ("start", "seeds") or there is None:
                 continue
             if not _same(entry.values, there.values):
-                what = (f"the seeds of the first batches differ (trainer {mine.rank})"
+                what = (f"the seeds of the first batches differ (trainer {own.rank})"
                         if key.kind == "seeds" else
-                        f"parameter {key.name} differs before the first step (trainer {mine.rank})")
+                        f"parameter {key.name} differs before the first step (trainer {own.rank})")
                 return (f"the two runs do not begin alike, {what}; let the script depend on no "
                         "clock, process number or file that it writes, and seed generators of its "
                         "own")
@@ -77,8 +77,8 @@ def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
 
 def _drawn_outside(got: Sequence[Record], want: Sequence[Record]) -> Iterator[str]:
     """Where the runs had drawn other random numbers before a module was called."""
-    for mine, other in zip(got, want):
-        for key, entry in mine.entries.items():
+    for own, other in zip(got, want):
+        for key, entry in own.entries.items():
             there = other.entries.get(key)
             if key.kind == "draws" and there is not None and not _same(
                     entry.values, there.values):
@@ -137,11 +137,11 @@ def _trainer(got: Record, want: Record, replica: bool) -> Iterator[Measure]:
 
 def _gradients(record: Record) -> dict[str, np.ndarray]:
     """Parameter → the last gradient before an optimizer's step, where there is one."""
-    found = {}
+    gradients = {}
     for key, entry in record.entries.items():
         if key.kind == "gradient" and entry.values is not None:
-            found[key.name] = entry.values
-    return found
+            gradients[key.name] = entry.values
+    return gradients
 
 
 def _counted(name: str, gradients: dict[str, np.ndarray], others: dict[str, np.ndarray],

@@ -46,7 +46,7 @@ class Schedule:
         return not (self.auto or self.first or self.every)
 
     def due(self, seed: int, epoch: int, step: int, steps: int) -> bool:
-        """Whether to prove a step, the same on all trainers.
+        """Return whether to prove a step, the same on all trainers.
 
         Parameters
         ----------

@@ -38,7 +38,7 @@ from torch.autograd.function import once_differentiable
 from dgl_heta.comm.collectives import Comm
 
 Map = Callable[[Tensor], Tensor]
-Place = tuple[int, int]
+LinkId = tuple[int, int]
 """The number of a chain, and of a link in it."""
 
 
@@ -134,13 +134,13 @@ class Watch:
     flags = False
     cut = False
 
-    def ran(self, place: Place) -> None:
+    def ran(self, link: LinkId) -> None:
         """A link's adjoint begins."""
 
-    def unused(self, place: Place) -> None:
+    def unused(self, link: LinkId) -> None:
         """No worker has a gradient of what the link gave."""
 
-    def is_used(self, place: Place) -> bool:
+    def is_used(self, link: LinkId) -> bool:
         """Return whether a gradient that came to a link is one: not if it only stands for those
         that links above have not passed on, for which some functions give zeros."""
         return True
@@ -197,12 +197,12 @@ class _Link(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, token: Tensor, forward: Map, adjoint: Adjoint,
-                watch: Watch, place: Place, life: _Life) -> tuple[Tensor, Tensor]:
+                watch: Watch, link: LinkId, life: _Life) -> tuple[Tensor, Tensor]:
         out = forward(rows)
         # Autograd would fill in zeros for a missing gradient, and then nobody could tell the two
         # apart.
         ctx.set_materialize_grads(False)
-        ctx.adjoint, ctx.watch, ctx.place, ctx.life = adjoint, watch, place, life
+        ctx.adjoint, ctx.watch, ctx.link, ctx.life = adjoint, watch, link, life
         ctx.like = (out.shape, out.dtype, out.device)
         # Each link gives a token of its own, so that the next one depends on this one.
         return out.view_as(out) if out is rows else out, token.clone()
@@ -214,8 +214,8 @@ class _Link(torch.autograd.Function):
         watch: Watch = ctx.watch
         if watch.cut:
             return (None,) * 7
-        watch.ran(ctx.place)
-        own = grad is not None and watch.is_used(ctx.place)
+        watch.ran(ctx.link)
+        own = grad is not None and watch.is_used(ctx.link)
         carry = Carry(own) if watch.flags else Silent()
         if grad is None:
             shape, dtype, device = ctx.like
@@ -223,7 +223,7 @@ class _Link(torch.autograd.Function):
         # Every worker comes here, with zeros if need be: the others are waiting in this collective.
         rows: Tensor | None = ctx.adjoint(grad, carry)
         if not carry.anyone:
-            watch.unused(ctx.place)
+            watch.unused(ctx.link)
             rows = None
         # The token has a gradient always, so that the links below run, in their order, even if
         # these rows have none.
@@ -247,51 +247,51 @@ def links_of(roots: Sequence[Tensor]) -> dict[int, int]:
     """Chain → the last of its links that a backward pass from `roots` comes to."""
     last_of: dict[int, int] = {}
     for node in walk(roots):
-        place: Place | None = getattr(node, "place", None)
-        if place is not None and type(node).__name__ == _NODE:
-            last_of[place[0]] = max(last_of.get(place[0], -1), place[1])
+        link: LinkId | None = getattr(node, "link", None)
+        if link is not None and type(node).__name__ == _NODE:
+            last_of[link[0]] = max(last_of.get(link[0], -1), link[1])
     return last_of
 
 
 def is_link(node: Any) -> bool:
     """Return whether a node of autograd's graph is an exchange."""
-    return type(node).__name__ == _NODE and hasattr(node, "place")
+    return type(node).__name__ == _NODE and hasattr(node, "link")
 
 
-def reached_by_rows(roots: Sequence[Tensor], unused: Set[Place]) -> set[Place]:
+def reached_by_rows(roots: Sequence[Tensor], unused: Set[LinkId]) -> set[LinkId]:
     """Links whose rows, and not their token alone, tensors depend on, by no way through links that
     are `unused`."""
     edges: list[tuple[Any, int]] = [(t.grad_fn, t.output_nr) for t in roots]
     edges += [edge for node in walk(roots, unused) for edge in _below(node, unused)]
-    return {node.place for node, output in edges if output == 0 and is_link(node)}
+    return {node.link for node, output in edges if output == 0 and is_link(node)}
 
 
-def walk(roots: Sequence[Tensor], unused: Set[Place] = frozenset()) -> list[Any]:
+def walk(roots: Sequence[Tensor], unused: Set[LinkId] = frozenset()) -> list[Any]:
     """The nodes of autograd's graph below tensors; below links that are `unused` those alone that
     their tokens come from."""
     return walk_below([t.grad_fn for t in roots if t.grad_fn is not None], unused)
 
 
-def walk_below(nodes: Sequence[Any], unused: Set[Place] = frozenset()) -> list[Any]:
+def walk_below(nodes: Sequence[Any], unused: Set[LinkId] = frozenset()) -> list[Any]:
     """The same from nodes of the graph, which are among them."""
     pending = list(nodes)
     seen: set[Any] = set()
-    found = []
+    nodes_below = []
     while pending:
         node = pending.pop()
         if node in seen:
             continue
         seen.add(node)
-        found.append(node)
+        nodes_below.append(node)
         pending.extend(below for below, _ in _below(node, unused) if below is not None)
-    return found
+    return nodes_below
 
 
-def _below(node: Any, unused: Set[Place]) -> Sequence[tuple[Any, int]]:
+def _below(node: Any, unused: Set[LinkId]) -> Sequence[tuple[Any, int]]:
     """Nodes and their outputs that a node comes from; of an `unused` link, its token's."""
     # Inputs of a link are its rows (0) and its token (1), in the order of `_Link.forward`.
     below: Sequence[tuple[Any, int]] = node.next_functions
-    return below[1:2] if unused and is_link(node) and node.place in unused else below
+    return below[1:2] if unused and is_link(node) and node.link in unused else below
 
 
 _NODE = "_LinkBackward"

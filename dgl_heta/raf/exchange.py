@@ -15,6 +15,7 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.row_parts import NOBODY
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.raf.chain import Adjoint, Chain, Map
 from dgl_heta.raf.maps import (
     AllGather,
@@ -95,7 +96,7 @@ class GroupExchange:
         return self._link(block, partial, _leading(exchange.forward, shares.total),
                           _leading_adjoint(exchange.adjoint, shares.total))
 
-    def reduce_extreme(self, partial: Tensor, place: Tensor, op: str, block: Block, ntype: str
+    def reduce_extreme(self, partial: Tensor, first: Tensor, op: str, block: Block, ntype: str
                        ) -> Tensor:
         """Complete the maxima or minima of the seeds' rows.
 
@@ -106,8 +107,8 @@ class GroupExchange:
         Parameters
         ----------
         partial : as for :meth:`reduce_sum`; 0 where no relation here reaches a row.
-        place : int32, of the shape of `partial`: the place in the schema of the relation that
-            attained the extreme here, NOBODY where none did.
+        first : int32, of the shape of `partial`: the number in the schema of the relation that
+            attained the extreme here first, NOBODY where none did.
         op : "max" or "min".
 
         Returns
@@ -124,8 +125,8 @@ class GroupExchange:
         seeds, last = shares.total, block.last
         holders = AllReduce(self._group.holders(ntype), shares)
         with torch.no_grad():
-            own, unreached = place[:seeds], float("-inf") if op == "max" else float("inf")
-            rows = torch.where((own == NOBODY) & (partial[:seeds] == 0), unreached,
+            own = first[:seeds]
+            rows = torch.where((own == NOBODY) & (partial[:seeds] == 0), EXTREMES[op],
                                self._group.holders(ntype).rounded(partial[:seeds]))
             whole = holders.reduce(rows, op)
             # Ties go to the relation that is first in the schema, as on one worker: the minimum of

@@ -24,7 +24,7 @@ _MAX_BARS = 60
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed; without it the charts below are None."""
+    """Return whether matplotlib is installed; without it the charts below are None."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

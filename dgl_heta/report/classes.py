@@ -51,8 +51,8 @@ def class_sections(summary: Mapping[str, Any]) -> Iterator[Section]:
 
 
 def _confusion(one: Mapping[str, Any], support: Mapping[Any, float]) -> tuple[str, ...]:
-    names, place = one.get("names"), one.get("true")
-    there = support.get(place, 0.0) if isinstance(place, int) else 0.0
+    names, label = one.get("names"), one.get("true")
+    there = support.get(label, 0.0) if isinstance(label, int) else 0.0
     true, predicted = (names if isinstance(names, list) and len(names) == 2 else
                        (one.get("true"), one.get("predicted")))
     return (printable(true), printable(predicted), _count(one.get("count")),
@@ -65,7 +65,7 @@ def _matrix(value: Any, names: Mapping[Any, str]) -> Picture | None:
     size = len(rows)
     if not 2 <= size <= _DRAWN or any(len(row) != size for row in rows):
         return None
-    labels = [names.get(place, str(place)) for place in range(size)]
+    labels = [names.get(i, str(i)) for i in range(size)]
     data = base64.b64encode(_drawn(rows, labels).encode("utf-8")).decode("ascii")
     return Picture(f"data:image/svg+xml;base64,{data}", "Confusion matrix",
                    "Nodes of each true class (rows) by what was predicted (columns); colours are "
@@ -78,10 +78,10 @@ def _drawn(rows: Sequence[Sequence[float]], labels: Sequence[str]) -> str:
     width, height = left + cell * size + 90, top + cell * size + 8
     canvas.root.attrib |= {"viewBox": f"0 0 {width:g} {height:g}", "width": f"{width:g}",
                            "height": f"{height:g}"}
-    for place, label in enumerate(labels):
-        canvas.text(left - 8, top + cell * (place + 0.5) + 4, label, width=left - 16,
+    for i, label in enumerate(labels):
+        canvas.text(left - 8, top + cell * (i + 0.5) + 4, label, width=left - 16,
                     text_anchor="end")
-        x = left + cell * (place + 0.5)
+        x = left + cell * (i + 0.5)
         canvas.text(x, top - 8, label, width=120, fill=GREY,
                     transform=f"rotate(-40 {x:g} {top - 8:g})")
     for true, row in enumerate(rows):

@@ -49,10 +49,10 @@ class Comparison:
 
     def to_json(self) -> list[dict[str, Any]]:
         """An object for each run: its name, its main figures, and its values that differ."""
-        found = []
+        runs = []
         for index, (name, run) in enumerate(self.runs.items()):
             figures = main_figures(run.summary, run.epochs)
-            found.append({
+            runs.append({
                 "run": name, "epochs": len(run.epochs), "finished": bool(run.summary),
                 "damaged": run.damaged, "metric": figures.metric, "scores": figures.scores,
                 "metrics": as_mapping(run.summary.get("metrics")),
@@ -60,7 +60,7 @@ class Comparison:
                 "epoch_seconds": figures.seconds, "bytes_sent_per_epoch": figures.sent,
                 "peak_rss_mb": figures.memory,
                 "differs": {row[0]: row[1 + index] for row in self.differences}})
-        return found
+        return runs
 
 
 def compare_runs(run_dirs: Sequence[Path]) -> Comparison:
@@ -87,8 +87,8 @@ def compared(runs: Mapping[str, Run]) -> Comparison:
                                    for figures in all_figures)] for name in scores]
     summaries = [run.summary for run in runs.values()]
     further = [further_metrics(summary) for summary in summaries]
-    rows += [[name, *(_text(found.get(name), "{:.4f}".format) for found in further)]
-             for name in dict.fromkeys(name for found in further for name in found)]
+    rows += [[name, *(_text(of_run.get(name), "{:.4f}".format) for of_run in further)]
+             for name in dict.fromkeys(name for of_run in further for name in of_run)]
     rows += [
         ["best epoch", *(_text(as_number(s.get("best_epoch")), "{:.0f}".format)
                          for s in summaries)],
@@ -108,7 +108,7 @@ def compared(runs: Mapping[str, Run]) -> Comparison:
 
 
 def comparison_sections(comparison: Comparison) -> list[Section]:
-    """What the page of a comparison shows."""
+    """Return the sections of a comparison's page."""
     runs = comparison.runs
     metrics = {main_figures(run.summary, run.epochs).metric for run in runs.values()}
     score = f"validation {metrics.pop()}" if len(metrics) == 1 else "validation score"
@@ -119,12 +119,12 @@ def comparison_sections(comparison: Comparison) -> list[Section]:
                        if (y := as_number(e.get(key))) is not None] for name, run in runs.items()}
 
     def totals(key: str, scale: float = 1.0) -> dict[str, list[tuple[float, float]]]:
-        found: dict[str, list[tuple[float, float]]] = {}
+        curve_of: dict[str, list[tuple[float, float]]] = {}
         for name, run in runs.items():
-            found[name] = [
+            curve_of[name] = [
                 (float(e["epoch"]), total / scale) for e in run.epochs if (total := total_of(
                     as_numbers(e.get(key)), as_mapping(e.get(key)).get("total"))) is not None]
-        return found
+        return curve_of
 
     drawn = [
         (overlay_chart({"loss": curves("loss"), score: curves("val_acc")}),
@@ -160,8 +160,8 @@ def _differences(summaries: Sequence[Mapping[str, Any]]) -> list[list[str]]:
                **dict(flat(as_mapping(s.get("versions"))))} for s in summaries]
     aside = {"run.directory", "model.name" if any("model" in v for v in values) else ""}
     rows = []
-    for key in dict.fromkeys(key for found in values for key in found):
-        texts = [shown_value(found[key]) if key in found else _NONE for found in values]
+    for key in dict.fromkeys(key for settings in values for key in settings):
+        texts = [shown_value(settings[key]) if key in settings else _NONE for settings in values]
         if key not in aside and len(set(texts)) > 1:
             rows.append([key, *texts])
     return rows

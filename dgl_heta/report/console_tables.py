@@ -75,7 +75,7 @@ def show_comparison(comparison: Comparison, work: Workload, out: Console) -> Non
 
 
 def show_store(manifest: Manifest, out: Console) -> None:
-    """What a store holds: node types, relations, where it comes from."""
+    """Print a store's node types and relations, and where it comes from."""
     import numpy as np
 
     task = manifest.task

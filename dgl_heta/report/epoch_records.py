@@ -8,9 +8,9 @@ from typing import Any
 from pydantic import TypeAdapter
 
 STAGES = ("sample", "fetch", "forward", "backward", "update")
-"""What a step's seconds are spent on."""
+"""The stages of a step, for its seconds."""
 CAUSES = ("partials", "gradients", "learnable", "machine", "sampling")
-"""What bytes are sent for; `machine`: learnable rows on their way within a machine."""
+"""The causes of bytes; `machine`: learnable rows on their way within a machine."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class EpochRecord:
 
     @classmethod
     def from_json(cls, line: dict[str, Any]) -> EpochRecord:
-        """What :meth:`to_json` made a line of.
+        """Return the record of which :meth:`to_json` made a line.
 
         Raises
         ------

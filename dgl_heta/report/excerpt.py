@@ -1,4 +1,4 @@
-"""What all pictures take from a plan: which part of it is drawn, who runs what, how even it is."""
+"""The excerpt of a plan for all pictures: which part is drawn, who runs what, how even it is."""
 
 from __future__ import annotations
 

@@ -79,21 +79,21 @@ def further_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
 def metric_curves(epochs: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[float, float]]]:
     """Metrics of `train.metrics` in validation: name → (epoch, value) of each epoch with one."""
-    found: dict[str, list[tuple[float, float]]] = {}
+    curves: dict[str, list[tuple[float, float]]] = {}
     for epoch in epochs:
         for name, value in as_numbers(epoch.get("metrics")).items():
-            found.setdefault(name, []).append((float(epoch["epoch"]), value))
-    return found
+            curves.setdefault(name, []).append((float(epoch["epoch"]), value))
+    return curves
 
 
 def _ahead(stages: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
-    found = {}
+    times = {}
     for name, seconds in stages.items():
         worked = as_number(as_mapping(seconds).get("worked"))
         waited = as_number(as_mapping(seconds).get("waited"))
         if worked is not None and waited is not None:
-            found[str(name)] = worked, max(worked - waited, 0.0)
-    return found
+            times[str(name)] = worked, max(worked - waited, 0.0)
+    return times
 
 
 def _mean(epochs: Sequence[Mapping[str, Any]], key: str, order: Sequence[str]

@@ -79,7 +79,7 @@ def _template() -> Any:
 
 
 def _shown(value: Any) -> Any:
-    """What the template writes for a value; names come from users, with any character."""
+    """Return the text of a value for the template; names come from users, with any character."""
     return value if hasattr(value, "__html__") else visible(shortened(str(value), _LONGEST))
 
 

@@ -1,4 +1,4 @@
-"""What sections of a report are made of: pictures and tables, without their looks."""
+"""Parts of a report's sections: pictures and tables, without their looks."""
 
 from __future__ import annotations
 
@@ -38,5 +38,5 @@ class Section:
 
     @property
     def content(self) -> bool:
-        """Whether there is anything to show."""
+        """True if there is anything to show."""
         return bool(self.pictures or self.tables or self.columns or self.notes)

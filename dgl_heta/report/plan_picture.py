@@ -86,12 +86,12 @@ class _Placed:
     hidden: int = 0
 
 
-def _place(vertex: Vertex, depth: int, y: float) -> tuple[_Placed, float]:
+def _placed(vertex: Vertex, depth: int, y: float) -> tuple[_Placed, float]:
     """Lay a vertex out with what is below it, from `y` on; also the next free `y`."""
     children = []
     start = y
     for child in vertex.children:
-        placed, y = _place(child, depth + 1, y)
+        placed, y = _placed(child, depth + 1, y)
         children.append(placed)
     if vertex.hidden:
         children.append(_Placed(None, y + 12, depth + 1, [], vertex.hidden))
@@ -120,7 +120,7 @@ def _draw_trees(canvas: Canvas, plan: Plan) -> tuple[float, float]:
         bands = []
         for index, vertex in zip(indices, vertices):
             if vertex.relation.dst == target:
-                placed, end = _place(vertex, 1, y + _BAND_HEAD)
+                placed, end = _placed(vertex, 1, y + _BAND_HEAD)
                 bands.append((index, y, end + 4, placed))
                 y = end + 4 + _GAP
         more = y + 12 if left_out(plan, indices, target) else None

@@ -126,7 +126,7 @@ def _link(plan: Plan, vertex: Vertex, style: str = "", weight: int | None = None
 
 
 def _roots(plan: Plan, partition: Partition, limit: int) -> list[str]:
-    """What a partition was dealt, with shares or ranges, at most `limit` lines."""
+    """Return the roots dealt to a partition, with shares or ranges, in at most `limit` lines."""
     names = [
         printable(plan.sub_metatrees[i].root)
         + (f" (share {share} of the seeds)" if share.count > 1 else "")

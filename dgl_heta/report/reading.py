@@ -1,4 +1,4 @@
-"""What a run directory holds."""
+"""Reading run directories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dgl_heta.system.checksums import read_signed
 
 @dataclass
 class Run:
-    """What a run directory holds; `damaged` names lines and files that are unreadable."""
+    """The contents of a run directory; `damaged` names lines and files that are unreadable."""
 
     epochs: list[dict[str, Any]] = field(default_factory=list)
     summary: dict[str, Any] = field(default_factory=dict)
@@ -55,7 +55,7 @@ def read_run(run_dir: Path) -> Run:
 
 
 def is_run(directory: Path) -> bool:
-    """Whether a directory is that of a run of `dgl-heta train`, finished or not."""
+    """Return whether a directory is that of a run of `dgl-heta train`, finished or not."""
     return any((directory / name).is_file() for name in ("metrics.jsonl", "summary.json", FILE))
 
 
@@ -63,8 +63,8 @@ def seeds_in(directory: Path) -> list[Path]:
     """The directories of the runs that `dgl-heta train --seeds` left in one, in order of seeds."""
     if is_run(directory):
         return []
-    by_seed = {int(place.name[5:]): place for place in directory.glob("seed-*")
-             if re.fullmatch(r"seed-\d{1,18}", place.name, re.ASCII) and is_run(place)}
+    by_seed = {int(run_dir.name[5:]): run_dir for run_dir in directory.glob("seed-*")
+             if re.fullmatch(r"seed-\d{1,18}", run_dir.name, re.ASCII) and is_run(run_dir)}
     return [by_seed[seed] for seed in sorted(by_seed)]
 
 

@@ -1,4 +1,4 @@
-"""What a report shows, section by section: pictures, tables and notes, without their looks."""
+"""Sections of a report: pictures, tables and notes, without their looks."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def _run(run: Run) -> Section:
 
 
 def _relations(recorded: Mapping[str, Any]) -> Section:
-    """What each of several relations is predicted like."""
+    """Return the section with the scores of each of several relations."""
     each = {name: as_numbers(one) for name, one in as_mapping(recorded.get("relations")).items()}
     names = list(dict.fromkeys(name for one in each.values() for name in one if name != "links"))
     rows = [(printable(name), f"{one.get('links', 0):,.0f}",
@@ -88,7 +88,7 @@ def _relations(recorded: Mapping[str, Any]) -> Section:
 
 
 def _followed(summary: Mapping[str, Any]) -> str:
-    """What the best epoch is the best by."""
+    """Return the name of what the best epoch is the best by."""
     train = as_mapping(as_mapping(summary.get("settings")).get("train"))
     name = train.get("monitor")
     return f"{name} in validation" if isinstance(name, str) else "validation"

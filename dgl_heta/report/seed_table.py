@@ -33,14 +33,14 @@ def spread(summaries: Mapping[int, Mapping[str, Any]]) -> dict[str, dict[str, An
     rows: dict[str, list[float | None]] = {}
     for index, summary in enumerate(summaries.values()):
         figures = main_figures(summary)
-        found = {f"{name} {figures.metric}": score for name, score in figures.scores.items()}
-        found |= further_metrics(summary)
+        figures_of = {f"{name} {figures.metric}": score for name, score in figures.scores.items()}
+        figures_of |= further_metrics(summary)
         for key, name in (("best_epoch", "best epoch"), ("epochs", "epochs")):
             if (value := as_number(summary.get(key))) is not None:
-                found[name] = value
+                figures_of[name] = value
         if figures.seconds is not None:
-            found["seconds per epoch"] = figures.seconds
-        for name, score in found.items():
+            figures_of["seconds per epoch"] = figures.seconds
+        for name, score in figures_of.items():
             rows.setdefault(name, [None] * len(summaries))[index] = score
     return {name: _of(values) for name, values in rows.items()}
 

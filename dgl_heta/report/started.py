@@ -72,7 +72,7 @@ def resuming(run_dir: Path, epochs: int) -> str:
 
 
 def started_rows(started: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """What :func:`note_start` wrote as rows of a name and a text; what is missing has none."""
+    """Return the notes of :func:`note_start` as rows (name, text); what is missing has no row."""
     starts = [s for s in _list(started.get("starts")) if isinstance(s, Mapping)]
     rows = []
     if starts:

@@ -1,4 +1,4 @@
-"""What the pictures of a plan and the report of a run share: colours, names, sizes, files."""
+"""Colours, names, sizes and files of pictures and reports."""
 
 from __future__ import annotations
 

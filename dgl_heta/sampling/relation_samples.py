@@ -121,9 +121,9 @@ class _Sampled:
         self.ids = ids[:total]
 
 
-def _run(wanted: Sample, indptr: np.ndarray, out: np.ndarray, place: np.ndarray | None,
+def _run(wanted: Sample, indptr: np.ndarray, out: np.ndarray, row_of: np.ndarray | None,
          rows: np.ndarray | None, size: int) -> tuple[int, np.ndarray | None, int]:
-    """Sample into `out`: rows, or ids without `place`.
+    """Sample into `out`: rows, or ids without `row_of`.
 
     Returns the number of rows, the order of hubs' edges, and the number of edges.
     """
@@ -131,12 +131,12 @@ def _run(wanted: Sample, indptr: np.ndarray, out: np.ndarray, place: np.ndarray 
     if hubs is None:
         size, total = sample_neighbors(
             csc.indptr, csc.indices, wanted.nodes, wanted.fanout, wanted.key, wanted.weights,
-            indptr, out, place, rows, size, wanted.left_out, wanted.excluded)
+            indptr, out, row_of, rows, size, wanted.left_out, wanted.excluded)
         wanted.check(total)
         return size, None, total
     order = np.empty(len(out), np.int64)
     size, total = sample_pieces(csc.indptr, csc.indices, wanted.nodes, hubs.low, hubs.high,
-                              wanted.fanout, wanted.key, wanted.weights, indptr, out, order, place,
+                              wanted.fanout, wanted.key, wanted.weights, indptr, out, order, row_of,
                               rows, size, wanted.left_out, wanted.excluded)
     wanted.check(total)
     return size, order[:total], total
@@ -152,7 +152,7 @@ def sample_in_turn(wanted: Iterable[Sample], rows: Mapping[str, NodeRows]
         most = each.most(indptr)
         sources.reserve(most)
         indices = np.empty(most, np.int32)
-        sources.size, order, total = _run(each, indptr, indices, sources.place, sources.buffer,
+        sources.size, order, total = _run(each, indptr, indices, sources.row_of, sources.buffer,
                                           sources.size)
         blocks.append(each.block(indptr, indices[:total], order))
     return blocks
@@ -189,7 +189,7 @@ def _with_rows(wanted: Sample, pieces: Sequence[_Sampled], sources: NodeRows) ->
     row = edge = 0
     for piece in pieces:
         stop = edge + len(piece.ids)
-        sources.size, given = give_rows(piece.ids, indices[edge:stop], sources.place,
+        sources.size, given = give_rows(piece.ids, indices[edge:stop], sources.row_of,
                                         sources.buffer, sources.size)
         wanted.check(given)
         if len(pieces) > 1:

@@ -13,15 +13,15 @@ class NodeRows:
 
     Attributes
     ----------
-    place : int32, per node id its row, or -1.
+    row_of : int32, per node id its row, or -1.
     buffer, size : int64, the node of each row, and how many rows there are.
     """
 
-    def __init__(self, place: np.ndarray) -> None:
-        self.place = place
+    def __init__(self, row_of: np.ndarray) -> None:
+        self.row_of = row_of
         self.buffer = np.empty(0, np.int64)
         self.size = 0
-        self._hidden = 0  # rows that `place` does not know
+        self._hidden = 0  # rows that `row_of` does not know
 
     def __len__(self) -> int:
         return self.size
@@ -32,7 +32,7 @@ class NodeRows:
 
     def reserve(self, extra: int) -> None:
         """Make room for up to `extra` more rows."""
-        most = len(self.place) + self._hidden
+        most = len(self.row_of) + self._hidden
         need = min(self.size + extra, most)
         if need > len(self.buffer):
             grown = np.empty(max(need, min(2 * len(self.buffer), most)), np.int64)
@@ -46,8 +46,8 @@ class NodeRows:
         """
         start, rows = self.size, np.arange(self.size, self.size + len(ids), dtype=np.int32)
         if findable:
-            self.place[ids] = rows
-            self._hidden += int(np.count_nonzero(self.place[ids] != rows))
+            self.row_of[ids] = rows
+            self._hidden += int(np.count_nonzero(self.row_of[ids] != rows))
         else:
             self._hidden += len(ids)
         self.reserve(len(ids))
@@ -56,14 +56,14 @@ class NodeRows:
 
     def take_back(self, size: int) -> None:
         """Forget the rows from `size` on."""
-        self.place[self.buffer[size:self.size]] = -1
+        self.row_of[self.buffer[size:self.size]] = -1
         self.size = size
 
 
 class RowScratch:
     """Empty :class:`NodeRows` of several node types, for one batch at a time or for many.
 
-    `place` has an entry for every node, which is too much to fill for each batch: it is used
+    `row_of` has an entry for every node, which is too much to fill for each batch: it is used
     again, and only what a batch wrote is cleared. Batches that are sampled at the same time, by
     several threads, have arrays of their own; there are as many as were ever in use at once.
     """
@@ -81,7 +81,7 @@ class RowScratch:
             places = self._idle.pop()
         except IndexError:
             places = {t: np.full(n, -1, np.int32) for t, n in self._counts.items()}
-        rows = {t: NodeRows(place) for t, place in places.items()}
+        rows = {t: NodeRows(row_of) for t, row_of in places.items()}
         yield rows
         for table in rows.values():
             table.take_back(0)

@@ -118,22 +118,22 @@ def overlaps(store: Store, relations: Sequence[Relation]) -> list[Overlap]:
         right = Joined(own[0], sources, np.concatenate([ends[1] for ends in parts]))
         shuffled = Joined(own[0], sources, np.concatenate(
             [generator.permutation(ends[1]) for ends in parts]))
-        place = np.repeat(np.arange(len(own)), [len(ends[0]) for ends in parts])
+        index = np.repeat(np.arange(len(own)), [len(ends[0]) for ends in parts])
         for other in between(store.schema.relations, own[0]):
-            itself = np.array([other == relation for relation in own])[place]
-            shares = _shares(right.counts(store, other), itself, place)
-            chances = (_shares(shuffled.counts(store, other), itself, place)
+            itself = np.array([other == relation for relation in own])[index]
+            shares = _shares(right.counts(store, other), itself, index)
+            chances = (_shares(shuffled.counts(store, other), itself, index)
                        if (shares >= NOTED).any() else np.zeros_like(shares))
             alike += [Overlap(relation, other, float(share), float(chance))
                       for relation, share, chance in zip(own, shares, chances) if share]
     return alike
 
 
-def _shares(counts: np.ndarray, itself: np.ndarray, place: np.ndarray) -> np.ndarray:
+def _shares(counts: np.ndarray, itself: np.ndarray, index: np.ndarray) -> np.ndarray:
     """Of the pairs of each place, the share of those that edges join, with counts as of
     :meth:`Joined.counts`; where they are from the relation `itself`, in the opposite direction."""
     same, opposite = counts > 0
-    shares: np.ndarray = np.bincount(place, opposite | (same & ~itself)) / np.bincount(place)
+    shares: np.ndarray = np.bincount(index, opposite | (same & ~itself)) / np.bincount(index)
     return shares
 
 

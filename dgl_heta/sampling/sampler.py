@@ -298,13 +298,13 @@ class NeighborSampler:
 
     def _of_parts(self, relation: Relation, parts: list[_Part], layer: int, step: int,
                   without: np.ndarray | None, excluded: np.ndarray | None) -> list[Sample]:
-        place, given = self._order[relation], self._fanouts[layer - 1]
+        number, given = self._order[relation], self._fanouts[layer - 1]
         # Of the step and the place, never of who samples: so any worker, and any thread, samples
         # the same neighbours.
-        key = np.uint64(hash_key(self._seed, step, layer, place))
+        key = np.uint64(hash_key(self._seed, step, layer, number))
         fanout = given.get(relation, 0) if isinstance(given, Mapping) else given
         left_out = self._held_out.left_out(relation, without) if self._held_out else None
-        return [Sample(relation, place, self._graph[relation], nodes, start, chosen, fanout, key,
+        return [Sample(relation, number, self._graph[relation], nodes, start, chosen, fanout, key,
                      left_out, hubs, self._weights[relation], excluded)
                 for start, chosen, nodes, hubs in parts]
 
@@ -320,8 +320,8 @@ class NeighborSampler:
             # and given out again in one order: that of the workers, each one's ids sorted.
             table.take_back(before[ntype])
             for ids in of_workers:
-                table.add(ids[table.place[ids] < 0])
-            final = torch.from_numpy(table.place[own[ntype]])
+                table.add(ids[table.row_of[ids] < 0])
+            final = torch.from_numpy(table.row_of[own[ntype]])
             for part in edges:
                 if part.relation.src == ntype:
                     new = part.indices >= before[ntype]

@@ -165,13 +165,13 @@ def _is_among(numbers, count, number):  # type: ignore[no-untyped-def]
 # the arrays, with locked instructions.
 @kernel
 def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
-        indptr, indices, nodes, fanout, key, weights, out_ptr, out, place, rows, size, left_out,
+        indptr, indices, nodes, fanout, key, weights, out_ptr, out, row_of, rows, size, left_out,
         excluded):
-    """Draw the neighbours of `nodes` and turn them into rows, or without `place`, None, into ids.
+    """Draw the neighbours of `nodes` and turn them into rows, or without `row_of`, None, into ids.
 
     `weights` (float64, positive and finite) has a number for each edge, which its chance is
     proportional to; without it, None, all edges of a node are alike. `out_ptr` is as
-    :func:`count_sampled` fills it. `place` (int32, a row per node id or -1), `rows`
+    :func:`count_sampled` fills it. `row_of` (int32, a row per node id or -1), `rows`
     (int64, the node of each row) and `size` are the rows so far; new nodes are appended. With
     `left_out` (see :meth:`HeldOut.left_out`, not with `weights`) others are drawn in place of those
     edges; `out_ptr` is corrected. Edges at the positions `excluded` (int64, ascending) are drawn
@@ -211,8 +211,8 @@ def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
             for k in range(first, last):
                 source = np.int64(indices[begin + (positions[k] if chosen else k)])
                 sources[k - first] = source
-                if place is not None:
-                    prefetch_row(place, source)
+                if row_of is not None:
+                    prefetch_row(row_of, source)
             for k in range(first, last):
                 if excluded is not None and _is_listed(
                         excluded, begin + (positions[k] if chosen else k)):
@@ -220,10 +220,10 @@ def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
                 source = sources[k - first]
                 if left_out is not None and not chosen and _is_left_out(left_out, source, node):
                     continue
-                if place is None:
+                if row_of is None:
                     out[total] = source
                 else:
-                    row, size = _row(source, place, rows, size)
+                    row, size = _row(source, row_of, rows, size)
                     if row < 0:
                         return size, BAD
                     out[total] = row
@@ -237,7 +237,7 @@ def sample_neighbors(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
 
 @kernel
 def sample_pieces(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
-        indptr, indices, nodes, low, high, fanout, key, weights, out_ptr, out, order, place, rows,
+        indptr, indices, nodes, low, high, fanout, key, weights, out_ptr, out, order, row_of, rows,
         size, left_out, excluded):
     """As :func:`sample_neighbors`, of nodes of which in-edges `low … high - 1` alone are here.
 
@@ -281,10 +281,10 @@ def sample_pieces(  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
                 continue
             if total == len(out):
                 return size, BAD
-            if place is None:
+            if row_of is None:
                 out[total] = source
             else:
-                row, size = _row(source, place, rows, size)
+                row, size = _row(source, row_of, rows, size)
                 if row < 0:
                     return size, BAD
                 out[total] = row
@@ -332,12 +332,12 @@ def sample_positions(  # type: ignore[no-untyped-def]
 
 
 @kernel
-def give_rows(ids, out, place, rows, size):  # type: ignore[no-untyped-def]
+def give_rows(ids, out, row_of, rows, size):  # type: ignore[no-untyped-def]
     """Fill `out` with the rows of nodes, new ones for those that have none; return how many rows
     there are then, and the number of ids, or BAD."""
     for i in range(len(ids)):
-        prefetch(place, ids, i)
-        row, size = _row(ids[i], place, rows, size)
+        prefetch(row_of, ids, i)
+        row, size = _row(ids[i], row_of, rows, size)
         if row < 0:
             return size, BAD
         out[i] = row
@@ -345,17 +345,17 @@ def give_rows(ids, out, place, rows, size):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _row(source, place, rows, size):  # type: ignore[no-untyped-def]
+def _row(source, row_of, rows, size):  # type: ignore[no-untyped-def]
     """The row of a node, a new one if it has none yet, and the number of rows. -1 for the row if
     there is no such node."""
-    if source < 0 or source >= len(place):
+    if source < 0 or source >= len(row_of):
         return -1, size
-    row = np.int64(place[source])
+    row = np.int64(row_of[source])
     if row < 0:
         if size >= len(rows):
             return -1, size
         row = size
-        place[source] = row
+        row_of[source] = row
         rows[size] = source
         size += 1
     return row, size

@@ -28,5 +28,5 @@ class Origin(Enum):
 
     @property
     def asked(self) -> bool:
-        """Whether a user, or a user's program, asked for the value."""
+        """True if a user, or a user's program, asked for the value."""
         return self not in (Origin.DEFAULT, Origin.PLAN)

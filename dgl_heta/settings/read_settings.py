@@ -197,7 +197,7 @@ def _suggestion(name: str) -> str:
 
 
 def _may_be(kind: type, annotation: Any) -> bool:
-    """Whether an annotation is a type, or a union (`X | None`) or a list that has it."""
+    """Return whether an annotation is a type, or a union (`X | None`) or a list that has it."""
     return annotation in (kind, Any) or any(_may_be(kind, a) for a in get_args(annotation))
 
 

@@ -91,7 +91,7 @@ class PartitionSettings(_Section):
 
 
 class TaskSettings(_Section):
-    """What to train for, where it is not the task that the graph comes with."""
+    """The task to train for, where it is not the one that the graph comes with."""
 
     kind: Literal["classification", "multilabel", "regression", "link"] | None = Field(
         None, description="default: the graph's own, or classification")

@@ -19,7 +19,7 @@ _DOTS = 200
 
 
 class NotToml(ValueError):
-    """What the text is instead."""
+    """The text is no TOML; says what it is instead."""
 
 
 def parse_toml(text: str) -> dict[str, Any]:

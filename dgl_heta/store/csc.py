@@ -236,11 +236,11 @@ def _scatter(src, dst, low, cursor, ends, indices, ids, places):  # type: ignore
         row = dst[i] - low
         if row < 0 or row >= len(cursor):
             return False
-        place = cursor[row]
-        if place >= ends[row]:
+        slot = cursor[row]
+        if slot >= ends[row]:
             return False
-        cursor[row] = place + 1
-        indices[place] = src[i]
+        cursor[row] = slot + 1
+        indices[slot] = src[i]
         if keep:
-            ids[place] = places[i]
+            ids[slot] = places[i]
     return True

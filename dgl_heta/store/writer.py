@@ -134,8 +134,8 @@ def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
     named: dict[str, IdsEntry] = {}
     for index, ntype in enumerate(source.node_counts):
         arrays[ntype] = {}
-        for place, (name, array) in enumerate(source.node_arrays.get(ntype, {}).items()):
-            file = f"nodes/{index}-{safe_name(ntype)}/{place}-{safe_name(name)}.npy"
+        for number, (name, array) in enumerate(source.node_arrays.get(ntype, {}).items()):
+            file = f"nodes/{index}-{safe_name(ntype)}/{number}-{safe_name(name)}.npy"
             arrays[ntype][name] = _write_rows(
                 directory, file, array, advancing(f"{ntype} {name}"),
                 partial(check_finite, name, ntype=ntype)
@@ -168,8 +168,9 @@ def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
                     ids.append(positions)
             entry = RelationEntry(relation, shape[0], pointer.close(), body.close(),
                                   ids.close() if ids else None)
-        for place, (name, array) in enumerate(kept_edge_arrays(source, relation, edge_ids).items()):
-            entry.arrays[name] = _write_rows(directory, f"{folder}/{place}-{safe_name(name)}.npy",
+        kept = kept_edge_arrays(source, relation, edge_ids)
+        for number, (name, array) in enumerate(kept.items()):
+            entry.arrays[name] = _write_rows(directory, f"{folder}/{number}-{safe_name(name)}.npy",
                                              array, advancing(f"{relation} {name}"))
         relations.append(entry)
     task = source.task and replace(

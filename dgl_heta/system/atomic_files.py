@@ -29,7 +29,7 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
     """
     shown = out
     temporary: Path | None = None
-    made: list[Path] = []
+    created: list[Path] = []
     with leave_on_signals():
         try:
             try:
@@ -37,7 +37,7 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
                 replace = _replaceable(out, shown, overwrite, kind, others)
                 parent = out.parent
                 while not parent.exists():
-                    made.append(parent)
+                    created.append(parent)
                     parent = parent.parent
                 if not parent.is_dir():
                     raise InputError(f"cannot write {shown}: {parent} is not a directory")
@@ -58,7 +58,7 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
         finally:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
-            for parent in made:
+            for parent in created:
                 with suppress(OSError):  # not empty: `out` is complete
                     parent.rmdir()
 
@@ -72,7 +72,7 @@ def _located(out: Path) -> Path:
 
 def _replaceable(out: Path, shown: Path, overwrite: bool, kind: str,
                  others: Callable[[Path], Iterable[Path]] | None) -> bool:
-    """Whether `out` is a directory of ours to be replaced; False if there is nothing yet."""
+    """Return whether `out` is a directory of ours to be replaced; False if there is nothing yet."""
     try:
         mode = out.lstat().st_mode
     except (FileNotFoundError, NotADirectoryError):
@@ -98,7 +98,8 @@ def _replaceable(out: Path, shown: Path, overwrite: bool, kind: str,
 
 
 def _is_ours(file: Path) -> bool:
-    """Whether a file is our manifest or plan, or a DistDGL part_config, not merely named so."""
+    """Return whether a file is our manifest or plan, or a DistDGL part_config, not merely named so.
+    """
     try:
         data = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
@@ -199,7 +200,7 @@ def check_plain(path: Path, directory: bool = False) -> None:
 
 
 def _other(path: str | Path, directory: bool, follow: bool) -> str | None:
-    """What a name leads to, if that is neither missing nor what is wanted."""
+    """Return what a name leads to, if it is neither missing nor what is wanted, else None."""
     try:
         mode = os.stat(path, follow_symlinks=follow).st_mode
     except OSError:

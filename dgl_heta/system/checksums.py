@@ -61,7 +61,7 @@ def signed(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def agrees(data: Mapping[str, Any]) -> bool:
-    """Whether the checksum in an object is there and is that of all else in it."""
+    """Return whether an object has its checksum, and it is that of all else in it."""
     try:
         return bool(data.get(KEY) == json_sum({k: v for k, v in data.items() if k != KEY}))
     except (RecursionError, ValueError):  # what can be read but not written is not of ours

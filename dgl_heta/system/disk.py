@@ -50,7 +50,7 @@ def check_room(directory: Path, size: int) -> None:
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error of the operating system says that the disk, or a quota, is full."""
+    """Return whether an error of the operating system says that the disk, or a quota, is full."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -65,7 +65,7 @@ def row_starts(rows: int, row_bytes: int) -> range:
 
 
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
-    """What stands before the numbers in a `.npy` file."""
+    """Return the header of a `.npy` file."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {
         "descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})

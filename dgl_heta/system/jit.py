@@ -19,7 +19,7 @@ except ImportError as error:  # also of a numba that does not fit the numpy that
     _ABSENT = " ".join(str(error).split())
 
 COMPILES = not _ABSENT
-"""Whether kernels can be compiled here."""
+"""True if kernels can be compiled here."""
 
 
 def kernel(function: Callable[..., Any], fastmath: bool | set[str] = False) -> Callable[..., Any]:

@@ -36,8 +36,8 @@ def clear(parent: Path, stem: str) -> None:
     pattern = re.compile(rf"\.{re.escape(stem[:40])}\.[a-z]+-{_here()}-(\d+)-[0-9a-f]{{8}}")
     with contextlib.suppress(OSError):  # nothing there, or nothing that we may read
         for entry in os.scandir(parent):
-            found = pattern.fullmatch(entry.name)
-            if found and not _lives(int(found[1])):
+            match = pattern.fullmatch(entry.name)
+            if match and not _lives(int(match[1])):
                 if entry.is_dir(follow_symlinks=False):
                     shutil.rmtree(entry.path, ignore_errors=True)
                 else:

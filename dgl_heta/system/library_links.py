@@ -42,11 +42,11 @@ def replace_call(library: str, name: str, function: Any) -> bool:
     function : a ctypes function, which takes and returns what the library expects.
     """
     places = _places(library, name)
-    for place in places:
-        page = place & -os.sysconf("SC_PAGESIZE")
-        if LIBC.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(place + 8 - page), READ_WRITE):
+    for address in places:
+        page = address & -os.sysconf("SC_PAGESIZE")
+        if LIBC.mprotect(ctypes.c_void_p(page), ctypes.c_size_t(address + 8 - page), READ_WRITE):
             raise OSError(ctypes.get_errno(), f"cannot replace {name} in {library}")
-        ctypes.c_void_p.from_address(place).value = ctypes.cast(function, ctypes.c_void_p).value
+        ctypes.c_void_p.from_address(address).value = ctypes.cast(function, ctypes.c_void_p).value
     if places:
         _kept.append(function)
     return bool(places)
@@ -56,16 +56,16 @@ def _places(library: str, name: str) -> list[int]:
     """Where the addresses of a function are that a library calls."""
     if struct.calcsize("P") != 8:
         return []
-    found: list[int] = []
+    addresses: list[int] = []
 
     def visit(entry: Any, size: int, data: Any) -> int:
         loaded = entry.contents
         if loaded.path and os.path.realpath(os.fsdecode(loaded.path)) == os.path.realpath(library):
-            found.extend(_in_library(loaded, name.encode()))
+            addresses.extend(_in_library(loaded, name.encode()))
         return 0
 
     LIBC.dl_iterate_phdr(_Visit(visit), None)
-    return found
+    return addresses
 
 
 def _in_library(loaded: Any, name: bytes) -> list[int]:

@@ -21,8 +21,8 @@ _NO_MEMORY = re.compile(r"(cannot|can't) allocate memory(?! in static)|failed to
 
 
 def no_memory(error: BaseException | None) -> str | None:
-    """What an error says, or one that it comes of, where that is that memory ran out: Python's own,
-    that of torch's allocators, or of a library that could not be loaded."""
+    """Return the text of an error, or of one that caused it, if memory ran out: Python's, that of
+    torch's allocators, or of a library that could not be loaded. Else None."""
     while error is not None:
         text = " ".join(str(error).split())
         if isinstance(error, MemoryError) or (
@@ -49,7 +49,8 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _group_free() -> int:
-    """What the memory limits of this process's control groups leave; page cache counts as free."""
+    """Return the bytes that the limits of this process's control groups leave; page cache counts as
+    free."""
     free = 2**62
     try:
         groups = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
@@ -79,7 +80,7 @@ def _group_free() -> int:
 
 
 def fit_in_memory(size: int) -> bool:
-    """Whether files of so many bytes will stay in memory while a process works beside them.
+    """Return whether files of so many bytes will stay in memory while a process works beside them.
 
     They do if they take half of what is free at most: batches, caches and the model need some.
     """

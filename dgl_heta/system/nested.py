@@ -1,4 +1,4 @@
-"""What is in nested arguments and results of a function."""
+"""Items in nested arguments and results of a function."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 def items_of(kind: type[T], value: Any, path: Path = (), depth: int = 6
              ) -> Iterator[tuple[Path, T]]:
-    """What is of a type in nested mappings, lists and tuples, each with its path."""
+    """Yield each item of a type in nested mappings, lists and tuples, with its path."""
     if isinstance(value, kind):
         yield path, value
     elif depth and isinstance(value, Mapping):
         for key, item in value.items():
             yield from items_of(kind, item, (*path, key), depth - 1)
     elif depth and isinstance(value, list | tuple):
-        for place, item in enumerate(value):
-            yield from items_of(kind, item, (*path, place), depth - 1)
+        for i, item in enumerate(value):
+            yield from items_of(kind, item, (*path, i), depth - 1)
 
 
 def of_type(kind: type[T], value: Any) -> Iterator[T]:

@@ -80,7 +80,7 @@ def apply(patches: Sequence[Patch]) -> None:
     """
     if _applied:
         return
-    found = []
+    replaced = []
     for patch in patches:
         try:
             owner, name = patch.place()
@@ -89,10 +89,10 @@ def apply(patches: Sequence[Patch]) -> None:
             raise InputError(f"the installed DGL cannot be used: {patch.target} is not there "
                              f"({error}); docs/patched-names.md lists what must be, by release "
                              "of DGL") from error
-        found.append((owner, name, inherited, vars(owner).get(name, _MISSING), patch))
+        replaced.append((owner, name, inherited, vars(owner).get(name, _MISSING), patch))
     # By place, because what a class inherits must not be what was put into its parent here.
     before: dict[tuple[int, str], Any] = {}
-    for owner, name, inherited, own, patch in found:
+    for owner, name, inherited, own, patch in replaced:
         original = before.get((id(owner), name), inherited)
         replacement = patch.make(original)
         if callable(original) and not isinstance(original, type) and replacement is not original:
@@ -115,7 +115,7 @@ def remove() -> None:
 
 
 def applied() -> bool:
-    """Whether the replacements are in place."""
+    """Return whether the replacements are in place."""
     return bool(_applied)
 
 

@@ -41,14 +41,14 @@ if COMPILES:
         def code(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
             there, listed = (context.make_array(signature.args[i])(context, builder, arguments[i])
                              for i in range(2))
-            place = context.cast(builder, arguments[2], signature.args[2], types.intp)
-            place = builder.add(place, place.type(AHEAD))
+            position = context.cast(builder, arguments[2], signature.args[2], types.intp)
+            position = builder.add(position, position.type(AHEAD))
             (count,) = cgutils.unpack_tuple(builder, listed.shape)
-            with builder.if_then(builder.icmp_signed("<", place, count)):
+            with builder.if_then(builder.icmp_signed("<", position, count)):
                 (stride,) = cgutils.unpack_tuple(builder, listed.strides)
                 begin = builder.bitcast(listed.data, _POINTER)
                 number = builder.load(builder.bitcast(
-                    builder.gep(begin, [builder.mul(place, stride)]), listed.data.type))
+                    builder.gep(begin, [builder.mul(position, stride)]), listed.data.type))
                 _ask(builder, there, context.cast(builder, number, signature.args[1].dtype,
                                                   types.intp))
             return context.get_dummy_value()

@@ -23,13 +23,13 @@ def names() -> set[str]:
 
 def mapped(pid: int) -> set[str]:
     """The names that a process has in its memory; none if it is gone or another user's."""
-    found = set()
+    names = set()
     with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", errors="replace") as lines:
         for line in lines:
             _, of_place, name = line.rstrip("\n").partition(PLACE + "/")
             if of_place and not name.endswith(" (deleted)"):
-                found.add(name)
-    return found
+                names.add(name)
+    return names
 
 
 def processes() -> list[int]:
@@ -54,6 +54,6 @@ def remove_unused(wanted: set[str]) -> None:
 
 def _is_ours(name: str) -> bool:
     with contextlib.suppress(OSError):
-        found = os.lstat(os.path.join(PLACE, name))
-        return stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid()
+        status = os.lstat(os.path.join(PLACE, name))
+        return stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
     return False

@@ -63,10 +63,10 @@ class Profiler:
         self.notes: list[str] = []
         self._fresh = fresh
         given = engine.settings.cache.profile or None
-        place = Path(given) if given else directory
+        profile_dir = Path(given) if given else directory
         self.sizes = self._sizes()
-        self._files = None if place is None else ProfileFiles(
-            place, self._sampling(), self._machine(), engine.rank,
+        self._files = None if profile_dir is None else ProfileFiles(
+            profile_dir, self._sampling(), self._machine(), engine.rank,
             given is not None and counts == "visits")  # degrees are counted in a moment
 
     def _sizes(self) -> dict[str, int]:
@@ -105,8 +105,8 @@ class Profiler:
         if self.engine.world.all_reduce(everyone, "min", "control").item() and stored is not None:
             return stored
         start = time.perf_counter()
-        found, batches = self._degrees() if self._counts == "degree" else self._presample()
-        visits = Visits(self._together(found), batches, time.perf_counter() - start)
+        counts, batches = self._degrees() if self._counts == "degree" else self._presample()
+        visits = Visits(self._together(counts), batches, time.perf_counter() - start)
         if self._files and not self._files.save_visits(visits):
             self.notes.append(f"the profile could not be stored in {self._files.directory}, so the "
                               "next run makes it again")
@@ -239,18 +239,18 @@ class FeatureCaches:
                 self._cached[ntype] = cached, 0
         for ntype, table in learnable.local.items():
             if len(chosen[ntype]) and isinstance(table, RowTable):
-                learnable.local[ntype] = found = CachedTable(table, chosen[ntype], [engine.device],
-                                                             replacement)
-                self._cached[ntype] = found, 0
-        ranges = {t: place for t, place in learnable.owned_ranges().items() if place[2]}
+                learnable.local[ntype] = cached_table = CachedTable(
+                    table, chosen[ntype], [engine.device], replacement)
+                self._cached[ntype] = cached_table, 0
+        ranges = {t: owned for t, owned in learnable.owned_ranges().items() if owned[2]}
         ids = [chosen[t] + start for t, (_, start, _) in ranges.items()]
         if sum(map(len, ids)) and isinstance(learnable.owned, RowTable):
             # Rows of shared types travel to other workers from memory, so copies are there.
-            learnable.owned = found = CachedTable(
+            learnable.owned = cached_table = CachedTable(
                 learnable.owned, np.concatenate(ids), [CPU], replacement,
                 [start for _, start, _ in ranges.values()])
-            self._cached.update((t, (found, i)) for i, t in enumerate(ranges))
-        self._rows.update((t, len(found)) for t, found in chosen.items())
+            self._cached.update((t, (cached_table, i)) for i, t in enumerate(ranges))
+        self._rows.update((t, len(ids)) for t, ids in chosen.items())
 
     def count(self, nodes: Mapping[str, np.ndarray]) -> None:
         """Count the input nodes of a batch as read, cached or not."""
@@ -274,15 +274,15 @@ class FeatureCaches:
         """
         totals = np.zeros((len(self._types), 6))
         for row, ntype in enumerate(self._types):
-            reads, hits, held = self._reads[ntype], 0, self._rows[ntype]
+            reads, hits, rows = self._reads[ntype], 0, self._rows[ntype]
             size = self.row_bytes.get(ntype, 0)
             if ntype in self._engine.learnable.counts:
                 size = self._engine.learnable.row_bytes  # reads are of the value alone
             if ntype in self._cached:
                 cached, index = self._cached[ntype]
                 hits = cached.hits if isinstance(cached, CachedRows) else int(cached.hits[index])
-            totals[row] = (reads, hits, reads * size, hits * size, held,
-                           held * self.row_bytes.get(ntype, 0))
+            totals[row] = (reads, hits, reads * size, hits * size, rows,
+                           rows * self.row_bytes.get(ntype, 0))
         whole = self._engine.world.all_reduce(torch.from_numpy(totals), cause="control").tolist()
         names = ("reads", "hits", "bytes", "hit_bytes", "rows", "cached_bytes")
         return {t: {name: int(value) for name, value in zip(names, row)}

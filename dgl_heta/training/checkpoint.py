@@ -252,12 +252,12 @@ def gather_tables(learnable: LearnableFeatures, world: Comm) -> dict[str, Tensor
 
     Rows travel in blocks, so that no worker needs more memory than for the tables themselves.
     """
-    held = learnable.shards()
+    shards = learnable.shards()
     first = world.rank == 0
     from_all = [1 if first else 0] * world.size
     tables = {}
     for ntype, count in learnable.counts.items():
-        low, rows = held.get(ntype, (0, torch.empty((0, learnable.width), dtype=learnable.dtype)))
+        low, rows = shards.get(ntype, (0, torch.empty((0, learnable.width), dtype=learnable.dtype)))
         extents = world.all_to_all_rows(torch.tensor([[low, low + len(rows)]]),
                                         [1] + [0] * (world.size - 1), from_all, "control").tolist()
         table = torch.zeros((count if first else 0, learnable.width), dtype=learnable.dtype)

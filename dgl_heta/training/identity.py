@@ -93,7 +93,7 @@ class Identity:
 def _changed(section: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:
     """The settings of a section that differ, with both values."""
     usual = _usual(section)
-    old, new = ({**usual, **(found if isinstance(found, Mapping) else {})} for found in (old, new))
+    old, new = ({**usual, **(given if isinstance(given, Mapping) else {})} for given in (old, new))
     return [(name, old.get(name), new.get(name)) for name in {**old, **new}
             if old.get(name) != new.get(name)]
 

@@ -140,7 +140,8 @@ def _better(engine: Engine, validates: bool, score: float | None, best: Mapping[
 
 
 def _further_scores(engine: Engine, evaluated: Mapping[str, Any]) -> dict[str, Any]:
-    """What the summary has beside the scores: metrics, classes, relations, as far as there are."""
+    """Return the summary's entries beside the scores: metrics, classes, relations, if there are
+    any."""
     watched = engine.settings.train.watched
     scores: dict[str, Any] = {}
     if watched:

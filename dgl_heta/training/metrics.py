@@ -126,7 +126,7 @@ class ClassTally:
         if self._top:
             totals = comm.all_reduce(torch.tensor(list(self._top.values())), cause="control")
             self._top = dict(zip(self._top, totals.tolist()))
-        self._scores.gather(comm, lambda labels, place: labels == place)
+        self._scores.gather(comm, lambda labels, label: labels == label)
 
     @property
     def count(self) -> int:
@@ -187,7 +187,7 @@ class LabelTally:
         self._counts, self._nodes = (
             comm.all_reduce(torch.from_numpy(array), cause="control").numpy()
             for array in (self._counts, self._nodes))
-        self._scores.gather(comm, lambda labels, place: labels[:, place])
+        self._scores.gather(comm, lambda labels, label: labels[:, label])
 
     @property
     def count(self) -> int:
@@ -255,8 +255,8 @@ class RankTally:
     def of_each(self) -> dict[str, RankTally]:
         """Relation → what was counted of it."""
         tallies = {name: RankTally(0, [name]) for name in self.relations}
-        for place, tally in enumerate(tallies.values()):
-            tally._counts = self._counts[place:place + 1]
+        for i, tally in enumerate(tallies.values()):
+            tally._counts = self._counts[i:i + 1]
         return tallies
 
     @property
@@ -296,19 +296,19 @@ class _Scores:
         that some nodes have and others not."""
         if not self._names:
             return
-        found: dict[str, list[float]] = {name: [] for name in self._names}
+        scores_of: dict[str, list[float]] = {name: [] for name in self._names}
         scores = np.concatenate(self._scores) if self._scores else None
         labels = np.concatenate(self._labels) if self._labels else None
-        for place in self._places:
-            own = np.empty(0) if scores is None else scores[:, place]
-            true = np.empty(0) if labels is None else is_of(labels, place).astype(np.float64)
+        for label in self._places:
+            own = np.empty(0) if scores is None else scores[:, label]
+            true = np.empty(0) if labels is None else is_of(labels, label).astype(np.float64)
             known = ~np.isnan(true)
             all_of, all_true = _gathered(comm, own[known]), _gathered(comm, true[known]) > 0
             if all_true.any() and not all_true.all():
                 for name in self._names:
-                    found[name].append(RANKINGS[name](all_of, all_true))
+                    scores_of[name].append(RANKINGS[name](all_of, all_true))
         self._values = {name: float(np.mean(each)) if each else math.nan
-                        for name, each in found.items()}
+                        for name, each in scores_of.items()}
         self._scores, self._labels = [], []
 
     def value(self, name: str) -> float:

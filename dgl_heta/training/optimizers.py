@@ -73,8 +73,8 @@ def load_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str, Tensor]) 
         It is of another optimizer.
     """
     state: dict[int, dict[str, Tensor]] = {}
-    for place, value in tensors.items():
-        index, name = place.split(".", 1)
+    for key, value in tensors.items():
+        index, name = key.split(".", 1)
         state.setdefault(int(index), {})[name] = value
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})

@@ -109,8 +109,8 @@ def recorded_settings(values: Any, where: Path) -> Settings:
 def _pairs(paths: Any) -> Any:
     if not isinstance(paths, dict):
         return paths
-    return {ntype: [tuple(path) if isinstance(path, list) else path for path in found]
-            if isinstance(found, list) else found for ntype, found in paths.items()}
+    return {ntype: [tuple(path) if isinstance(path, list) else path for path in listed]
+            if isinstance(listed, list) else listed for ntype, listed in paths.items()}
 
 
 def _first(error: ValidationError) -> str:

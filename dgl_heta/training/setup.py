@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from dgl_heta.comm.collectives import Traffic, init_workers, make_comms, wire_dtype
+from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
+from dgl_heta.comm.exchange_dtype import wire_dtype
 from dgl_heta.comm.machines import join_machine, machine_name
 from dgl_heta.comm.sampled_rows import agreement, delivery
 from dgl_heta.errors import InputError, several

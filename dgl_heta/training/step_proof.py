@@ -29,7 +29,7 @@ from dgl_heta.proof.module_call import Call, complete
 from dgl_heta.proof.proving import Instead, Proof
 from dgl_heta.proof.replay import Reads
 from dgl_heta.proof.schedule import Schedule
-from dgl_heta.raf.chain import Chain, Place
+from dgl_heta.raf.chain import Chain, LinkId
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.raf.wrapper import Raf, data_parallel
 from dgl_heta.sampling.blocks import Block, MiniBatch, RelationBlock
@@ -178,8 +178,8 @@ class _TrainingSetting:
         types = [t for t in self.types if t in reached]
         shares = {t: SeedShares((len(own),)) for t, own in seeds.items()}
         counts = [{t: len(level[t]) for t in types} for level in ids]
-        blocks = [self._plain_block(place + 1, layer, counts[place], counts[place + 1], shares)
-                  for place, layer in enumerate(layers)]
+        blocks = [self._plain_block(i + 1, layer, counts[i], counts[i + 1], shares)
+                  for i, layer in enumerate(layers)]
         batch = _Given(blocks, {t: ids[0][t] for t in types}, seeds, dict(seeds), exchange=Alone())
         batch.to(self._engine.device)
         return lambda given: _instead(batch, given)
@@ -189,7 +189,7 @@ class _TrainingSetting:
         """A layer as one worker by itself samples it."""
         scope, last = self._scope, number == self._scope.hops
         edges = []
-        for place, (relation, (indptr, indices)) in enumerate(zip(self.relations, layer.edges)):
+        for i, (relation, (indptr, indices)) in enumerate(zip(self.relations, layer.edges)):
             seeds = shares[relation.dst].total if relation.dst in shares else 0
             low = 0 if relation in scope.roots else seeds
             high = destinations.get(relation.dst, 0) if relation in scope.inner[number] else seeds
@@ -197,7 +197,7 @@ class _TrainingSetting:
                 chosen = indices[indptr[low]:indptr[high]].astype(np.int32)
                 edges.append(RelationBlock(
                     relation, low, torch.from_numpy(indptr[low:high + 1] - indptr[low]),
-                    torch.from_numpy(chosen), place))
+                    torch.from_numpy(chosen), i))
         return Block(number, sources,
                      {t: rows for t, rows in destinations.items() if not last or t in shares},
                      edges, shares, last, scope.seed_relations, by_destination(scope.inner[number]))
@@ -208,7 +208,7 @@ class _TrainingSetting:
     def chain(self) -> list[Tensor]:
         return self._exchange.chain.tokens
 
-    def unused(self) -> set[Place]:
+    def unused(self) -> set[LinkId]:
         return set()
 
 

@@ -66,10 +66,10 @@ def load_tables(path: Path, tables: Mapping[str, Table]) -> None:
             steps = file.metadata() or {}
             for name, table in tables.items():
                 slices = {part: file.get_slice(f"{name}.{part}") for part in _PARTS}
-                for part, found in slices.items():
-                    shape = tuple(found.get_shape())
-                    if shape != tuple(table.shape) or found.get_dtype() != _TYPES[table.dtype]:
-                        raise ValueError(f"{name}.{part} is {found.get_dtype()}{list(shape)}, not "
+                for part, stored in slices.items():
+                    shape = tuple(stored.get_shape())
+                    if shape != tuple(table.shape) or stored.get_dtype() != _TYPES[table.dtype]:
+                        raise ValueError(f"{name}.{part} is {stored.get_dtype()}{list(shape)}, not "
                                          f"{_TYPES[table.dtype]}{list(table.shape)}")
                 table.load(_blocks(slices, table.shape[0]), int(steps[name]))
     except (OSError, SafetensorError) as error:
@@ -78,4 +78,4 @@ def load_tables(path: Path, tables: Mapping[str, Table]) -> None:
 
 def _blocks(slices: Mapping[str, Any], rows: int) -> Iterator[dict[str, Tensor]]:
     for start in range(0, rows, BLOCK):
-        yield {part: found[start:start + BLOCK] for part, found in slices.items()}
+        yield {part: stored[start:start + BLOCK] for part, stored in slices.items()}

@@ -4,7 +4,7 @@
 
 A table of so many rows is read and written at random: rows gathered, summed over in-edges, their
 gradients added, attention's products and sums with four heads, a step of SparseAdam; and neighbours
-are drawn. Without: the same loops, compiled with requests that do nothing. Prints the median
+are sampled. Without: the same loops, compiled with requests that do nothing. Prints the median
 milliseconds of both over the rounds. Results must agree first.
 """
 
@@ -106,7 +106,7 @@ def cases(chosen: argparse.Namespace) -> list[tuple[str, Any, list[Any]]]:
          [ids, np.arange(len(ids)), of_edges, np.ones(len(ids), f32), table.copy(),
           np.zeros(count, f32), np.zeros_like(table), np.zeros_like(table),
           *map(f32, (0.01, 0.9, 0.1, 0.999, 0.001, 1e-8))]),
-        ("neighbours drawn", sampling_kernels.sample_neighbors,
+        ("neighbours sampled", sampling_kernels.sample_neighbors,
          [whole, generator.integers(count, size=10 * edges, dtype=np.int32),
           generator.permutation(edges)[:edges // 10], 5, np.uint64(7), None, drawn[:edges // 10 + 1]
           * 5, np.empty(edges, np.int32), *places, 0, None, None])]

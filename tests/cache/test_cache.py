@@ -137,11 +137,11 @@ def test_every_row_has_one_slot_and_every_slot_one_row(data: st.DataObject, rule
         asked = np.asarray(data.draw(st.lists(st.integers(0, count - 1), max_size=40)), np.int64)
         places, found, misses = slots.split(asked)
         assert sorted([*places, *misses]) == list(range(len(asked)))
-        assert all(slots.held[n % slots.devices][s] == n for n, s in zip(asked[places], found))
+        assert all(slots.rows[n % slots.devices][s] == n for n, s in zip(asked[places], found))
         admitted, taken, _ = slots.admit(found, asked[misses])
         assert len(set(taken)) == len(taken)
         assert all(slots.of[asked[misses[a]]] == s for a, s in zip(admitted, taken))
-        for device, held in enumerate(slots.held):
+        for device, held in enumerate(slots.rows):
             assert (slots.of[held] == np.arange(len(held))).all()
             assert (held % slots.devices == device).all()
         assert np.count_nonzero(slots.of >= 0) == len(slots) == len(ids)
@@ -182,7 +182,7 @@ def test_rows_of_several_devices_have_no_second_copy() -> None:
     cached = CachedRows(MappedRows(array), chosen["a"], [CPU, CPU, CPU])
     assert [len(copy) for copy in cached.copies] == [10, 10, 10]
     assert cached.bytes == 360
-    for device, held in enumerate(cached.slots.held):
+    for device, held in enumerate(cached.slots.rows):
         assert (held % 3 == device).all()
         np.testing.assert_array_equal(cached.copies[device].numpy(), array[held])
     asked = np.random.default_rng(1).integers(0, 40, 100)
@@ -269,7 +269,7 @@ def test_a_cache_that_observes_reads_the_same_before_and_after_it_is_filled() ->
     assert 0 < sum(s["cached_bytes"] for s in stats.values()) <= 1000
     assert stats["node", "a", "feat"]["hits"] > 0
     held = cache._features["node", "b", "feat"].cached
-    assert held is None or (np.concatenate(held.slots.held) % 2 == 0).all()
+    assert held is None or (np.concatenate(held.slots.rows) % 2 == 0).all()
     assert "node/a/feat" in cache.describe()
     cache.forget(("node", "a", "feat"))
     before = stats["node", "a", "feat"]

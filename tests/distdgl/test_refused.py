@@ -18,7 +18,12 @@ from dgl.nn.pytorch import GraphConv
 from dgl_heta.distdgl.blocks import edge_ids
 from dgl_heta.distdgl.blocks.edge_view import EdgeData
 from dgl_heta.distdgl.blocks.layer import Layer
-from dgl_heta.distdgl.modules import destination_states, hetero, merging, multi_update
+from dgl_heta.distdgl.modules import (
+    destination_states,
+    group_merge,
+    hetero_graph_conv,
+    multi_update,
+)
 from dgl_heta.distdgl.modules.absent_relations import Presence, presence
 from dgl_heta.distdgl.modules.message_functions import Functions, Outputs
 from dgl_heta.distdgl.refusals import BLOCKS, MODULES
@@ -48,12 +53,12 @@ def refused(name: str, use: Callable[[], Any]) -> None:
 
 def test_a_slice_in_place_of_a_block() -> None:
     refused("a slice in place of a block",
-            lambda: merging.layer_to_merge(SimpleNamespace(layer=None)))  # type: ignore[arg-type]
+            lambda: group_merge.layer_to_merge(SimpleNamespace(layer=None)))  # type: ignore[arg-type]
 
 
 def test_an_unknown_aggregation() -> None:
     session = SimpleNamespace(group=SimpleNamespace(size=1))
-    merge = merging._Merge(SimpleNamespace(session=session), SimpleNamespace(remote={}),  # type: ignore[arg-type]
+    merge = group_merge._Merge(SimpleNamespace(session=session), SimpleNamespace(remote={}),  # type: ignore[arg-type]
                            "paper", [], torch.empty(0), {}, torch.Size([2]))
     refused("an unknown aggregation", lambda: merge.by("median"))
 
@@ -92,7 +97,7 @@ def test_edge_ids_that_are_written_or_not_stored(monkeypatch: pytest.MonkeyPatch
 
 def test_rows_of_edges_for_dgls_convolutions() -> None:
     conv = SimpleNamespace(_get_module=lambda etype: GraphConv(2, 2))
-    refused("rows of edges for DGL's convolutions", lambda: hetero._rows_of_edges(
+    refused("rows of edges for DGL's convolutions", lambda: hetero_graph_conv._rows_of_edges(
         conv, ({}, {}, {tuple(CITES): torch.zeros(1)})))
 
 
@@ -107,8 +112,8 @@ def test_what_changes_inside_an_epoch(change: str, name: str, monkeypatch: pytes
     if change == "hook":
         module.register_forward_hook(lambda *_: None)
     if change == "data of edges":
-        monkeypatch.setattr(hetero, "of_type", lambda kind, value: (
-            iter([1]) if kind is hetero.EdgeRows else of_type(kind, value)))
+        monkeypatch.setattr(hetero_graph_conv, "of_type", lambda kind, value: (
+            iter([1]) if kind is hetero_graph_conv.EdgeRows else of_type(kind, value)))
     block = SimpleNamespace(last=True, offloads=False, layer=2, edges=[edges()],
                             num_src={"paper": 3})
     layer = SimpleNamespace(block=block, session=SimpleNamespace(
@@ -117,7 +122,7 @@ def test_what_changes_inside_an_epoch(change: str, name: str, monkeypatch: pytes
     call: Any = SimpleNamespace(conv=None, layer=layer, modules={CITES: module}, mod_args=None,
                                 sources={} if change == "left out" else {"paper": 1},
                                 mod_kwargs=None)
-    refused(name, lambda: hetero._read_no_destinations(call, {CITES: module}))
+    refused(name, lambda: hetero_graph_conv._read_no_destinations(call, {CITES: module}))
 
 
 def test_functions_of_multi_update_all_that_tell_batches_apart() -> None:

@@ -102,7 +102,7 @@ class Convolutions:
     script = """
 import dgl_heta; dgl_heta.enable()
 from relational.layers import Convolutions
-from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
+from dgl_heta.distdgl.modules.registered_convs import is_hetero_conv
 print(is_hetero_conv(Convolutions()), Convolutions().forward(None, {}))
 """
     run = subprocess.run(

@@ -54,7 +54,7 @@ def test_no_type_has_more_rows_than_nodes_and_more_seeds_reach_no_fewer(
         assert 0 <= rows <= schema.node_counts[ntype] * (1 + 1e-9)
         assert rows <= many.inputs[ntype] * 1.01  # an estimate, not a count
     for layer in few.layers:
-        assert layer.edges == pytest.approx(sum(layer.drawn.values()))
+        assert layer.edges == pytest.approx(sum(layer.sampled.values()))
         assert layer.inner_edges <= layer.edges * (1 + 1e-9)
 
 
@@ -74,7 +74,7 @@ def test_edges_of_a_row_that_is_at_two_layers_reach_no_node_twice() -> None:
     schema = Schema(dict.fromkeys("abp", 10**9), {
         Relation("a", "w", "p"): 3 * 10**9, Relation("b", "s", "a"): 2 * 10**9})
     step = receptive_field(make_plan(schema, "p", 2, 1), 0, (-1, -1), 1000, 1000)
-    assert step.layers[1].drawn[Relation("a", "w", "p")] == 3000
+    assert step.layers[1].sampled[Relation("a", "w", "p")] == 3000
     assert step.inputs["a"] == pytest.approx(3000, rel=1e-5)
 
 

@@ -52,9 +52,9 @@ def s2() -> None:
 def s4() -> None:
     """GraphConv and GATConv are computed from their weights whatever hangs on them: no hook runs,
     and norms of weights are those of the first step."""
-    from dgl_heta.distdgl.modules import gat_conv, graph_conv, hetero
+    from dgl_heta.distdgl.modules import gat_conv, graph_conv, hetero_graph_conv
 
-    for module in (gat_conv, graph_conv, hetero):
+    for module in (gat_conv, graph_conv, hetero_graph_conv):
         module.is_plain_module = lambda module, kind: type(module) is kind  # type: ignore[attr-defined]
 
 
@@ -67,9 +67,9 @@ def s5() -> None:
 
 def s6() -> None:
     """A callable and 'stack' get the relations' outputs in another order than DGL's."""
-    from dgl_heta.distdgl.modules import hetero
+    from dgl_heta.distdgl.modules import hetero_graph_conv
 
-    hetero.in_order = lambda relations: sorted(relations, reverse=True)  # type: ignore[assignment]
+    hetero_graph_conv.in_order = lambda relations: sorted(relations, reverse=True)  # type: ignore[assignment]
 
 
 def s10() -> None:

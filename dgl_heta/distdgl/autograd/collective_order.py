@@ -28,7 +28,7 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.partial_gradients import below_merges, check_inputs
 from dgl_heta.distdgl.refusals import refuse
-from dgl_heta.raf.chain import Chain, Place, Watch, links_of, reached_by_rows, walk
+from dgl_heta.raf.chain import Chain, LinkId, Watch, links_of, reached_by_rows, walk
 from dgl_heta.sampling.blocks import Block
 from dgl_heta.system.nested import of_type
 
@@ -70,7 +70,7 @@ class CollectiveOrder(Watch):
         self.parameters: list[nn.Parameter] = []
         self.checking, self.wrapped_only = True, False
         self.before: Callable[[list[Tensor], list[Any], bool | None], None] = lambda *told: None
-        self._unused: set[Place] = set()  # links of whose results no trainer has a gradient
+        self._unused: set[LinkId] = set()  # links of whose results no trainer has a gradient
         self._roots: list[Tensor] = []
         self._empty: list[nn.Parameter] = []  # parameters without a gradient before it
         backward.actions.append(self._passed)
@@ -88,7 +88,7 @@ class CollectiveOrder(Watch):
 
     @property
     def under_way(self) -> bool:
-        """Whether a wrapped module runs."""
+        """True if a wrapped module runs."""
         return self._call is not None
 
     def merging(self, block: Block, inputs: Any = ()) -> None:
@@ -281,18 +281,18 @@ class CollectiveOrder(Watch):
                 self._close(number)
         return added
 
-    def ran(self, place: Place) -> None:
+    def ran(self, link: LinkId) -> None:
         """Note that a link's adjoint begins."""
-        self._ran.add(place[0])
+        self._ran.add(link[0])
         self._backward.under_way()
 
-    def unused(self, place: Place) -> None:
+    def unused(self, link: LinkId) -> None:
         """Note that no trainer has a gradient of what a link gave."""
-        self._unused.add(place)
+        self._unused.add(link)
 
-    def is_used(self, place: Place) -> bool:
+    def is_used(self, link: LinkId) -> bool:
         """Return whether a gradient that came to a link is one."""
-        return not self._unused or place in reached_by_rows(self._roots, self._unused)
+        return not self._unused or link in reached_by_rows(self._roots, self._unused)
 
     def _forget_zeros(self) -> None:
         """Take gradients away from parameters that no trainer's loss depends on.

@@ -74,7 +74,7 @@ _NOT = "not proved: whether the loss depends on rows of the group's batch"
 
 
 class _Run(Protocol):
-    """What is asked of the session of a run."""
+    """The part of a session that is read here."""
 
     order: CollectiveOrder
     settings: Settings
@@ -103,7 +103,7 @@ class LossScope:
 
     @property
     def _holds(self) -> bool:
-        """Whether there are other trainers' rows, and this is the run and not a replay of it."""
+        """True if there are other trainers' rows, and this is the run and not a replay of it."""
         session = self._session
         # While `dgl-heta prove` records, two runs are compared as they are.
         return (session.group.size > 1 and session.order.checking

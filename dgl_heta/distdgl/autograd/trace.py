@@ -133,8 +133,8 @@ class Trace(TorchDispatchMode):
 
     @property
     def can_go(self) -> bool:
-        """Whether it may be taken away: inference_mode, when it ends, brings modes back that it
-        began with, and PyTorch fails if there are none then."""
+        """True if the mode may be taken away. When inference_mode ends, it brings back the modes
+        that it began with, and PyTorch fails if they are gone."""
         return self._inside or not torch.is_inference_mode_enabled()
 
     # --- noting ---------------------------------------------------------------------------------

@@ -28,16 +28,16 @@ REFUSED = {
         "edges of a block"),
     "out_degrees": "out-degrees of a block",
 }
-"""What would see this machine's relations alone → its entry in the table of refusals
+"""Names that would see this machine's relations alone → its entry in the table of refusals
 (:mod:`..refusals`). Refused where a group has several workers."""
 
 SOURCES = (
     "out_degrees", "out_edges", "successors", "adj", "adjacency_matrix", "adj_external",
     "adj_tensors", "inc", "push", "prop_nodes", "prop_edges", "out_subgraph",
     "khop_out_subgraph", "line_graph", "to_networkx", "to_cugraph")
-"""What looks at edges from their sources. Refused on the graph that a relation's own module gets,
-too: the in-edges of each destination are whole there, but there are destinations of all trainers.
-"""
+"""Names that look at edges from their sources. Refused on the graph that a relation's own module
+gets, too: the in-edges of each destination are whole there, but there are destinations of all
+trainers."""
 
 ALLOWED = frozenset((
     "apply_nodes", "astype", "batch_num_nodes", "batch_size", "canonical_etypes", "clone", "cpu",
@@ -50,4 +50,4 @@ ALLOWED = frozenset((
     "number_of_edges", "number_of_nodes", "number_of_src_nodes", "set_batch_num_nodes",
     "set_n_initializer", "srcdata", "srcnodes", "srctypes", "to", "to_canonical_etype",
     "unpin_memory_"))
-"""What sees nodes, names and numbers."""
+"""Names that see nodes, names and numbers alone."""

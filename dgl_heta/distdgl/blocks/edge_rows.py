@@ -261,7 +261,7 @@ _RULES: dict[str, Callable[[_Use], bool]] = {
 """By the name of a function of PyTorch whether a call makes each row of that row alone."""
 
 _NUMBERS = frozenset(("size", "__len__", "numel", "shape"))
-"""What says how many rows there are."""
+"""Names that tell how many rows there are."""
 _ABOUT = _NUMBERS | {
     "dim", "ndimension", "is_floating_point", "is_complex", "element_size", "get_device",
     "dtype", "device", "ndim", "requires_grad", "is_leaf", "grad_fn", "layout",

@@ -1,4 +1,4 @@
-"""What is behind a script's block: the sampled block, and a DGL graph of each relation in it.
+"""The layer behind a script's block: the sampled block, and a DGL graph of each relation in it.
 
 A sampled block has this machine's relations, for destinations of all trainers of the group: the
 seeds of all at the last layer, and remote destinations where relations are offloaded. The script
@@ -37,7 +37,7 @@ class Layer:
     asked : relations of whose edges the script has asked the number.
     edges_read : whether the script has read data by the ids of edges.
     planned : whether the group's relations of the layer are those that the plan gives each machine.
-    presence : a :class:`..modules.relation_presence.Presence`, once it is asked for.
+    presence : a :class:`..modules.absent_relations.Presence`, once it is asked for.
     origin : where the block came from, at a step to prove (:mod:`..proof.script_proof`).
     """
 

@@ -22,6 +22,7 @@ from dgl_heta.nn.aggregate import segment_reduce
 from dgl_heta.nn.attended import edge_dots, weighted_sums
 from dgl_heta.nn.gradient_hub import shaped
 from dgl_heta.nn.kernels import kernel_in_use
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.system.patching import patch_all
 
 
@@ -35,7 +36,7 @@ def spmm(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
             rows = _summed(edges, op, lhs, rhs)
             if rows is not None:
                 return rows
-        if reduce_op in ("max", "min") and not edges.sources and len(edges.indptr) > 1:
+        if reduce_op in EXTREMES and not edges.sources and len(edges.indptr) > 1:
             # DGL's own backward pass would look for a source row.
             lhs, rhs = (x.detach() if isinstance(x, Tensor) else x for x in (lhs, rhs))
         return original(gidx, op, reduce_op, lhs, rhs)

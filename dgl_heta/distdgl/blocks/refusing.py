@@ -1,4 +1,4 @@
-"""What refuses when a script uses it: a column of a graph's data, a name of a block."""
+"""Refusals at the first use: of a column of a graph's data, of a name of a block."""
 
 from __future__ import annotations
 

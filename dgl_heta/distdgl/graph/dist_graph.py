@@ -16,7 +16,7 @@ from dgl_heta.distdgl.graph.given_data import check_as_given
 from dgl_heta.distdgl.graph.graphbolt_parts import check_graph
 from dgl_heta.distdgl.graph.loaded_parts import load_graph
 from dgl_heta.distdgl.graph.queries import Queries, answer
-from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.modules.group_merge import canonical
 from dgl_heta.distdgl.programs import check_programs
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows import node_data

@@ -16,7 +16,7 @@ import torch
 
 from dgl_heta.errors import HetaError
 from dgl_heta.features.deferred import peek
-from dgl_heta.graph.source import Given, held, part_tensor
+from dgl_heta.graph.source import Given, as_numpy, part_tensor
 from dgl_heta.store import Manifest
 from dgl_heta.system.checksums import npy_sum
 from dgl_heta.system.disk import row_starts
@@ -61,4 +61,4 @@ def _pieces(tensor: Any) -> Iterator[np.ndarray]:
     """Yield all rows of a DistTensor, some at a time: they need not fit in memory."""
     starts = row_starts(len(tensor), math.prod(tensor.shape[1:]) * tensor.dtype.itemsize)
     for low in starts:
-        yield held(peek(tensor[torch.arange(low, min(low + starts.step, len(tensor)))]))
+        yield as_numpy(peek(tensor[torch.arange(low, min(low + starts.step, len(tensor)))]))

@@ -19,7 +19,7 @@ from dgl_heta.system.patching import patch_all
 
 
 class _Asked:
-    """What the last call of `dgl.distributed.initialize` in this process asked for.
+    """The request of this process's last `dgl.distributed.initialize`.
 
     Attributes
     ----------

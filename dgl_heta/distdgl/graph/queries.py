@@ -175,8 +175,8 @@ class Queries:
         """Yield for each node type the positions of its nodes, their ids in it, and its name."""
         nodes = self._checked(nodes, sum(self.store.schema.node_counts.values()), "node")
         kinds, ids = self.book.map_to_per_ntype(nodes)
-        for place, ntype in enumerate(self.store.schema.node_types):
-            at = (kinds == place).nonzero()[:, 0]
+        for kind, ntype in enumerate(self.store.schema.node_types):
+            at = (kinds == kind).nonzero()[:, 0]
             if len(at):
                 yield at, ids[at], ntype
 

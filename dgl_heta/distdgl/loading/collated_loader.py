@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.distdgl.loading.group_sampling import SampledBatch, sample_own_seeds
-from dgl_heta.distdgl.loading.loader_options import LoaderOptions
+from dgl_heta.distdgl.loading.loader_arguments import LoaderOptions
 from dgl_heta.distdgl.loading.raf_loader import RafLoader
 from dgl_heta.distdgl.loading.script_sampler import BY_ITSELF, Fanouts, fanouts_of
 from dgl_heta.distdgl.loading.seed_loader import items_at
@@ -133,7 +133,7 @@ class CollatedNodeLoader(CollatedLoader):
 
 
 class SamplerProxy:
-    """What a collator has in the place of the script's sampler, which it calls."""
+    """The sampler that a collator calls, in the place of the script's."""
 
     prob = None  # which DGL 2.4's collators ask for
 

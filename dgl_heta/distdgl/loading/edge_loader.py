@@ -18,10 +18,10 @@ from dgl.dataloading import negative_sampler
 
 from dgl_heta.distdgl.loading.collated_loader import CollatedLoader, SamplerProxy, dgl_collators
 from dgl_heta.distdgl.loading.excluded_edges import excluded_by_all, ignores_exclude, stored_again
-from dgl_heta.distdgl.loading.loader_options import LoaderOptions, read_options
+from dgl_heta.distdgl.loading.loader_arguments import LoaderOptions, read_options
 from dgl_heta.distdgl.loading.script_sampler import BY_ITSELF, Fanouts, fanouts_of, way_of
 from dgl_heta.distdgl.loading.seed_loader import EdgeSeedLoader
-from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.modules.group_merge import canonical
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import InputError, listing

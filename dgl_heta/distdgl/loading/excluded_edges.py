@@ -20,7 +20,7 @@ from dgl.distributed import graph_services
 from torch import Tensor
 
 from dgl_heta.distdgl.loading.typed_ids import TypedIds
-from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.modules.group_merge import canonical
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.store.edge_ends import EdgeEnds
 from dgl_heta.distdgl.store.masked_store import sampled_positions

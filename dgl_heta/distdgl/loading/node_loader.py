@@ -15,7 +15,7 @@ from dgl_heta.distdgl.loading.collated_loader import (
     dgl_collators,
 )
 from dgl_heta.distdgl.loading.group_sampling import PassSampling
-from dgl_heta.distdgl.loading.loader_options import LoaderOptions, read_options
+from dgl_heta.distdgl.loading.loader_arguments import LoaderOptions, read_options
 from dgl_heta.distdgl.loading.raf_loader import RafLoader, Sample
 from dgl_heta.distdgl.loading.script_sampler import BY_ITSELF, Fanouts, fanouts_of, way_of
 from dgl_heta.distdgl.loading.seed_loader import SeedLoader

@@ -1,4 +1,4 @@
-"""What all data loaders on a meta-partitioned graph have in common.
+"""The base of all data loaders on a meta-partitioned graph.
 
 All trainers of a group step together: the seeds of a step are those of every trainer, and each
 trainer samples its machine's relations for all of them, from its disk. What comes out is as
@@ -17,12 +17,12 @@ from torch import Tensor
 from dgl_heta.distdgl.blocks.dgl_block import PlainBlock, tell
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
 from dgl_heta.distdgl.loading.group_sampling import SampledBatch, sample_blocks
-from dgl_heta.distdgl.loading.loader_options import LoaderOptions
-from dgl_heta.distdgl.loading.loader_scope import check_types, loader_scope
+from dgl_heta.distdgl.loading.loader_arguments import LoaderOptions
+from dgl_heta.distdgl.loading.sampled_relations import check_types, loader_scope
 from dgl_heta.distdgl.loading.script_sampler import Fanouts
 from dgl_heta.distdgl.loading.step_plan import agree_on_steps
 from dgl_heta.distdgl.loading.typed_ids import gather_seeds
-from dgl_heta.distdgl.modules.merging_block import make_blocks
+from dgl_heta.distdgl.modules.script_blocks import make_blocks
 from dgl_heta.distdgl.proof import script_proof
 from dgl_heta.distdgl.proof.recording import recorder
 from dgl_heta.distdgl.proof.script_setting import Step

@@ -8,7 +8,7 @@ from typing import Any
 
 import dgl
 
-from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.modules.group_merge import canonical
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import several
@@ -18,12 +18,12 @@ BY_ITSELF = (
     "without RAF: each trainer reads all neighbours of its own seeds; for RAF let "
     "DistNodeDataLoader sample, by dgl.dataloading.NeighborSampler or a class derived from it "
     "whose sample_blocks calls super().sample_blocks")
-"""What is said of a script with a sampler of its own."""
+"""The remedy for a script with a sampler of its own."""
 
 
 @dataclass(frozen=True)
 class Fanouts:
-    """What a script's sampler samples around seeds.
+    """Numbers of neighbours that a script's sampler samples.
 
     Attributes
     ----------

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dgl_heta.distdgl.loading.loader_options import LoaderOptions
+from dgl_heta.distdgl.loading.loader_arguments import LoaderOptions
 from dgl_heta.distdgl.loading.typed_ids import TypedIds
 
 

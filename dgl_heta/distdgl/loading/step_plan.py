@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dgl_heta.distdgl.loading.loader_options import LoaderOptions
+from dgl_heta.distdgl.loading.loader_arguments import LoaderOptions
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import several

@@ -1,4 +1,4 @@
-"""What the trainers of a group tell each other of rows: each machine knows its relations alone.
+"""Agreement of a group's trainers on rows: each machine knows its relations alone.
 
 A machine without a relation does not know the shape and dtype of its rows, and needs them to take
 part in an exchange. So trainers ask each other when something comes for the first time in an epoch,

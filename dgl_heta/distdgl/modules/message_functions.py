@@ -1,4 +1,4 @@
-"""What the trainers of a group agree on of a call of multi_update_all.
+"""Agreement of a group's trainers on a call of multi_update_all.
 
 Trainers may know different things: a machine without a relation does not know its fields, and a
 script may pick relations by what is in its block. So the group agrees on each call, by one small
@@ -20,10 +20,12 @@ from torch import Tensor
 
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.modules.agreements import DTYPES, described, digest, known
-from dgl_heta.distdgl.modules.merging import canonical
+from dgl_heta.distdgl.modules.group_merge import canonical
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.nn.cross import REDUCERS
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import RelationBlock
 
 if TYPE_CHECKING:
@@ -32,9 +34,7 @@ if TYPE_CHECKING:
 _IN_DICTIONARY, _HAS_EDGES, _ASKED = 1, 2, 4
 """Bits of what a trainer tells of a relation: the script gives functions for it; this machine has
 edges; the script has asked for their number."""
-EXTREMES = {"max": float("-inf"), "min": float("inf")}
-"""What DGL's reduce functions give rows without an edge, where a relation has any."""
-_REDUCERS = ("sum", "mean", "max", "min", "stack", "callable")
+_REDUCERS = (*REDUCERS, "stack", "callable")
 
 
 class _Described(NamedTuple):
@@ -47,7 +47,7 @@ class _Described(NamedTuple):
 
 
 class Functions(NamedTuple):
-    """What a script gives for a relation."""
+    """The functions that a script gives for a relation."""
 
     message: Any
     reduce: Any  # None of a function of edges alone
@@ -94,7 +94,7 @@ class Field(NamedTuple):
 
 @dataclass
 class CallPlan:
-    """What all trainers of the group know of a call.
+    """A call, as all trainers of the group know it.
 
     Attributes
     ----------
@@ -118,7 +118,7 @@ class CallPlan:
 
 @dataclass
 class Outputs:
-    """What a machine has of a call.
+    """The results of a call on one machine.
 
     Attributes
     ----------

@@ -22,9 +22,8 @@ from dgl_heta.distdgl.modules import message_functions
 from dgl_heta.distdgl.modules.absent_relations import Presence, presence
 from dgl_heta.distdgl.modules.agreements import known
 from dgl_heta.distdgl.modules.destination_states import all_destinations
-from dgl_heta.distdgl.modules.merging import layer_to_merge, merge_agreed, merge_scope
+from dgl_heta.distdgl.modules.group_merge import layer_to_merge, merge_agreed, merge_scope
 from dgl_heta.distdgl.modules.message_functions import (
-    EXTREMES,
     CallPlan,
     Functions,
     Outputs,
@@ -34,6 +33,7 @@ from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.row_parts import Part
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import RelationBlock
 
 if TYPE_CHECKING:

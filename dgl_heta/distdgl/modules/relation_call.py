@@ -42,7 +42,7 @@ class RelationCall:
 
 class FusedConvolution(Protocol):
     """A module of this package that computes the calls of several relations at once, which is where
-    the time is saved; :data:`.hetero.FUSED` lists them."""
+    the time is saved; :data:`.hetero_graph_conv.FUSED` lists them."""
 
     def fits(self, call: RelationCall) -> bool:
         """Return whether it computes what the relation's module would."""

@@ -29,12 +29,13 @@ from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.blocks.relation_graph import RelationGraph
 from dgl_heta.distdgl.modules.agreements import DTYPES, described, digest
 from dgl_heta.distdgl.modules.destination_states import all_destinations
-from dgl_heta.distdgl.modules.merging import merge_agreed, merge_scope
-from dgl_heta.distdgl.modules.message_functions import EXTREMES, Functions, builtin
+from dgl_heta.distdgl.modules.group_merge import merge_agreed, merge_scope
+from dgl_heta.distdgl.modules.message_functions import Functions, builtin
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import RelationBlock
 from dgl_heta.system.patching import patch_all
 

@@ -30,8 +30,8 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from dgl_heta.distdgl.batch_ids import bare
 from dgl_heta.distdgl.blocks.edge_rows import EdgeRows
-from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
 from dgl_heta.distdgl.modules.module_hooks import own_hook
+from dgl_heta.distdgl.modules.registered_convs import is_hetero_conv
 from dgl_heta.distdgl.proof.comparable import (
     fill_embeddings,
     fill_parameters,
@@ -65,7 +65,7 @@ PASSES_WITHOUT_STEP = 8
 
 
 class _Recording:
-    """What this process records, if it does."""
+    """The recorder of this process, if it records."""
 
     recorder: Recorder | None = None
 
@@ -96,7 +96,7 @@ def start_recording(directory: Path, reference: bool, double: bool = False) -> N
 
 
 class Recorder:
-    """What a trainer has recorded so far."""
+    """Records the steps of a trainer."""
 
     def __init__(self, directory: Path, reference: bool) -> None:
         self.directory = directory

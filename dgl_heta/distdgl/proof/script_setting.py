@@ -18,7 +18,7 @@ from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.distdgl.blocks.dgl_block import note_seeds
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
 from dgl_heta.distdgl.blocks.relation_graph import csc_with_ids
-from dgl_heta.distdgl.modules.merging_block import make_blocks
+from dgl_heta.distdgl.modules.script_blocks import make_blocks
 from dgl_heta.distdgl.session import Session
 from dgl_heta.proof.copies import NotProvedError
 from dgl_heta.proof.gather import CAUSE, Ids, PlainLayer, fewer_seeds
@@ -81,14 +81,14 @@ class _Alike(links.Watch):
 
     def __init__(self, flags: bool) -> None:
         self.flags = flags
-        self.places: set[links.Place] = set()
+        self.unused_links: set[links.LinkId] = set()
 
-    def unused(self, place: links.Place) -> None:
-        self.places.add(place)
+    def unused(self, link: links.LinkId) -> None:
+        self.unused_links.add(link)
 
 
 class DglSetting:
-    """What a proof needs of a script's run; see :class:`dgl_heta.proof.proving.Setting`."""
+    """The setting of a proof in a script's run; see :class:`dgl_heta.proof.proving.Setting`."""
 
     def __init__(self, session: Session, origin: Origin) -> None:
         self._session, self._origin = session, origin
@@ -174,8 +174,8 @@ class DglSetting:
             session.merges.check(self._replayed, done)
         return session.exchange.chain.tokens
 
-    def unused(self) -> set[links.Place]:
-        return self._links.places
+    def unused(self) -> set[links.LinkId]:
+        return self._links.unused_links
 
 
 def _instead(blocks: Sequence[Any], given: Any) -> Callable[[Any], Any]:

@@ -73,7 +73,7 @@ Read = tuple[np.ndarray, np.ndarray, "np.ndarray | None"]
 
 
 class Form(NamedTuple):
-    """What all trainers know of a table's rows in a step.
+    """Facts about a table's rows in a step on which all trainers agree.
 
     Attributes
     ----------

@@ -36,7 +36,7 @@ class Table:
                        "most {most} trainers; there are {count}")
         users = session.users(ntype)
         self.exclusive = users == [session.world.rank]
-        """Whether no other trainer's batches have rows of it."""
+        """True if no other trainer's batches have rows of it."""
         self.shared = len(users) > 1
         self.replica = session.settings.train.learnable == "replica" and self.shared
         # The machine that has a row in shared memory goes by DistDGL's partition book, whose ids of

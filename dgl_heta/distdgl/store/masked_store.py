@@ -24,7 +24,7 @@ _PIECE = 2**20
 """So many edges are looked at at once."""
 
 Columns = Mapping[Relation, Callable[[], np.ndarray]]
-"""What reads edge data that the store has not, a value for each edge of a relation."""
+"""Readers of edge data that the store has not, each with a value per edge of its relation."""
 
 
 def masked_store(store: Store, mask: str, columns: Columns | None = None) -> _MaskedStore:

@@ -28,7 +28,7 @@ from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.partial_gradients import check_hooks, mark, unmark
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
 from dgl_heta.distdgl.loading.epochs import Epochs
-from dgl_heta.distdgl.modules.hetero_convs import is_hetero_conv
+from dgl_heta.distdgl.modules.registered_convs import is_hetero_conv
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.rows.uneven_steps import Optimizers
 from dgl_heta.distdgl.session import Session, current
@@ -42,7 +42,7 @@ from dgl_heta.system.patching import patch_all, plain
 
 
 class Parallel:
-    """What replaces the reducer of one DistributedDataParallel module.
+    """Replaces the reducer of one DistributedDataParallel module.
 
     Parameters
     ----------

@@ -41,7 +41,7 @@ class GraphBolt(Reader):
     description = "a GraphBolt OnDiskDataset in its original form"
 
     class Options(BaseModel):
-        """What can be said of it."""
+        """Options of a GraphBolt data set."""
 
         task: str | None = Field(None, description="name of the task; default: the first that "
                                  "classifies nodes")
@@ -86,7 +86,7 @@ class DistDGLParts(Reader):
     description = "parts of DistDGL (METIS, random, ParMETIS), by their part_config"
 
     class Options(BaseModel):
-        """What can be said of it."""
+        """Options of DistDGL's parts."""
 
         ids: str = Field("auto", description="original: as before DGL partitioned; parts: as the "
                          "parts number them; auto: original ones where they are known")
@@ -107,7 +107,7 @@ class HeteroData(Reader):
     description = "a HeteroData of PyG that torch.save wrote (.pt, .pth)"
 
     class Options(BaseModel):
-        """What can be said of it."""
+        """Options of a HeteroData."""
 
         target: str | None = Field(None, description="node type to predict; default: the only one "
                                    "with y and train_mask")
@@ -133,7 +133,7 @@ class Ogb(Reader):
     description = "an OGB data set for node properties, by its directory or name (ogbn-mag)"
 
     class Options(BaseModel):
-        """What can be said of it."""
+        """Options of an OGB data set."""
 
         root: Path = Field(Path("dataset"), description="where the ogb package has put data sets, "
                            "to find one by its name")

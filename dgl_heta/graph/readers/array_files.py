@@ -52,8 +52,8 @@ def files_of(directory: Path, text: Any, where: str) -> list[Path]:
     if not path.is_dir() and not any(mark in text for mark in "*?["):
         raise InputError(f"{where} names {path}, which is not a file")
     try:
-        found = [path] if path.is_dir() else directory.glob(text)
-        files = {file for one in found for file in ([one] if one.is_file() else one.rglob("*"))
+        roots = [path] if path.is_dir() else directory.glob(text)
+        files = {file for one in roots for file in ([one] if one.is_file() else one.rglob("*"))
                  if file.is_file() and not any(
                      part.startswith((".", "_")) and part not in relative.parts
                      for part in file.relative_to(directory).parts)}

@@ -123,9 +123,9 @@ def as_trained(name: str, array: np.ndarray, ntype: str, given: Mapping[str, Giv
 
 def task_arrays(source: GraphSource, task: Task) -> dict[str, np.ndarray]:
     """Labels and masks of the type to predict, as training reads them (:func:`as_trained`)."""
-    held, given = source.node_arrays.get(task.target, {}), source.given.get(task.target, {})
-    return {name: as_trained(name, held[name], task.target, given, task)
-            for name in (task.label, *MASKS) if name in held}
+    arrays, given = source.node_arrays.get(task.target, {}), source.given.get(task.target, {})
+    return {name: as_trained(name, arrays[name], task.target, given, task)
+            for name in (task.label, *MASKS) if name in arrays}
 
 
 def class_labels(array: np.ndarray, what: str, unlabelled: float | None = None) -> np.ndarray:
@@ -286,18 +286,18 @@ def node_task(target: str, num_classes: int | None, label: str,
     masks = [arrays[name] for name in MASKS if name in arrays]
     kind = kind or _kind_of(arrays[label], np.logical_or.reduce(masks) if masks else None)
     if kind == "classification":
-        found = class_labels(arrays[label], what, unlabelled)
-        largest = int(found.max(initial=0)) if (found >= 0).any() else -1
+        class_ids = class_labels(arrays[label], what, unlabelled)
+        largest = int(class_ids.max(initial=0)) if (class_ids >= 0).any() else -1
         if num_classes is None and largest < 0:
             raise InputError(f"{what} labels no node; at least one must have a class")
         if num_classes is None and largest >= MOST_CLASSES:
-            found = _numbered(found, what, info)
+            class_ids = _numbered(class_ids, what, info)
         elif num_classes is not None and largest >= num_classes:
             raise InputError(f"{what} holds class {largest}, but num_classes is {num_classes}; "
                              f"classes go from 0 to {num_classes - 1}" + (
                                  "; leave num_classes out to have codes numbered"
                                  if largest >= MOST_CLASSES else ""))
-        arrays[label] = found
+        arrays[label] = class_ids
         unlabelled = None if unlabelled is None else -1
     labels = NodeLabels(arrays[label], kind, num_classes, unlabelled, what)
     if num_classes not in (None, labels.outputs):

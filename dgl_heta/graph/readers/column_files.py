@@ -255,12 +255,12 @@ class ParquetColumns:
     @cached_property
     def _chunks(self) -> dict[str, list[tuple[int, int]]]:
         """Of each column the bytes without compression and the values of its chunks."""
-        found: dict[str, list[tuple[int, int]]] = {name: [] for name in self.names}
+        chunks: dict[str, list[tuple[int, int]]] = {name: [] for name in self.names}
         with _describing(self._path) as file:
             for name, size, values in parquet_chunks(file):
-                if name in found:
-                    found[name].append((size, values))
-        return found
+                if name in chunks:
+                    chunks[name].append((size, values))
+        return chunks
 
 
 class ArrowColumns:
@@ -276,7 +276,7 @@ class ArrowColumns:
         with _describing(self._path) as raw:
             for size in arrow_buffers(raw):
                 check_size(self._path, size)
-        places = {name: place for place, name in enumerate(self.names)}
+        places = {name: index for index, name in enumerate(self.names)}
         with self._open(included_fields=[places[name] for name in names],
                         use_threads=False) as file:
             batches, size = [], 0

@@ -1,4 +1,4 @@
-"""What columns of a Parquet or Arrow file will take, as the descriptions in the file say.
+"""Sizes of the columns of a Parquet or Arrow file in memory, from the descriptions in the file.
 
 They are read here, because pyarrow decompresses without asking how much it will be, and ends the
 process where it is asked about a description that is damaged. Nothing here trusts an offset.
@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError,
            struct.error)
-"""What reading a description that is damaged may raise."""
+"""Errors that reading a damaged description may raise."""
 
 
 def parquet_chunks(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
@@ -40,12 +40,12 @@ class _Thrift:
 
     def struct(self) -> dict[int, Any]:
         """The struct that begins here: its fields by their numbers."""
-        found: dict[int, Any] = {}
+        fields: dict[int, Any] = {}
         number = 0
         while head := self._byte():
             number = number + (head >> 4) if head >> 4 else self._integer()
-            found[number] = self._value(head & 15)
-        return found
+            fields[number] = self._value(head & 15)
+        return fields
 
     def _value(self, kind: int) -> Any:
         if kind in (1, 2):
@@ -97,7 +97,7 @@ class _Thrift:
 
 
 def arrow_buffers(file: BinaryIO) -> Iterator[int]:
-    """What each compressed buffer of an Arrow file says that it becomes, in bytes.
+    """Yield the size of each compressed buffer of an Arrow file once decompressed, in bytes.
 
     The footer of the file has blocks of dictionaries and of batches; each block begins with a
     message that describes its buffers.
@@ -136,28 +136,28 @@ class _FlatTable:
         return cls(data, struct.unpack_from("<I", data)[0])
 
     def has(self, slot: int) -> bool:
-        """Whether a field is there."""
-        return self._place(slot) is not None
+        """Return whether a field is there."""
+        return self._offset(slot) is not None
 
     def table(self, slot: int) -> _FlatTable:
         """The table in a field."""
-        place = self._place(slot)
-        if place is None:
+        offset = self._offset(slot)
+        if offset is None:
             raise ValueError("its description is damaged")
-        return _FlatTable(self._data, place + struct.unpack_from("<I", self._data, place)[0])
+        return _FlatTable(self._data, offset + struct.unpack_from("<I", self._data, offset)[0])
 
     def structs(self, slot: int, form: str) -> Iterator[tuple[int, ...]]:
         """The structs of a vector in a field."""
-        place = self._place(slot)
-        if place is not None:
-            begin = place + struct.unpack_from("<I", self._data, place)[0]
+        offset = self._offset(slot)
+        if offset is not None:
+            begin = offset + struct.unpack_from("<I", self._data, offset)[0]
             count, = struct.unpack_from("<I", self._data, begin)
             end = begin + 4 + count * struct.calcsize(form)
             if end > len(self._data):
                 raise ValueError("its description is damaged")
             yield from struct.iter_unpack(form, self._data[begin + 4:end])
 
-    def _place(self, slot: int) -> int | None:
+    def _offset(self, slot: int) -> int | None:
         fields = self._at - struct.unpack_from("<i", self._data, self._at)[0]
         size, = struct.unpack_from("<H", self._data, fields)
         if 4 + 2 * slot >= size:

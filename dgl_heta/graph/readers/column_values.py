@@ -14,7 +14,7 @@ import numpy as np
 from dgl_heta.system.optional import optional
 
 NUMBERS = ("whole", "float", "decimal", "truth")
-"""What :func:`sort_of` says of numbers; `truth` is bool."""
+"""Answers of :func:`sort_of` for numbers; `truth` is bool."""
 _MOST_DIGITS = 76
 """Of a decimal of Arrow's."""
 
@@ -147,11 +147,11 @@ def matrix(column: Any) -> np.ndarray | None:
         lengths = pc.unique(pc.drop_null(pc.list_value_length(column))).to_pylist()
         if len(lengths) != 1 or not lengths[0]:
             return None
-        found = matrix(column.flatten())
-        if found is None or found.shape[1] != 1:
+        inner = matrix(column.flatten())
+        if inner is None or inner.shape[1] != 1:
             return None
         rows = np.full((len(column), lengths[0]), np.nan)
-        rows[known] = found.reshape(-1, lengths[0])
+        rows[known] = inner.reshape(-1, lengths[0])
         return rows
     if sort_of(column.type) not in NUMBERS:
         return None
@@ -161,8 +161,8 @@ def matrix(column: Any) -> np.ndarray | None:
 
 def first(flags: Any) -> int | None:
     """The number of the first that is true, or None."""
-    found = np.flatnonzero(np.asarray(flags))
-    return int(found[0]) if len(found) else None
+    rows = np.flatnonzero(np.asarray(flags))
+    return int(rows[0]) if len(rows) else None
 
 
 def repeated(ids: Any) -> tuple[int, int] | None:

@@ -16,17 +16,17 @@ from dgl_heta.graph.readers.table_reader import MISSING, Table
 from dgl_heta.graph.source import MASKS, MOST_CLASSES
 
 NO_NUMBER = ("", *MISSING, "NA", "N/A", "n/a", "<NA>", "null", "NULL", "None", "NaT", r"\N")
-"""What programs write into a text where there is no number or no time."""
+"""Texts that programs write where there is no number or no time."""
 
 
 @dataclass(frozen=True)
 class Labels:
-    """What was found out about labels: the names of the classes, none where they have none."""
+    """The names of the classes of labels, none where they have none."""
 
     names: tuple[str, ...] = ()
 
     def info(self) -> dict[str, Any]:
-        """What a store keeps of it."""
+        """Return the entry for a store."""
         return {"classes": list(self.names)} if self.names else {}
 
 
@@ -56,8 +56,8 @@ def task_columns(table: Table, label: str, kind: str, classes: int | None,
                          f"{listing(table.names)}; say which it is by \"label\" of \"task\""
                          + nearest(label, table.names))
     if kind == "classification":
-        arrays[label], found = class_column(table, label, classes, unlabelled)
-        return found
+        arrays[label], labels = class_column(table, label, classes, unlabelled)
+        return labels
     arrays[label] = rows = numbers(table, label)
     if rows.shape[1] == 1 and kind == "regression":
         arrays[label] = rows[:, 0]
@@ -139,9 +139,9 @@ def numbers(table: Table, name: str, column: Any = None, use: str = "") -> np.nd
         lengths = pc.list_value_length(column)
         known = np.flatnonzero(lengths.is_valid())
         counts = lengths.drop_null().to_numpy()
-        if (place := first(counts != counts[:1])) is not None:
-            raise InputError(f"{table.at(known[place])}: column '{name}' has a list of "
-                             f"{counts[place]}, but one of {counts[0]} in {table.at(known[0])}; "
+        if (odd := first(counts != counts[:1])) is not None:
+            raise InputError(f"{table.at(known[odd])}: column '{name}' has a list of "
+                             f"{counts[odd]}, but one of {counts[0]} in {table.at(known[0])}; "
                              "all rows must have as many numbers")
         raise InputError(f"column '{name}' of {table.path} holds {column.type} values; each row "
                          "must have a list of numbers, as many as the others")
@@ -170,5 +170,5 @@ def _mask(table: Table, name: str) -> np.ndarray:
     no = pc.is_in(text, value_set=pa.array(["0", "false", "0.0"], pa.large_string()))
     if (row := first(pc.invert(pc.or_(yes, no)))) is not None:
         raise table.wrong(name, row, column, f"; {wanted}")
-    found: np.ndarray = yes.to_numpy(zero_copy_only=False)
-    return found
+    mask: np.ndarray = yes.to_numpy(zero_copy_only=False)
+    return mask

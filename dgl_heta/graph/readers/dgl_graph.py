@@ -30,7 +30,7 @@ from dgl_heta.graph.source import (
     Given,
     GraphSource,
     Task,
-    held,
+    as_numpy,
 )
 from dgl_heta.system.checksums import npy_sum
 from dgl_heta.system.disk import row_starts
@@ -192,9 +192,9 @@ def _data(frame: Mapping[str, Any], kind: str) -> dict[str, Any]:
 
 
 def _given(tensor: Any, key: str, name: str | None = None, ntype: str = "") -> Given:
-    """What is to be known of data that are kept as they are; of node data, whether training can
-    read them as its array `name`."""
-    array = held(tensor)
+    """Return the description of data that are kept as they are; of node data, also whether training
+    can read them as its array `name`."""
+    array = as_numpy(tensor)
     starts = row_starts(len(array), array.nbytes // max(len(array), 1))
     total = npy_sum(array.dtype, array.shape, (array[i:i + starts.step] for i in starts))
     unfit = ""
@@ -230,7 +230,7 @@ def _to_numpy(tensor: Any, what: str) -> np.ndarray:
     if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
         raise InputError(f"{what} is not a dense tensor; make it dense, or remove it")
     try:
-        return held(tensor)
+        return as_numpy(tensor)
     except (TypeError, RuntimeError):
         raise InputError(f"{what} has type {tensor.dtype}, which cannot be stored; convert it to "
                          "floating point, integers or bool") from None

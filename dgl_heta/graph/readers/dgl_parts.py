@@ -28,7 +28,7 @@ from dgl_heta.system.optional import optional
 
 IDS = ("auto", "original", "parts")
 MAPPINGS = {"nodes": "node_mapping.pt", "edges": "edge_mapping.pt"}
-"""What `return_mapping` returned, where a program has saved it beside the part_config."""
+"""Files for the results of `return_mapping`, if a program has saved them beside the part_config."""
 ORIGINAL = {"nodes": "orig_nids.dgl", "edges": "orig_eids.dgl"}
 """Files of a part in which ParMETIS's pipeline keeps original ids."""
 
@@ -36,9 +36,9 @@ ORIGINAL = {"nodes": "orig_nids.dgl", "edges": "orig_eids.dgl"}
 def find_config(path: Path) -> Path | None:
     """The part_config of DistDGL's parts at a path, the file or its directory; None if there is
     none, or more than one."""
-    found = [file for file in ([path] if path.suffix == ".json" else sorted(path.glob("*.json")))
+    configs = [file for file in ([path] if path.suffix == ".json" else sorted(path.glob("*.json")))
              if file.is_file() and _is_config(file)]
-    return found[0] if len(found) == 1 else None
+    return configs[0] if len(configs) == 1 else None
 
 
 def _is_config(file: Path) -> bool:
@@ -100,8 +100,8 @@ class Numbers:
         kind = np.repeat(np.arange(len(self.kinds)), [len(self.ranges[k]) for k in self.kinds])
         before = np.concatenate([np.cumsum(sizes) - sizes for sizes in (
             np.diff(self.ranges[k], axis=1)[:, 0] for k in self.kinds)])
-        held = np.flatnonzero(high > low)
-        order = held[np.argsort(low[held], kind="stable")]
+        filled = np.flatnonzero(high > low)
+        order = filled[np.argsort(low[filled], kind="stable")]
         self._low, self._high = low[order], high[order]
         self._kind, self._before = kind[order], before[order]
         ends = np.concatenate([[0], self._high])
@@ -223,11 +223,11 @@ class _Parts:
         inner = inner == 1
         self._check_owned(self.edges, numbers[inner], part)
         kinds, ids = self.edges.typed(numbers[inner])
-        sides = [self.nodes.typed(node_ids[side.numpy()[inner]])
+        typed_ends = [self.nodes.typed(node_ids[side.numpy()[inner]])
                  for side in graph.edges(order="eid")]
-        for place, relation in enumerate(self.edges.kinds):
-            chosen = kinds == place
-            for row, (types, per_type) in enumerate(sides):
+        for kind, relation in enumerate(self.edges.kinds):
+            chosen = kinds == kind
+            for row, (types, per_type) in enumerate(typed_ends):
                 wanted = self.nodes.kinds.index((relation.src, relation.dst)[row])
                 if (types[chosen] != wanted).any():
                     raise InputError(f"an edge of '{relation}' joins other node types")
@@ -264,18 +264,18 @@ class _Parts:
                     raise InputError(f"{file} has {len(rows):,} rows '{label}'; the part has "
                                      f"{size:,} {numbers.what} of that kind")
                 pieces[names[kind]].setdefault(name, []).append(rows)
-        for kind, found in pieces.items():
-            for name, rows in found.items():
+        for kind, arrays in pieces.items():
+            for name, rows in arrays.items():
                 if sum(map(len, rows)) != numbers.count(kind):
                     raise InputError(f"'{shown(kind)}/{name}' is not in all parts of {self.config}")
-        return {kind: {name: torch.cat(rows) for name, rows in found.items()}
-                for kind, found in pieces.items()}
+        return {kind: {name: torch.cat(rows) for name, rows in arrays.items()}
+                for kind, arrays in pieces.items()}
 
     def _order(self, ids: str) -> tuple[dict[str, dict[Any, np.ndarray]], list[str]]:
         """For nodes and edges, kind → original id of each one; empty where they are not known."""
-        found: dict[str, dict[Any, np.ndarray]] = {"nodes": {}, "edges": {}}
+        original_ids: dict[str, dict[Any, np.ndarray]] = {"nodes": {}, "edges": {}}
         if ids == "parts":
-            return found, ["ids are those of the parts"]
+            return original_ids, ["ids are those of the parts"]
         notes = []
         for what, numbers in (("nodes", self.nodes), ("edges", self.edges)):
             where, given = self._kept(what)
@@ -287,7 +287,7 @@ class _Parts:
                     raise InputError(f"{where} has no original ids of '{name}' that are each of 0 "
                                      f"… {numbers.count(kind) - 1} once; with ids=parts it is not "
                                      "read")
-                found[what][kind] = original.astype(np.int64)
+                original_ids[what][kind] = original.astype(np.int64)
             if not where and ids == "original":
                 raise InputError(f"nothing beside {self.config} has the original ids of {what}: "
                                  f"neither {MAPPINGS[what]} (what return_mapping returned, saved "
@@ -295,7 +295,7 @@ class _Parts:
                                  "ids=parts those of the parts are taken")
             notes.append(f"ids of {what} are " + (f"the original ones, by {where}" if where
                                                   else "those of the parts"))
-        return found, notes
+        return original_ids, notes
 
     def _kept(self, what: str) -> tuple[str, dict[Any, np.ndarray]]:
         """Where original ids were kept ("" for nowhere), and the ids of each kind."""

@@ -60,7 +60,7 @@ from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
 
 METADATA = "metadata.json"
 TEXT_KEYS = ("header", "delimiter", "decimal")
-"""What an entry may say of how its texts are written."""
+"""Keys of an entry that describe how its texts are written."""
 
 
 def read_edge_files(directory: str | Path) -> GraphSource:
@@ -86,8 +86,8 @@ def read_edge_files(directory: str | Path) -> GraphSource:
     sources = _read_edges(nodes, data["edges"])
     task, info = _read_task(nodes, data["task"]) if "task" in data else (None, {})
     info = {"format": "edge files", "path": str(directory), **info}
-    if nodes.made:
-        info["columns"] = nodes.made
+    if nodes.recipes:
+        info["columns"] = nodes.recipes
     if unread := _unread(nodes, data.get("task", {})):
         info["columns that are not used"] = unread
     return GraphSource(name, nodes.counts, sources, nodes.arrays, task, info,
@@ -95,7 +95,7 @@ def read_edge_files(directory: str | Path) -> GraphSource:
 
 
 class _Nodes:
-    """What `nodes` of a metadata.json describes.
+    """The nodes that a metadata.json describes.
 
     Attributes
     ----------
@@ -104,7 +104,7 @@ class _Nodes:
     counts : node type to the number of nodes; 0 where edges will say it.
     open : whether edges may name types that have no entry.
     tables, named, arrays : the tables, the ids and the arrays of types that have some.
-    made : how features were made of columns.
+    recipes : how features were made of columns.
     """
 
     def __init__(self, path: Path, items: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class _Nodes:
         self.counts: dict[str, int] = {}
         self.named, self.tables = NamedNodes(), dict[str, Table]()
         self.arrays: dict[str, dict[str, np.ndarray]] = {}
-        self.made: dict[str, list[dict[str, Any]]] = {}
+        self.recipes: dict[str, list[dict[str, Any]]] = {}
         self._opened: dict[tuple[Any, ...], Table] = {}
         self._types: dict[tuple[Any, ...], tuple[list[str], np.ndarray]] = {}
         self.open = items.get(ALL) == {}
@@ -127,7 +127,7 @@ class _Nodes:
             self._add(ntype, item)
 
     def has_ids(self, ntype: str) -> bool:
-        """Whether the nodes of a type have ids of their own."""
+        """Return whether the nodes of a type have ids of their own."""
         return ntype in self.tables or not self.counts[ntype]
 
     def _add(self, ntype: str, item: dict[str, Any]) -> None:
@@ -146,7 +146,7 @@ class _Nodes:
             self.arrays.setdefault(ntype, {})[name] = node_array(
                 name, open_npy(file), ntype, count, origin=text)
         if "features" in item:
-            self.made[ntype] = _features(item, where, self.tables.get(ntype),
+            self.recipes[ntype] = _features(item, where, self.tables.get(ntype),
                                          self.arrays.setdefault(ntype, {}))
 
     def _count(self, ntype: str, item: dict[str, Any], where: str) -> int:
@@ -208,16 +208,16 @@ def _read_edges(nodes: _Nodes, items: list[Any]) -> dict[Relation, EdgeSource]:
     if free := [ntype for ntype, count in nodes.counts.items() if not count]:
         nodes.named.gather(free, tables)
     nodes.counts |= {ntype: nodes.named.count(ntype) for ntype in free}
-    found: dict[Relation, EdgeSource] = {}
+    sources: dict[Relation, EdgeSource] = {}
     for where, entry in entries:
         read: Mapping[Relation, EdgeSource] = (
             nodes.named.edges(entry, nodes.counts) if isinstance(entry, EdgeTables) else entry)
         for relation, source in read.items():
-            if relation in found:
+            if relation in sources:
                 raise InputError(f"{where}: relation '{relation}' is in an entry before, too; one "
                                  "entry has all edges of a relation")
-            found[relation] = source
-    return found
+            sources[relation] = source
+    return sources
 
 
 def _edge_entry(nodes: _Nodes, item: Any, where: str, once: set[Relation]
@@ -270,20 +270,20 @@ def _read_task(nodes: _Nodes, item: Any) -> tuple[Task, dict[str, Any]]:
     if unlabelled is not None and (isinstance(unlabelled, bool)
                                    or not isinstance(unlabelled, int | float)):
         raise InputError(f"{where}: 'unlabelled' is {_short(unlabelled)}; it must be a number")
-    found, info = Labels(), {}
+    labels, info = Labels(), {}
     if target in nodes.tables:
-        found = task_columns(nodes.tables[target], label, kind, classes,
+        labels = task_columns(nodes.tables[target], label, kind, classes,
                              nodes.arrays.setdefault(target, {}), unlabelled)
-    if found.names and unlabelled is not None:
-        if not found.names[0].isdigit():
+    if labels.names and unlabelled is not None:
+        if not labels.names[0].isdigit():
             raise InputError(f"{where}: 'unlabelled' is for labels that are numbers, and column "
                              f"'{label}' has names of classes; leave their cells empty")
         unlabelled = -1  # of those that were numbered
     if "split" in item:
         info = _split(item["split"], f"{where}: 'split'", nodes.tables.get(target), label, kind,
                       unlabelled, nodes.arrays.get(target, {}))
-    info |= found.info()
-    task = node_task(target, classes or len(found.names) or None, label, nodes.arrays,
+    info |= labels.info()
+    task = node_task(target, classes or len(labels.names) or None, label, nodes.arrays,
                      nodes.counts, kind, unlabelled, info)
     return task, info
 

@@ -62,7 +62,7 @@ def read_graphbolt(directory: str | Path, task: str | None = None, kind: str | N
         for index, feature in enumerate(_list(data, "feature_data", reader.where)):
             reader.feature(feature, f"{reader.where}: feature_data[{index}]")
         reader.promote_only_feature()
-        found = reader.task(_list(data, "tasks", reader.where), task)
+        chosen = reader.task(_list(data, "tasks", reader.where), task)
     except InputError as error:
         if (directory / PREPROCESSED).is_dir() and "is not a file" in str(error):
             raise InputError(f"{error} ({PREPROCESSED}/ is not used: its graph is a pickle; the "
@@ -73,7 +73,8 @@ def read_graphbolt(directory: str | Path, task: str | None = None, kind: str | N
                             **reader.info}
     if reader.notes:
         info["notes"] = reader.notes
-    return GraphSource(str(name), reader.node_counts, reader.edges, reader.node_arrays, found, info)
+    return GraphSource(str(name), reader.node_counts, reader.edges, reader.node_arrays, chosen,
+                       info)
 
 
 def _metadata(directory: Path) -> dict[str, Any]:
@@ -100,7 +101,7 @@ def _only_preprocessed(directory: Path) -> InputError:
 
 
 class _Reader:
-    """What has been read of one data set so far."""
+    """Reads one data set, and keeps what it has read."""
 
     def __init__(self, directory: Path, kind: str | None, unlabelled: float | None) -> None:
         self.directory, self.kind, self.unlabelled = directory, kind, unlabelled
@@ -234,16 +235,16 @@ class _Reader:
         return None
 
     def _classifies_nodes(self, task: dict[str, Any], where: str) -> bool:
-        """Whether every item set consists of nodes, not of pairs of nodes."""
-        found = False
+        """Return whether every item set consists of nodes, not of pairs of nodes."""
+        has_sets = False
         for _, entry, item in _item_sets(task, where):
             files = _files(item, entry)
             if "seeds" not in files:
                 return False
             if self._array(files["seeds"], f"{entry}: seeds").ndim != 1:
                 return False
-            found = True
-        return found
+            has_sets = True
+        return has_sets
 
     def _node_task(self, task: dict[str, Any], where: str) -> Task | None:
         classes = task.get("num_classes")
@@ -251,13 +252,13 @@ class _Reader:
                                     or classes < 1):
             raise InputError(f"{where}: 'num_classes' is {classes!r}; it must be a whole number, "
                              "1 or more")
-        found: dict[str, dict[str, np.ndarray]] = {}
+        by_type: dict[str, dict[str, np.ndarray]] = {}
         labelled: dict[str, list[tuple[np.ndarray, np.ndarray]]] = {}
         for mask, entry, item in _item_sets(task, where):
             ntype = self._node_type(item, entry)
             count, files = self.node_counts[ntype], _files(item, entry)
             seeds = self._array(files["seeds"], f"{entry}: seeds")
-            arrays = found.setdefault(ntype, {})
+            arrays = by_type.setdefault(ntype, {})
             arrays[mask] = arrays.get(mask, False) | node_mask(seeds, count, f"{entry}: seeds")
             if "labels" in files:
                 labels = self._array(files["labels"], f"{entry}: labels")
@@ -265,17 +266,17 @@ class _Reader:
                     raise InputError(f"{entry} has {len(seeds)} seeds, and labels of shape "
                                      f"{labels.shape}; there must be one label per seed")
                 labelled.setdefault(ntype, []).append((seeds, labels))
-        for ntype, arrays in found.items():
+        for ntype, arrays in by_type.items():
             arrays["label"] = joined_labels(labelled.get(ntype, []), self.node_counts[ntype],
                                             f"{where}: labels of '{ntype}'")
             own = self.node_arrays.setdefault(ntype, {})
             for name in own.keys() & arrays.keys():
                 self.notes.append(f"feature '{name}' of '{ntype}' left out: the item sets give it")
             own.update(arrays)
-        if len(found) != 1:
-            self.notes.append(f"no task: item sets of several types ({listing(found)})")
+        if len(by_type) != 1:
+            self.notes.append(f"no task: item sets of several types ({listing(by_type)})")
             return None
-        return node_task(next(iter(found)), classes, "label", self.node_arrays, self.node_counts,
+        return node_task(next(iter(by_type)), classes, "label", self.node_arrays, self.node_counts,
                          self.kind, self.unlabelled, self.info)
 
 

@@ -98,14 +98,14 @@ class NamedNodes:
             No relation names any of a type.
         """
         pa, pc = arrow(), arrow("pyarrow.compute")
-        found: dict[str, list[Any]] = {t: [] for t in types}
+        named_ids: dict[str, list[Any]] = {t: [] for t in types}
         for edges in relations:
             for table, ends in edges.ends():
                 for end, column in ends:
                     for ntype, rows in _rows_by_type(table, end):
-                        if ntype in found:
-                            found[ntype].append(pc.unique(self._read(rows, column, ntype)))
-        for ntype, parts in found.items():
+                        if ntype in named_ids:
+                            named_ids[ntype].append(pc.unique(self._read(rows, column, ntype)))
+        for ntype, parts in named_ids.items():
             ids = pc.unique(pa.chunked_array(parts, pa.large_string()))
             if not len(ids):
                 raise InputError(f"no edge names a node of type '{ntype}', which has neither "
@@ -175,8 +175,8 @@ class NamedNodes:
                               + (f"in no row of {self._tables[ntype]} (node type '{ntype}')"
                                  if ntype in self._tables else
                                  f"the id of no node of type '{ntype}'"))
-        found: np.ndarray = places.to_numpy(zero_copy_only=False)
-        return found
+        positions: np.ndarray = places.to_numpy(zero_copy_only=False)
+        return positions
 
     def _side(self, table: Table, column: str, end: str | Column, counts: Mapping[str, int]
               ) -> tuple[list[str], np.ndarray, np.ndarray]:
@@ -205,9 +205,9 @@ class NamedNodes:
         if (row := first(pc.is_null(places))) is not None:
             raise table.wrong(column, row, own, f", which is in no table of nodes (types "
                               f"{listing(types)})")
-        found = places.to_numpy(zero_copy_only=False).astype(np.int64)
-        codes = np.searchsorted(ends, found, side="right")
-        return types, codes, found - np.concatenate([[0], ends])[codes]
+        indices = places.to_numpy(zero_copy_only=False).astype(np.int64)
+        codes = np.searchsorted(ends, indices, side="right")
+        return types, codes, indices - np.concatenate([[0], ends])[codes]
 
     @cached_property
     def _all(self) -> tuple[list[str], Any, np.ndarray]:

@@ -93,7 +93,7 @@ def _stores(saved: Any, path: Path) -> Mapping[Any, Any]:
         what = saved.kind if isinstance(saved, SavedObject) else type(saved).__name__
         raise InputError(f"{path} holds {quoted(what, 80)}, no HeteroData; save one by torch.save("
                          "data.to_dict(), FILE); a Data becomes one by to_heterogeneous()")
-    found = {}
+    stores = {}
     for part in _STORES:
         for key, store in saved.state[part].items():
             inner = store.state if isinstance(store, SavedObject) else store
@@ -101,12 +101,12 @@ def _stores(saved: Any, path: Path) -> Mapping[Any, Any]:
             if not isinstance(mapping, dict):
                 raise InputError(f"{path}: what it holds of {quoted(key, 80)} is not known here; "
                                  "save it by torch.save(data.to_dict(), FILE)")
-            found[key] = mapping
-    return found
+            stores[key] = mapping
+    return stores
 
 
 def _is_graph(saved: Any) -> bool:
-    """Whether what a file describes is a HeteroData, or of a class that is made of it."""
+    """Return whether a file describes a HeteroData, or an object of a class derived from it."""
     return (isinstance(saved, SavedObject) and isinstance(saved.state, dict)
             and all(isinstance(saved.state.get(part), dict) for part in _STORES))
 
@@ -144,12 +144,12 @@ def _source(stores: Mapping[Any, Any], name: str, target: str | None, num_classe
     node_arrays = {}
     for ntype, arrays in nodes.items():
         _make_masks(ntype, arrays, counts[ntype], fold)
-        found = _arrays(arrays, counts[ntype], ntype, notes, {"num_nodes", *_SPLITS})
-        if {"x", "feat"} <= set(found) or {"y", "label"} <= set(found):
+        readable = _arrays(arrays, counts[ntype], ntype, notes, {"num_nodes", *_SPLITS})
+        if {"x", "feat"} <= set(readable) or {"y", "label"} <= set(readable):
             raise InputError(f"node type '{ntype}' has x and feat, or y and label; leave one out")
         node_arrays[ntype] = {_NAMES.get(k, k): node_array(_NAMES.get(k, k), a, ntype,
                                                            counts[ntype])
-                              for k, a in found.items()}
+                              for k, a in readable.items()}
     labelled = [t for t, arrays in node_arrays.items() if "label" in arrays
                 and TRAIN_MASK in arrays]
     chosen = target or (labelled[0] if len(labelled) == 1 else None)
@@ -182,13 +182,13 @@ def _edges(relation: Relation, arrays: dict[str, Any]) -> EdgeArrays:
 def _adjacency(relation: Relation, matrix: Any) -> tuple[EdgeArrays, np.ndarray]:
     """The edges and their weights of a sparse tensor, destinations by sources."""
     layout, parts = _sparse(matrix)
-    found = [array for part in parts if (array := _array(part)) is not None]
-    if layout == "torch.sparse_coo" and len(found) == 2:
-        ends, weights = found
+    tensors = [array for part in parts if (array := _array(part)) is not None]
+    if layout == "torch.sparse_coo" and len(tensors) == 2:
+        ends, weights = tensors
         if ends.ndim == 2 and ends.shape == (2, len(weights)):
             return EdgeArrays(ends[1], ends[0]), weights
-    elif len(found) == 3:
-        pointers, others, weights = found
+    elif len(tensors) == 3:
+        pointers, others, weights = tensors
         degrees = np.diff(pointers)
         if (pointers.ndim == others.ndim == 1 and len(pointers) and pointers[0] == 0
                 and (degrees >= 0).all() and degrees.sum() == len(others) == len(weights)):
@@ -308,20 +308,20 @@ def _folds(mask: Any) -> int:
 def _arrays(arrays: Mapping[str, Any], rows: int, what: str, notes: list[str],
             aside: set[str]) -> dict[str, np.ndarray]:
     """The arrays with a row for each node or edge; the names of others are noted."""
-    found = {}
+    kept = {}
     for key, value in arrays.items():
         if key in aside:
             continue
         array = _array(value)
         needed = key in ("x", "y") or key.endswith("_mask")
         if array is not None and array.ndim and (len(array) == rows or needed):
-            found[str(key)] = array
+            kept[str(key)] = array
         elif needed:
             raise InputError(f"{key} of '{what}' is no dense array of numbers; convert it (a "
                              "sparse tensor by to_dense())")
         else:
             notes.append(f"{key} of {what}")
-    return found
+    return kept
 
 
 def _array(value: Any) -> np.ndarray | None:

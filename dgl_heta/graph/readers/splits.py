@@ -63,8 +63,8 @@ def words(table: Table, name: str, use: str = " that says which split a node is 
     none = pc.fill_null(pc.equal(column, ""), True)
     if (row := first(pc.invert(pc.or_(pc.is_valid(places), none)))) is not None:
         raise table.wrong(name, row, column, "; a split is train, val, test or empty")
-    found: np.ndarray = pc.fill_null(places, -1).to_numpy(zero_copy_only=False)
-    return found
+    codes: np.ndarray = pc.fill_null(places, -1).to_numpy(zero_copy_only=False)
+    return codes
 
 
 def _times(split: dict[str, Any], table: Table, labelled: np.ndarray, where: str
@@ -118,10 +118,10 @@ def _cut(split: dict[str, Any], times: Instants | None, labels: np.ndarray,
 
 def _boundaries(times: Instants, part: np.ndarray) -> dict[str, list[Any]]:
     """The first and the last time of each part that has nodes."""
-    found = {}
+    boundaries = {}
     for number, word in enumerate(WORDS):
         members = np.flatnonzero(part == number)
         if len(members):
             order = members[np.lexsort(tuple(key[members] for key in times.keys))]
-            found[word] = [times.text(int(order[0])), times.text(int(order[-1]))]
-    return found
+            boundaries[word] = [times.text(int(order[0])), times.text(int(order[-1]))]
+    return boundaries

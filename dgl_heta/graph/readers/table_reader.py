@@ -18,7 +18,7 @@ from dgl_heta.graph.readers.column_values import arrow, as_text, first, sort_of
 from dgl_heta.graph.source import MOST_CLASSES
 
 MISSING = ("nan", "NaN", "NAN")
-"""What programs write into a CSV where there is no value."""
+"""Texts that programs write into a CSV where there is no value."""
 
 
 class Table:
@@ -167,14 +167,14 @@ class Table:
         pa = arrow()
         parts = [file.read(names) for file in self._files]
         self._ends = np.cumsum([len(columns[0]) for columns in parts])
-        found = []
+        joined = []
         with reading(self.path):
             for name, of_files in zip(names, zip(*parts)):
                 columns = self._alike(name, of_files)
                 chunks = [chunk for column in columns for chunk in column.chunks]
-                found.append(pa.concat_arrays(chunks) if chunks else
+                joined.append(pa.concat_arrays(chunks) if chunks else
                              pa.array([], columns[0].type))
-        return found
+        return joined
 
     def _alike(self, name: str, columns: Sequence[Any]) -> Sequence[Any]:
         """A column as the files have it, of one type: a file without a value has that of others,

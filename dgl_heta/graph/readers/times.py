@@ -68,14 +68,14 @@ def instants(table: Table, name: str, form: str | None, needed: np.ndarray) -> I
         if sort not in ("text", "whole"):
             raise InputError(f"'time_format' is for text, but column '{name}' of {table.path} "
                              f"holds {column.type} values; leave it out")
-        found = _formatted(table, name, as_text(column), form)
+        times = _formatted(table, name, as_text(column), form)
     elif sort == "time":
-        found = _typed(column)
+        times = _typed(column)
     else:
-        found = _written(table, name, column) if sort == "text" else _numbers(table, name, column)
-    if (row := first(needed & ~found.known)) is not None:
+        times = _written(table, name, column) if sort == "text" else _numbers(table, name, column)
+    if (row := first(needed & ~times.known)) is not None:
         raise table.wrong(name, row, column, "; every labelled node needs a time")
-    return found
+    return times
 
 
 def _moments(seconds: np.ndarray, nanoseconds: np.ndarray, known: np.ndarray, zoned: bool
@@ -118,8 +118,8 @@ def _numbers(table: Table, name: str, column: Any) -> Instants:
         pc.cast(column, pa.int64()) if sort == "truth" else column, 0)
 
     def value(row: int) -> Any:
-        found = column[row].as_py()
-        return float(found) if sort == "decimal" else found
+        number = column[row].as_py()
+        return float(number) if sort == "decimal" else number
 
     return Instants((np.asarray(keys),), known, value)
 
@@ -140,10 +140,10 @@ def _written(table: Table, name: str, column: Any) -> Instants:
         return _numbers(table, name, pc.cast(text, kind))
     for pattern, replacement in _BASIC:
         text = pc.replace_substring_regex(text, pattern, replacement)
-    found = pc.extract_regex(text, _EXTENDED)
+    fields = pc.extract_regex(text, _EXTENDED)
 
     def field(of: str, default: str = "0") -> np.ndarray:
-        digits = pc.struct_field(found, of)
+        digits = pc.struct_field(fields, of)
         return np.asarray(pc.fill_null(pc.cast(pc.if_else(
             pc.equal(digits, ""), default, digits), pa.int64()), 0))
 
@@ -151,21 +151,21 @@ def _written(table: Table, name: str, column: Any) -> Instants:
     hour, minute, second = field("hour"), field("minute"), field("second")
     ahead, by = field("ahead"), field("by")
     nanoseconds = np.asarray(pc.fill_null(pc.cast(pc.utf8_rpad(
-        pc.struct_field(found, "part"), 9, "0"), pa.int64()), 0))
+        pc.struct_field(fields, "part"), 9, "0"), pa.int64()), 0))
     months = (12 * (year - 1970) + np.clip(month, 1, 12) - 1).astype("datetime64[M]")
     first_day = months.astype("datetime64[D]").astype(np.int64)
     days = (months + 1).astype("datetime64[D]").astype(np.int64) - first_day
     of_day = 3600 * hour + 60 * minute + second
     known = np.asarray(text.is_valid())
-    wrong = known & (np.asarray(found.is_null()) | (month < 1) | (month > 12) | (day < 1)
+    wrong = known & (np.asarray(fields.is_null()) | (month < 1) | (month > 12) | (day < 1)
                      | (day > days) | (of_day + (nanoseconds > 0) > 86400) | (minute > 59)
                      | (second > 59) | (ahead > 23) | (by > 59))
     if (row := first(wrong)) is not None:
         raise table.wrong(name, row, column, f"; {_FORMS}")
-    behind = np.asarray(pc.fill_null(pc.equal(pc.struct_field(found, "sign"), "-"), False))
+    behind = np.asarray(pc.fill_null(pc.equal(pc.struct_field(fields, "sign"), "-"), False))
     seconds = (first_day + day - 1) * 86400 + of_day - np.where(behind, -1, 1) * (
         3600 * ahead + 60 * by)
-    zoned = pc.any(pc.not_equal(pc.struct_field(found, "zone"), "")).as_py()
+    zoned = pc.any(pc.not_equal(pc.struct_field(fields, "zone"), "")).as_py()
     return _moments(seconds, nanoseconds, known, zoned=bool(zoned))
 
 
@@ -174,7 +174,8 @@ def _formatted(table: Table, name: str, column: Any, form: str) -> Instants:
     _check_format(form)
     encoded = column.dictionary_encode()
     texts = encoded.dictionary.to_pylist()
-    found = np.zeros((len(texts) + 1, 3), np.int64)  # seconds, nanoseconds, whether there is a time
+    # Seconds, nanoseconds, whether there is a time.
+    instants = np.zeros((len(texts) + 1, 3), np.int64)
     zoned = False
     for code, text in enumerate(texts):
         if text.strip() in NO_NUMBER:
@@ -187,8 +188,8 @@ def _formatted(table: Table, name: str, column: Any, form: str) -> Instants:
                               f", which is not of 'time_format' {quoted(form)}") from None
         zoned = zoned or when.tzinfo is not None
         apart = when.replace(tzinfo=when.tzinfo or timezone.utc) - _EPOCH
-        found[code] = apart.days * 86400 + apart.seconds, apart.microseconds * 1000, 1
-    rows = found[np.asarray(encoded.indices.fill_null(len(texts)))]
+        instants[code] = apart.days * 86400 + apart.seconds, apart.microseconds * 1000, 1
+    rows = instants[np.asarray(encoded.indices.fill_null(len(texts)))]
     return _moments(rows[:, 0], rows[:, 1], rows[:, 2] > 0, zoned)
 
 

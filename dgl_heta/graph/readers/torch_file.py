@@ -102,7 +102,7 @@ def read_tensor(path: Path) -> np.ndarray:
 
 
 def read_saved(path: str | Path) -> Any:
-    """What `torch.save` wrote to a file, as data: nothing in it is called or imported.
+    """Read as data what `torch.save` wrote: nothing in the file is called or imported.
 
     Numbers, texts, tuples, lists and dicts are themselves, tensors are read-only arrays as
     :func:`read_tensor` gives them, NumPy's arrays and scalars of numbers are arrays and numbers,
@@ -365,7 +365,7 @@ def _storage(reference: Any) -> _Storage:
 
 
 def _apply(function: Any, arguments: Any) -> Any:
-    """What calling `function` would describe; nothing is called."""
+    """Return a description of what calling `function` would give; nothing is called."""
     name = function.text if isinstance(function, _Name) else type(function).__name__
     if name == "torch._utils._rebuild_tensor_v2":
         storage, offset, shape, strides = arguments[:4]

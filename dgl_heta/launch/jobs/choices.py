@@ -26,18 +26,19 @@ log = logging.getLogger("dgl_heta")
 
 
 def under_torchrun() -> bool:
-    """Whether this process is a rank of torchrun, a worker itself."""
+    """Return whether this process is a rank of torchrun, a worker itself."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def restarted() -> bool:
-    """Whether torchrun has started this rank again, because some rank failed (--max-restarts)."""
+    """Return whether torchrun has started this rank again, because some rank failed
+    (--max-restarts)."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def open_for(graph: str, config: Path | None, overrides: Iterable[str], registry: Plugins,
              reading: Reading | None = None) -> tuple[GraphInput, Settings, Plugins]:
-    """What the user names, read so, the settings for it, and the plugins with these settings.
+    """Return the graph that the user names, its settings, and the plugins with these settings.
 
     Readers and data sets have their settings, too; a partition, whose plan is a source of
     settings, needs neither of them.

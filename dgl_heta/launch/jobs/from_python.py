@@ -58,10 +58,10 @@ def train(graph: str | Path, run_dir: str | Path | None = None, *, model: str | 
                  *([f"model.name={model}"] if model else []),
                  *([f"partition.parts={parts}"] if parts is not None else [])]
     job = TrainingJob.prepare(str(graph), Path(config) if config else None, overrides, plugins())
-    place = Path(run_dir) if run_dir else None
+    directory = Path(run_dir) if run_dir else None
     if seeds is not None:
-        return train_seeds(job, seeds_of(seeds, job.settings.train.seed), place, resume=resume,
+        return train_seeds(job, seeds_of(seeds, job.settings.train.seed), directory, resume=resume,
                            report=report)
-    result = job.run(place, resume=resume, report=report)
+    result = job.run(directory, resume=resume, report=report)
     assert result is not None
     return result

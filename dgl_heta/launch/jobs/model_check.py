@@ -48,7 +48,7 @@ class Difference:
 
     @property
     def differs(self) -> bool:
-        """Whether it is more than rounding; NaN is."""
+        """True if it is more than rounding; NaN is."""
         return not self.difference <= TOLERANCE
 
 
@@ -109,7 +109,7 @@ def _settings(given: Settings, parts: int) -> Settings:
 
 def _run(store: Store, settings: Settings, registry: Plugins, directory: Path, parts: int
          ) -> list[dict[str, np.ndarray]]:
-    """What each of so many workers computed."""
+    """Return the arrays that each of so many workers computed."""
     plan = make_plan(store.schema, "paper", settings.model.layers, parts)
     check(store, plan, settings, registry)
     directory.mkdir()
@@ -133,8 +133,8 @@ def compare(one: Mapping[str, np.ndarray], many: Sequence[Mapping[str, np.ndarra
             continue
         if what == "output":
             ids = f"{step}|ids|{name}"
-            place = {node: row for row, node in enumerate(one[ids].tolist())}
-            order = [place[node] for m in many for node in m[ids].tolist()]
+            row_of = {node: row for row, node in enumerate(one[ids].tolist())}
+            order = [row_of[node] for m in many for node in m[ids].tolist()]
             far = _far(np.concatenate([m[key] for m in many]), want[order])
         elif what == "loss":
             far = _far(np.mean([m[key] for m in many], 0), want)
@@ -178,15 +178,15 @@ def _graph() -> GraphSource:
          "field": {"feat": rng.standard_normal((12, 3))}}, Task("paper", 4))
 
 
-def to_json(model: str, found: Sequence[Difference]) -> dict[str, Any]:
+def to_json(model: str, differences: Sequence[Difference]) -> dict[str, Any]:
     """As `dgl-heta check-model --json` prints it; a difference that is infinite is null."""
-    return {"model": model, "exact": not any(d.differs for d in found), "tolerance": TOLERANCE,
-            "comparisons": len(found),
+    return {"model": model, "exact": not any(d.differs for d in differences),
+            "tolerance": TOLERANCE, "comparisons": len(differences),
             "differences": [{
                 "workers": d.workers, "step": d.step, "what": d.what, "name": d.name,
                 "relation": d.relation or None,
                 "difference": d.difference if math.isfinite(d.difference) else None}
-                for d in found if d.differs]}
+                for d in differences if d.differs]}
 
 
 def verdict(model: str, differences: Sequence[Difference]) -> None:

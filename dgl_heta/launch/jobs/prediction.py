@@ -36,7 +36,7 @@ ENDINGS = (".npy", ".csv", ".parquet")
 
 @dataclass(frozen=True)
 class PredictionJob:
-    """What to predict, with which run; the fields are the options of `dgl-heta predict`."""
+    """A prediction to make with a run; the fields are the options of `dgl-heta predict`."""
 
     run_dir: Path
     out: Path
@@ -158,7 +158,7 @@ class PredictionJob:
         return ntype
 
     def _output(self, store: Store, task: TaskSettings, ntype: str) -> Output:
-        """What the rows will say: whose they are, and what the classes are called."""
+        """Return the form of the output: whose the rows are, and what the classes are called."""
         if self.what == "probabilities" and task.kind not in ("classification", "multilabel"):
             raise InputError(f"--what probabilities is for classes; the model was trained for "
                              f"{task.kind}: ask for predictions or scores")

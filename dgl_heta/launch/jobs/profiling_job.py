@@ -49,7 +49,7 @@ def profile_graph(graph: str, config: Path | None, overrides: Iterable[str], reg
     if opened.store is None and out is None:
         raise InputError(f"'{graph}' has no directory to keep a profile in; write a store "
                          f"with `dgl-heta partition {graph} --out DIR`, or give --out")
-    with scratch_directory(_made(out), "dgl-heta-profile") as scratch:
+    with scratch_directory(_new_file(out), "dgl-heta-profile") as scratch:
         store = opened.store
         if store is None:
             assert opened.source is not None
@@ -72,7 +72,7 @@ def profile_graph(graph: str, config: Path | None, overrides: Iterable[str], reg
     return {"graph": graph, "directory": str(directory), "workers": measured}
 
 
-def _made(out: Path | None) -> Path | None:
+def _new_file(out: Path | None) -> Path | None:
     """A directory on a disk for tables of which misses are timed."""
     if out is None:
         return None

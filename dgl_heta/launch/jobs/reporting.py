@@ -1,4 +1,4 @@
-"""What a finished or stopped run is shown by: the picture of its plan, and whether it is whole."""
+"""The picture of a run's plan, and the check that the run's files are whole."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def plan_picture(run_dir: Path) -> str | None:
 
 
 def verify_run(run_dir: Path) -> list[str]:
-    """What of a run is damaged, by a sentence each: log, summary, model, checkpoints."""
+    """Return a sentence for each damaged part of a run: log, summary, model, checkpoints."""
     damaged = [f"{run_dir}/{name} was edited or damaged" for name in read_run(run_dir).damaged]
     checks: list[Callable[[Path], Any]] = [check_checkpoints]
     if (run_dir / SPEC_FILE).exists():

@@ -16,7 +16,7 @@ from dgl_heta.system.atomic_files import check_plain, plainly
 DIRECTORIES = ("checkpoints", "checkpoints/epoch-*", "averages", "seed-*")
 FILES = (".lock", "job*.json", "worker-*.log", "started.json", "summary.json", "metrics.jsonl",
          "model.json", "model.safetensors", "report.html", "checkpoints/*/*")
-"""What training writes, with one seed or several."""
+"""Files that training writes, with one seed or several."""
 
 
 def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, make: bool = True
@@ -56,7 +56,7 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, 
 
 
 def holds_run(directory: Path) -> bool:
-    """Whether a training has begun in a directory."""
+    """Return whether a training has begun in a directory."""
     return any(os.path.lexists(directory / name) for name in ("metrics.jsonl", "checkpoints"))
 
 

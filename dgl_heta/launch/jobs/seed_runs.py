@@ -21,7 +21,7 @@ Report = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class SeedsResult:
-    """What is left of trainings with several seeds: the directory of all, and a result each."""
+    """The results of trainings with several seeds: the directory of all, and a result each."""
 
     run_dir: Path
     results: dict[int, TrainingResult]
@@ -86,9 +86,9 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
         raise InputError(f"{directory} holds a run of one seed; choose another directory for "
                          "--seeds")
     if not resume:
-        for place in places.values():
-            if holds_run(place):
-                raise InputError(f"{place} holds a run already; go on with --resume, or choose "
+        for seed_dir in places.values():
+            if holds_run(seed_dir):
+                raise InputError(f"{seed_dir} holds a run already; go on with --resume, or choose "
                                  "another directory")
     results: dict[int, TrainingResult] = {}
     with claimed(directory, shared=False):
@@ -98,11 +98,12 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
             store = job.checked_store(directory, resume, False)
             job = replace(job, opened=replace(job.opened, store=store))
             for number, seed in enumerate(seeds, 1):
-                one, place = _with_seed(job, seed), places[seed]
-                kept = _finished(one, place) if resume else None
+                one, seed_dir = _with_seed(job, seed), places[seed]
+                kept = _finished(one, seed_dir) if resume else None
                 report({"event": "note", "text": f"seed {seed}, {number} of {len(seeds)}"
                         + (": finished before" if kept is not None else "")})
-                result = kept or one.run(place, resume=resume and place.is_dir(), report=report)
+                result = kept or one.run(seed_dir, resume=resume and seed_dir.is_dir(),
+                                         report=report)
                 assert result is not None
                 results[seed] = result
         except (KeyboardInterrupt, TrainingInterruptedError):
@@ -117,7 +118,7 @@ def _with_seed(job: TrainingJob, seed: int) -> TrainingJob:
 
 
 def _finished(job: TrainingJob, run_dir: Path) -> TrainingResult | None:
-    """What is left of a training that came to its end with these settings."""
+    """Return the result of a training that came to its end with these settings, or None."""
     result = TrainingResult(run_dir, {}, run_dir / "report.html")
     file = run_dir / "summary.json"
     if not (file.exists() and result.report.exists() and result.model.exists()):
@@ -129,7 +130,7 @@ def _finished(job: TrainingJob, run_dir: Path) -> TrainingResult | None:
 
 def _saved(job: TrainingJob, directory: Path, finished: int, seeds: Sequence[int], seed: int
            ) -> str:
-    """What there is of trainings that were interrupted, and how they go on."""
+    """Return a sentence on what interrupted trainings have saved, and how they go on."""
     epoch = job.saved_epoch(directory / f"seed-{seed}") if finished < len(seeds) else 0
     if not finished and not epoch:
         return "interrupted; no epoch was saved yet"

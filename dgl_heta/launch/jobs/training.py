@@ -45,7 +45,7 @@ class TrainingInterruptedError(HetaError):
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What is left of a training; `summary` is what `summary.json` holds."""
+    """The result of a training; `summary` is what `summary.json` holds."""
 
     run_dir: Path
     summary: dict[str, Any]
@@ -166,7 +166,7 @@ class TrainingJob:
                              shared=shared, make=make)
 
     def _saved(self, run_dir: Path) -> str:
-        """What there is of a training that was interrupted, and how it goes on."""
+        """Return a sentence on what an interrupted training has saved, and how it goes on."""
         epoch = self.saved_epoch(run_dir)
         if not epoch:
             return "interrupted; no epoch was saved yet"

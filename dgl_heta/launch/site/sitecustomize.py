@@ -1,4 +1,4 @@
-"""What Python runs at its start (see this directory's `__init__.py`)."""
+"""The code that Python runs at its start (see this directory's `__init__.py`)."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class _WhenImported(importlib.abc.MetaPathFinder):
 
 
 def _is_a_command() -> bool:
-    """Whether this process is a command of dgl-heta, or one that a command started: these have
-    their settings by other ways."""
+    """Return whether a command of dgl-heta runs here, or started this process. These have their
+    settings in other ways."""
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return "dgl_heta.cli" in sys.modules or (
         main is not None and main.name.partition(".")[0] == "dgl_heta")

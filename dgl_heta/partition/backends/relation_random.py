@@ -31,5 +31,5 @@ class RelationRandom(MetatreeBackend):
         # One relation each first, so that no partition is without.
         places = [*range(parts), *(generator.randrange(parts) for _ in order[parts:])]
         return [[(relations[i], 0, schema.node_counts[relations[i].dst])
-                 for i in sorted(i for i, place in zip(order, places) if place == part)]
+                 for i in sorted(i for i, target in zip(order, places) if target == part)]
                 for part in range(parts)]

@@ -31,9 +31,9 @@ class Links(NamedTuple):
 
     def by_relation(self, relations: Sequence[Relation]) -> Iterator[tuple[np.ndarray, Edges]]:
         """For each relation that has links, which they are (bool), and its edges."""
-        for place in np.unique(self.places):
-            own = self.places == place
-            yield own, (relations[place], self.sources[own], self.destinations[own])
+        for i in np.unique(self.places):
+            own = self.places == i
+            yield own, (relations[i], self.sources[own], self.destinations[own])
 
 
 def read_links(path: str | Path, store: Store, relations: Sequence[Relation]) -> dict[str, Links]:

@@ -42,10 +42,10 @@ def predicted(task: TaskSettings, schema: Schema) -> tuple[Relation, ...]:
     """
     if task.relation == ALL:
         return schema.relations
-    found = tuple(schema.find_relation(name) for name in _names(task.relation, schema))
-    if twice := [r for r in found if found.count(r) > 1]:
+    relations = tuple(schema.find_relation(name) for name in _names(task.relation, schema))
+    if twice := [r for r in relations if relations.count(r) > 1]:
         raise InputError(f"task.relation names '{twice[0]}' twice; name each relation once")
-    return found
+    return relations
 
 
 def named_reverses(task: TaskSettings, schema: Schema) -> list[Relation]:
@@ -57,14 +57,14 @@ def named_reverses(task: TaskSettings, schema: Schema) -> list[Relation]:
         There is no such relation, or it does not join the ends of one that is predicted.
     """
     relations = predicted(task, schema)
-    found = [schema.find_relation(name) for name in _names(task.reverse, schema)
+    reverses = [schema.find_relation(name) for name in _names(task.reverse, schema)
              if name not in NONE]
-    for each in found:
+    for each in reverses:
         if not between([r for r in relations if r != each or r.src == r.dst], each):
             raise InputError(f"task.reverse '{each}' does not go from '{relations[0].dst}' back to "
                              f"'{relations[0].src}', as the reverse of '{relations[0]}' does, nor "
                              "does it join the ends of another relation of task.relation")
-    return found
+    return reverses
 
 
 def _names(value: str | list[str] | None, schema: Schema) -> list[str]:
@@ -143,10 +143,10 @@ class LinkPrediction:
         groups, notes = same_links(
             self._store, self.relations, named_reverses(self._task, schema),
             find=not any(name in NONE for name in _names(self._task.reverse, schema)))
-        found = HeldOut(groups, 0.0 if self._given else 2 * self._task.held_out, self._seed,
+        held_out = HeldOut(groups, 0.0 if self._given else 2 * self._task.held_out, self._seed,
                         [edges for split in ("val", "test") if split in self._given
                          for _, edges in self._given[split].by_relation(self.relations)])
-        return found, notes + self._missing_edges() + self._leave_out_of_training(found)
+        return held_out, notes + self._missing_edges() + self._leave_out_of_training(held_out)
 
     def _missing_edges(self) -> list[str]:
         """Where the edge that is left out of a link tells it from others by itself: a line."""
@@ -262,7 +262,7 @@ class LinkPrediction:
         places of their relations."""
         links, negatives = self._share(step, worker, workers)
         ids = self.seeds(step, worker, workers)
-        found = []
+        scored = []
         for src, dst, own in self._by_types(links):
             rows, known = outputs[dst], ids[dst]
             left = outputs[src][_places(ids[src], links.sources[own])]
@@ -275,8 +275,8 @@ class LinkPrediction:
             ranks = 1 + (wrong > right.unsqueeze(1)).sum(1) + (
                 (wrong == right.unsqueeze(1)) & torch.as_tensor(
                     negatives[own] != links.destinations[own, None]).to(wrong.device)).sum(1)
-            found.append((right, wrong, ranks, torch.from_numpy(links.places[own])))
-        right, wrong, ranks, places = map(torch.cat, zip(*found))
+            scored.append((right, wrong, ranks, torch.from_numpy(links.places[own])))
+        right, wrong, ranks, places = map(torch.cat, zip(*scored))
         return right, wrong, ranks, places.numpy()
 
     def _share(self, step: Step, worker: int, workers: int) -> tuple[Links, np.ndarray]:
@@ -295,16 +295,16 @@ class LinkPrediction:
             return self._given[step.split].at(positions)
         links = Links(np.searchsorted(self._starts, positions, side="right") - 1,
                       *np.empty((2, len(positions)), np.int64))
-        for place in np.unique(links.places):
-            own = links.places == place
+        for i in np.unique(links.places):
+            own = links.places == i
             links.sources[own], links.destinations[own] = self._ends(
-                self.relations[place], positions[own] - self._starts[place])
+                self.relations[i], positions[own] - self._starts[i])
         return links
 
     def _by_types(self, links: Links) -> Iterator[tuple[str, str, np.ndarray]]:
         """The node types that relations join, with the positions of their links, maybe none."""
-        for place, (src, dst) in enumerate(self._types):
-            yield src, dst, np.flatnonzero(self._type_of[links.places] == place)
+        for i, (src, dst) in enumerate(self._types):
+            yield src, dst, np.flatnonzero(self._type_of[links.places] == i)
 
     def _ends(self, relation: Relation, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return edge_ends(relation, self._store.relation(relation), positions,

@@ -189,10 +189,10 @@ class Head(Protocol):
     def weight(self, values: np.ndarray) -> float:
         """The divisor of the sum of these nodes' losses: their number as a rule."""
 
-    def counted(self, found: list[float]) -> list[float]:
+    def counted(self, sums: list[float]) -> list[float]:
         """Of summed statistics, how many labels there were."""
 
-    def score(self, found: list[float]) -> float:
+    def score(self, sums: list[float]) -> float:
         """The score of summed statistics."""
 
     def tally(self, names: Iterable[str]) -> Tally:
@@ -238,11 +238,11 @@ class Classification:
     def weight(self, values: np.ndarray) -> float:
         return len(values) if self._weights is None else float(self._weights[values].sum())
 
-    def counted(self, found: list[float]) -> list[float]:
-        return found[1:]
+    def counted(self, sums: list[float]) -> list[float]:
+        return sums[1:]
 
-    def score(self, found: list[float]) -> float:
-        return found[0] / found[1]
+    def score(self, sums: list[float]) -> float:
+        return sums[0] / sums[1]
 
     def tally(self, names: Iterable[str]) -> Tally:
         return ClassTally(self._classes, names)
@@ -266,11 +266,11 @@ class MultiLabel:
     def weight(self, values: np.ndarray) -> float:
         return float((~np.isnan(values)).sum()) / self._labels
 
-    def counted(self, found: list[float]) -> list[float]:
-        return found[3:]
+    def counted(self, sums: list[float]) -> list[float]:
+        return sums[3:]
 
-    def score(self, found: list[float]) -> float:
-        right, false, missed, _ = found
+    def score(self, sums: list[float]) -> float:
+        right, false, missed, _ = sums
         return 2 * right / max(2 * right + false + missed, 1)
 
     def tally(self, names: Iterable[str]) -> Tally:
@@ -297,11 +297,11 @@ class Regression:
     def weight(self, values: np.ndarray) -> float:
         return float((~np.isnan(values)).sum()) / self._outputs
 
-    def counted(self, found: list[float]) -> list[float]:
-        return found[self._outputs:2 * self._outputs]
+    def counted(self, sums: list[float]) -> list[float]:
+        return sums[self._outputs:2 * self._outputs]
 
-    def score(self, found: list[float]) -> float:
-        return coefficient(np.asarray(found).reshape(4, -1))
+    def score(self, sums: list[float]) -> float:
+        return coefficient(np.asarray(sums).reshape(4, -1))
 
     def tally(self, names: Iterable[str]) -> Tally:
         return ValueTally(self._outputs)

@@ -138,7 +138,7 @@ def average_state(state: State, weight: float, world: Any, cause: str = "gradien
 
 @functools.cache
 def _promoted(dtype: torch.dtype) -> torch.dtype:
-    """What numbers are sent as: half precision in single, true or false in bytes."""
+    """Return the dtype that numbers are sent in: float32 for half precision, bytes for bool."""
     if dtype == torch.bool:
         return torch.uint8
     if dtype in (torch.float16, torch.bfloat16):

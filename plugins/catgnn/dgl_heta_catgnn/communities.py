@@ -15,7 +15,7 @@ from dgl_heta_catgnn.streams import ONLY
 
 
 class CommunityOptions(BaseModel):
-    """What can be said of the graph; the probabilities are shares, from 0 to 1."""
+    """Options of the graph; the probabilities are shares, from 0 to 1."""
 
     nodes: int = Field(10_000, ge=200, description="nodes")
     mixed: float = Field(0.1, ge=0, le=1, description="share of the edges that go anywhere")

@@ -63,7 +63,7 @@ def edge_limits(total: int, parts: Sequence[int], balance: float) -> np.ndarray:
 
 
 def cluster_weights(of: np.ndarray, weight: np.ndarray, clusters: int) -> np.ndarray:
-    """What the nodes of each cluster weigh, int64 (clusters,)."""
+    """Return the sum of the nodes' weights in each cluster, int64 (clusters,)."""
     inside = of != NONE
     return np.bincount(of[inside], weight[inside], clusters).astype(np.int64)
 
@@ -88,12 +88,12 @@ def deal_edges(of: np.ndarray, root: np.ndarray, weight: np.ndarray, limits: np.
     left = np.flatnonzero(piece == NONE)
     again = _deal(left[np.argsort(-own[left], kind="stable")], own, load, limits)
     piece[left] = again[left]
-    found = np.where(of == NONE, NONE, piece[of])
-    _finish(found, weight, load, limits)
-    idle = np.flatnonzero(found == NONE)
+    part_of = np.where(of == NONE, NONE, piece[of])
+    _finish(part_of, weight, load, limits)
+    idle = np.flatnonzero(part_of == NONE)
     ends = np.cumsum(limits) / limits.sum() * len(idle)
-    found[idle] = np.searchsorted(ends, np.arange(len(idle)), "right")
-    return found
+    part_of[idle] = np.searchsorted(ends, np.arange(len(idle)), "right")
+    return part_of
 
 
 def follow_neighbours(stream: EdgeStream, pieces: np.ndarray, weight: np.ndarray,

@@ -27,11 +27,11 @@ class Dbh(EdgePartitioner):
               ) -> Iterator[tuple[Chunk, np.ndarray]]:
         degree = degrees(stream, self.settings.chunk)
         for chunk in stream.chunks(self.settings.chunk):
-            yield chunk, _place(chunk.src, chunk.dst, degree, np.uint64(parts), np.uint64(seed))
+            yield chunk, _assign(chunk.src, chunk.dst, degree, np.uint64(parts), np.uint64(seed))
 
 
 @kernel
-def _place(src, dst, degree, parts, seed):
+def _assign(src, dst, degree, parts, seed):
     part = np.empty(len(src), np.int16)
     for i in range(len(src)):
         low, high = min(src[i], dst[i]), max(src[i], dst[i])

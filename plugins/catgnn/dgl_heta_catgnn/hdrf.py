@@ -39,12 +39,12 @@ class Hdrf(EdgePartitioner):
         degree = np.zeros(stream.num_nodes, np.uint32)
         replicas, load = Replicas(stream.num_nodes, parts), np.zeros(parts, np.int64)
         for chunk in stream.chunks(settings.chunk):
-            yield chunk, _place(chunk.src, chunk.dst, degree, replicas.bits, load, most,
+            yield chunk, _assign(chunk.src, chunk.dst, degree, replicas.bits, load, most,
                                 settings.weight)
 
 
 @kernel
-def _place(src, dst, degree, bits, load, most, weight):
+def _assign(src, dst, degree, bits, load, most, weight):
     part = np.empty(len(src), np.int16)
     for i in range(len(src)):
         u, v = src[i], dst[i]

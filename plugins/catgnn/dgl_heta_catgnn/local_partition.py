@@ -40,7 +40,7 @@ _CHUNK = 1 << 16  # halo rows that are asked for at once
 
 
 class OwnPart:
-    """What a trainer has of a graph without asking another machine.
+    """The part of a graph that a trainer has without asking another machine.
 
     Parameters
     ----------
@@ -116,11 +116,11 @@ class OwnPart:
             return None
         nodes = torch.as_tensor(nodes)
         inner = self._book.nid2partid(nodes) == self._book.partid
-        found = [local(graph.local_partition, self._book, nodes[inner])]
+        graphs = [local(graph.local_partition, self._book, nodes[inner])]
         if self._deep and not bool(inner.all()):
-            found.append(self._around(nodes[~inner], issue))
+            graphs.append(self._around(nodes[~inner], issue))
         left_out = {} if exclude_edges is None else {"exclude_edges": exclude_edges}
-        return merge_graphs(found, graph.num_nodes(), **left_out)
+        return merge_graphs(graphs, graph.num_nodes(), **left_out)
 
     def read(self, tensor: Any, ids: Tensor, pull: Callable[[Any, Any], Tensor]) -> Tensor | None:
         """Rows of node data; None if some of the nodes are not of this part, or nothing of it."""
@@ -203,12 +203,12 @@ def _draw(groups: Tensor, most: Tensor) -> Tensor:
     order = torch.rand(len(groups)).argsort()
     order = order[groups[order].argsort(stable=True)]
     ordered = groups[order]
-    place = torch.arange(len(order))
+    position = torch.arange(len(order))
     first = torch.ones(len(order), dtype=torch.bool)
     first[1:] = ordered[1:] != ordered[:-1]
-    begin = torch.where(first, place, 0).cummax(0).values if len(order) else place
+    begin = torch.where(first, position, 0).cummax(0).values if len(order) else position
     limit = most[order]
-    return order[(limit < 0) | (place - begin < limit)].sort().values
+    return order[(limit < 0) | (position - begin < limit)].sort().values
 
 
 class _Open:

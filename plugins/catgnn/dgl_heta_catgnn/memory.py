@@ -1,4 +1,4 @@
-"""What a part takes in memory, and how many parts a limit asks for (CATGNN, §3.2, §3.4).
+"""Memory of a part, and the number of parts that a limit asks for (CATGNN, §3.2, §3.4).
 
 The paper takes the size of graph and feature data on the disk for their size in memory, and twice
 as much again for the computations of training (T, two thirds of what a worker has). Here the data
@@ -45,8 +45,8 @@ def row_bytes(source: GraphSource) -> np.ndarray:
     return np.repeat(np.array(sizes, np.int64), list(source.node_counts.values()))
 
 
-def footprint(made: Assignment, stream: EdgeStream, rows: np.ndarray, hops: int, factor: float,
-              size: int) -> Footprint:
+def footprint(assignment: Assignment, stream: EdgeStream, rows: np.ndarray, hops: int,
+              factor: float, size: int) -> Footprint:
     """The parts' bytes: nodes with their neighbours, edges, times `factor`; `hops` + 1 passes.
 
     Parameters
@@ -54,17 +54,18 @@ def footprint(made: Assignment, stream: EdgeStream, rows: np.ndarray, hops: int,
     rows : bytes of each node (:func:`row_bytes`).
     hops : hops of neighbours that parts have.
     """
-    near = Replicas.of_owners(made.owner, made.parts)
+    near = Replicas.of_owners(assignment.owner, assignment.parts)
     for _ in range(hops):
         inner = near  # of these a part has the in-edges
         near = inner.with_neighbours(stream.chunks(size), directed=True)
-    edges = np.zeros(made.parts, np.int64)
+    edges = np.zeros(assignment.parts, np.int64)
     for chunk in stream.chunks(size):
-        for part in range(made.parts):
+        for part in range(assignment.parts):
             edges[part] += np.count_nonzero(
                 inner.bits[chunk.dst, part >> 3] & np.uint8(1 << (part & 7)))
-    nodes = np.array([rows[near.nodes(part)].sum() for part in range(made.parts)])
-    return Footprint(made.parts, np.ceil(factor * (nodes + EDGE_BYTES * edges)).astype(np.int64))
+    nodes = np.array([rows[near.nodes(part)].sum() for part in range(assignment.parts)])
+    total = np.ceil(factor * (nodes + EDGE_BYTES * edges)).astype(np.int64)
+    return Footprint(assignment.parts, total)
 
 
 def choose_parts(measure: Callable[[int], Footprint], total: int, limit: int,

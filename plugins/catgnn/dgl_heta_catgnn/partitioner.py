@@ -1,4 +1,4 @@
-"""What a stream partitioner is: a partition backend that sees its graph as an edge stream.
+"""Stream partitioners: partition backends that see their graph as an edge stream.
 
 One's own derives from :class:`NodePartitioner` and says the part of each node, or from
 :class:`EdgePartitioner` and says the part of each edge. The rest follows from it: who owns a
@@ -36,7 +36,7 @@ MOST_PARTS = 2**15 - 1
 
 
 class StreamSettings(BaseModel):
-    """What can be said of every stream partitioner."""
+    """Options of every stream partitioner."""
 
     balance: float = Field(1.05, ge=1, allow_inf_nan=False, description="balance factor β: "
                            "nodes (of partitioners of edges: edges) of a partition, in shares of "
@@ -52,7 +52,7 @@ class StreamSettings(BaseModel):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What the first stream decides.
+    """The decision of the first stream.
 
     Attributes
     ----------
@@ -189,7 +189,7 @@ class NodePartitioner(StreamPartitioner):
         return Assignment(parts, owner, Replicas.of_owners(owner, parts), None, self.figures())
 
     def figures(self) -> dict[str, float]:
-        """What to tell of the last assignment, by name."""
+        """Return figures about the last assignment, by name."""
         return {}
 
 

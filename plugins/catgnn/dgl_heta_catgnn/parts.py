@@ -36,9 +36,9 @@ def write_parts(partitioner: StreamPartitioner, source: GraphSource, request: Pa
     file = config_name(source.name)
     with new_directory(out, overwrite=overwrite, kind="*.json", others=_others) as directory:
         progress("assigning", 0.0)
-        made = partitioner.assign(stream, parts, request.seed)
-        owner, statistics = made.owner, _statistics(made, stream)
-        del made
+        assignment = partitioner.assign(stream, parts, request.seed)
+        owner, statistics = assignment.owner, _statistics(assignment, stream)
+        del assignment
         numbers = number_nodes(owner, source.node_counts, parts)
         edges, done = max(stream.num_edges, 1), 0
 
@@ -66,17 +66,18 @@ def write_parts(partitioner: StreamPartitioner, source: GraphSource, request: Pa
         {r: _orig_ids(out, "edges", i) for i, r in enumerate(stream.relations)}, statistics)
 
 
-def _statistics(made: Assignment, stream: EdgeStream) -> dict[str, Any]:
-    """What the assignment itself tells; balance is the largest part in shares of an even one."""
-    loads = {"balance_of_nodes": made.owned()}
-    if made.edges is not None:
-        loads["balance_of_assigned_edges"] = made.edges
-    return {**made.figures, **{name: float(load.max() * made.parts / max(load.sum(), 1))
+def _statistics(assignment: Assignment, stream: EdgeStream) -> dict[str, Any]:
+    """Return the figures of the assignment; balance is the largest part in shares of an even one.
+    """
+    loads = {"balance_of_nodes": assignment.owned()}
+    if assignment.edges is not None:
+        loads["balance_of_assigned_edges"] = assignment.edges
+    return {**assignment.figures, **{name: float(load.max() * assignment.parts / max(load.sum(), 1))
                                for name, load in loads.items()}}
 
 
 def _others(directory: Path) -> Iterator[Path]:
-    """What in a directory of parts :func:`write_parts` does not write."""
+    """Yield the paths in a directory of parts that :func:`write_parts` does not write."""
     for path in directory.iterdir():
         folder = path.is_dir() and not path.is_symlink()
         if folder and (path.name == ORIG_IDS or re.fullmatch(r"part\d+", path.name)):
@@ -88,7 +89,7 @@ def _others(directory: Path) -> Iterator[Path]:
 
 
 def _is_config(file: Path) -> bool:
-    """Whether a file is a part_config of DistDGL's."""
+    """Return whether a file is a part_config of DistDGL's."""
     try:
         return "part-0" in json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, TypeError, RecursionError):

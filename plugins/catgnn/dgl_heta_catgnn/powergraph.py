@@ -33,7 +33,7 @@ class PowerGraph(EdgePartitioner):
         most = capacity(stream.num_edges, parts, self.settings.balance)
         replicas, load = Replicas(stream.num_nodes, parts), np.zeros(parts, np.int64)
         for chunk in stream.chunks(self.settings.chunk):
-            yield chunk, _place(chunk.src, chunk.dst, left, replicas.bits, load, most)
+            yield chunk, _assign(chunk.src, chunk.dst, left, replicas.bits, load, most)
 
 
 @kernel
@@ -51,7 +51,7 @@ def _least(first, second, mode, load, most):
 
 
 @kernel
-def _place(src, dst, left, bits, load, most):
+def _assign(src, dst, left, bits, load, most):
     part = np.empty(len(src), np.int16)
     for i in range(len(src)):
         u, v = src[i], dst[i]

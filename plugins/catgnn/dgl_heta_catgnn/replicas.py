@@ -27,7 +27,7 @@ class Replicas:
     def of_owners(cls, owner: np.ndarray, parts: int, chosen: np.ndarray | None = None) -> Replicas:
         """Every node (or every chosen one, a mask) on its owner alone."""
         replicas = cls(len(owner), parts)
-        _place(replicas.bits, owner, np.ones(0, np.bool_) if chosen is None else chosen)
+        _assign(replicas.bits, owner, np.ones(0, np.bool_) if chosen is None else chosen)
         return replicas
 
     def add(self, chunk: Chunk, part: np.ndarray) -> None:
@@ -57,7 +57,7 @@ class Replicas:
         return grown
 
     def union(self, other: Replicas) -> Replicas:
-        """What is here or there."""
+        """Return the replicas that are here or there."""
         joint = Replicas(0, self.parts)
         joint.bits = self.bits | other.bits
         return joint
@@ -88,7 +88,7 @@ def mixed(value):
 
 
 @kernel
-def _place(bits, owner, chosen):
+def _assign(bits, owner, chosen):
     for v in range(len(owner)):
         if len(chosen) == 0 or chosen[v]:
             bits[v, owner[v] >> 3] |= np.uint8(1 << (owner[v] & 7))

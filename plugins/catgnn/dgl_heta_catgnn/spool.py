@@ -46,7 +46,7 @@ class PartEdges:
 
 @dataclass(frozen=True)
 class Spooled:
-    """What the second stream has written.
+    """The files that the second stream has written.
 
     Attributes
     ----------
@@ -86,11 +86,11 @@ def spool(stream: EdgeStream, owner: np.ndarray, numbers: NodeNumbers, parts: in
             columns["rank"], columns["position"] = _count(chunk.relation, columns["owner"],
                                                           counts, seen)
             for part in range(parts):
-                mine = columns["owner"] == part
-                chosen = [(own[part], mine)]
+                in_part = columns["owner"] == part
+                chosen = [(own[part], in_part)]
                 if halo:
                     there = near.bits[chunk.dst, part >> 3] & np.uint8(1 << (part & 7)) != 0
-                    chosen.append((halo[part], there & ~mine))
+                    chosen.append((halo[part], there & ~in_part))
                 for edges, mask in chosen:
                     for name, values in columns.items():
                         files[edges][name].write(values[mask].tobytes())

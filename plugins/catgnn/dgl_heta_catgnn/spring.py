@@ -137,11 +137,11 @@ def _merge(of, richest, degree, representative, size, root, heap, most):
         i = smallest & 0xFFFFFFFF
         if root[i] != i or size[i] != smallest >> 32:
             continue  # merged, or grown since this entry was made
-        mine = representative[i]
-        if mine == NONE:
+        node = representative[i]
+        if node == NONE:
             continue  # self-loops alone: there is no neighbour
         # Line 27's t is a node; it is this node's cluster, as it is now, that is meant.
-        t = _root(root, of[richest[mine]])
+        t = _root(root, of[richest[node]])
         if t == i or np.int64(size[i]) + np.int64(size[t]) > most:
             continue
         root[i] = t
@@ -150,8 +150,8 @@ def _merge(of, richest, degree, representative, size, root, heap, most):
         # A merged cluster needs a representative of its own: the richer of the two. And it needs
         # its rank by its new size; it is scanned again there, also if it was scanned before.
         theirs = representative[t]
-        if theirs == NONE or degree[richest[theirs]] < degree[richest[mine]]:
-            representative[t] = mine
+        if theirs == NONE or degree[richest[theirs]] < degree[richest[node]]:
+            representative[t] = node
         _sift_up(heap, (np.int64(size[t]) << 32) | t, length)
         length += 1
     for i in range(len(root)):
@@ -202,13 +202,13 @@ def _finish(of, part, load, most):
     at = np.argmin(load)
     for node in range(len(of)):
         if of[node] != NONE:
-            place = part[of[node]]
-            if place == NONE:
+            target = part[of[node]]
+            if target == NONE:
                 if load[at] >= most:
                     at = np.argmin(load)
-                place = at
+                target = at
                 load[at] += 1
-            owner[node] = place
+            owner[node] = target
     for node in range(len(of)):
         if of[node] == NONE:
             least = np.argmin(load)

@@ -41,7 +41,7 @@ class Chunk(NamedTuple):
 
 
 class Edges(Protocol):
-    """What a stream is read from; with three arrays in a chunk, the third is the relation."""
+    """The source of a stream; with three arrays in a chunk, the third is the relation."""
 
     def chunks(self, size: int) -> Iterable[tuple[Any, ...]]:
         """The edges, from the first one on at each call."""
@@ -49,7 +49,7 @@ class Edges(Protocol):
 
 @dataclass
 class _Pass:
-    """What a pass has seen, to tell whether the next one sees the same."""
+    """Marks of a pass, to tell whether the next one sees the same."""
 
     edges: int
     digest: int

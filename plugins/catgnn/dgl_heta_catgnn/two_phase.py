@@ -47,7 +47,7 @@ class TwoPhase(EdgePartitioner):
         replicas, load = Replicas(stream.num_nodes, parts), np.zeros(parts, np.int64)
         for last in (False, True):
             for chunk in stream.chunks(settings.chunk):
-                yield chunk, _place(chunk.src, chunk.dst, degree, clusters.of, clusters.volume,
+                yield chunk, _assign(chunk.src, chunk.dst, degree, clusters.of, clusters.volume,
                                     home, replicas.bits, load, most, np.uint64(seed), last)
 
 
@@ -63,7 +63,7 @@ def _homes(order, volume, parts):
 
 
 @kernel
-def _place(src, dst, degree, of, volume, home, bits, load, most, seed, last):
+def _assign(src, dst, degree, of, volume, home, bits, load, most, seed, last):
     part = np.full(len(src), NONE, np.int16)
     for i in range(len(src)):
         u, v = src[i], dst[i]

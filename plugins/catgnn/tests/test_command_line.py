@@ -1,4 +1,4 @@
-"""What a user is told on the command line: a sentence, exit status 2, and nothing half written."""
+"""Errors on the command line: a sentence, exit status 2, and nothing half written."""
 
 from __future__ import annotations
 

@@ -50,8 +50,8 @@ def test_graphsage_learns_on_spring_parts_with_whole_neighbour_lists(tmp_path):
     seeds = np.sort(np.concatenate([nodes.numpy()[r["seeds"]] for r in results]))
     np.testing.assert_array_equal(seeds, np.flatnonzero(graph.ndata["train_mask"].numpy()))
     for result in results:
-        mine = nodes.numpy()[result["seeds"]]
-        src, dst = (ends.numpy() for ends in graph.in_edges(mine))
+        original_ids = nodes.numpy()[result["seeds"]]
+        src, dst = (ends.numpy() for ends in graph.in_edges(original_ids))
         sampled = nodes.numpy()[result["edges"]]
         assert Counter(zip(*sampled.tolist())) == Counter(zip(src.tolist(), dst.tolist()))
         assert result["losses"][-1] < 0.75 * result["losses"][0]

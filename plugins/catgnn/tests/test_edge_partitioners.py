@@ -33,14 +33,14 @@ def stream(edges, nodes: int) -> EdgeStream:
 def parts_of(partitioner, edges, nodes: int, parts: int, chunk: int = 5) -> list[int]:
     """The part of each edge; fails unless each gets one once."""
     partitioner.settings = partitioner.settings.model_copy(update={"chunk": chunk})
-    found = [-1] * len(edges)
+    part_of = [-1] * len(edges)
     for piece, part in partitioner.edges(stream(edges, nodes), parts, 3):
         for i, p in enumerate(part.tolist()):
             if p >= 0:
-                assert found[piece.first + i] == -1
-                found[piece.first + i] = p
-    assert -1 not in found
-    return found
+                assert part_of[piece.first + i] == -1
+                part_of[piece.first + i] = p
+    assert -1 not in part_of
+    return part_of
 
 
 @st.composite
@@ -127,8 +127,8 @@ def test_dbh_hashes_the_end_of_lower_degree(graph):
 
 
 def test_dbh_cuts_the_hub_of_a_star_and_no_leaf():
-    made = Dbh().assign(stream([(0, n) for n in range(1, 200)], 200), 8)
-    on = made.replicas.bits[:, 0]
+    assigned = Dbh().assign(stream([(0, n) for n in range(1, 200)], 200), 8)
+    on = assigned.replicas.bits[:, 0]
     assert on[0] == 255
     assert all(int(bits).bit_count() == 1 for bits in on[1:])
 
@@ -138,18 +138,18 @@ def test_dbh_cuts_the_hub_of_a_star_and_no_leaf():
 @given(graph=graphs(), chunk=st.integers(1, 80))
 def test_every_edge_has_one_part_whatever_the_chunks(partitioner, graph, chunk):
     edges, nodes, parts = graph
-    found = parts_of(partitioner, edges, nodes, parts, chunk)
-    assert found == parts_of(partitioner, edges, nodes, parts, 7)
-    assert 0 <= min(found) <= max(found) < parts
+    part_of = parts_of(partitioner, edges, nodes, parts, chunk)
+    assert part_of == parts_of(partitioner, edges, nodes, parts, 7)
+    assert 0 <= min(part_of) <= max(part_of) < parts
     if partitioner.name != "dbh":
-        assert np.bincount(found).max() <= most_of(edges, parts)
-    made = partitioner.assign(stream(edges, nodes), parts, 3)
-    np.testing.assert_array_equal(made.edges, np.bincount(found, minlength=parts))
+        assert np.bincount(part_of).max() <= most_of(edges, parts)
+    assigned = partitioner.assign(stream(edges, nodes), parts, 3)
+    np.testing.assert_array_equal(assigned.edges, np.bincount(part_of, minlength=parts))
     for n in range(nodes):
-        there = {p for (u, v), p in zip(edges, found) if n in (u, v)}
-        assert {p for p in range(parts) if made.replicas.nodes(p)[n]} == there
-        assert made.owner[n] in (there or range(parts))
-    np.testing.assert_array_equal(made.owner, partitioner.assign(stream(edges, nodes), parts,
+        there = {p for (u, v), p in zip(edges, part_of) if n in (u, v)}
+        assert {p for p in range(parts) if assigned.replicas.nodes(p)[n]} == there
+        assert assigned.owner[n] in (there or range(parts))
+    np.testing.assert_array_equal(assigned.owner, partitioner.assign(stream(edges, nodes), parts,
                                                                  3).owner)
 
 
@@ -159,12 +159,12 @@ def test_every_edge_has_one_part_whatever_the_chunks(partitioner, graph, chunk):
 def test_the_second_stream_completes_neighbour_lists_and_takes_nothing_away(partitioner, graph):
     edges, nodes, parts = graph
     source = stream(edges, nodes)
-    made = partitioner.assign(source, parts, 3)
-    complete = made.complete(source)
+    assigned = partitioner.assign(source, parts, 3)
+    complete = assigned.complete(source)
     for p in range(parts):
-        owned = set(np.flatnonzero(made.owner == p).tolist())
+        owned = set(np.flatnonzero(assigned.owner == p).tolist())
         near = {x for u, v in edges for x, y in ((u, v), (v, u)) if y in owned}
-        before = set(np.flatnonzero(made.replicas.nodes(p)).tolist())
+        before = set(np.flatnonzero(assigned.replicas.nodes(p)).tolist())
         assert set(np.flatnonzero(complete.nodes(p)).tolist()) == owned | near | before
     np.testing.assert_array_equal(complete.counts(), [complete.nodes(p).sum()
                                                       for p in range(parts)])

@@ -21,20 +21,20 @@ def graph():
 @pytest.mark.parametrize("hops", [1, 2])
 def test_the_estimate_counts_a_parts_nodes_edges_and_rows(graph, hops):
     method = Spring()
-    found = method.fitting(graph, 2_000_000, hops)
-    assert 1 < found.parts < 16
-    assert found.largest <= 2_000_000
+    estimate = method.fitting(graph, 2_000_000, hops)
+    assert 1 < estimate.parts < 16
+    assert estimate.largest <= 2_000_000
     stream = EdgeStream.of_graph(graph)
-    owner = method.assign(stream, found.parts).owner
+    owner = method.assign(stream, estimate.parts).owner
     src, dst = (np.concatenate(side) for side in zip(*((c.src, c.dst) for c in stream.chunks())))
-    for part in range(found.parts):
+    for part in range(estimate.parts):
         near = owner == part
         for _ in range(hops):
             inner, near = near, near.copy()
             near[src[inner[dst]]] = True
         rows, edges = near.sum(), inner[dst].sum()
         row = 32 * 4 + 8 + 3  # features, label, masks
-        assert found.bytes[part] == 3 * (rows * (row + 9) + edges * 25)
+        assert estimate.bytes[part] == 3 * (rows * (row + 9) + edges * 25)
 
 
 def test_a_limit_that_cannot_be_met_names_the_smallest_that_can(graph):

@@ -94,7 +94,8 @@ def edges_inside(graph, nodes: np.ndarray, edges: np.ndarray, seeds: np.ndarray,
 
 
 def check_training(out: Path, batch: int = 8) -> list[dict[str, np.ndarray]]:
-    """What two trainers of unequal numbers of steps did in five epochs, averaged after each two."""
+    """Check, and return, what two trainers of unequal numbers of steps did in five epochs, averaged
+    after each two."""
     results = [dict(np.load(out / f"{rank}.npz")) for rank in range(2)]
     seeds = [len(r["seeds"]) for r in results]
     assert max(seeds) >= 2 * min(seeds)

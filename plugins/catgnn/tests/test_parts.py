@@ -85,9 +85,9 @@ def check_parts(source, result, hops=1):
         assert set(zip(kinds_e.tolist(), positions.tolist())) == expected
         assert set(zip(kinds.tolist(), orig.tolist())) == reached
         for t, ntype in enumerate(types):
-            mine = orig[inner & (kinds == t)]
+            owned = orig[inner & (kinds == t)]
             for name, array in source.node_arrays.get(ntype, {}).items():
-                np.testing.assert_array_equal(node_feats[f"{ntype}/{name}"].numpy(), array[mine])
+                np.testing.assert_array_equal(node_feats[f"{ntype}/{name}"].numpy(), array[owned])
         for relation, arrays in source.edge_arrays.items():
             own = inner_edge & (kinds_e == relations.index(relation))
             for name, array in arrays.items():
@@ -170,13 +170,13 @@ def test_a_homogeneous_graph_in_a_script_gets_original_ids(tmp_path):
             assert node_feats[f"_N/{name}"].dtype == graph.ndata[name].dtype
             assert torch.equal(node_feats[f"_N/{name}"], graph.ndata[name][own])
         assert torch.equal(node_feats["_N/train_mask"].bool(), graph.ndata["train_mask"][own])
-        mine = edges[book.partid2eids(part)]
-        assert torch.equal(edge_feats["_N:_E:_N/w"], graph.edata["w"][mine])
+        of_part = edges[book.partid2eids(part)]
+        assert torch.equal(edge_feats["_N:_E:_N/w"], graph.edata["w"][of_part])
         src, dst = local.edges()
         new = local.ndata[dgl.NID]
         assert torch.equal(torch.stack([nodes[new[src]], nodes[new[dst]]]),
                            torch.stack(graph.find_edges(edges[local.edata[dgl.EID]])))
-        seen += len(mine)
+        seen += len(of_part)
     assert seen == 300
 
 
@@ -236,11 +236,11 @@ def test_earlier_parts_are_replaced_and_nothing_else(tmp_path):
     check_parts(source, partitioner.partition(source, request, out, overwrite=True))
     assert not (out / "part2").exists()
     for name in ("notes.txt", "notes.json", "part0/notes.txt", "orig_ids/notes.txt"):
-        mine = out / name
-        mine.write_text('{"of": "the user"}')
+        users_file = out / name
+        users_file.write_text('{"of": "the user"}')
         with pytest.raises(InputError, match=r"notes\.(txt|json), which dgl-heta did not write"):
             partitioner.partition(source, request, out, overwrite=True)
-        mine.unlink()
+        users_file.unlink()
 
 
 @pytest.mark.parametrize(("arguments", "message"), [

@@ -18,7 +18,8 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", TEXT, re.S)
 
 
 def run(word: str, directory: Path) -> dict:
-    """What the example with a word leaves; run from a file, as the compiler wants one."""
+    """Run the example that has a word, and return its names; from a file, as the compiler wants
+    one."""
     (code,) = [code for code in EXAMPLES if word in code]
     file = directory / "example.py"
     file.write_text(code, encoding="utf-8")
@@ -37,9 +38,10 @@ def test_a_partitioner_of_ones_own(tmp_path):
     greedy = run("class Greedy", tmp_path)["Greedy"]()
     inside = [(c * 6 + i, c * 6 + j) for c in range(4) for i in range(6) for j in range(i)]
     src, dst = np.array(inside).T
-    made = greedy.assign(EdgeStream.of_chunks([(src, dst)], 26), 4)
-    assert [set(part.tolist()) for part in made.owner[:24].reshape(4, 6)] == [{0}, {1}, {2}, {3}]
-    assert made.owned().max() <= 7
+    assigned = greedy.assign(EdgeStream.of_chunks([(src, dst)], 26), 4)
+    cliques = assigned.owner[:24].reshape(4, 6)
+    assert [set(part.tolist()) for part in cliques] == [{0}, {1}, {2}, {3}]
+    assert assigned.owned().max() <= 7
 
 
 def test_as_a_plugin_it_is_a_method(tmp_path):

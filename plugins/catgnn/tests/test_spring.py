@@ -62,15 +62,15 @@ def reference(edges, nodes, parts, balance=1.05):
         for node, other in ((u, v), (v, u)):
             if rich(node) < degree[other]:
                 richest[node] = other
-    found = [sorted(m) for _, m in sorted(members.items()) if m]
-    cluster = {n: i for i, m in enumerate(found) for n in m}
+    clusters = [sorted(m) for _, m in sorted(members.items()) if m]
+    cluster = {n: i for i, m in enumerate(clusters) for n in m}
 
     def top(names):
         return max((n for n in names if n in richest), key=lambda n: (rich(n), -n), default=None)
 
-    merged = {i: [i] for i in range(len(found))}
-    speaks = {i: top(m) for i, m in enumerate(found)}
-    count = {i: len(m) for i, m in enumerate(found)}
+    merged = {i: [i] for i in range(len(clusters))}
+    speaks = {i: top(m) for i, m in enumerate(clusters)}
+    count = {i: len(m) for i, m in enumerate(clusters)}
     waiting = set(merged)
     while waiting:
         i = min(waiting, key=lambda i: (count[i], i))
@@ -85,7 +85,7 @@ def reference(edges, nodes, parts, balance=1.05):
         if speaks[t] is None or rich(speaks[t]) < rich(speaks[i]):
             speaks[t] = speaks[i]
         waiting.add(t)
-    return found, merged
+    return clusters, merged
 
 
 @st.composite
@@ -100,17 +100,18 @@ def graphs(draw):
 @given(graphs())
 def test_clusters_and_mergers_are_those_of_a_plain_reference(graph):
     edges, nodes, parts = graph
-    found, merged = reference(edges, nodes, parts)
+    expected, merged = reference(edges, nodes, parts)
     source = stream(edges, nodes)
     degree = degrees(source, 7)
     clusters = find_clusters(source, degree, int(degree.sum()) / parts, 7)
-    assert [np.flatnonzero(clusters.of == i).tolist() for i in range(len(clusters.size))] == found
+    assert [np.flatnonzero(clusters.of == i).tolist()
+            for i in range(len(clusters.size))] == expected
     most = max(math.floor(1.05 * nodes / parts), math.ceil(nodes / parts), 1)
     root, size = merge(clusters, degree, most)
     assert {r: sorted(np.flatnonzero(root == r).tolist()) for r in set(root.tolist())} == {
         r: sorted(own) for r, own in merged.items()}
-    assert size.tolist() == [sum(len(found[c]) for c in merged[i]) if i in merged else 0
-                             for i in range(len(found))]
+    assert size.tolist() == [sum(len(expected[c]) for c in merged[i]) if i in merged else 0
+                             for i in range(len(expected))]
 
 
 @settings(max_examples=100, deadline=None)
@@ -118,12 +119,12 @@ def test_clusters_and_mergers_are_those_of_a_plain_reference(graph):
 def test_every_node_has_one_owner_within_the_balance_factor(graph, balance, chunk, refine):
     edges, nodes, parts = graph
     partitioner = spring(balance=balance, chunk=chunk, refine=refine)
-    made = partitioner.assign(stream(edges, nodes), parts)
-    assert made.owner.shape == (nodes,)
-    assert made.owned().sum() == nodes
-    assert made.owned().max() <= max(math.floor(balance * nodes / parts), -(-nodes // parts))
+    assigned = partitioner.assign(stream(edges, nodes), parts)
+    assert assigned.owner.shape == (nodes,)
+    assert assigned.owned().sum() == nodes
+    assert assigned.owned().max() <= max(math.floor(balance * nodes / parts), -(-nodes // parts))
     again = spring(balance=balance, chunk=13, refine=refine).assign(stream(edges, nodes), parts)
-    np.testing.assert_array_equal(made.owner, again.owner)
+    np.testing.assert_array_equal(assigned.owner, again.owner)
 
 
 @settings(max_examples=60, deadline=None)
@@ -131,13 +132,13 @@ def test_every_node_has_one_owner_within_the_balance_factor(graph, balance, chun
 def test_after_the_second_stream_every_edge_is_where_both_ends_are_owned(graph):
     edges, nodes, parts = graph
     source = stream(edges, nodes)
-    made = spring().assign(source, parts)
-    complete = made.complete(source)
+    assigned = spring().assign(source, parts)
+    complete = assigned.complete(source)
     there = [set(np.flatnonzero(complete.nodes(p))) for p in range(parts)]
     for u, v in edges:
-        assert {u, v} <= there[made.owner[u]] & there[made.owner[v]]
-    wanted = [{n for n in range(nodes) if made.owner[n] == p}
-              | {x for u, v in edges for x, y in ((u, v), (v, u)) if made.owner[y] == p}
+        assert {u, v} <= there[assigned.owner[u]] & there[assigned.owner[v]]
+    wanted = [{n for n in range(nodes) if assigned.owner[n] == p}
+              | {x for u, v in edges for x, y in ((u, v), (v, u)) if assigned.owner[y] == p}
               for p in range(parts)]
     assert there == wanted
     assert complete.factor() == sum(map(len, wanted)) / nodes
@@ -152,11 +153,11 @@ def cliques(count: int, size: int) -> list[tuple[int, int]]:
 
 def test_cliques_stay_whole():
     source = stream(cliques(8, 6), 48)
-    made = printed(volume=0.45).assign(source, 4)  # a whole clique is over the limit: closed
-    for clique in made.owner.reshape(8, 6):
+    assigned = printed(volume=0.45).assign(source, 4)  # a whole clique is over the limit: closed
+    for clique in assigned.owner.reshape(8, 6):
         assert len(set(clique.tolist())) == 1
-    assert made.owned().tolist() == [12, 12, 12, 12]
-    assert made.complete(source).factor() <= 1 + 2 * 8 / 48
+    assert assigned.owned().tolist() == [12, 12, 12, 12]
+    assert assigned.complete(source).factor() <= 1 + 2 * 8 / 48
 
 
 TRIANGLES = [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (2, 3)]  # with a bridge
@@ -164,10 +165,10 @@ TRIANGLES = [(0, 1), (1, 2), (2, 0), (3, 4), (4, 5), (5, 3), (2, 3)]  # with a b
 
 def test_two_triangles_by_hand():
     """Each has volume 7. With the limit below, the bridge moves nothing: a part for each."""
-    made = printed(volume=0.9).assign(stream(TRIANGLES, 6), 2)
-    assert made.owner.tolist() == [0, 0, 0, 1, 1, 1]
-    assert made.figures == {"clusters": 2, "clusters_merged": 2}
-    complete = made.complete(stream(TRIANGLES, 6))
+    assigned = printed(volume=0.9).assign(stream(TRIANGLES, 6), 2)
+    assert assigned.owner.tolist() == [0, 0, 0, 1, 1, 1]
+    assert assigned.figures == {"clusters": 2, "clusters_merged": 2}
+    complete = assigned.complete(stream(TRIANGLES, 6))
     assert np.flatnonzero(complete.nodes(0)).tolist() == [0, 1, 2, 3]
     assert complete.factor() == 8 / 6
 
@@ -175,17 +176,17 @@ def test_two_triangles_by_hand():
 def test_the_bridge_moves_a_node_while_both_volumes_are_within_the_limit_by_hand():
     """With the limit at 7 the bridge, last, moves 2 to the other triangle. {2, 3, 4, 5} is too
     large for a part: {0, 1} is dealt first, then 2, 3, 4 to the other part, 5 to what is left."""
-    made = printed().assign(stream(TRIANGLES, 6), 2)
-    assert made.owner.tolist() == [0, 0, 1, 1, 1, 0]
+    assigned = printed().assign(stream(TRIANGLES, 6), 2)
+    assert assigned.owner.tolist() == [0, 0, 1, 1, 1, 0]
 
 
 def test_a_node_that_cannot_move_still_has_a_richest_neighbour():
     """Lines 18 to 21 run for every edge: with the volume limit near 0 no node moves, and clusters
     of one node each are merged by richest neighbours alone."""
     edges = [(0, n) for n in range(1, 5)] + [(5, n) for n in range(6, 10)]
-    made = printed(volume=1e-9).assign(stream(edges, 10), 2)
-    assert made.figures == {"clusters": 10, "clusters_merged": 2}
-    assert made.owner.tolist() in ([0] * 5 + [1] * 5, [1] * 5 + [0] * 5)
+    assigned = printed(volume=1e-9).assign(stream(edges, 10), 2)
+    assert assigned.figures == {"clusters": 10, "clusters_merged": 2}
+    assert assigned.owner.tolist() in ([0] * 5 + [1] * 5, [1] * 5 + [0] * 5)
 
 
 def moved(edges, owner, parts, most, passes):
@@ -274,34 +275,34 @@ def test_hubs_that_all_are_neighbours_of_stay_together():
 
 def test_a_cluster_larger_than_a_part_is_divided():
     star = [(0, n) for n in range(1, 20)]
-    made = spring(balance=1).assign(stream(star, 20), 4)
-    assert made.owned().tolist() == [5, 5, 5, 5]
+    assigned = spring(balance=1).assign(stream(star, 20), 4)
+    assert assigned.owned().tolist() == [5, 5, 5, 5]
 
 
 def test_isolated_nodes_fill_up_the_parts():
-    made = spring().assign(stream([(0, 1), (1, 2), (2, 0)], 12), 3)
-    assert len(set(made.owner[:3].tolist())) == 1
-    assert made.owned().tolist() == [4, 4, 4]
+    assigned = spring().assign(stream([(0, 1), (1, 2), (2, 0)], 12), 3)
+    assert len(set(assigned.owner[:3].tolist())) == 1
+    assert assigned.owned().tolist() == [4, 4, 4]
 
 
 @pytest.mark.parametrize(("parts", "nodes"), [(1, 5), (7, 3), (5, 0), (4, 4)])
 def test_one_part_and_more_parts_than_nodes(parts, nodes):
     edges = [(n, (n + 1) % nodes) for n in range(nodes)]
-    made = spring().assign(stream(edges, nodes), parts)
-    assert made.owned().sum() == nodes
-    assert made.owned().max() <= -(-nodes // parts)
+    assigned = spring().assign(stream(edges, nodes), parts)
+    assert assigned.owned().sum() == nodes
+    assert assigned.owned().max() <= -(-nodes // parts)
 
 
 def test_without_full_neighbours_and_with_several_hops():
     path = [(n, n + 1) for n in range(9)]
     source = stream(path, 10)
-    made = spring().assign(source, 2)
-    assert made.complete(source, hops=0).factor() == 1
-    factors = [made.complete(source, hops=hops).factor() for hops in (1, 2, 3)]
+    assigned = spring().assign(source, 2)
+    assert assigned.complete(source, hops=0).factor() == 1
+    factors = [assigned.complete(source, hops=hops).factor() for hops in (1, 2, 3)]
     assert factors == sorted(set(factors))
     training = np.arange(10) == 0
-    one = made.complete(source, hops=1, training=training)
-    assert one.counts().sum() == 10 + (made.owner[0] != made.owner[1])
+    one = assigned.complete(source, hops=1, training=training)
+    assert one.counts().sum() == 10 + (assigned.owner[0] != assigned.owner[1])
 
 
 @pytest.mark.parametrize("parts", [0, -1, 2**15])

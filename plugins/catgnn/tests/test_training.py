@@ -62,21 +62,21 @@ def train(request, tmp_path, **settings):
 def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path):
     """Four parts; sampled mini-batches with dropout, and numbers of steps that differ."""
     written, _ = cut(graph(), tmp_path)
-    found = []
+    runs = []
     for workers in (1, 2, 4):
         request = TrainRequest(str(written.part_config), "gcn", workers=workers, epochs=5,
                                sync_every=2, run_dir=tmp_path / f"run-{workers}")
-        found.append(train(request, tmp_path, dtype="float64", batch_size=32, hidden=16))
-    for summary, weights in found[1:]:
-        assert summary["steps"] == found[0][0]["steps"]
-        assert summary["test_acc"] == found[0][0]["test_acc"]
-        for name, value in found[0][1].items():
+        runs.append(train(request, tmp_path, dtype="float64", batch_size=32, hidden=16))
+    for summary, weights in runs[1:]:
+        assert summary["steps"] == runs[0][0]["steps"]
+        assert summary["test_acc"] == runs[0][0]["test_acc"]
+        for name, value in runs[0][1].items():
             torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-12)
-    assert found[0][0]["metrics"][-1]["loss"] < found[0][0]["metrics"][0]["loss"]
-    assert found[0][0]["bytes_sent_per_epoch"] == 0
-    size = 8 * sum(value.numel() for value in found[0][1].values())
-    per_round = 2 * size * (1 - 1 / found[-1][0]["workers"])  # epochs 2, 4 and 5
-    assert found[-1][0]["bytes_sent_per_epoch"] == pytest.approx(3 * per_round / 5, rel=0.25)
+    assert runs[0][0]["metrics"][-1]["loss"] < runs[0][0]["metrics"][0]["loss"]
+    assert runs[0][0]["bytes_sent_per_epoch"] == 0
+    size = 8 * sum(value.numel() for value in runs[0][1].values())
+    per_round = 2 * size * (1 - 1 / runs[-1][0]["workers"])  # epochs 2, 4 and 5
+    assert runs[-1][0]["bytes_sent_per_epoch"] == pytest.approx(3 * per_round / 5, rel=0.25)
 
 
 def test_the_average_is_weighted_by_training_nodes_and_moments_are_the_parts_own(tmp_path):

@@ -34,7 +34,7 @@ class Git(Dataset):
     description = "history of a git repository (git:PATH); target: a file's kind"
 
     class Options(BaseModel):
-        """What can be said of it."""
+        """Options of a repository's graph."""
 
         path: Path = Field(Path("."), description="a directory in the repository")
         target: str = Field("file", description="file (its kind) or commit (its sub-system)")

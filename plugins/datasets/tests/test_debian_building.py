@@ -89,8 +89,8 @@ def test_words_leave_out_the_package_name_the_source_and_the_sections():
 
 
 def test_words_of_section_names_cover_plurals_and_what_they_abbreviate():
-    found = section_words({"libs", "gnu-r", "libdevel"})
-    assert {"lib", "libs", "gnu", "libdevel", "library", "development"} <= found
+    words = section_words({"libs", "gnu-r", "libdevel"})
+    assert {"lib", "libs", "gnu", "libdevel", "library", "development"} <= words
 
 
 # -- building ----------------------------------------------------------------------------
@@ -159,10 +159,10 @@ def test_build_leaves_out_words_tags_and_sites_that_restate_a_section():
     assert meta["tags"] == ["scope::utility"]
     assert meta["node_counts"]["site"] == 1
     order = _hashed_order(r["Package"] for r in records)
-    found = dict(zip(order, arrays["word_degree"].tolist(), strict=True))
-    assert found["p0"] == 1, "only 'telling' of 'zzz telling'"
-    assert found["p12"] == 2, "'plain' has too few packages to be judged"
-    assert found["q0"] == 0
+    degrees = dict(zip(order, arrays["word_degree"].tolist(), strict=True))
+    assert degrees["p0"] == 1, "only 'telling' of 'zzz telling'"
+    assert degrees["p12"] == 2, "'plain' has too few packages to be judged"
+    assert degrees["q0"] == 0
 
 
 @pytest.mark.parametrize(("text", "message"), [

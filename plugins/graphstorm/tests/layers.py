@@ -39,22 +39,22 @@ def layers(t: Trainer, which: str) -> None:
     layer = getattr(importlib.import_module(f"graphstorm.model.{module}"), name)
     etypes, common = t.facts.etypes, {"activation": torch.tanh, "dropout": 0.0}
     if which == "rgcn few bases":
-        made = [layer(HIDDEN, HIDDEN, etypes, 3, norm="layer", **common) for _ in range(2)]
+        stacked = [layer(HIDDEN, HIDDEN, etypes, 3, norm="layer", **common) for _ in range(2)]
     elif which == "rgcn":
-        made = [layer(HIDDEN, HIDDEN, etypes, len(etypes), **common) for _ in range(2)]
+        stacked = [layer(HIDDEN, HIDDEN, etypes, len(etypes), **common) for _ in range(2)]
     elif which == "rgat":
-        made = [layer(HIDDEN, HIDDEN, etypes, 2, self_loop=True, **common) for _ in range(2)]
+        stacked = [layer(HIDDEN, HIDDEN, etypes, 2, self_loop=True, **common) for _ in range(2)]
     else:
-        made = [layer(HIDDEN, HIDDEN, [*t.facts.counts], etypes, 2, norm="layer", **common)
+        stacked = [layer(HIDDEN, HIDDEN, [*t.facts.counts], etypes, 2, norm="layer", **common)
                 for _ in range(2)]
-    train(t, Stack(t, made))
+    train(t, Stack(t, stacked))
 
 
 class EdgeStack(Stack):
     """The same with features of edges of some relations."""
 
-    def __init__(self, t: Trainer, made: list[nn.Module], every: dict[Etype, Table]) -> None:
-        super().__init__(t, made)
+    def __init__(self, t: Trainer, stacked: list[nn.Module], every: dict[Etype, Table]) -> None:
+        super().__init__(t, stacked)
         self.every = every
         self.encoders = nn.ModuleDict({" ".join(e): nn.Linear(2 * WIDTH, HIDDEN) for e in every})
 
@@ -76,11 +76,11 @@ def edge_features(t: Trainer, how: str) -> None:
     layer = importlib.import_module("graphstorm.model.rgcn_encoder").RelGraphConvLayer
     every = dict([*tables(t, WIDTH).items()][::2])
     etypes, names = t.facts.etypes, {e: ["weight"] for e in every}
-    made = [layer(HIDDEN, HIDDEN, etypes, len(etypes), activation=torch.tanh, dropout=0.0,
+    stacked = [layer(HIDDEN, HIDDEN, etypes, len(etypes), activation=torch.tanh, dropout=0.0,
                   edge_feat_name=names, edge_feat_mp_op=how) for _ in range(2)]
     kept = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # in which GraphStorm divides by degrees
     try:
-        train(t, EdgeStack(t, made, every))
+        train(t, EdgeStack(t, stacked, every))
     finally:
         torch.set_default_dtype(kept)

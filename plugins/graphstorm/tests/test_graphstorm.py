@@ -110,27 +110,28 @@ def saved(directory: Path, what: str, ntype: str = "paper") -> dict[int, Tensor]
 
 
 def pieces(directory: Path, name: str) -> Tensor:
-    """What all trainers have saved under a name, joined."""
+    """Return the rows that all trainers have saved under a name, joined."""
     return torch.cat([torch.load(f, weights_only=True)
                       for f in sorted(directory.glob(f"{name}-*.pt"))])
 
 
 def predicted(directory: Path) -> list[tuple[float, ...]]:
     """Source, destination and prediction of edges, sorted by them."""
-    place = directory / "_".join(WRITES)
-    return sorted(zip(*(pieces(place, name).flatten().tolist()
+    saved_in = directory / "_".join(WRITES)
+    return sorted(zip(*(pieces(saved_in, name).flatten().tolist()
                         for name in ("src_nids", "dst_nids", "predict")), strict=True))
 
 
 def model_of(directory: Path) -> dict[str, Tensor]:
     """All parameters and tables of a saved model, by name."""
-    place = directory / "epoch-0"
-    dense = torch.load(place / "model.bin", weights_only=True)
-    found = {f"{part}/{name}": x for part, layers in dense.items() for name, x in layers.items()}
+    epoch = directory / "epoch-0"
+    dense = torch.load(epoch / "model.bin", weights_only=True)
+    parameters = {f"{part}/{name}": x for part, layers in dense.items()
+                  for name, x in layers.items()}
     tables: dict[str, list[Tensor]] = {}
-    for file in sorted(place.glob("*/sparse_emb_*.pt")):
+    for file in sorted(epoch.glob("*/sparse_emb_*.pt")):
         tables.setdefault(file.parent.name, []).append(torch.load(file, weights_only=True))
-    return found | {ntype: torch.cat(rows) for ntype, rows in tables.items()}
+    return parameters | {ntype: torch.cat(rows) for ntype, rows in tables.items()}
 
 
 @pytest.mark.needs("graphstorm")
@@ -153,9 +154,9 @@ def test_training_saves_a_model_that_plain_graphstorm_infers_the_same_with(tmp_p
     every, wanted = saved(trained, "embed"), saved(tmp_path / "theirs", "embed")
     assert len(every) == graph.num_nodes("paper")
     assert wanted.keys() == saved(tmp_path / "ours", "embed").keys()
-    for found in (every, saved(tmp_path / "ours", "embed")):
+    for rows in (every, saved(tmp_path / "ours", "embed")):
         for node, row in wanted.items():
-            torch.testing.assert_close(found[node], row, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(rows[node], row, rtol=1e-4, atol=1e-5)
     classes = saved(tmp_path / "their classes", "predict")
     for node, row in saved(tmp_path / "our classes", "predict").items():
         torch.testing.assert_close(row, classes[node], rtol=1e-4, atol=1e-5)
@@ -201,10 +202,10 @@ def test_link_prediction_saves_what_plain_graphstorm_computes_from_its_model(tmp
     launch(1, plain, "lp_infer_gnn", file, "--restore-model-path",
            tmp_path / "model" / "epoch-0", "--save-embed-path", tmp_path / "theirs")
     for ntype in graph.ntypes:
-        found, wanted = (saved(place, "embed", ntype) for place in (trained, tmp_path / "theirs"))
-        assert found.keys() == wanted.keys() == {*range(graph.num_nodes(ntype))}
+        got, wanted = (saved(run, "embed", ntype) for run in (trained, tmp_path / "theirs"))
+        assert got.keys() == wanted.keys() == {*range(graph.num_nodes(ntype))}
         for node, row in wanted.items():
-            torch.testing.assert_close(found[node], row, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(got[node], row, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.thorough
@@ -245,9 +246,9 @@ def test_training_with_features_of_edges_is_proved(tmp_path: Path) -> None:
     """Of two relations, two for the first; GraphStorm saves no model's encoder of them."""
     graph, names = whole_graph(), {CITES: ["weight", "age"], WRITES: ["weight"]}
     for etype in names:
-        for place, name in enumerate(names[etype]):
+        for number, name in enumerate(names[etype]):
             graph.edges[etype].data[name] = torch.sin(torch.arange(
-                graph.num_edges(etype) * 3).float() * 1.7 + place).view(-1, 3)
+                graph.num_edges(etype) * 3).float() * 1.7 + number).view(-1, 3)
     file, meta = config(tmp_path, graph), parts(graph, 2, tmp_path / "meta")
     text = launch(2, meta, "gsgnn_np", file, "--edge-feat-name",
                   *(f"{','.join(e)}:{','.join(of)}" for e, of in names.items()), by="prove")
@@ -273,13 +274,13 @@ def test_a_step_on_from_a_model_of_plain_graphstorm_is_plain_graphstorms(tmp_pat
     for learnable in ("exact", "replica"):
         launch(2, meta, "gsgnn_np", file, *common, tmp_path / learnable, *go_on,
                learnable=learnable)
-        found = model_of(tmp_path / learnable)
-        assert found.keys() == wanted.keys()
+        stepped = model_of(tmp_path / learnable)
+        assert stepped.keys() == wanted.keys()
         for name, x in wanted.items():
             if (learnable, name) == ("replica", "author"):  # both machines train a copy
-                assert 0 < float((found[name] - first[name]).abs().max()) < 0.0101
+                assert 0 < float((stepped[name] - first[name]).abs().max()) < 0.0101
                 continue
-            torch.testing.assert_close(found[name], x, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(stepped[name], x, rtol=1e-4, atol=1e-4)
 
 
 OPTIONS = {

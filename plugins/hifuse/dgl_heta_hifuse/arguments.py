@@ -1,4 +1,4 @@
-"""What a pass is given: the in-edges of relations, and tensors as addresses with sizes."""
+"""Arguments of a pass: the in-edges of relations, and tensors as addresses with sizes."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class Rows:
         if self.shape != tuple(shape):
             raise InputError(f"the {what} rows have the shape {self.shape} each; it should be "
                              f"{tuple(shape)}")
-        for place, (found, wanted) in enumerate(zip(self.sizes, sizes)):
-            if found != wanted:
-                raise RelationError(place, len(self.sizes),
-                                    f"{found} {what} rows are given for {wanted}")
+        for i, (size, wanted) in enumerate(zip(self.sizes, sizes)):
+            if size != wanted:
+                raise RelationError(i, len(self.sizes),
+                                    f"{size} {what} rows are given for {wanted}")
 
     def new(self, filled: bool) -> tuple[Tensor, list[int]]:
         """Memory for the gradients of all, of zeros or of any content, and the address of each
@@ -107,13 +107,13 @@ def _csc(edges: Sequence[InEdges]) -> _Csc:
                    len(csc.indices))
     last = np.empty(len(jobs), np.int64)
     if (jobs[:, c.ROWS] < 0).any() or (bad := int(c.last_sources(jobs, last))) >= 0:
-        place = int((jobs[:, c.ROWS] < 0).argmax()) if (jobs[:, c.ROWS] < 0).any() else bad
-        raise RelationError(place, len(jobs), "indptr and indices are no CSC; indptr must begin "
+        relation = int((jobs[:, c.ROWS] < 0).argmax()) if (jobs[:, c.ROWS] < 0).any() else bad
+        raise RelationError(relation, len(jobs), "indptr and indices are no CSC; indptr must begin "
                             "with 0, not decrease and end with the number of indices, which are "
                             "not negative")
-    found = _Csc(tuple(edges), jobs, last, memory)
-    _known.append(found)
-    return found
+    checked = _Csc(tuple(edges), jobs, last, memory)
+    _known.append(checked)
+    return checked
 
 
 class Call:
@@ -126,15 +126,15 @@ class Call:
         for x in sources:
             if id(x) not in plain:
                 plain[id(x)] = x if type(x) in (Tensor, torch.nn.Parameter) else x.contiguous()
-        of = {key: place for place, key in enumerate(plain)}
+        of = {key: i for i, key in enumerate(plain)}
         self.of = [of[id(x)] for x in sources]
         self.states = list(plain.values())
         self.shapes = [tuple(x.shape) for x in self.states]
         self.shape = self.shapes[0][1:] if plain else ()
         self.readings: list[Reading | None] = [reading_of(x) for x in self.states]
-        for place, (last, at) in enumerate(zip(self.csc.last.tolist(), self.of)):
+        for i, (last, at) in enumerate(zip(self.csc.last.tolist(), self.of)):
             if last >= len(self.states[at]):
-                raise RelationError(place, len(self.of),
+                raise RelationError(i, len(self.of),
                                     f"there are {len(self.states[at])} source rows, but an edge "
                                     f"starts at row {last}")
 
@@ -154,7 +154,7 @@ class Call:
 
     @property
     def tokens(self) -> list[Tensor]:
-        """What the call depends on for the gradients of its source states."""
+        """Tensors on which the call depends for the gradients of its source states."""
         return [reading.token for reading in self.readings if reading is not None]
 
     def forget(self) -> None:
@@ -187,8 +187,8 @@ class Chosen:
             width: int, like: Tensor) -> None:
         jobs = self.jobs.copy()
         jobs[:, c.FROM], jobs[:, c.TO] = rows, chosen
-        place = function(jobs, width, like.numpy().reshape(-1)[:0])
-        if place >= 0:
-            raise RelationError(place, len(jobs),
-                                f"a row is asked for of {int(jobs[place, c.COUNT])} that is not "
+        failed = function(jobs, width, like.numpy().reshape(-1)[:0])
+        if failed >= 0:
+            raise RelationError(failed, len(jobs),
+                                f"a row is asked for of {int(jobs[failed, c.COUNT])} that is not "
                                 "there")

@@ -152,13 +152,13 @@ def _per_head(shared: bool) -> tuple[Any, ...]:  # noqa: C901, PLR0915  # kernel
                         prefetch(to_source, indices, edge)
                     from_row = indices[edge]
                     for head in range(heads):
-                        g, place = grad[edge, head], 0 if shared else head
+                        g, column = grad[edge, head], 0 if shared else head
                         if to_source_too:
                             for k in range(width):
-                                to_source[from_row, place, k] += g * other[at, head, k]
+                                to_source[from_row, column, k] += g * other[at, head, k]
                         if to_other_too:
                             for k in range(width):
-                                to_other[at, head, k] += g * source[from_row, place, k]
+                                to_other[at, head, k] += g * source[from_row, column, k]
 
     @kernel
     def weighted(jobs, heads, width, like):  # type: ignore[no-untyped-def]
@@ -177,9 +177,9 @@ def _per_head(shared: bool) -> tuple[Any, ...]:  # noqa: C901, PLR0915  # kernel
                     prefetch(source, indices, edge)
                     from_row = indices[edge]
                     for head in range(heads):
-                        weight, place = other[edge, head], 0 if shared else head
+                        weight, column = other[edge, head], 0 if shared else head
                         for k in range(width):
-                            out[row, head, k] += weight * source[from_row, place, k]
+                            out[row, head, k] += weight * source[from_row, column, k]
 
     @kernel
     def weighted_backward(jobs, heads, width, to_source_too, to_other_too, like):  # type: ignore[no-untyped-def]
@@ -200,12 +200,12 @@ def _per_head(shared: bool) -> tuple[Any, ...]:  # noqa: C901, PLR0915  # kernel
                         prefetch(to_source, indices, edge)
                     from_row = indices[edge]
                     for head in range(heads):
-                        weight, place = other[edge, head], 0 if shared else head
+                        weight, column = other[edge, head], 0 if shared else head
                         if to_source_too:
                             for k in range(width):
-                                to_source[from_row, place, k] += weight * grad[row, head, k]
+                                to_source[from_row, column, k] += weight * grad[row, head, k]
                         if to_other_too:
-                            to_other[edge, head] = _dot(grad[row, head], source[from_row, place])
+                            to_other[edge, head] = _dot(grad[row, head], source[from_row, column])
 
     return dot, dot_backward, weighted, weighted_backward
 

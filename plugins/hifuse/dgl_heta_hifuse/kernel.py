@@ -154,7 +154,8 @@ class MergedKernel(FusedKernel):
 
 def _projectable(edges: Sequence[InEdges], sources: Sequence[Tensor], others: Sequence[Tensor],
                  weights: Sequence[Tensor] | Tensor) -> bool:
-    """Whether products can be taken inside the compiled passes: source rows that heads share."""
+    """Return whether products can be taken inside the compiled passes: source rows that heads
+    share."""
     return (_alike(sources) and _alike(others) and _alike(weights)
             and _first(sources).dim() == 2 and _first(weights).dim() == 3
             and len({weight.shape for weight in weights}) == 1
@@ -168,12 +169,12 @@ def _first(tensors: Sequence[Tensor] | Tensor) -> Tensor:
 
 
 def _plain(tensors: Sequence[Tensor] | Tensor) -> bool:
-    """Whether these are tensors with memory, not rows that wait for their values."""
+    """Return whether these are tensors with memory, not rows that wait for their values."""
     return all(type(x) in (Tensor, torch.nn.Parameter) for x in _each(tensors))
 
 
 def _alike(tensors: Sequence[Tensor] | Tensor) -> bool:
-    """Whether tensors differ in the number of their rows alone."""
+    """Return whether tensors differ in the number of their rows alone."""
     first = _first(tensors)
     return isinstance(tensors, Tensor) or all(
         x.dtype == first.dtype and x.device == first.device and x.shape[1:] == first.shape[1:]
@@ -187,7 +188,7 @@ def _each(tensors: Sequence[Tensor] | Tensor) -> Sequence[Tensor]:
 
 
 def _compiled(edges: Sequence[InEdges], *lists: Sequence[Tensor]) -> bool:
-    """Whether the compiled passes take these: on CPU, in single or double precision."""
+    """Return whether the compiled passes take these: on CPU, in single or double precision."""
     dtype = _first(lists[0]).dtype
     return (passes is not None and dtype in (torch.float32, torch.float64)
             and all(_first(values).device.type == "cpu" and _first(values).dtype == dtype

@@ -90,14 +90,14 @@ def matmul(rows: Sequence[Tensor], weights: Sequence[Tensor] | Tensor) -> Joined
     """Products of each relation's rows (n, A) or (n, H, A) with its weight."""
     stacked = isinstance(weights, Tensor)
     shape = weights[0].shape
-    for place, weight in enumerate(weights):
-        if weight.shape != shape or rows[place].dim() != weight.dim() or (
-                rows[place].shape[1:] != shape[:-1]):
+    for i, weight in enumerate(weights):
+        if weight.shape != shape or rows[i].dim() != weight.dim() or (
+                rows[i].shape[1:] != shape[:-1]):
             raise RelationError(
-                place, len(weights),
-                f"rows of shape {tuple(rows[place].shape)} cannot be multiplied by a weight of "
+                i, len(weights),
+                f"rows of shape {tuple(rows[i].shape)} cannot be multiplied by a weight of "
                 f"shape {tuple(weight.shape)}; it should be "
-                f"{(*rows[place].shape[1:], shape[-1])}")
+                f"{(*rows[i].shape[1:], shape[-1])}")
     joined = isinstance(rows, Joined)
     sizes = rows.sizes if isinstance(rows, Joined) else [len(x) for x in rows]
     given = [rows.whole] if isinstance(rows, Joined) else list(rows)

@@ -50,9 +50,9 @@ def dot(edges: Sequence[InEdges], sources: Sequence[Tensor], destinations: Seque
     heads, width = others.shape
     shared = len(call.shape) == 1
     call.want("source", call.shape, (width,) if shared else (heads, width))
-    for place, (rows, count) in enumerate(zip(others.sizes, call.rows)):
+    for i, (rows, count) in enumerate(zip(others.sizes, call.rows)):
         if rows not in (1, count):
-            raise RelationError(place, len(edges),
+            raise RelationError(i, len(edges),
                                 f"{rows} destination rows are given for {count}")
     run, run_backward, _, _ = c.SHARED if shared else c.OF_HEADS
 
@@ -176,9 +176,9 @@ class _Functions(NamedTuple):
     forward: Callable[[np.ndarray, np.ndarray], None]
     backward: Callable[[np.ndarray, bool, bool, np.ndarray], None] | None
     adds_to_others: bool = False
-    """Whether `backward` adds to the other argument's gradient, or fills it."""
+    """True: `backward` adds to the other argument's gradient. False: it fills it."""
     reads: bool = False
-    """Whether `backward` reads the arguments."""
+    """True if `backward` reads the arguments."""
 
 
 def _run(call: Call, functions: _Functions, others: Rows | None, sizes: list[int],
@@ -227,18 +227,18 @@ class _Pass(torch.autograd.Function):
             jobs[:, c.TO_SOURCE] = [at[i] for i in call.of]
             jobs[:, c.SOURCES] = [call.shapes[i][0] for i in call.of]
         of_others = others is not None and any(ctx.needs_input_grad[6 + ctx.tokens:])
-        found: Sequence[Tensor | None] = []
+        to_others: Sequence[Tensor | None] = []
         if others is not None:
             jobs[:, c.OTHERS] = others.sizes
             if functions.reads:
                 jobs[:, c.OTHER] = others.at
-            found = [None] * others.count
+            to_others = [None] * others.count
             if of_others:
                 whole, jobs[:, c.TO_OTHER] = others.new(functions.adds_to_others)
-                found = others.apart(whole)
+                to_others = others.apart(whole)
         functions.backward(jobs, of_sources, of_others, grad.numpy().reshape(-1)[:0])
         zero = grad.new_zeros(())
-        return (*[None] * 6, *[zero] * ctx.tokens, *found)
+        return (*[None] * 6, *[zero] * ctx.tokens, *to_others)
 
 
 def _swapped(jobs: np.ndarray) -> np.ndarray:
@@ -277,7 +277,7 @@ class _Softmax(torch.autograd.Function):
 class _Gather:
     def __init__(self, states: Sequence[Tensor], rows: Sequence[Tensor | slice]) -> None:
         unique = {id(x): x for x in states}
-        of = {key: place for place, key in enumerate(unique)}
+        of = {key: i for i, key in enumerate(unique)}
         self.states = list(unique.values())
         self.of = [of[id(x)] for x in states]
         self.readings = [reading_of(x) for x in self.states]

@@ -75,7 +75,7 @@ class Pipeline(BatchSource):
 
 
 def _can_overlap() -> bool:
-    """Whether something can be computed beside training: with a core to spare, or a GPU."""
+    """Return whether something can be computed beside training: with a core to spare, or a GPU."""
     cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
              else os.cpu_count() or 1)
     threads = torch.get_num_threads()
@@ -94,7 +94,7 @@ def _say_once(cores: int) -> None:
 
 
 class _Failure:
-    """What a stage raised; it goes down the line in the place of its batch."""
+    """The error of a stage; it goes down the line in the place of its batch."""
 
     def __init__(self, error: BaseException) -> None:
         self.error = error
@@ -107,8 +107,8 @@ class _Line:
     def __init__(self, steps: int, stages: Sequence[Stage], in_order: bool) -> None:
         self._steps, self._stages, self._in_order = steps, stages, in_order
         self._changed = threading.Condition()
-        self._made: list[deque[Any]] = [deque() for _ in stages]
-        """What each stage has made and the next one, last training, has not taken."""
+        self._ready: list[deque[Any]] = [deque() for _ in stages]
+        """Batches of each stage that the next one, at last training, has not taken."""
         self._allowed = 0
         self._closed = False
         self._failure: _Failure | None = None
@@ -119,9 +119,9 @@ class _Line:
         _share_python_sooner(self)
         cores = torch.get_num_threads()
         try:
-            for place, stage in enumerate(self._stages):
+            for number, stage in enumerate(self._stages):
                 ready = threading.Event()
-                thread = threading.Thread(target=self._work, args=(place, ready), daemon=True,
+                thread = threading.Thread(target=self._work, args=(number, ready), daemon=True,
                                           name=f"dgl-heta {stage.name}")
                 thread.start()
                 self._threads.append(thread)
@@ -138,9 +138,9 @@ class _Line:
     def take(self) -> Any:
         """The next batch. What a stage raised for it is raised here, with its traceback."""
         with self._changed:
-            while not self._made[-1]:
+            while not self._ready[-1]:
                 self._changed.wait()
-            batch = self._made[-1].popleft()
+            batch = self._ready[-1].popleft()
         if isinstance(batch, _Failure):
             raise batch.error
         return batch
@@ -150,8 +150,8 @@ class _Line:
         with self._changed:
             self._closed = True
             self._in_order = self._in_order and not at_exit
-            for made in self._made:
-                made.clear()
+            for batches in self._ready:
+                batches.clear()
             self._changed.notify_all()
         for thread in self._threads:
             thread.join(_AT_EXIT_S if at_exit else None)
@@ -165,45 +165,45 @@ class _Line:
         if self._in_order and self._failure is not None:
             raise self._failure.error
 
-    def _work(self, place: int, ready: threading.Event) -> None:
+    def _work(self, number: int, ready: threading.Event) -> None:
         """One stage, for all batches in order."""
         try:
             torch.get_num_threads()  # which gives this thread the process's number, once
             torch.set_num_threads(1)
         finally:
             ready.set()
-        run = self._stages[place].run
+        run = self._stages[number].run
         for step in range(self._steps):
-            given = self._given(place, step)
+            given = self._given(number, step)
             if given is None:
                 return
-            made = given if isinstance(given, _Failure) else _made(run, given)
+            batch = given if isinstance(given, _Failure) else _batch_or_failure(run, given)
             with self._changed:
                 if not self._closed:
-                    self._made[place].append(made)
+                    self._ready[number].append(batch)
                     self._changed.notify_all()
-            if isinstance(made, _Failure):
-                self._failure = made
+            if isinstance(batch, _Failure):
+                self._failure = batch
                 return
-            del given, made
+            del given, batch
 
-    def _given(self, place: int, step: int) -> Any:
-        """What a stage works on next, or None when it has no more to do."""
+    def _given(self, number: int, step: int) -> Any:
+        """Return the batch that a stage works on next, or None when it has no more to do."""
         with self._changed:
             while True:
-                if not place:
+                if not number:
                     if self._closed and not (self._in_order and step < self._allowed):
                         return None  # with `_in_order` other workers sample all that was allowed
                     if step < self._allowed:
                         return step
                 elif self._closed:
                     return None
-                elif self._made[place - 1]:
-                    return self._made[place - 1].popleft()
+                elif self._ready[number - 1]:
+                    return self._ready[number - 1].popleft()
                 self._changed.wait()
 
 
-def _made(run: Callable[[Any], Any], given: Any) -> Any:
+def _batch_or_failure(run: Callable[[Any], Any], given: Any) -> Any:
     try:
         return run(given)
     except BaseException as error:

@@ -72,7 +72,7 @@ class _Chunks:
 
 
 class _Pass:
-    """What both functions have in common: their arguments in order, and their gradients."""
+    """The base of both functions: their arguments in order, and their gradients."""
 
     @staticmethod
     def begin(ctx: Any, call: Call, others: Rows, stacked: bool, tokens: int, given: int,

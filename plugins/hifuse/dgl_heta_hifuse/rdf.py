@@ -48,8 +48,8 @@ def load(name: str, path: Path) -> GraphSource:
 
 
 def _folder(name: str, path: Path) -> Path:
-    found = [path, *sorted(path.glob(f"{name}-hetero*"))] if path.is_dir() else []
-    for folder in found:
+    folders = [path, *sorted(path.glob(f"{name}-hetero*"))] if path.is_dir() else []
+    for folder in folders:
         if (folder / f"{name}-hetero_dgl_graph.bin").exists() or (
                 folder / "trainingSet.tsv").exists():
             return folder

@@ -115,25 +115,25 @@ def main() -> None:
             return sample(*args, **kwargs)
 
         Sampler.sample = fails  # type: ignore[method-assign]
-    training, found = loader(train), []
+    training, values = loader(train), []
     seen: set[str] = set()
     for epoch in range(2):
         for number, batch in enumerate(training):
-            found.append(step(losses(batch)))
+            values.append(step(losses(batch)))
             seen |= {thread.name for thread in threading.enumerate()}
             if epoch == 0 and number == 2:
                 break  # the loader is used again, after another
         with torch.no_grad():
-            found += [losses(batch).item() for batch in loader(val, shuffle=False)]
+            values += [losses(batch).item() for batch in loader(val, shuffle=False)]
     for first, second in zip(loader(train), loader(train)):  # drawn side by side
-        found.append(step(losses(first) + losses(second)))
+        values.append(step(losses(first) + losses(second)))
     for _ in loader(train):
         break  # and nobody ends this one
     del training
     left = {thread.name for thread in threading.enumerate()}
     flat = torch.cat([p.detach().reshape(-1) for p in net.parameters()])
     g.barrier()
-    np.savez(Path(options.out) / f"{rank}.npz", losses=found, parameters=flat.numpy(),
+    np.savez(Path(options.out) / f"{rank}.npz", losses=values, parameters=flat.numpy(),
              seen=sorted(seen), left=sorted(left), rpc=sorted(rpc_threads),
              **{t: table.weight[torch.arange(g.num_nodes(t))].numpy()
                 for t, table in tables.items()})

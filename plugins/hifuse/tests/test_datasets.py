@@ -115,9 +115,9 @@ def test_a_graph_that_dgl_saved_is_read_without_its_pickled_file(tmp_path, heta_
     expected = generate(SHAPES["bgs"], 0.1)
     graph = rdf.load("bgs", tmp_path)
     assert graph.schema() == expected.schema()
-    found = edges_of(graph)
+    got = edges_of(graph)
     for relation, edges in edges_of(expected).items():
-        assert np.array_equal(found[relation], edges), relation
+        assert np.array_equal(got[relation], edges), relation
     arrays = graph.node_arrays[task_of(graph).target]
     assert set(arrays) == {"label", "train_mask", "test_mask"}
     assert (arrays["label"][:3] == -1).all()

@@ -32,12 +32,12 @@ def test_it_counts_operators_and_says_that_no_gpu_was_there():
     cells = [[cell.strip() for cell in line.split("|")[1:-1]]
              for line in done.stdout.splitlines() if line.startswith("| mutag")]
     for model in ("rgcn", "rgat", "hgt"):
-        found = {row[4]: row for row in cells if row[3] == model}
-        assert {"torch", "merged"} <= set(found)
-        for row in found.values():
+        rows = {row[4]: row for row in cells if row[3] == model}
+        assert {"torch", "merged"} <= set(rows)
+        for row in rows.values():
             assert int(row[5].replace(",", "")) > 0
             assert float(row[6]) > 0
-        assert found["merged"][7:] == ["1.00", "1.00"]
+        assert rows["merged"][7:] == ["1.00", "1.00"]
     assert "CPU: no figure of a GPU came of this run" in done.stdout
     assert "no numba" in done.stdout
     refused = script()

@@ -70,12 +70,12 @@ class Case:
 
     def chosen(self) -> list[Tensor | slice]:
         """Some rows of each relation's source states."""
-        found: list[Tensor | slice] = []
-        for place, at in enumerate(self.of):
+        rows: list[Tensor | slice] = []
+        for i, at in enumerate(self.of):
             count = self.sources[at]
-            found.append(slice(count // 3, count) if place % 2 else
-                         torch.randperm(count, generator=torch.Generator().manual_seed(place))[::2])
-        return found
+            rows.append(slice(count // 3, count) if i % 2 else
+                         torch.randperm(count, generator=torch.Generator().manual_seed(i))[::2])
+        return rows
 
 
 S, R, E = "source", "row", "edge"
@@ -120,15 +120,15 @@ def some_cases(draw: st.DrawFn) -> Case:
 
 
 def outcome(kernel: BaseKernel, case: Case, name: str, joined: bool) -> list[Tensor]:
-    """What an operator gives for each relation, and the gradients of all it was given."""
+    """Return an operator's result for each relation, and the gradients of its arguments."""
     function, shapes = OPERATORS[name]
     lists, leaves = case.lists(joined, *shapes)
-    found = [*function(kernel, case, lists)]
-    if all(x.requires_grad for x in found):
+    results = [*function(kernel, case, lists)]
+    if all(x.requires_grad for x in results):
         generator = torch.Generator().manual_seed(1)
         sum((x * torch.randn(x.shape, dtype=x.dtype, generator=generator)).sum()
-            for x in found).backward()  # type: ignore[union-attr]
-    return [*(x.detach() for x in found),
+            for x in results).backward()  # type: ignore[union-attr]
+    return [*(x.detach() for x in results),
             *(torch.zeros_like(x) if x.grad is None else x.grad for x in leaves)]
 
 
@@ -171,8 +171,8 @@ def test_operators_agree_with_the_reference(name: str, case: Case, joined: bool,
 @pytest.mark.parametrize("name", OPERATORS)
 def test_two_hundred_relations_many_of_them_empty(name: str, way: str) -> None:
     generator = np.random.default_rng(0)
-    degrees = [(generator.integers(0, 3, generator.integers(0, 9)) * (place % 3 > 0)).tolist()
-               for place in range(200)]
+    degrees = [(generator.integers(0, 3, generator.integers(0, 9)) * (i % 3 > 0)).tolist()
+               for i in range(200)]
     # One source row for each edge, so that maxima do not tie.
     case = Case(degrees, [50, 1, 7], generator.integers(0, 3, 200).tolist())
     check(case, name, joined=False)
@@ -214,7 +214,7 @@ def test_gradients_of_all_operators_on_one_tensor_are_added(way: str) -> None:
 
 
 def test_a_graph_can_be_gone_through_twice_and_in_parts(way: str) -> None:
-    """What one pass has added is not in the next one."""
+    """A pass does not see the gradients that the one before has added."""
     case = Case([[2, 1], [3]], [4], [0, 0])
     states = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     other = torch.ones(1, dtype=torch.float64, requires_grad=True)
@@ -325,9 +325,9 @@ def test_few_relations_are_summed_as_by_fused(monkeypatch: pytest.MonkeyPatch) -
     states = torch.randn(4, 3)
     for relations in (2, 3):
         case = Case([[2, 0], [1, 2], [1]][:relations], [4], [0, 0, 0][:relations])
-        found = MERGED.reduce(case.edges, [states] * relations, "sum")
-        assert isinstance(found, Joined) == (relations == 3)
-        for got, want in zip(found, TORCH.reduce(case.edges, [states] * relations, "sum")):
+        sums = MERGED.reduce(case.edges, [states] * relations, "sum")
+        assert isinstance(sums, Joined) == (relations == 3)
+        for got, want in zip(sums, TORCH.reduce(case.edges, [states] * relations, "sum")):
             torch.testing.assert_close(got, want)
 
 
@@ -352,8 +352,8 @@ def test_models_name_the_relation_that_does_not_fit() -> None:
     pytest.importorskip("numba")
     relations = [Relation("a", "r", "b"), Relation("a", "s", "b")]
     into = {"b": tuple(relations)}
-    blocks = [RelationBlock(r, 0, torch.tensor([0, 2, 3]), torch.tensor([0, 1, 2]).int(), place)
-              for place, r in enumerate(relations)]
+    blocks = [RelationBlock(r, 0, torch.tensor([0, 2, 3]), torch.tensor([0, 1, 2]).int(), i)
+              for i, r in enumerate(relations)]
     block = Block(1, {"a": 3, "b": 2}, {"b": 2}, blocks, {}, False, into, into)
     states = {"a": torch.zeros(3, 4), "b": torch.zeros(2, 4)}
     edges = Relations([Edges(block, each, states) for each in blocks])

@@ -40,21 +40,21 @@ def launch(config: Path, out: Path, hifuse_path: str, *more: object, samplers: i
                           env={**os.environ, "PYTHONPATH": hifuse_path})
 
 
-def found(out: Path) -> list[dict[str, np.ndarray]]:
+def saved_by(out: Path) -> list[dict[str, np.ndarray]]:
     return [dict(np.load(out / f"{rank}.npz")) for rank in range(2)]
 
 
 @pytest.fixture(scope="module")
 def asked(config: Path, hifuse_path: str, tmp_path_factory: pytest.TempPathFactory
           ) -> list[dict[str, np.ndarray]]:
-    """What the script computes without the pipeline, which a source that is named overrules."""
+    """Results of the script without the pipeline, which a source that is named overrules."""
     out = tmp_path_factory.mktemp("asked") / "run"
     done = launch(config, out, hifuse_path, "--num-workers", 2,
                   settings=("train.learnable=exact", "train.batches=on-demand"))
     assert done.returncode == 0, done.stdout
     assert "ahead of time" not in done.stdout
     assert done.stdout.count("no sampling workers are started") == 1
-    return found(out)
+    return saved_by(out)
 
 
 @pytest.mark.parametrize("by", [
@@ -72,7 +72,7 @@ def test_a_script_computes_the_same_with_batches_made_ahead(
     assert done.stdout.count("batches are made ahead of time, on threads (train.batches = "
                              "pipeline)") == 1
     assert "of sampling ahead of time" in done.stdout
-    for ahead, want in zip(found(tmp_path / "run"), asked, strict=True):
+    for ahead, want in zip(saved_by(tmp_path / "run"), asked, strict=True):
         for name in {*want} - {"seen", "left"}:
             np.testing.assert_array_equal(ahead[name], want[name], err_msg=name)
         assert want["rpc"].tolist() == ["MainThread"]

@@ -46,10 +46,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def plugins() -> Plugins:
     """The plugins of this process, the one of the tree among them."""
-    found = Plugins()
-    if not found.manager.is_registered(dgl_heta_hifuse):
-        found._register(dgl_heta_hifuse, "dgl-heta-hifuse:tree", "dgl-heta-hifuse", "0.1.0")
-    return found
+    registry = Plugins()
+    if not registry.manager.is_registered(dgl_heta_hifuse):
+        registry._register(dgl_heta_hifuse, "dgl-heta-hifuse:tree", "dgl-heta-hifuse", "0.1.0")
+    return registry
 
 
 @pytest.fixture
@@ -72,13 +72,14 @@ def engine_of(store: Path, plugins: Plugins, scratch: Path, source: str, *more: 
 
 def computed(engine: Engine) -> Computed:
     """Two epochs, each evaluated: scores, what caches counted, and all that training changes."""
-    found: Computed = []
+    values: Computed = []
     for epoch in range(2):
         engine.start_epoch(epoch)
-        found += [step.tolist() for step in engine.train(engine.steps("train", epoch), epoch << 20)]
-        found += [engine.evaluate("val"), engine.evaluate("test")]
-        found.append(engine.caches.counted() if engine.caches else None)
-    return [*found, *(p.tolist() for p in engine.model.parameters()),
+        values += [step.tolist()
+                   for step in engine.train(engine.steps("train", epoch), epoch << 20)]
+        values += [engine.evaluate("val"), engine.evaluate("test")]
+        values.append(engine.caches.counted() if engine.caches else None)
+    return [*values, *(p.tolist() for p in engine.model.parameters()),
             *(rows.tolist() for _, rows in engine.learnable.shards().values())]
 
 
@@ -104,7 +105,7 @@ def test_caches_count_and_replace_the_same(store: Path, plugins: Plugins, tmp_pa
                                            policy: str, tables: str) -> None:
     asked, ahead = both(store, plugins, tmp_path, f"cache.policy={policy}",
                         f"cache.tables={tables}", "cache.capacity_mb=0.003", "cache.gate=false")
-    counted = next(found for found in asked if isinstance(found, dict))
+    counted = next(part for part in asked if isinstance(part, dict))
     for ntype in ("paper", "author"):  # a static type, a learnable one
         assert 0 < counted[ntype]["hits"] < counted[ntype]["reads"]
     assert ahead == asked
@@ -188,11 +189,11 @@ def test_two_workers_compute_the_same(store: Path, heta_here, tmp_path: Path,
         assert done.returncode == 0, done.stderr
         runs.append((metrics(tmp_path / source),
                      load_file(tmp_path / source / "model.safetensors")))
-    (asked, kept), (ahead, found) = runs
+    (asked, kept), (ahead, weights) = runs
     same = ("loss", "train_acc", "val_acc", "bytes_sent", "cache")
     assert [[e.get(key) for key in same] for e in ahead] == [
         [e.get(key) for key in same] for e in asked]
-    assert {name: rows.tolist() for name, rows in found.items()} == {
+    assert {name: rows.tolist() for name, rows in weights.items()} == {
         name: rows.tolist() for name, rows in kept.items()}
 
 

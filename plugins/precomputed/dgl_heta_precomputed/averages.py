@@ -62,27 +62,27 @@ def paths_into(schema: Schema, target: str, hops: int,
         There are more than 10,000 of them.
     """
     level: list[Metapath] = [(r,) for r in schema.into[target] if roots is None or r in roots]
-    found = list(level)
+    paths = list(level)
     for _ in range(hops - 1):
         level = [(before, *path) for path in level for before in schema.into[path[0].src]]
-        found += level
-        if len(found) > MOST_PATHS:
+        paths += level
+        if len(paths) > MOST_PATHS:
             raise InputError(f"'{target}' has more than {MOST_PATHS:,} metapaths of up to {hops} "
                              "relations; use fewer layers, or name the metapaths "
                              "(partition.metapaths)")
-    return found
+    return paths
 
 
 def relation_subsets(schema: Schema, target: str, count: int, seed: int
                      ) -> list[frozenset[Relation]]:
     """`count` random subsets of the relations, each with a relation into the target (NARS §4.1)."""
     generator = random.Random(seed)
-    found: list[frozenset[Relation]] = []
-    while len(found) < count:
+    subsets: list[frozenset[Relation]] = []
+    while len(subsets) < count:
         subset = frozenset(r for r in schema.relations if generator.random() < 0.5)
         if subset & set(schema.into[target]):
-            found.append(subset)
-    return found
+            subsets.append(subset)
+    return subsets
 
 
 class Averages:
@@ -320,7 +320,7 @@ def _key(store: Store, what: Any, width: int, double: bool, seed: int) -> str:
 
 
 def _complete(out: Path, key: str, names: Sequence[str]) -> bool:
-    """Whether a directory holds what a key stands for, undamaged."""
+    """Return whether a directory has the averages of a key, undamaged."""
     try:
         note = json.loads((out / MANIFEST).read_text(encoding="utf-8"))
         if not isinstance(note, dict) or note.get("key") != key:

@@ -1,4 +1,4 @@
-"""What SeHGNN and NARS read: their part of the averages, and the rows of a batch."""
+"""Inputs of SeHGNN and NARS: their part of the averages, and the rows of a batch."""
 
 from __future__ import annotations
 

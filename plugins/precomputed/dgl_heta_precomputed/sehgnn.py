@@ -86,10 +86,10 @@ class Projections(nn.Module):
 
     def __init__(self, dims: Sequence[int], width: int, dropout: float) -> None:
         super().__init__()
-        self._dims, self._place = list(dims), []
+        self._dims, self._slot = list(dims), []
         counts: dict[int, int] = {}
         for dim in dims:
-            self._place.append(counts.get(dim, 0))
+            self._slot.append(counts.get(dim, 0))
             counts[dim] = counts.get(dim, 0) + 1
         self.first = nn.ModuleDict({str(d): _Batched(n, d, width) for d, n in counts.items()})
         self.second = nn.ModuleDict({str(d): _Batched(n, width, width)
@@ -99,11 +99,11 @@ class Projections(nn.Module):
     def forward(self, places: Sequence[int], inputs: Sequence[Tensor]) -> list[Tensor]:
         """Projections (rows, width) of `inputs[i]` (rows, dim) by the MLP number `places[i]`."""
         batches: dict[tuple[int, int], list[int]] = {}
-        for i, (place, rows) in enumerate(zip(places, inputs)):
-            batches.setdefault((self._dims[place], len(rows)), []).append(i)
+        for i, (number, rows) in enumerate(zip(places, inputs)):
+            batches.setdefault((self._dims[number], len(rows)), []).append(i)
         projected: dict[int, Tensor] = {}
         for (dim, _), members in batches.items():
-            chosen = torch.tensor([self._place[places[i]] for i in members])
+            chosen = torch.tensor([self._slot[places[i]] for i in members])
             states = torch.stack([inputs[i] for i in members])
             states = self.dropout(self.first[str(dim)](chosen, states))
             projected.update(zip(members, self.second[str(dim)](chosen, states).unbind(0)))

@@ -63,13 +63,13 @@ def test_averages_are_products_of_mean_matrices(store: Store, tmp_path: Path) ->
                                   for r in store.schema.into[p[0].src]]) + len(
         [p for p in paths if len(p) == 3])
     assert all(p[-1].dst == "paper" for p in paths)
-    found = path_averages(store, paths, tmp_path / "out", width=WIDTH, double=True)
+    averages = path_averages(store, paths, tmp_path / "out", width=WIDTH, double=True)
     everyone = np.arange(store.schema.node_counts["paper"])
     for i, path in enumerate(paths):
         want = features(store, path[0].src)
         for relation in path:
             want = mean(dense(store, relation)) @ want
-        np.testing.assert_allclose(found.read(i, everyone).numpy(), want, rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(averages.read(i, everyone).numpy(), want, rtol=1e-12, atol=1e-13)
     files = {f.name for f in (tmp_path / "out").iterdir()}
     assert files == {f"path-{i:05d}.npy" for i in range(len(paths))} | {"precomputed.json"}
 
@@ -117,17 +117,17 @@ def test_averages_are_reused_while_nothing_changed(store: Store, tmp_path: Path)
     paths = paths_into(store.schema, "paper", 2)
     out = tmp_path / "out"
 
-    def made(**changes: int) -> int:
+    def computed(**changes: int) -> int:
         path_averages(store, paths, out, width=changes.get("width", WIDTH),
                       seed=changes.get("seed", 0))
         return (out / "precomputed.json").stat().st_ino
 
-    first = made()
-    assert made() == first
-    assert made(seed=1) != first
+    first = computed()
+    assert computed() == first
+    assert computed(seed=1) != first
     (out / "precomputed.json").unlink()
     with pytest.raises(InputError, match="not written by dgl-heta"):
-        made(seed=1)
+        computed(seed=1)
 
 
 def test_too_many_metapaths_are_refused_with_what_helps() -> None:

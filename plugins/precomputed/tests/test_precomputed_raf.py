@@ -22,7 +22,7 @@ Results = dict[str, list[dict[str, np.ndarray]]]
 
 
 def computed(store: Path, out: Path, parts: int, names: list[str], **options: Any) -> Results:
-    """What the workers computed in cases of these names."""
+    """Return the workers' results in cases of these names."""
     out.mkdir(exist_ok=True)
     return run(job(store, out, parts, names, guests=True, others=CASES, **options), out)
 
@@ -42,7 +42,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def alone(store: Path) -> Results:
-    """What one process computes."""
+    """Results of one process."""
     return computed(store, store.with_name("alone"), 1, [*CASES][:2])
 
 

@@ -51,20 +51,20 @@ def test_what_does_not_fit_is_refused_before_workers_start(
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Results]:
-    """What one worker and two computed, in mixed precision and not."""
+    """Results of one worker and of two, in mixed precision and not."""
     out = tmp_path_factory.mktemp("autocast")
     write_store(with_tasks(academic(papers=150)), out / "store")
-    found = {}
+    by_workers = {}
     for parts in (1, 2):
         cases: dict[str, Any] = {how: {
             "model": {"hidden": 16, "name": "sehgnn", "heads": 2},
             "train": {"global_batch_size": 48, "fanouts": [3, 3], "threads": 1, "autocast": how},
             "run": {"timeout_s": PATIENCE, "prove": "1"}} for how in ("off", "bfloat16")}
         (out / f"{parts}").mkdir()
-        found[parts] = run({"store": str(out / "store"), "out": str(out / f"{parts}"),
+        by_workers[parts] = run({"store": str(out / "store"), "out": str(out / f"{parts}"),
                             "parts": parts, "cases": cases, "guests": True}, out / f"{parts}",
                            "proving_worker")
-    return found
+    return by_workers
 
 
 def losses(workers: list[dict[str, np.ndarray]]) -> np.ndarray:

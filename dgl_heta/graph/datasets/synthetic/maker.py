@@ -195,8 +195,8 @@ class Maker:
                 nodes, drawn = nodes[fits], drawn[fits]
             new = np.unique(nodes * hubs + drawn)
             if len(keys):
-                place = np.minimum(np.searchsorted(keys, new), len(keys) - 1)
-                new = new[keys[place] != new]
+                at = np.minimum(np.searchsorted(keys, new), len(keys) - 1)
+                new = new[keys[at] != new]
             missing = missing - np.bincount(new // hubs, minlength=len(degrees))
             keys = np.sort(np.concatenate([keys, new]), kind="stable")
         everyone = np.arange(hubs)
@@ -226,7 +226,7 @@ class Maker:
 
 
 def _oriented(node: np.ndarray | int, other: np.ndarray) -> np.ndarray:
-    """Whether the pair is to be drawn from `node`.
+    """Return whether each pair (`node`, `other`) is to be drawn from `node`.
 
     Of (a, b) and (b, a) exactly one is, and about half of all partners are left to every
     node. So no edge is drawn from both ends, although the blocks do not know of each other.

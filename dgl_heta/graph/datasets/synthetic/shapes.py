@@ -1,4 +1,4 @@
-"""What a synthetic graph is to look like: types, relations, what they tell, and the task."""
+"""The shape of a synthetic graph: types, relations, what they tell, and the task."""
 
 from __future__ import annotations
 

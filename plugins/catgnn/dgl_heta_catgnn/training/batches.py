@@ -1,4 +1,4 @@
-"""What of a part a step trains on: all of it, sampled neighbours, or an algorithm of one's own."""
+"""Batches of a part, one a step: all of it, sampled neighbours, or an algorithm of one's own."""
 
 from __future__ import annotations
 
@@ -73,10 +73,10 @@ def make_batches(name: str | None, full: bool, size: int, fanouts: Sequence[int]
     """An algorithm for a part: one's own by `module:attribute`, or a built-in one."""
     if name is None:
         return FullBatch() if full else Neighbours(size, fanouts)
-    made = imported(name)()
-    if not isinstance(made, PartBatches):
+    batches = imported(name)()
+    if not isinstance(batches, PartBatches):
         raise InputError(f"'{name}' is no PartBatches; derive it from dgl_heta_catgnn.PartBatches")
-    return made
+    return batches
 
 
 def loss_of(model: nn.Module, batch: Any) -> tuple[Tensor, int]:

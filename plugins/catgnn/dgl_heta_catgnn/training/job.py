@@ -50,7 +50,7 @@ class TrainSettings(BaseModel):
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """What the options of `dgl-heta catgnn train` say.
+    """The options of `dgl-heta catgnn train`.
 
     Attributes
     ----------

@@ -61,8 +61,8 @@ def load_part(parts: TrainingParts, index: int, *, loops: bool, full: bool = Tru
     if not full:  # halo nodes without an edge are of no use
         used = np.zeros(len(nodes), bool)
         used[:own] = used[src] = used[dst] = True
-        place = np.cumsum(used) - 1
-        nodes, src, dst = nodes[used], place[src], place[dst]
+        row_of = np.cumsum(used) - 1
+        nodes, src, dst = nodes[used], row_of[src], row_of[dst]
     if loops:
         src, dst = (np.concatenate([side, np.arange(len(nodes))]) for side in (src, dst))
     graph = dgl.graph((torch.from_numpy(src), torch.from_numpy(dst)), num_nodes=len(nodes))
@@ -116,6 +116,6 @@ def _drawn(nodes: np.ndarray, src: np.ndarray, dst: np.ndarray, own: int) -> np.
     draw = mixed(low * np.uint64(0x9E3779B97F4A7C15) + high) & np.uint64(1)
     whose = np.where(draw == 1, high, low)
     inside = (src < own) & (dst < own)
-    mine = np.where(ends[0] == whose, src < own, dst < own)
-    kept: np.ndarray = inside | (mine & ((src < own) | (dst < own)))
+    owned = np.where(ends[0] == whose, src < own, dst < own)
+    kept: np.ndarray = inside | (owned & ((src < own) | (dst < own)))
     return kept

@@ -27,7 +27,7 @@ from dgl_heta.tools import listing, nearest
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What a model is told: widths of features, hidden states and outputs, and its settings."""
+    """The shape of a model: widths of features, hidden states and outputs, and its settings."""
 
     width: int
     hidden: int
@@ -37,7 +37,7 @@ class ModelShape:
     heads: int = 4
 
     def widths(self) -> list[tuple[int, int]]:
-        """What goes into each layer and comes out."""
+        """Return each layer's input and output widths."""
         inner = [self.hidden] * (self.layers - 1)
         return list(zip([self.width, *inner], [*inner, self.classes]))
 
@@ -191,7 +191,7 @@ def build(name: str, shape: ModelShape) -> nn.Module:
 
 
 def imported(name: str) -> Any:
-    """What `module:attribute` names.
+    """Import and return what `module:attribute` names.
 
     Raises
     ------

@@ -28,7 +28,7 @@ from dgl_heta.tools import (
 )
 
 FEATURES, LABELS = ("feat", "features", "feats", "x"), ("label", "labels", "y")
-"""What node data are called in parts, ours and those of scripts."""
+"""Names of node data in parts, ours and those of scripts."""
 
 INFO = "parts.json"
 REMEDY = "run the command again, which makes the parts anew"
@@ -36,7 +36,7 @@ REMEDY = "run the command again, which makes the parts anew"
 
 @dataclass(frozen=True)
 class PartInfo:
-    """What is known of a part without reading it.
+    """Counts of a part, known without reading it.
 
     Attributes
     ----------
@@ -77,8 +77,8 @@ class TrainingParts:
     def open(cls, directory: Path) -> TrainingParts:
         info = read_signed(directory / INFO, REMEDY)
         try:
-            made = cls(directory, [PartInfo(**part) for part in info.pop("parts")], **info)
-            sizes = {name: int(file["bytes"]) for name, file in made.files.items()}
+            parts = cls(directory, [PartInfo(**part) for part in info.pop("parts")], **info)
+            sizes = {name: int(file["bytes"]) for name, file in parts.files.items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{directory / INFO} is damaged: it is not what is written there; "
                              f"{REMEDY}") from None
@@ -91,7 +91,7 @@ class TrainingParts:
             if size != wanted:
                 raise InputError(f"{directory / name} is damaged: it has {size} bytes, not "
                                  f"{wanted} as {INFO} says; {REMEDY}")
-        return made
+        return parts
 
     @property
     def num_nodes(self) -> int:
@@ -181,12 +181,12 @@ def prepare(config: Path, out: Path, *, target: str | None = None, classes: int 
                          "nothing to train on")
     for array in arrays.values():
         array.flush()
-    made = {"parts": [vars(info) for info in infos], "width": width, "hops": book.hops,
+    record = {"parts": [vars(info) for info in infos], "width": width, "hops": book.hops,
             "classes": classes or largest, "method": book.method,
             "files": {file.relative_to(out).as_posix(): {
                 "bytes": file.stat().st_size, "sha256": file_sum(file)}
                 for file in sorted(out.rglob("*.npy"))}}
-    write_signed(out / INFO, made)
+    write_signed(out / INFO, record)
     return TrainingParts.open(out)
 
 
@@ -214,8 +214,8 @@ def _write_edges(book: _Book, arrays: Mapping[str, np.ndarray], out: Path) -> li
                       for ids in more.T]
             # A destination that is no halo node gives this part nothing.
             here = nodes[places[1]] == more[:, 1]
-            src, dst = (np.concatenate([side, place[here]])
-                        for side, place in zip((src, dst), places))
+            src, dst = (np.concatenate([side, row_of[here]])
+                        for side, row_of in zip((src, dst), places))
         for name, values in (("nodes", nodes), ("src", src), ("dst", dst)):
             np.save(out / f"part-{part}" / f"{name}.npy", values)
         train = int((arrays["split"][nodes[:own]] & 1).sum())
@@ -299,10 +299,10 @@ class _Book:
         inner = graph.ndata["inner_node"].numpy() == 1
         src, dst = (ends.numpy() for ends in graph.edges(order="eid"))
         order = np.argsort(~inner, kind="stable")
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+        row_of = np.empty(len(order), np.int64)
+        row_of[order] = np.arange(len(order))
         own = int(inner.sum())
-        return nodes[order], own, place[src], place[dst], inner[dst]
+        return nodes[order], own, row_of[src], row_of[dst], inner[dst]
 
     def owner(self, ids: np.ndarray) -> np.ndarray:
         """The part that owns a node."""

@@ -57,7 +57,7 @@ class TrainChoices:
 
 @dataclass
 class Round:
-    """What has happened when models were averaged: the epoch, the mean loss since the last time."""
+    """A round of training up to an average: the epoch, the mean loss since the last one."""
 
     epoch: int
     loss: float

@@ -84,7 +84,7 @@ def train(parts: Any, job: dict[str, Any], world: Comm, report: Callable[[dict[s
 
 
 def choices_of(parts: Any, job: dict[str, Any]) -> Any:
-    """What a job says of the training."""
+    """Return a job's choices for the training."""
     import torch
 
     from dgl_heta_catgnn.training.batches import make_batches

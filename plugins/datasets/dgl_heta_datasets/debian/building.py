@@ -36,7 +36,7 @@ PACKAGE_FIELDS = {
 
 @dataclass(frozen=True)
 class Rules:
-    """What is too small to keep, and what restates a section."""
+    """Limits: what is too small to keep, and what restates a section."""
 
     class_packages: int = 100
     class_sources: int = 20

@@ -67,8 +67,8 @@ def source_name(record: dict[str, str]) -> str:
 
 def tags(record: dict[str, str]) -> list[str]:
     """The debtags of a record; placeholders such as `culture::TODO` are left out."""
-    found = (tag.strip() for tag in record.get("Tag", "").split(","))
-    return sorted({tag for tag in found if "::" in tag and not tag.lower().endswith("::todo")})
+    given = (tag.strip() for tag in record.get("Tag", "").split(","))
+    return sorted({tag for tag in given if "::" in tag and not tag.lower().endswith("::todo")})
 
 
 def maintainer(record: dict[str, str]) -> list[str]:
@@ -87,8 +87,8 @@ def words(record: dict[str, str], forbidden: frozenset[str] = frozenset()) -> li
     """The words of the synopsis without those of the package's own name, sorted."""
     text = record.get("Description") or record.get("Description-en") or ""
     own = _name_words(record["Package"]) | _name_words(source_name(record))
-    found = {word.rstrip("0123456789") for word in _WORD.findall(text.split("\n")[0].lower())}
-    return sorted(word for word in found
+    stems = {word.rstrip("0123456789") for word in _WORD.findall(text.split("\n")[0].lower())}
+    return sorted(word for word in stems
                   if len(word) > 1 and word not in own and word not in forbidden)
 
 

@@ -124,17 +124,17 @@ class Builder:
         """Edges from files to their folders, and from these to theirs."""
         inside, within = _Pairs(), _Pairs()
 
-        def place(folder: PurePosixPath) -> int:
+        def number_of(folder: PurePosixPath) -> int:
             known = self.folders.ids.get(str(folder))
             if known is not None:
                 return known
             own = self.folders.id(str(folder))
             if folder != folder.parent:
-                within.add(own, place(folder.parent))
+                within.add(own, number_of(folder.parent))
             return own
 
         for file, own in self.files.ids.items():
-            inside.add(own, place(PurePosixPath(file).parent))
+            inside.add(own, number_of(PurePosixPath(file).parent))
         return inside.arrays(), within.arrays()
 
     def _kinds(self, least: int) -> tuple[np.ndarray, list[str]]:

@@ -25,8 +25,9 @@ from dgl_heta.distdgl.modules.relation_modules import fails_without_rows
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.errors import HetaError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.nn.cross import merge
+from dgl_heta.nn.cross import extreme_of, merge
 from dgl_heta.nn.row_parts import Part
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import Block
 
 if TYPE_CHECKING:
@@ -134,11 +135,11 @@ class _Merge:
     def by(self, aggregate: Aggregate) -> Tensor | None:
         """Merge by a name or a function; None if the function fails without any row."""
         width, remote = self.shape.numel(), self.ntype in self.block.remote
-        if aggregate in ("max", "min") and remote and self.layer.session.group.size > 1:
-            # The exchange of extremes does not serve rows that another trainer aggregates.
-            return self._extreme(str(aggregate))
-        if aggregate in ("sum", "max", "min"):
-            return self._reduce(str(aggregate), self.parts, width).view(-1, *self.shape)
+        op = aggregate if isinstance(aggregate, str) else ""
+        if op in EXTREMES and remote and self.layer.session.group.size > 1:
+            return self._extreme(op)
+        if op == "sum" or op in EXTREMES:
+            return self._reduce(op, self.parts, width).view(-1, *self.shape)
         if aggregate == "mean":
             # A column of ones counts the relations of each row, over all machines.
             counted = [(edges, torch.cat([value, value.new_ones(len(value), 1)], 1))
@@ -174,9 +175,7 @@ class _Merge:
     def _extreme(self, op: str) -> Tensor:
         """Return the maximum or minimum over relations; 0 for a row of none."""
         values, there = self._columns()
-        unreached = float("-inf") if op == "max" else float("inf")
-        values = torch.where(there[:, :, None], values, unreached)
-        best = values.max(1)[0] if op == "max" else values.min(1)[0]
+        best = extreme_of(torch.where(there[:, :, None], values, EXTREMES[op]), op)
         return torch.where(there.any(1, keepdim=True), best, 0).view(-1, *self.shape)
 
     def _by_function(self, aggregate: Callable[..., Tensor]) -> Tensor | None:

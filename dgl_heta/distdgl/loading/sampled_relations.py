@@ -20,7 +20,7 @@ from dgl_heta.sampling.sampling_scope import SamplingScope
 
 @dataclass(frozen=True)
 class LoaderScope:
-    """What this trainer samples for a data loader.
+    """The relations that this trainer samples for a data loader.
 
     Attributes
     ----------

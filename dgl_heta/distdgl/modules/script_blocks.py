@@ -18,8 +18,8 @@ from dgl_heta.distdgl.blocks.block_index import BlockIndex, kinds
 from dgl_heta.distdgl.blocks.dgl_block import PlainBlock
 from dgl_heta.distdgl.blocks.layer import Layer
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
-from dgl_heta.distdgl.modules import hetero, multi_update, slices
-from dgl_heta.distdgl.modules.hetero_convs import Called
+from dgl_heta.distdgl.modules import hetero_graph_conv, multi_update, slices
+from dgl_heta.distdgl.modules.registered_convs import Called
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.sampling.blocks import MiniBatch
@@ -32,7 +32,7 @@ class MergingBlock(RafBlock):
     def heta_merge(self, conv: Any, inputs: Any, mod_args: Any, mod_kwargs: Any, called: Called
                    ) -> dict[str, Tensor]:
         """Return what a registered class in the place of HeteroGraphConv gives for the block."""
-        return hetero.forward(conv, self, inputs, mod_args, mod_kwargs, called)
+        return hetero_graph_conv.forward(conv, self, inputs, mod_args, mod_kwargs, called)
 
     def update_all(self, message_func: Any, reduce_func: Any, apply_node_func: Any = None,
                    etype: Any = None) -> None:
@@ -107,7 +107,7 @@ def _hetero_forward(original: Any) -> Any:
                 mod_kwargs: Any = None) -> Any:
         if not isinstance(g, RafBlock):
             return original(self, g, inputs, mod_args, mod_kwargs)
-        return hetero.forward(self, g, inputs, mod_args, mod_kwargs)
+        return hetero_graph_conv.forward(self, g, inputs, mod_args, mod_kwargs)
     return forward
 
 

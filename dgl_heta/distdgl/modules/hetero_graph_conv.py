@@ -29,14 +29,14 @@ from dgl_heta.distdgl.modules.destination_states import (
     without_absent,
 )
 from dgl_heta.distdgl.modules.exchange_before_weights import members_that_gain, sum_of_products
-from dgl_heta.distdgl.modules.hetero_convs import DGLS, Called
-from dgl_heta.distdgl.modules.merging import (
+from dgl_heta.distdgl.modules.group_merge import (
     Aggregate,
     layer_to_merge,
     merge_relations,
     merge_scope,
 )
 from dgl_heta.distdgl.modules.module_hooks import is_plain_module
+from dgl_heta.distdgl.modules.registered_convs import DGLS, Called
 from dgl_heta.distdgl.modules.relation_call import FusedConvolution, RelationCall
 from dgl_heta.distdgl.modules.relation_modules import call_module, runs_alone, shared_buffers
 from dgl_heta.distdgl.refusals import refuse
@@ -112,7 +112,7 @@ def forward(conv: Any, g: RafBlock, inputs: Any, mod_args: Any = None,
     Parameters
     ----------
     inputs : node type → rows of the sources; or a pair or triple, see
-        :func:`.hetero_convs.register_hetero_conv`.
+        :func:`.registered_convs.register_hetero_conv`.
     called : how the class is called.
     """
     layer = layer_to_merge(g)
