@@ -48,7 +48,7 @@ def show_processes(job: ScriptJob, as_json: bool, hidden: Collection[str] = ()) 
 
 
 def show_hosts(job: ScriptJob, outcome: Outcome) -> None:
-    """Print the versions of every host that was asked, and the files that it lacks."""
+    """Print a table of the hosts' versions, and a line for each thing that is missing there."""
     packages = ("python", "dgl-heta", "torch", "dgl")
     rows, lines = table("host", *packages, "problems", right=("problems",)), []
     for host in job.hosts:

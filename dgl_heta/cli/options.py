@@ -50,7 +50,7 @@ class SshOptions:
         "~/.ssh/config.")] = None
 
     def ssh(self, timeout: float) -> Ssh:
-        """ssh with these options.
+        """Return ssh with these options.
 
         Raises
         ------

@@ -149,10 +149,10 @@ class Agent:
         try:
             os.chdir(workdir)
         except OSError as error:
-            problems.append(f"no working directory {workdir}: {error.strerror}")
+            problems.append(f"no working directory {workdir} (--workdir): {error.strerror}")
         for path in exists:
             if not os.path.exists(path):
-                problems.append(f"no file {path}")
+                problems.append(f"no file {path}: copy it there, or share its directory")
         program = shutil.which(executable, path=full.get("PATH", os.defpath))
         told = versions_of(program, full) if versions and program else None
         if not program:

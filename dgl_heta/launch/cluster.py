@@ -36,7 +36,7 @@ class Host:
 
     @property
     def destination(self) -> str:
-        """As ssh is told it, so that what is configured by name counts."""
+        """Return the name, else the address: ssh compares its configuration with it."""
         return self.hostname or self.address
 
     def __str__(self) -> str:
@@ -157,14 +157,14 @@ def write_ip_config(hosts: Iterable[Host]) -> str:
 
 @dataclass(frozen=True)
 class Parts:
-    """The partitions of a part_config: whether dgl-heta made them, and the files of each."""
+    """Whether dgl-heta made the partitions of a part_config, and the files of each partition."""
 
     ours: bool
     files: tuple[tuple[str, ...], ...]
 
 
 def check_part_config(path: Path, hosts: int) -> Parts:
-    """Check that there is one partition per host.
+    """Check that there is one partition per host, and return where their files are.
 
     Raises
     ------

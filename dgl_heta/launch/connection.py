@@ -58,8 +58,8 @@ class Connection:
         self._write(json.dumps(request).encode() + b"\n")
 
     def complaints(self) -> list[str]:
-        """The last lines that it, or ssh, wrote on standard error; or of another kind than
-        events."""
+        """Return the last lines of it, or of ssh, on standard error; else its last that is no
+        event."""
         self._errors.join(0.5)
         return list(self._complaints) or [self._greeting] * bool(self._greeting)
 

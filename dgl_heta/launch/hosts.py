@@ -9,20 +9,22 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch.activation import is_python
 from dgl_heta.launch.agent_host import versions_of
 from dgl_heta.launch.blame import Ended, Watched
-from dgl_heta.launch.cluster import Process, write_ip_config
+from dgl_heta.launch.cluster import Host, Process, write_ip_config
 from dgl_heta.launch.connection import Connection
 from dgl_heta.launch.emulated import Network
 from dgl_heta.launch.printer import Printer
 from dgl_heta.launch.remote import connect_directly, connect_over_ssh
 from dgl_heta.launch.script_job import Outcome, ScriptJob
 from dgl_heta.launch.supervisor import KILL_AFTER_S, TICK_S, Interrupted, Supervisor
+
+AT_ONCE = 8  # hosts to connect to: a jump host's sshd drops who comes tenth before others logged in
 
 
 def run_on_hosts(job: ScriptJob, show: Callable[[str, str, str], None]) -> Outcome:
@@ -97,16 +99,18 @@ class Hosts(Supervisor):
 
     def _connect(self, network: Network | None) -> None:
         job = self.job
-        for host in job.hosts:
-            if network is not None:
-                opened = network.connect(host)
-            elif host.index in job.direct:
-                opened = connect_directly(host, self.events)
-            else:
-                opened = connect_over_ssh(host, self.events, job.ssh, job.workdir,
-                                          job.command.words[0])
-            self.connections[host.index] = opened
-        self._answers("hello")
+        for at in range(0, len(job.hosts), AT_ONCE):
+            some = job.hosts[at:at + AT_ONCE]
+            for host in some:
+                if network is not None:
+                    opened = network.connect(host)
+                elif host.index in job.direct:
+                    opened = connect_directly(host, self.events)
+                else:
+                    opened = connect_over_ssh(host, self.events, job.ssh, job.workdir,
+                                              job.command.words[0])
+                self.connections[host.index] = opened
+            self._answers("hello", some)
         if network is not None:
             network.join(list(self.connections.values()))
 
@@ -124,7 +128,7 @@ class Hosts(Supervisor):
                 executable=job.command.words[0], exists=job.needed(host), write=write,
                 cores=list(job.cores[host.index]) if job.cores else None,
                 versions=asked and is_python(job.command.words[0]))
-        answers = self._answers("ready")
+        answers = self._answers("ready", job.hosts)
         self.outcome.answers = answers | {
             i: {"problems": [reason]} for i, reason in self.unreachable.items()}
         if self.unreachable:
@@ -159,11 +163,11 @@ class Hosts(Supervisor):
                 {"label": p.label, "command": p.command, "environment": p.environment}
                 for p in self.roles.values() if p.host == host])
 
-    def _answers(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Wait until every host has answered, or it is known that some cannot be reached."""
+    def _answers(self, kind: str, hosts: Sequence[Host]) -> dict[int, dict[str, Any]]:
+        """Wait until these hosts have answered, or it is known that some cannot be reached."""
         answers: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self.job.timeout
-        while late := [h for h in self.job.hosts if h.index not in {*answers, *self.unreachable}]:
+        while late := [h for h in hosts if h.index not in {*answers, *self.unreachable}]:
             item = self.next_event(min(TICK_S, max(0.01, deadline - time.monotonic())))
             if item is not None:
                 index, event = item

@@ -29,6 +29,8 @@ REMEDIES = (  # what ssh writes, the cause before what it brings about; what to 
      "ssh's config"),
     (r"connection refused|timed out|no route to host|network is unreachable",
      "is it up, and is this the port of its sshd (--ssh-port)?"),
+    (r"kex_exchange_identification|reset by peer", "does the host, or a jump host on the way, turn "
+     "this machine away (MaxStartups and PerSourceMaxStartups of its sshd, a firewall)?"),
     (r"python.*(not found|no such file)",
      "give the path of the host's Python in the command"),
 )
@@ -45,16 +47,16 @@ class Ssh:
 
     @property
     def by_hand(self) -> list[str]:
-        """ssh with what the user has said of it."""
+        """Return ssh with what the user has said of it."""
         return ["ssh", *(["-F", str(self.config)] if self.config else []),
                 *(["-p", str(self.port)] if self.port else []),
                 *(["-l", self.user] if self.user else [])]
 
     @property
     def program(self) -> list[str]:
-        """ssh with all options; joined by shlex it is what `rsync -e` takes."""
+        """Return ssh with all options; joined by shlex, as `rsync -e` takes it."""
         # The launcher's own limit, which names all hosts that are late, comes first.
-        return [*self.by_hand, "-o", "BatchMode=yes",
+        return [*self.by_hand, "-T", "-o", "BatchMode=yes",
                 "-o", f"ConnectTimeout={round(self.timeout) + 1}",
                 "-o", f"ServerAliveInterval={ALIVE_S}", "-o", "ServerAliveCountMax=4"]
 
@@ -63,7 +65,7 @@ class Ssh:
         return [*self.program, host.destination, remote]
 
     def explained(self, host: Host, complaints: Sequence[str]) -> str:
-        """The line by which ssh tells why it failed, and what to do about it."""
+        """Return the line of ssh that tells why it failed, and what to do about that."""
         for pattern, remedy in REMEDIES:
             for line in complaints:
                 if re.search(pattern, line, re.I):

@@ -82,7 +82,7 @@ class ScriptJob:
         return self.emulated is None and host.index not in self.direct
 
     def needed(self, host: Host) -> list[str]:
-        """The files that the processes of a host begin with."""
+        """Return the files that the processes of a host read when they start."""
         script = self.command.script
         return [str(self.part_config), *(self.part_files[host.index] if self.part_files else ()),
                 *([] if script is None else [str(self.workdir / script)])]

@@ -15,7 +15,7 @@ import pytest
 
 from dgl_heta.launch import remote
 from tests.support.launching import over_ssh
-from tests.support.ssh_hosts import ADDRESSES, BEHIND, LAUNCHER, OTHER_PORT, USER
+from tests.support.ssh_hosts import ADDRESSES, BEHIND, LAUNCHER, MANY, OTHER_PORT, USER
 from tests.support.waiting import PROMPT, until
 
 TELL = ("-c", "import json, os; print(json.dumps([os.environ[x] for x in ('USER', "
@@ -86,6 +86,9 @@ def test_spaces_and_quotes_arrive_as_they_are(place):
     ({"first": f"Host {ADDRESSES[1]}\nHostName 10.99.0.77\n"}, 255,
      "ssh: connect to host 10.99.0.77 port 22: No route to host",
      "is it up, and is this the port of its sshd (--ssh-port)?"),
+    ({"first": f"Host {ADDRESSES[1]}\nProxyJump {LAUNCHER}\n"}, 255,
+     f"ssh: connect to host {LAUNCHER} port 22: Connection refused",
+     "is it up, and is this the port of its sshd (--ssh-port)?"),
     ({"first": f"Host {ADDRESSES[0]}\nIdentityFile {{directory}}/key\n", "key": "other_key"},
      255, f"root@{ADDRESSES[1]}: Permission denied (publickey).",
      f"let it accept a key of yours (ssh-copy-id {ADDRESSES[1]}), or name key and user in ssh's "
@@ -98,7 +101,8 @@ def test_spaces_and_quotes_arrive_as_they_are(place):
      "connect by hand and compare its key's fingerprint, or put its key into known_hosts"),
     ({"without_python": True}, 127, "/bin/python: not found",
      "give the path of the host's Python in the command"),
-], ids=["refused", "no route", "wrong key", "changed host key", "unknown host", "no python"])
+], ids=["refused", "no route", "no jump host", "wrong key", "changed host key", "unknown host",
+        "no python"])
 def test_a_host_that_cannot_be_reached_is_named_with_the_reason_and_what_to_do(
         place, monkeypatch, options, status, reason, remedy):
     asked = place.directory / "asked"
@@ -123,7 +127,7 @@ def test_a_host_that_cannot_be_reached_is_named_with_the_reason_and_what_to_do(
     assert result.error.endswith(f"{reason}; {remedy}")
     assert result.seconds < PROMPT
     assert not asked.exists()
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)
 
 
 @over_ssh
@@ -131,13 +135,13 @@ def test_a_silent_host_is_given_up(place):
     hosts = place.ssh_hosts()
     with socket.create_server((LAUNCHER, 0)) as silent:
         config = hosts.configure(place.directory / "config", (
-            f"Host {ADDRESSES[1]}\nHostName {LAUNCHER}\nPort {silent.getsockname()[1]}\n"))
-        result = place.run("--ssh-config", config, *place.listed(*ADDRESSES), "--timeout", 3,
+            f"Host {ADDRESSES[0]}\nHostName {LAUNCHER}\nPort {silent.getsockname()[1]}\n"))
+        result = place.run("--ssh-config", config, *place.listed(ADDRESSES[0]), "--timeout", 1,
                            "--", "python", "-c", "raise SystemExit('started')")
     assert result.status == 1
-    assert result.error == f"no answer from host1 ({ADDRESSES[1]}) within 3 s (--timeout)"
+    assert result.error == f"no answer from host0 ({ADDRESSES[0]}) within 1 s (--timeout)"
     assert result.seconds < PROMPT
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)
 
 
 def test_without_ssh_nothing_starts(place, monkeypatch):
@@ -174,7 +178,11 @@ def test_another_version_on_a_host_is_named_with_all_versions(place, package):
     assert result.error == (
         f"all hosts need the same version of {package}: host0 ({LAUNCHER}) has {version}, host1 "
         f"({ADDRESSES[1]}) has 0.0.1" + (f", this machine has {version}" * (package != "dgl")))
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)
+
+
+def missing(file: Path) -> str:
+    return f"no file {file}: copy it there, or share its directory"
 
 
 @over_ssh
@@ -195,17 +203,17 @@ def test_what_a_host_lacks_is_named_and_what_others_have_it_needs_not(place):
         result = place.run(*args)
         assert result.status == 0, result.err
         assert result.lines("host1 trainer1") == ["trained"]
-    for hidden, said in (("part1", f"no file {work}/part1/graph.dgl"),
-                         ("scripts", f"no file {work}/scripts/train.py")):
-        with hosts.mounted(1, work / hidden):
+    for file in ("part1/graph.dgl", "scripts/train.py"):
+        with hosts.mounted(1, (work / file).parent):
             result = place.run(*args)
-        assert (result.status, result.error) == (2, f"host1 ({ADDRESSES[1]}): {said}")
+        said = f"host1 ({ADDRESSES[1]}): {missing(work / file)}"
+        assert (result.status, result.error) == (2, said)
     with hosts.mounted(1, work.parent):
         result = place.run(*args)
     assert result.status == 2
-    assert result.error.startswith(f"host1 ({ADDRESSES[1]}): no working directory {work}: No such "
-                                   f"file or directory (and 3 more: ")
-    place.assert_nothing_left()
+    assert result.error.startswith(f"host1 ({ADDRESSES[1]}): no working directory {work} "
+                                   "(--workdir): No such file or directory (and 3 more: ")
+    place.assert_nothing_left(within=PROMPT)
 
 
 @over_ssh
@@ -221,20 +229,29 @@ def test_a_check_shows_what_all_hosts_have_and_starts_nothing(place):
         assert importlib.metadata.version("torch") in row.split()
         assert row.split()[-1] == "0"
     (place.directory / "data").mkdir()
-    missing = place.directory / "data" / "t.py"
-    missing.touch()
+    data = place.directory / "data" / "t.py"
+    data.touch()
     down = hosts.configure(place.directory / "config", f"Host {ADDRESSES[0]}\nPort 23\n")
-    with hosts.mounted(1, missing.parent):
-        result = place.run("--ssh-config", down, *args[2:-1], missing)
-        shown = place.run("--ssh-config", down, *args[2:-3], "--json", *args[-3:-1], missing).json
+    with hosts.mounted(1, data.parent):
+        result = place.run("--ssh-config", down, *args[2:-1], data)
+        shown = place.run("--ssh-config", down, *args[2:-3], "--json", *args[-3:-1], data).json
     assert result.status == 1
     reason = result.error
     assert reason.startswith("cannot start processes on host0 (10.99.0.1) over ssh (status 255): ")
     assert f"host0 (10.99.0.1): {reason}\n" in result.out
-    assert f"host1 (10.99.0.2): no file {missing}\n" in result.out
-    assert [host["problems"] for host in shown["hosts"]] == [[reason], [f"no file {missing}"]]
+    assert f"host1 (10.99.0.2): {missing(data)}\n" in result.out
+    assert [host["problems"] for host in shown["hosts"]] == [[reason], [missing(data)]]
     assert shown["hosts"][1]["versions"]["torch"] == importlib.metadata.version("torch")
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)
+
+
+@over_ssh
+def test_many_hosts_are_asked_though_sshd_drops_who_comes_at_once(place):
+    config = place.ssh_hosts().config
+    result = place.run("--ssh-config", config, *place.listed(*MANY), "--check", "--json", "--",
+                       "sh", "-c", "exit 1")
+    assert result.status == 0, result.err
+    assert [host["problems"] for host in result.json["hosts"]] == [[]] * len(MANY)
 
 
 @over_ssh
@@ -286,4 +303,22 @@ def test_a_connection_that_is_lost_ends_the_run_on_both_sides(place, monkeypatch
                             f"processes were ended: {reason}")
     assert result.seconds < PROMPT
     assert left
-    place.assert_nothing_left()
+    place.assert_nothing_left(within=PROMPT)
+
+
+@pytest.mark.thorough  # on emulated hosts: tests/distdgl/test_distdgl_hosts.py
+@over_ssh
+@pytest.mark.needs("dgl")
+def test_a_script_computes_over_ssh_what_one_process_does(place):
+    from tests.support import dist_script
+    from tests.support.dist_reference import compare_all, parts, whole_graph
+
+    graph, cases, out = whole_graph(), ["rgcn", "SparseAdagrad"], place.directory / "out"
+    out.mkdir()
+    result = place.run(
+        *place.where("ssh"), "--part-config", parts(graph, 2, place.directory / "parts"),
+        "--num-omp-threads", 1, "--set", "train.learnable=exact", "--", "python",
+        dist_script.__file__, "--ip-config", "{ip_config}", "--part-config", "{part_config}",
+        "--out", out, "--cases", ",".join(cases))
+    assert result.status == 0, result.err
+    assert compare_all(graph, cases, out, 2) == []

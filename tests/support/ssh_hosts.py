@@ -28,6 +28,7 @@ from tests.support.waiting import until
 SSHD = shutil.which("sshd", path=os.pathsep.join([os.defpath, "/usr/sbin", "/usr/local/sbin"]))
 ADDRESSES = ("10.99.0.1", "10.99.0.2")
 BEHIND = ("10.98.0.1", "10.98.0.2")  # by which the hosts alone reach each other
+MANY = tuple(f"10.99.0.{number}" for number in range(11, 23))  # further ones of host 0
 LAUNCHER = "10.99.0.254"
 USER = "trainer"  # of both hosts, who is root by another name
 OTHER_PORT = 2222  # where the hosts' sshd asks after its clients and gives them up in seconds
@@ -43,6 +44,7 @@ UsePAM no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 PidFile none
+MaxStartups 8:100:8
 AcceptEnv TMPDIR
 SetEnv PATH={path}
 LogLevel QUIET
@@ -110,7 +112,7 @@ class SshHosts:
         lines = []
         for index, name in enumerate(known):
             addresses = (ADDRESSES[index], BEHIND[index])
-            names = [f"node{index}", *addresses]
+            names = [f"node{index}", *addresses, *(MANY if index == 0 else ())]
             names += [f"[{at}]:{OTHER_PORT}" for at in names]
             lines.append(f"{','.join(names)} {(self.directory / f'{name}.pub').read_text()}")
         file.with_suffix(".known").write_text("".join(lines))
@@ -122,6 +124,7 @@ class SshHosts:
         servers = [server.pid for server in self._servers]
         self._ip(self._bridge.pid, "link set lo up", "link add bridge type bridge",
                  f"addr add {LAUNCHER}/24 dev bridge", "link set bridge up",
+                 "ntable change name arp_cache dev bridge mcast_probes 1",  # soon, there is no host
                  *(line for i, pid in enumerate(servers) for line in (
                      f"link add port{i} type veth peer name eth0 netns {pid}",
                      f"link set port{i} master bridge", f"link set port{i} up")))
@@ -129,6 +132,7 @@ class SshHosts:
         for pid, address, behind in zip(servers, ADDRESSES, BEHIND, strict=True):
             self._ip(pid, "link set lo up", f"addr add {address}/24 dev eth0",
                      f"addr add {behind}/24 dev eth1", "link set eth0 up", "link set eth1 up")
+        self._ip(servers[0], *(f"addr add {address}/24 dev eth0" for address in MANY))
 
     def _ip(self, pid: int, *lines: str) -> None:
         subprocess.run(["nsenter", "--target", str(pid), "--net", "ip", "-batch", "-"],
