@@ -157,7 +157,7 @@ def write_ip_config(hosts: Iterable[Host]) -> str:
 
 @dataclass(frozen=True)
 class Parts:
-    """Whether dgl-heta made the partitions of a part_config, and the files of each partition."""
+    """The maker of the partitions of a part_config, and the files of each partition."""
 
     ours: bool
     files: tuple[tuple[str, ...], ...]
