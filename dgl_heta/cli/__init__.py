@@ -30,6 +30,7 @@ from dgl_heta.cli import (
     report,
     run,
     settings,
+    stage,
     train,
 )
 from dgl_heta.errors import LONGEST_MESSAGE, HetaError, shortened
@@ -42,8 +43,8 @@ app = typer.Typer(name="dgl-heta", cls=plugin_commands.Commands, pretty_exceptio
                   rich_markup_mode="rich", add_completion=False,
                   help="Meta-partitioning and RAF training of heterogeneous GNNs.",
                   epilog="Plugins bring further commands; `dgl-heta plugins` lists them.")
-for command in (plan_command, partition, train, report, predict, profile_command, check_model, run,
-                inspect, plugins, datasets, settings, launch, prove):
+for command in (plan_command, partition, stage, train, report, predict, profile_command,
+                check_model, run, inspect, plugins, datasets, settings, launch, prove):
     app.add_typer(command.app)
 UsageError: Any = typer.BadParameter.__base__  # its home depends on the version of typer
 

@@ -8,13 +8,13 @@ import os
 import signal
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from dgl_heta.cli.options import SettingsOptions, grouped
+from dgl_heta.cli.options import SettingsOptions, SshOptions, grouped
 from dgl_heta.errors import InputError
 from dgl_heta.report.console import note, print_json
 
@@ -37,14 +37,10 @@ class HostOptions:
     """Which hosts there are, and how to reach them."""
 
     ip_config: Annotated[Path | None, typer.Option(
-        metavar="FILE", help="The hosts: a line each, an address and, if it is not 30050, a "
-        "port. They are reached over ssh.")] = None
+        metavar="FILE", help="The hosts: a line each, an address or a name and, if it is not "
+        "30050, a port. They are reached over ssh.")] = None
     hosts: Annotated[int | None, typer.Option(
         min=1, help="Emulate so many hosts on this machine instead.")] = None
-    ssh_port: Annotated[int | None, typer.Option(
-        min=1, max=65535, help="Port of ssh. Default: as ssh is configured.")] = None
-    ssh_user: Annotated[str | None, typer.Option(
-        help="User of ssh. Default: as ssh is configured.")] = None
     local: Annotated[bool, typer.Option(
         "--local/--no-local", help="Start a host that is this machine without ssh.")] = True
 
@@ -180,6 +176,9 @@ class OutputOptions:
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Check the input and show every process with its environment, start "
         "nothing.")] = False
+    check: Annotated[bool, typer.Option(
+        "--check", help="Connect to all hosts and show their versions and what is missing there, "
+        "start nothing.")] = False
     as_json: Annotated[bool, typer.Option(
         "--json", help="Print the summary as one JSON object (last line).")] = False
     json_file: Annotated[Path | None, typer.Option(
@@ -197,7 +196,7 @@ def launch(
         "runs dgl-heta; give a path for another.")],
     part_config: Annotated[Path, typer.Option(
         metavar="FILE", help="What partition_graph wrote, such as data/mag.json.")],
-    hosts: HostOptions, emulation: EmulationOptions, source: SettingsOptions,
+    hosts: HostOptions, ssh: SshOptions, emulation: EmulationOptions, source: SettingsOptions,
     processes: ProcessOptions, limits: LimitOptions, output: OutputOptions,
 ) -> None:
     """Run a DistDGL script on several hosts, or on hosts emulated here.
@@ -205,14 +204,15 @@ def launch(
     With settings (-c, --set, DGL_HETA_CONFIG) it runs with meta-partitioning and RAF; without,
     as it is, with plain DistDGL.
     """
-    from dgl_heta.cli.launch_output import line_printer, show_outcome, show_processes
+    from dgl_heta.cli.launch_output import line_printer, show_hosts, show_outcome, show_processes
     from dgl_heta.launch.hosts import run_on_hosts
     from dgl_heta.system.atomic_files import write_atomic
 
     if output.json_file is not None:
         _check_file(output.json_file)
-    job, ours = make_job(command_of(command, source), part_config, hosts, emulation, processes,
-                         limits)
+    job, ours = make_job(command_of(command, source), part_config, hosts, ssh, emulation,
+                         processes, limits)
+    job = replace(job, only_ask=output.check)
     if ours and not job.command.active:
         note(f"{part_config} was made by meta-partitioning, {_NOT_PLAIN}")
     elif job.command.active and not ours:
@@ -228,6 +228,8 @@ def launch(
     if outcome.unprinted:
         _leave_unread(outcome)
     show_outcome(job, outcome)
+    if job.only_ask and not output.as_json:
+        show_hosts(job, outcome)
     if output.as_json:
         print_json(outcome.to_json(job))
     if outcome.signal is not None:
@@ -266,8 +268,9 @@ def _leave_unread(outcome: Outcome) -> NoReturn:
     os._exit(outcome.status)
 
 
-def make_job(command: Command, part_config: Path, hosts: HostOptions, emulation: EmulationOptions,
-             processes: ProcessOptions, limits: LimitOptions) -> tuple[ScriptJob, bool]:
+def make_job(command: Command, part_config: Path, hosts: HostOptions, ssh: SshOptions,
+             emulation: EmulationOptions, processes: ProcessOptions, limits: LimitOptions
+             ) -> tuple[ScriptJob, bool]:
     """Return the checked job, and whether dgl-heta made its partition.
 
     Raises
@@ -276,12 +279,12 @@ def make_job(command: Command, part_config: Path, hosts: HostOptions, emulation:
         An option or a file is wrong, or there is no such command.
     """
     from dgl_heta.launch.cluster import check_part_config
-    from dgl_heta.launch.remote import Ssh, carried_variables, is_this_machine
+    from dgl_heta.launch.remote import carried_variables, is_this_machine
     from dgl_heta.launch.script_job import ScriptJob
 
     listed = hosts.listed()
     link = emulation.link(emulated=hosts.hosts is not None)
-    ours = check_part_config(part_config, len(listed))
+    parts = check_part_config(part_config, len(listed))
     direct = [h.index for h in listed if link is None and hosts.local
               and is_this_machine(h.address)]
     roles = processes.roles()
@@ -289,13 +292,14 @@ def make_job(command: Command, part_config: Path, hosts: HostOptions, emulation:
         command = command.run_by(sys.executable)
     job = ScriptJob(
         hosts=listed, command=command, roles=roles,
-        part_config=part_config.absolute(), workdir=(processes.workdir or Path()).absolute(),
+        part_config=part_config.absolute(), part_files=parts.files,
+        workdir=(processes.workdir or Path()).absolute(),
         emulated=link, direct=frozenset(direct), cores=emulation.cores_of(len(listed)),
-        ssh=Ssh(hosts.ssh_port, hosts.ssh_user, limits.timeout), carried=carried_variables(),
+        ssh=ssh.ssh(limits.timeout), carried=carried_variables(),
         master_port=limits.master_port, timeout=limits.timeout,
         stop_after=math.inf if limits.stop_after is None else limits.stop_after)
     job.check()
-    return job, ours
+    return job, parts.ours
 
 
 def command_of(words: list[str], source: SettingsOptions) -> Command:

@@ -47,6 +47,21 @@ def show_processes(job: ScriptJob, as_json: bool, hidden: Collection[str] = ()) 
         out.print("\n".join(lines), markup=False, highlight=False, soft_wrap=True)
 
 
+def show_hosts(job: ScriptJob, outcome: Outcome) -> None:
+    """Print a table of the hosts' versions, and a line for each thing that is missing there."""
+    packages = ("python", "dgl-heta", "torch", "dgl")
+    rows, lines = table("host", *packages, "problems", right=("problems",)), []
+    for host in job.hosts:
+        answer = outcome.answers.get(host.index, {"problems": ["it was not asked"]})
+        versions, problems = answer.get("versions") or {}, answer["problems"]
+        rows.add_row(str(host), *(versions.get(package) or "-" for package in packages),
+                     str(len(problems)))
+        lines += [f"{host}: {problem}" for problem in problems]
+    out.print(rows)
+    for line in lines:
+        out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 def show_outcome(job: ScriptJob, outcome: Outcome) -> None:
     """Time, exit status and the bytes of every host, on standard error."""
     if not outcome.processes:

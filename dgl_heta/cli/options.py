@@ -8,11 +8,14 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
 from dgl_heta.errors import InputError
+
+if TYPE_CHECKING:
+    from dgl_heta.launch.remote import Ssh
 
 Input = Annotated[str, typer.Argument(
     help="Schema (.json), relation store, partition, directory of edge files or of a GraphBolt "
@@ -32,6 +35,35 @@ class SettingsOptions:
     overrides: Annotated[list[str], typer.Option(
         "--set", metavar="SECTION.KEY=VALUE",
         help="Override a setting, e.g. --set train.lr=0.003.")] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    """How other machines are reached."""
+
+    ssh_port: Annotated[int | None, typer.Option(
+        min=1, max=65535, help="Port of ssh. Default: as ssh is configured.")] = None
+    ssh_user: Annotated[str | None, typer.Option(
+        help="User of ssh. Default: as ssh is configured.")] = None
+    ssh_config: Annotated[Path | None, typer.Option(
+        metavar="FILE", help="Configuration of ssh: keys, users, ports, a jump host. Default: "
+        "~/.ssh/config.")] = None
+
+    def ssh(self, timeout: float) -> Ssh:
+        """Return ssh with these options.
+
+        Raises
+        ------
+        InputError
+            There is no such configuration.
+        """
+        from dgl_heta.launch.remote import Ssh
+
+        if self.ssh_config is not None and not self.ssh_config.is_file():
+            raise InputError(f"--ssh-config {self.ssh_config}: there is no such file; name one "
+                             "that is written as ~/.ssh/config is")
+        return Ssh(self.ssh_port, self.ssh_user, timeout,
+                   self.ssh_config and self.ssh_config.absolute())
 
 
 @dataclass(frozen=True)

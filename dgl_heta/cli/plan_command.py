@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,6 +24,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.report.console import err, out, print_json
 
 if TYPE_CHECKING:
+    from dgl_heta.graph.schema import Relation
     from dgl_heta.hooks.manager import Plugins
     from dgl_heta.partition.graph_input import GraphInput
     from dgl_heta.planning.cluster_estimate import Cluster, Coefficients
@@ -114,7 +116,7 @@ def plan(
             "no effect on --compare, which shows methods side by side; leave one of them out")
         _compare(opened, options, work, settings, as_json)
     elif opened.plan is not None and not options.given():
-        _show_shared(opened.plan, work, settings, svg, as_json)
+        _show_shared(opened.plan, opened, work, settings, svg, as_json)
     else:
         from dgl_heta.cli.requests import cutter_of, filled, partition_request, parts_of
 
@@ -123,11 +125,11 @@ def plan(
         request = partition_request(backend, opened, options, workload=work.workload(settings),
                                     parts=parts_of(opened, options.parts),
                                     cutter=cutter_of(options, registry))
-        _show_shared(backend.plan(opened.schema, request), work, settings, svg, as_json)
+        _show_shared(backend.plan(opened.schema, request), opened, work, settings, svg, as_json)
 
 
-def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | None,
-                 as_json: bool) -> None:
+def _show_shared(plan: Plan, opened: GraphInput, work: WorkOptions, settings: Settings,
+                 svg: Path | None, as_json: bool) -> None:
     """Show a plan with what partition.shared makes of it, and why."""
     from dataclasses import replace
 
@@ -140,7 +142,7 @@ def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | 
     origin = settings.origin("partition.shared")
     chosen, choices = share_rows(plan.without_owners(), workload, settings.partition.shared, origin)
     asked = origin.asked
-    show(chosen if asked else plan, workload, svg, as_json)
+    show(chosen if asked else plan, workload, svg, as_json, opened.beside())
     if not as_json and (asked or not plan.offloaded):
         if choices and not asked:
             out.print("In `dgl-heta train` (partition.shared = auto):", highlight=False)
@@ -148,17 +150,19 @@ def _show_shared(plan: Plan, work: WorkOptions, settings: Settings, svg: Path | 
             out.print(str(choice), highlight=False, markup=False)
 
 
-def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = False) -> None:
-    """Print a plan with its costs, and draw it into a file."""
+def show(plan: Plan, work: Workload, svg: Path | None = None, as_json: bool = False,
+         beside: Mapping[str | Relation, int] | None = None) -> None:
+    """Print a plan with its costs, and draw it into a file; `beside` as for
+    :func:`~dgl_heta.planning.cost.predict`."""
     from dgl_heta.planning.cost import predict, to_json
 
-    costs = predict(plan, work)
+    costs = predict(plan, work, beside)
     if svg:
         from dgl_heta.report.plan_picture import save_svg
 
         save_svg(plan, costs, svg)
     if as_json:
-        print_json({**plan.to_json(), "prediction": to_json(plan, work)})
+        print_json({**plan.to_json(), "prediction": to_json(work, costs)})
         return
     from dgl_heta.report.plan_terminal import terminal
 

@@ -21,7 +21,7 @@ from dgl_heta.cli.launch import (
     command_of,
     make_job,
 )
-from dgl_heta.cli.options import AsJson, SettingsOptions, grouped
+from dgl_heta.cli.options import AsJson, SettingsOptions, SshOptions, grouped
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.report.console import err, note, out, print_json, print_line, table
 from dgl_heta.system.leftovers import scratch_directory
@@ -58,7 +58,7 @@ def prove(
         "become the paths of these files.")],
     part_config: Annotated[Path, typer.Option(
         metavar="FILE", help="What partition_graph wrote, such as data/mag.json.")],
-    hosts: HostOptions, emulation: EmulationOptions, source: SettingsOptions,
+    hosts: HostOptions, ssh: SshOptions, emulation: EmulationOptions, source: SettingsOptions,
     processes: ProcessOptions, limits: LimitOptions,
     keep: Annotated[Path | None, typer.Option(
         metavar="DIR", help="Keep what both runs recorded there. Default: no.")] = None,
@@ -77,8 +77,8 @@ def prove(
     """
     from dgl_heta.proof.comparison import Verdict
 
-    job, ours = make_job(command_of(command, source), part_config, hosts, emulation, processes,
-                         limits)
+    job, ours = make_job(command_of(command, source), part_config, hosts, ssh, emulation,
+                         processes, limits)
     manifest = _check(job, ours)
     unlike = manifest.unlike_given()
     try:

@@ -36,7 +36,7 @@ from dgl_heta.hooks.protocols import ModuleWrapper
 from dgl_heta.nn import use_kernel
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.shared_rows import share_rows_in_script
+from dgl_heta.planning.shared_rows import share_rows_as_partitioned
 from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block
@@ -98,13 +98,15 @@ class Session:
     def _open_partition(self) -> Plan:
         """Open the store and check its files; return the plan, with delegation or without."""
         self.store, plan = open_partition(Path(self.part_config).parent)
+        if self.store.staged is not None:
+            self.store.staged.check(self.part, self.store.directory)
         if self.settings.run.verify and self._verifies():
             plan.verify()
             partition = plan.partitions[self.part]
             self.store.verify(partition.node_types, partition.relations)
         self._stored_names = {(t, given): stored for t in self.store.schema.node_types
                               for stored, given in graph_names(self.store.manifest, t).items()}
-        plan = share_rows_in_script(plan, self.settings, self.part_config)
+        plan = share_rows_as_partitioned(plan, self.settings, self.part_config)
         if plan.replication != "full":
             refuse("replication", part_config=self.part_config, replication=plan.replication)
         return plan

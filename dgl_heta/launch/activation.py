@@ -28,6 +28,11 @@ class Command:
         return self.config is not None or bool(self.overrides)
 
     @property
+    def needs_package(self) -> bool:
+        """Return whether dgl-heta of the host starts it."""
+        return self.active or _program(self.words) is not None
+
+    @property
     def script(self) -> str | None:
         """The Python script of the command, as it is written; None for any other command."""
         program = _program(self.words)

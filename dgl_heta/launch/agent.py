@@ -149,13 +149,16 @@ class Agent:
         try:
             os.chdir(workdir)
         except OSError as error:
-            problems.append(f"no working directory {workdir}: {error.strerror}")
+            problems.append(f"no working directory {workdir} (--workdir): {error.strerror}")
         for path in exists:
             if not os.path.exists(path):
-                problems.append(f"no file {path}")
+                problems.append(f"no file {path}: copy it there, or share its directory")
         program = shutil.which(executable, path=full.get("PATH", os.defpath))
+        told = versions_of(program, full) if versions and program else None
         if not program:
             problems.append(f"no command '{executable}'")
+        elif versions and told is None:
+            problems.append(f"'{program}' does not tell versions of packages")
         for port in ports:
             problem = cannot_listen(address, port)
             if problem:
@@ -169,7 +172,7 @@ class Agent:
                   directory=self.directory, free_port=free_port(address, ports),
                   interface=None if "GLOO_SOCKET_IFNAME" in full else (
                       "lo" if address.startswith("127.") else self.interface),
-                  versions=versions_of(program, full) if versions and program else None)
+                  versions=told)
 
     # --- processes ---------------------------------------------------------------------------
 

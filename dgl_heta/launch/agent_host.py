@@ -31,6 +31,7 @@ for name in ("dgl", "torch", "dgl-heta"):
         found[name] = None
 print(json.dumps(found))
 """
+VERSIONS_S = 25.0  # for an interpreter to tell them
 PREFIX = "dgl-heta-launch-"
 SHARED = "shared-memory"  # in the directory of an agent: names in /dev/shm that its processes made
 LOCKED_BY_S = 10.0  # a directory that is older and has no lock is a dead process's
@@ -124,11 +125,11 @@ def cannot_listen(address: str, port: int) -> str | None:
 
 def versions_of(python: str, environment: dict[str, str]) -> dict[str, str | None] | None:
     """The versions of the packages that an interpreter finds."""
-    done = subprocess.run([python, "-c", VERSIONS], env=environment, capture_output=True,
-                          stdin=subprocess.DEVNULL, check=False)
     try:
+        done = subprocess.run([python, "-c", VERSIONS], env=environment, capture_output=True,
+                              stdin=subprocess.DEVNULL, check=False, timeout=VERSIONS_S)
         return json.loads(done.stdout)
-    except ValueError:
+    except (ValueError, OSError, subprocess.TimeoutExpired):
         return None
 
 

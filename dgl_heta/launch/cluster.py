@@ -5,6 +5,8 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
+import re
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,23 +17,30 @@ from dgl_heta.system.limited import read_limited
 
 MOST_BYTES = 64 << 20  # of ip_config and part_config
 DGL_PORT = 30050  # of a line of ip_config without a port
+HOSTNAME = re.compile(r"[a-zA-Z][a-zA-Z0-9._-]*")  # what begins with a dash is an option of ssh
 
 
 @dataclass(frozen=True)
 class Host:
-    """A machine of the job, a line of ip_config."""
+    """A machine of the job, a line of ip_config; with its host name if that is what it says."""
 
     index: int
     address: str
     port: int = DGL_PORT
+    hostname: str | None = None
 
     @property
     def name(self) -> str:
         """As output lines and messages call it: `host0`."""
         return f"host{self.index}"
 
+    @property
+    def destination(self) -> str:
+        """Return the name, else the address: ssh compares its configuration with it."""
+        return self.hostname or self.address
+
     def __str__(self) -> str:
-        return f"{self.name} ({self.address})"
+        return f"{self.name} ({self.destination})"
 
 
 @dataclass(frozen=True)
@@ -81,12 +90,13 @@ class Process:
 
 
 def read_ip_config(path: Path) -> list[Host]:
-    """The hosts of an ip_config file: a line `address [port]` per host.
+    """The hosts of an ip_config file: a line `address [port]`, or `name [port]`, per host.
 
     Raises
     ------
     InputError
-        An unreadable file, a line of another form, an address that two hosts share.
+        An unreadable file, a line of another form, a name without an address, or with one that
+        means every machine itself, an address that two hosts share.
     """
     try:
         lines = read_limited(path, MOST_BYTES).decode("utf-8").splitlines()
@@ -101,8 +111,10 @@ def read_ip_config(path: Path) -> list[Host]:
             continue
         if len(words) > 2:
             raise InputError(f"{path}, line {number}: '{line.strip()}'; write 'address [port]'")
-        host = Host(len(hosts), _address(words[0], path, number),
-                    _port(words[1], path, number) if len(words) == 2 else DGL_PORT)
+        address = _address(words[0], path, number)
+        host = Host(len(hosts), address,
+                    _port(words[1], path, number) if len(words) == 2 else DGL_PORT,
+                    None if words[0] == address else words[0])
         if host.address in taken:
             raise InputError(f"{path}, line {number}: {host.address} is the address of two "
                              "hosts; DistDGL tells hosts apart by their address")
@@ -110,6 +122,10 @@ def read_ip_config(path: Path) -> list[Host]:
         taken.add(host.address)
     if not hosts:
         raise InputError(f"{path} names no host; write 'address [port]', a line per host")
+    for host in hosts:
+        if host.hostname and len(hosts) > 1 and ipaddress.IPv4Address(host.address).is_loopback:
+            raise InputError(f"{path}: '{host.hostname}' is {host.address} here, by which other "
+                             "hosts do not reach it; write the address of its interface")
     return hosts
 
 
@@ -117,8 +133,14 @@ def _address(text: str, path: Path, number: int) -> str:
     try:
         return str(ipaddress.IPv4Address(text))
     except ValueError:
-        raise InputError(f"{path}, line {number}: '{text}' is no IPv4 address; DistDGL looks for "
-                         "the address among those of a host's interfaces") from None
+        reason = "it cannot be a name either"
+    if HOSTNAME.fullmatch(text):
+        try:
+            return str(socket.getaddrinfo(text, None, socket.AF_INET)[0][4][0])
+        except (OSError, UnicodeError) as error:
+            reason = f"as a name this machine does not know it: {error.args[-1]}"
+    raise InputError(f"{path}, line {number}: '{text}' is no IPv4 address ({reason}); write the "
+                     "address: DistDGL looks for it among those of the host's interfaces")
 
 
 def _port(text: str, path: Path, number: int) -> int:
@@ -133,8 +155,16 @@ def write_ip_config(hosts: Iterable[Host]) -> str:
     return "".join(f"{host.address} {host.port}\n" for host in hosts)
 
 
-def check_part_config(path: Path, hosts: int) -> bool:
-    """Check that there is one partition per host; returns whether dgl-heta made them.
+@dataclass(frozen=True)
+class Parts:
+    """The maker of the partitions of a part_config, and the files of each partition."""
+
+    ours: bool
+    files: tuple[tuple[str, ...], ...]
+
+
+def check_part_config(path: Path, hosts: int) -> Parts:
+    """Check that there is one partition per host, and return where their files are.
 
     Raises
     ------
@@ -157,8 +187,11 @@ def check_part_config(path: Path, hosts: int) -> bool:
         raise InputError(f"{path} has {quoted(parts)} partition{'s' * (parts != 1)}, but there "
                          f"{'is 1 host' if hosts == 1 else f'are {hosts} hosts'}; DistDGL needs "
                          "one host per partition")
-    part = content.get("part-0")
-    return isinstance(part, dict) and "dgl_heta_plan" in part
+    named = [part if isinstance(part := content.get(f"part-{i}"), dict) else {}
+             for i in range(parts)]
+    return Parts("dgl_heta_plan" in named[0], tuple(
+        tuple(str(path.absolute().parent / file) for file in part.values() if isinstance(file, str))
+        for part in named))
 
 
 def processes_of(host: Host, hosts: int, roles: Roles, files: Files, command: Command,

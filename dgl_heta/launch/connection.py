@@ -7,9 +7,11 @@ import json
 import subprocess
 import sys
 import threading
+from collections import deque
 from pathlib import Path
 from typing import Any
 
+from dgl_heta.launch.blame import LAST_LINES
 from dgl_heta.launch.cluster import Host
 from dgl_heta.launch.supervisor import Events
 
@@ -44,7 +46,8 @@ class Connection:
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             start_new_session=True)  # Ctrl-C in a terminal reaches the launcher alone
-        self._complaint = self._greeting = ""
+        self._complaints: deque[str] = deque(maxlen=LAST_LINES)
+        self._greeting = ""
         self._errors = threading.Thread(target=self._read_errors, daemon=True)
         self._errors.start()
         threading.Thread(target=self._read_events, args=(events,), daemon=True).start()
@@ -54,10 +57,11 @@ class Connection:
         """Ask for something; without effect once the agent is gone, which is an event."""
         self._write(json.dumps(request).encode() + b"\n")
 
-    def complaint(self) -> str:
-        """Return the last output of it, or of ssh, that is no event; standard error first."""
+    def complaints(self) -> list[str]:
+        """Return the last lines of it, or of ssh, on standard error; else its last that is no
+        event."""
         self._errors.join(0.5)
-        return self._complaint or self._greeting
+        return list(self._complaints) or [self._greeting] * bool(self._greeting)
 
     def close(self) -> None:
         """End the agent however it is; that ends the processes of an emulated host too."""
@@ -96,7 +100,8 @@ class Connection:
     def _read_errors(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:
-            self._complaint = _text(line) or self._complaint
+            if text := _text(line):
+                self._complaints.append(text)
 
 
 def _text(line: bytes) -> str:

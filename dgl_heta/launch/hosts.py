@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import secrets
 import signal
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.launch.activation import is_python
+from dgl_heta.launch.agent_host import versions_of
 from dgl_heta.launch.blame import Ended, Watched
-from dgl_heta.launch.cluster import Process, write_ip_config
+from dgl_heta.launch.cluster import Host, Process, write_ip_config
 from dgl_heta.launch.connection import Connection
 from dgl_heta.launch.emulated import Network
 from dgl_heta.launch.printer import Printer
 from dgl_heta.launch.remote import connect_directly, connect_over_ssh
 from dgl_heta.launch.script_job import Outcome, ScriptJob
 from dgl_heta.launch.supervisor import KILL_AFTER_S, TICK_S, Interrupted, Supervisor
+
+AT_ONCE = 8  # hosts to connect to: a jump host's sshd drops who comes tenth before others logged in
 
 
 def run_on_hosts(job: ScriptJob, show: Callable[[str, str, str], None]) -> Outcome:
@@ -46,6 +51,7 @@ class Hosts(Supervisor):
         self.connections: dict[int, Connection] = {}
         self.roles: dict[str, Process] = {}  # by label, as `processes`
         self.outcome = Outcome(0, [], {}, {})
+        self.unreachable: dict[int, str] = {}
         self.stop_at = self.leave_by = math.inf
         self.last_word = time.monotonic()  # of a trainer
 
@@ -87,25 +93,30 @@ class Hosts(Supervisor):
         network = (None if self.job.emulated is None else
                    self._network.enter_context(Network(self.job.emulated, self.events)))
         self._connect(network)
-        self._start(self._prepare())
+        answers = self._prepare()
+        if not self.job.only_ask:
+            self._start(answers)
 
     def _connect(self, network: Network | None) -> None:
         job = self.job
-        for host in job.hosts:
-            if network is not None:
-                opened = network.connect(host)
-            elif host.index in job.direct:
-                opened = connect_directly(host, self.events)
-            else:
-                opened = connect_over_ssh(host, self.events, job.ssh, job.workdir,
-                                          job.command.words[0])
-            self.connections[host.index] = opened
-        self._answers("hello")
+        for at in range(0, len(job.hosts), AT_ONCE):
+            some = job.hosts[at:at + AT_ONCE]
+            for host in some:
+                if network is not None:
+                    opened = network.connect(host)
+                elif host.index in job.direct:
+                    opened = connect_directly(host, self.events)
+                else:
+                    opened = connect_over_ssh(host, self.events, job.ssh, job.workdir,
+                                              job.command.words[0])
+                self.connections[host.index] = opened
+            self._answers("hello", some)
         if network is not None:
             network.join(list(self.connections.values()))
 
     def _prepare(self) -> dict[int, dict[str, Any]]:
         job = self.job
+        asked = job.only_ask or any(map(job.over_ssh, job.hosts))
         for host in job.hosts:
             over_ssh = job.over_ssh(host)
             write = {"ip_config.txt": write_ip_config(job.hosts)}
@@ -114,25 +125,32 @@ class Hosts(Supervisor):
             self.connections[host.index].send(
                 do="prepare", environment={**job.variables(host), **job.roles.variables},
                 address=host.address, ports=job.roles.ports(host), workdir=str(job.workdir),
-                executable=job.command.words[0], exists=[str(job.part_config)], write=write,
+                executable=job.command.words[0], exists=job.needed(host), write=write,
                 cores=list(job.cores[host.index]) if job.cores else None,
-                versions=over_ssh and is_python(job.command.words[0]))
-        answers = self._answers("ready")
+                versions=asked and is_python(job.command.words[0]))
+        answers = self._answers("ready", job.hosts)
+        self.outcome.answers = answers | {
+            i: {"problems": [reason]} for i, reason in self.unreachable.items()}
+        if self.unreachable:
+            raise HetaError(_first_of(self.unreachable[i] for i in sorted(self.unreachable)))
         problems = [f"{job.hosts[i]}: {problem}" for i in sorted(answers)
                     for problem in answers[i]["problems"]]
         if problems:
-            raise InputError(problems[0] + (f" (and {len(problems) - 1} more: "
-                                            f"{'; '.join(problems[1:])})" if problems[1:] else ""))
-        self._same_versions({i: a["versions"] for i, a in answers.items() if a["versions"]})
+            raise InputError(_first_of(problems))
+        self._same_versions({str(job.hosts[i]): answers[i]["versions"] for i in sorted(answers)
+                             if answers[i]["versions"]})
         return answers
 
-    def _same_versions(self, versions: dict[int, dict[str, str | None]]) -> None:
-        needed = {"dgl-heta"} if self.job.command.active else set()
+    def _same_versions(self, versions: dict[str, dict[str, str | None]]) -> None:
+        needed = self.job.command.needs_package
+        if needed and versions:
+            ours = versions_of(sys.executable, dict(os.environ)) or {}
+            versions["this machine"] = {"dgl-heta": ours.get("dgl-heta")}
         for package in ("dgl", "torch", "dgl-heta"):
-            installed = {i: each.get(package) for i, each in sorted(versions.items())}
-            if len({*installed.values()}) > 1 or (package in needed and None in installed.values()):
-                text = ", ".join(f"{self.job.hosts[i]} has {version or 'none'}"
-                                 for i, version in installed.items())
+            installed = {host: each[package] for host, each in versions.items() if package in each}
+            if len({*installed.values()}) > 1 and (needed or package != "dgl-heta"):
+                text = ", ".join(f"{host} has {version or 'none'}"
+                                 for host, version in installed.items())
                 raise InputError(f"all hosts need the same version of {package}: {text}")
 
     def _start(self, answers: dict[int, dict[str, Any]]) -> None:
@@ -145,30 +163,39 @@ class Hosts(Supervisor):
                 {"label": p.label, "command": p.command, "environment": p.environment}
                 for p in self.roles.values() if p.host == host])
 
-    def _answers(self, kind: str) -> dict[int, dict[str, Any]]:
-        """Wait until every host has answered."""
+    def _answers(self, kind: str, hosts: Sequence[Host]) -> dict[int, dict[str, Any]]:
+        """Wait until these hosts have answered, or it is known that some cannot be reached."""
         answers: dict[int, dict[str, Any]] = {}
         deadline = time.monotonic() + self.job.timeout
-        while len(answers) < len(self.job.hosts):
+        while late := [h for h in hosts if h.index not in {*answers, *self.unreachable}]:
             item = self.next_event(min(TICK_S, max(0.01, deadline - time.monotonic())))
             if item is not None:
                 index, event = item
                 if event["event"] == "bridge":
                     raise HetaError(event["reason"])
                 if event["event"] == "gone":
-                    raise HetaError(self._unreachable(index, event["status"]))
-                if event["event"] == kind:
+                    self._lost({index: self._unreachable(index, event["status"])})
+                elif event["event"] == kind:
                     answers[index] = event
             elif time.monotonic() >= deadline:
-                late = [str(h) for h in self.job.hosts if h.index not in answers]
-                raise HetaError(f"no answer from {', '.join(late)} within "
-                                f"{self.job.timeout:g} s (--timeout)")
+                reason = (f"no answer from {', '.join(map(str, late))} within "
+                          f"{self.job.timeout:g} s (--timeout)")
+                self._lost({h.index: reason for h in late})
         return answers
 
+    def _lost(self, reasons: dict[int, str]) -> None:
+        """Note hosts that cannot be reached, which ends a launch but no question to all hosts."""
+        self.unreachable |= reasons
+        if not self.job.only_ask:
+            raise HetaError(_first_of(reasons.values()))
+
     def _unreachable(self, index: int, status: int) -> str:
-        host, reason = self.job.hosts[index], self.connections[index].complaint()
-        how = "over ssh " if self.job.over_ssh(host) else ""
-        return f"cannot start processes on {host} {how}(status {status}): {reason or 'no reason'}"
+        host, complaints = self.job.hosts[index], self.connections[index].complaints()
+        if not self.job.over_ssh(host):
+            return (f"cannot start processes on {host} (status {status}): "
+                    f"{complaints[-1] if complaints else 'no reason'}")
+        return (f"cannot start processes on {host} over ssh (status {status}): "
+                f"{self.job.ssh.explained(host, complaints)}")
 
     # --- watch -------------------------------------------------------------------------------
 
@@ -201,10 +228,10 @@ class Hosts(Supervisor):
             self.processes[event["label"]].ended = Ended(
                 event["status"], time.monotonic(), event.get("reason", ""))
         elif kind == "gone":
-            complaint = self.connections[source].complaint()
+            complaints = self.connections[source].complaints()
             raise HetaError(f"the connection to {self.job.hosts[source]} ended (status "
                             f"{event['status']}); all processes were ended"
-                            + (f": {complaint}" if complaint else ""))
+                            + (f": {complaints[-1]}" if complaints else ""))
 
     def is_over(self, running: dict[str, Watched], now: float) -> bool:
         if now > self.stop_at:
@@ -266,6 +293,11 @@ class Hosts(Supervisor):
                 waiting.discard(index)
         for connection in self.connections.values():
             connection.close()
+
+
+def _first_of(texts: Iterable[str]) -> str:
+    first, *more = dict.fromkeys(texts)
+    return first + (f" (and {len(more)} more: {'; '.join(more)})" if more else "")
 
 
 def _last_words(processes: dict[str, Watched]) -> str:

@@ -28,6 +28,7 @@ class ScriptJob:
     command: Command
     part_config: Path
     workdir: Path
+    part_files: Sequence[Sequence[str]] = ()  # per host, what it reads of the partition
     emulated: Link | None = None  # joins the hosts, which this machine emulates
     cores: Sequence[Sequence[int]] = ()  # per emulated host, the cores that it has
     direct: frozenset[int] = frozenset()  # hosts that are this machine
@@ -36,6 +37,7 @@ class ScriptJob:
     master_port: int | None = None
     timeout: float = 30
     stop_after: float = math.inf
+    only_ask: bool = False  # the hosts what they have, and start nothing
 
     def check(self) -> None:
         """Find what is wrong without asking any host.
@@ -62,7 +64,7 @@ class ScriptJob:
         if unknown:
             raise InputError(f"--graph-format {roles.graph_format}: '{min(unknown)}' is none of "
                              "csc, csr and coo")
-        if all(self.over_ssh(host) for host in self.hosts):
+        if all(map(self.over_ssh, self.hosts)):
             return
         if not self.workdir.is_dir():
             raise InputError(f"no directory {self.workdir} (--workdir)")
@@ -78,6 +80,12 @@ class ScriptJob:
     def over_ssh(self, host: Host) -> bool:
         """Return whether a host is another machine."""
         return self.emulated is None and host.index not in self.direct
+
+    def needed(self, host: Host) -> list[str]:
+        """Return the files that the processes of a host read when they start."""
+        script = self.command.script
+        return [str(self.part_config), *(self.part_files[host.index] if self.part_files else ()),
+                *([] if script is None else [str(self.workdir / script)])]
 
     def variables(self, host: Host) -> dict[str, str]:
         """Return the variables of a host's processes, whatever their role."""
@@ -121,6 +129,7 @@ class Outcome:
     error: HetaError | None = None
     signal: int | None = None
     notes: list[str] = field(default_factory=list)
+    answers: dict[int, dict[str, Any]] = field(default_factory=dict)  # host index → what it has
     unprinted: bool = False  # whether nobody read the output until the end
 
     @property
@@ -140,8 +149,10 @@ class Outcome:
         hosts = []
         for host in job.hosts:
             sent, received = self.traffic.get(host.index, (None, None))
+            answer = self.answers.get(host.index, {})
             hosts.append({"host": host.index, "address": host.address, "bytes_sent": sent,
-                          "bytes_received": received})
+                          "bytes_received": received, "versions": answer.get("versions"),
+                          "problems": answer.get("problems")})
         return {"status": self.status, "seconds": self.seconds,
                 "error": str(self.error) if self.error else None, "notes": self.notes,
                 "emulated": job.emulated is not None,

@@ -18,6 +18,7 @@ from dgl_heta.partition.part_config import PLAN_FILE, config_name, part_config
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
+from dgl_heta.store.staged import plan_sum
 from dgl_heta.store.writer import Progress, check_source, fill_store
 from dgl_heta.system.atomic_files import new_directory
 
@@ -41,6 +42,7 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
     """
     out = Path(out)
     if isinstance(source, Store):
+        source.check_whole()
         schema, name = source.schema, graph_name or source.manifest.name
         store = source.directory.resolve()
         destination = Path(os.path.realpath(out))
@@ -112,27 +114,57 @@ def open_partition(path: str | Path, verify: bool = False) -> tuple[Store, Plan]
         plan = Plan.load(path / PLAN_FILE)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise InputError(f"plan {path / PLAN_FILE} is damaged: {error!r}") from None
-    configs = [c for c in path.glob("*.json") if c.name != PLAN_FILE]
-    if len(configs) != 1:
-        raise InputError(f"{path} holds {len(configs)} part_config files beside {PLAN_FILE}; "
-                         "there must be one")
+    config_path = part_config_file(path)
     try:
-        config = json.loads(configs[0].read_text(encoding="utf-8"))
+        config = json.loads(config_path.read_text(encoding="utf-8"))
         location = config["part-0"]["dgl_heta_store"]
         name = config["graph_name"]
         if not isinstance(location, str) or not isinstance(name, str):
             raise TypeError("dgl_heta_store and graph_name must be text")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"part_config {configs[0]} is damaged: {error!r}") from None
+        raise InputError(f"part_config {config_path} is damaged: {error!r}") from None
     if part_config(plan, name, location) != config:
-        raise InputError(f"part_config {configs[0]} was edited: it does not follow from "
+        raise InputError(f"part_config {config_path} was edited: it does not follow from "
                          f"{PLAN_FILE}; make the partition again")
     store = Store(path / location, verify)
     if not _same(store.schema, plan.schema):
         raise InputError(f"the plan in {path} was made for another graph than the store "
                          f"{store.directory}: " + (store.manifest.unlike_given() or (
                              "node types, relations, counts or feature sizes differ")))
+    if store.staged is not None and store.staged.plan != plan_sum(plan.to_json()):
+        raise InputError(f"{path} was staged by another plan than {path / PLAN_FILE}; stage it "
+                         "again")
     return store, plan
+
+
+def part_config_file(path: Path) -> Path:
+    """The part_config of a partition directory.
+
+    Raises
+    ------
+    InputError
+        There is none, or several files could be it.
+    """
+    configs = [c for c in path.glob("*.json") if c.name != PLAN_FILE]
+    if len(configs) != 1:
+        raise InputError(f"{path} holds {len(configs)} part_config files beside {PLAN_FILE}; "
+                         "there must be one")
+    return configs[0]
+
+
+def write_part_config(directory: Path, plan: Plan, graph_name: str) -> Path:
+    """Write the part_config of a plan whose store lies in the same directory, for any other."""
+    for config in directory.glob("*.json"):
+        if config.name != PLAN_FILE:
+            config.unlink()
+    file = directory / config_name(graph_name)
+    file.write_text(json.dumps(part_config(plan, graph_name, STORE_DIR), indent=1) + "\n", "utf-8")
+    return file
+
+
+def graph_name_of(config: Path) -> str:
+    """The name of the graph in a part_config that :func:`open_partition` has read."""
+    return str(json.loads(config.read_text("utf-8"))["graph_name"])
 
 
 def store_of_config(config: Path) -> Path | None:

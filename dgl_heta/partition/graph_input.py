@@ -11,7 +11,7 @@ from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.changes import with_features, with_reverse
 from dgl_heta.graph.readers.dgl_parts import find_config
 from dgl_heta.graph.reading_options import split_options
-from dgl_heta.graph.schema import Schema
+from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import TRAIN_MASK, GraphSource, Task
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.packaged import to_install
@@ -49,6 +49,24 @@ class GraphInput:
         """Where the graph comes from, and notes on it."""
         known = self.store.manifest if self.store is not None else self.source
         return known.info if known else {}
+
+    def beside(self) -> dict[str | Relation, int]:
+        """Bytes that a store has of each node type beside features, and of each relation beside its
+        CSC, as far as they are known before it is written."""
+        sizes: dict[str | Relation, int] = {}
+        if self.store is not None:
+            known = self.store.manifest
+            for ntype, arrays in known.arrays.items():
+                sizes[ntype] = sum(entry.bytes for entry in known.entries([ntype], [])
+                                   if entry is not arrays.get("feat"))
+            for item in known.relations:
+                sizes[item.relation] = sum(e.bytes for e in known.entries([], [item.relation])[2:])
+        elif self.source is not None:
+            for ntype, given in self.source.node_arrays.items():
+                sizes[ntype] = sum(array.nbytes for name, array in given.items() if name != "feat")
+            for ntype, ids in self.source.node_ids.items():
+                sizes[ntype] = sizes.get(ntype, 0) + ids.offsets.nbytes + ids.text.nbytes
+        return sizes
 
     def num_train_nodes(self, ntype: str) -> int:
         """Nodes of a type in `train_mask`, in any of its columns; 0 if there is none."""

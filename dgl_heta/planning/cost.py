@@ -5,11 +5,13 @@ A test compares the figures with what the store holds and what training counts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dgl_heta.graph.schema import Relation
 from dgl_heta.planning import traffic
-from dgl_heta.planning.footprint import topology_bytes, type_bytes
+from dgl_heta.planning.footprint import disk_bytes, topology_bytes, type_bytes
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.receptive_field import destinations, field_of_one_process, receptive_field
 from dgl_heta.planning.workload import Workload
@@ -34,10 +36,14 @@ class PartitionCost:
     boundary_nodes: int
     partial_bytes: int
     gradient_bytes: int
+    disk_bytes: int
+    """Of the directory that `dgl-heta stage` writes for it."""
 
 
-def predict(plan: Plan, work: Workload) -> list[PartitionCost]:
-    """Predict each partition's cost in `dgl-heta train`."""
+def predict(plan: Plan, work: Workload, beside: Mapping[str | Relation, int] | None = None
+            ) -> list[PartitionCost]:
+    """Predict each partition's cost in `dgl-heta train`; `beside` as for
+    :func:`~dgl_heta.planning.footprint.disk_bytes`, as far as it is known."""
     per_type = _below_last(plan, work) if plan.replication == "none" else {}
     for_others = _for_others(plan, work)
     costs = []
@@ -58,6 +64,7 @@ def predict(plan: Plan, work: Workload) -> list[PartitionCost]:
             partial_bytes=int(partials + for_others[partition.index]
                               + sum(per_type.get(t, 0.0) for t in partition.node_types)),
             gradient_bytes=int(traffic.gradients(plan.num_parts, work.parameters, 0, work)),
+            disk_bytes=disk_bytes(plan.schema, partition, plan.targets, beside or {}),
         ))
     return costs
 
@@ -106,6 +113,6 @@ def _below_last(plan: Plan, work: Workload) -> dict[str, float]:
     return sent
 
 
-def to_json(plan: Plan, work: Workload) -> dict[str, Any]:
+def to_json(work: Workload, costs: Sequence[PartitionCost]) -> dict[str, Any]:
     """The prediction as one JSON object, the field `prediction` of `--json`."""
-    return {"workload": asdict(work), "partitions": [asdict(c) for c in predict(plan, work)]}
+    return {"workload": asdict(work), "partitions": [asdict(c) for c in costs]}

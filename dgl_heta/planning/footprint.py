@@ -6,7 +6,7 @@ Topology is CSC: 8 bytes per destination node and relation, 4 per edge (8 where 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.planning.partition_shares import Partition
@@ -49,6 +49,21 @@ def type_bytes(schema: Schema, ntypes: Iterable[str], work: Workload) -> tuple[i
         else:
             learnable += schema.node_counts[ntype] * work.row_bytes * 3
     return features, learnable
+
+
+def disk_bytes(schema: Schema, partition: Partition, targets: Iterable[str],
+               beside: Mapping[str | Relation, int]) -> int:
+    """Bytes of a partition's staged directory (`dgl-heta stage`).
+
+    Parameters
+    ----------
+    beside : what a node type or relation has beside features and CSC: labels, masks, ids.
+    """
+    names = {*partition.relations, *partition.node_types, *targets}
+    static = sum(schema.node_counts[t] * schema.feature_bytes.get(t, 0)
+                 for t in partition.node_types)
+    return static + topology_bytes(schema, partition) + sum(
+        size for name, size in beside.items() if name in names)
 
 
 def footprint(schema: Schema, partition: Partition, work: Workload) -> int:

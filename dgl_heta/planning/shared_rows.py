@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from dgl_heta.errors import InputError
 from dgl_heta.planning.offloading import SharingDecision
@@ -38,14 +39,19 @@ def share_rows(plan: Plan, work: Workload, way: str, origin: Origin
     return _decided(chosen, way, origin, reason), choices
 
 
-def share_rows_in_training(plan: Plan, settings: Settings) -> tuple[Plan, Sequence[Choice]]:
-    """The plan as `dgl-heta train` runs it; every worker reads the whole store, so that what a
+def share_rows_in_training(plan: Plan, settings: Settings, staged: Path | None = None
+                           ) -> tuple[Plan, Sequence[Choice]]:
+    """The plan as `dgl-heta train` runs it; where every worker reads the whole store, what a
     partition was made with can be chosen anew.
+
+    Parameters
+    ----------
+    staged : the partition, where workers have what its plan says alone.
 
     Raises
     ------
     InputError
-        As :func:`share_rows`.
+        As :func:`share_rows` and :func:`share_rows_as_partitioned`.
     """
     way, origin = settings.partition.shared, settings.origin("partition.shared")
     work = Workload.of(settings, parts=plan.num_parts)
@@ -55,6 +61,8 @@ def share_rows_in_training(plan: Plan, settings: Settings) -> tuple[Plan, Sequen
                if settings.model.name not in MODELS else None)
         if why is not None:
             return _decided(plan.without_owners(), way, origin, why), []
+    if staged is not None:
+        return share_rows_as_partitioned(plan, settings, str(staged)), []
     # What was partitioned for stays: only a user's word, or a model for which it does not pay,
     # changes it.
     if plan.offloaded and not origin.asked and worth_choosing(work):
@@ -62,9 +70,9 @@ def share_rows_in_training(plan: Plan, settings: Settings) -> tuple[Plan, Sequen
     return share_rows(plan.without_owners(), work, way, origin)
 
 
-def share_rows_in_script(plan: Plan, settings: Settings, where: str) -> Plan:
-    """The plan as a script runs it on machines that have a part each: what was not partitioned for
-    cannot be offloaded any more.
+def share_rows_as_partitioned(plan: Plan, settings: Settings, where: str) -> Plan:
+    """The plan as machines that have a part each run it, those of a script among them: what was not
+    partitioned for cannot be offloaded any more.
 
     Parameters
     ----------

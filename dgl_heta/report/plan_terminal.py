@@ -49,7 +49,7 @@ def terminal(plan: Plan, costs: list[PartitionCost], console: Console, max_lines
     console.print()
     _print_table(console, _cost_table(plan, costs, max_rows))
     console.print()
-    console.print(_totals(plan))
+    console.print(_totals(plan, costs))
     used = {r for partition in plan.partitions for r in partition.relations}
     console.print()
     if len(used) > max_relations:
@@ -201,9 +201,11 @@ def _more_rows(rows: Table, plan: Plan, max_rows: int, column: int) -> None:
         rows.add_row("…", *[""] * (column - 1), f"({left:,} more)")
 
 
-def _totals(plan: Plan) -> Text:
+def _totals(plan: Plan, costs: Sequence[PartitionCost]) -> Text:
+    disk = human_bytes(max(cost.disk_bytes for cost in costs))
     return Text(f"weight max/min {balance(plan)} · replication factor "
-                f"{plan.replication_factor():.2f} · {plan.boundary_nodes:,} boundary nodes",
+                f"{plan.replication_factor():.2f} · {plan.boundary_nodes:,} boundary nodes · "
+                f"staged, a partition is {disk} at most",
                 style="bold")
 
 

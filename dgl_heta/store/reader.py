@@ -19,6 +19,7 @@ from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.graph.source import MASKS, GraphSource, Task
 from dgl_heta.store.csc import CSC
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
+from dgl_heta.store.staged import Staged, pieces_sum
 from dgl_heta.store.structure import Finite, Rule, pointers, rule_of
 
 _BLOCK = 2**22  # bytes
@@ -36,6 +37,10 @@ class Store:
     verify : compare each file when it is first opened, as :meth:`verify` does. For readers that
         do not know beforehand what they will read.
 
+    Attributes
+    ----------
+    staged : which files are there, where the store was staged for some partitions; else None.
+
     Raises
     ------
     InputError
@@ -52,8 +57,12 @@ class Store:
         self.manifest = Manifest.load(self.directory)
         self.schema: Schema = self.manifest.schema()
         self._relations = {entry.relation: entry for entry in self.manifest.relations}
-        for entry in self.manifest.entries():
-            self._check_size(entry)
+        entries = self.manifest.entries()
+        self.staged = Staged.load(self.directory, self.manifest.to_json,
+                                  {entry.file: entry.bytes for entry in entries})
+        for entry in entries:
+            if self._is_here(entry):
+                self._check_size(entry)
         if verify:
             self._refuse_unlike()
 
@@ -70,13 +79,18 @@ class Store:
         InputError
             A file is damaged, or its pointers do not.
         """
+        return CSC(self.pointers(relation), self._open(self._entry(relation).indices))
+
+    def pointers(self, relation: Relation) -> np.ndarray:
+        """For each destination node where its in-edges begin, and their end; as of
+        :meth:`relation`."""
         entry = self._entry(relation)
-        csc = CSC(self._open(entry.indptr), self._open(entry.indices))
+        indptr = self._open(entry.indptr)
         if relation not in self._ascending:
             if entry.indptr.file not in self._verified:
-                self._refuse(entry.indptr, pointers(entry).check(csc.indptr))
+                self._refuse(entry.indptr, pointers(entry).check(indptr))
             self._ascending.add(relation)
-        return csc
+        return indptr
 
     def weights(self, relation: Relation) -> np.ndarray | None:
         """For each CSC position what the edge's chance of being sampled is proportional to,
@@ -114,6 +128,13 @@ class Store:
                              f"{listing(arrays)}")
         return self._open(arrays[name])
 
+    def width(self, ntype: str, name: str) -> int:
+        """Numbers in a row of a node array as training reads it, wherever its file is."""
+        entry = self.manifest.arrays[ntype][name]
+        rows = as_trained(name, np.empty((0, *entry.shape[1:]), entry.dtype), ntype,
+                          self.manifest.given.get(ntype, {}), self.manifest.task)
+        return int(rows.shape[1])
+
     def ids(self, ntype: str) -> NodeIds | None:
         """The ids that nodes of a type have for whoever made the graph, or None."""
         self.schema.check_node_type(ntype)
@@ -126,7 +147,8 @@ class Store:
     def verify(self, ntypes: Iterable[str] | None = None,
                relations: Iterable[Relation] | None = None,
                progress: Callable[[str, float], None] | None = None) -> list[str]:
-        """Compare the checksums of all files, or of those of some node types and relations.
+        """Compare the checksums of all files that are there, or of those of some node types and
+        relations, which must be.
 
         In the same pass their contents are checked: pointers ascend, ids are those of nodes and
         edges, truth values are 0 and 1, labels in masks are classes, arrays that were given are
@@ -142,11 +164,13 @@ class Store:
         relations = None if relations is None else {self._entry(r).relation for r in relations}
         self._refuse_unlike()
         entries = self.manifest.entries(ntypes, relations)
+        if ntypes is None and relations is None:
+            entries = [entry for entry in entries if self._is_here(entry)]
         total = max(sum(entry.bytes for entry in entries), 1)
         done = 0
         self._not_finite = []
         for entry in entries:
-            for size in self._compared(entry):
+            for size in self.compared(entry):
                 done += size
                 if progress:
                     progress(entry.file, min(done / total, 1.0))
@@ -154,6 +178,18 @@ class Store:
         if task and task.kind == "classification" and (ntypes is None or task.target in ntypes):
             self._check_labels(task)
         return self._not_finite
+
+    def check_whole(self) -> None:
+        """Check that all files are there.
+
+        Raises
+        ------
+        InputError
+            The store was staged for some partitions.
+        """
+        if self.staged is not None:
+            raise InputError(f"{self.directory} is staged for {self.staged}, and holds no whole "
+                             "graph; give the store that it was staged from")
 
     def check_sizes(self) -> None:
         """Look whether a file that is mapped was cut since: reading it would end the process by
@@ -173,7 +209,7 @@ class Store:
         """Labels of nodes in a mask are classes."""
         arrays = self.manifest.arrays.get(task.target, {})
         label = arrays.get(task.label)
-        if label is None:
+        if label is None or not self._is_here(label):
             return
         labels = NodeLabels(self.array(task.target, task.label), task.kind, task.num_classes,
                             task.unlabelled)
@@ -181,8 +217,14 @@ class Store:
             if name in arrays:
                 self._refuse(label, labels.fault(in_mask(self.array(task.target, name)), name))
 
-    def _compared(self, entry: ArrayEntry) -> Iterator[int]:
+    def compared(self, entry: ArrayEntry) -> Iterator[int]:
         """Compare a file with its checksum, and its content with its rule; yields bytes done."""
+        self._check_here(entry)
+        pieces = self.staged.files[entry.file] if self.staged else None
+        if pieces is not None:  # its rule was checked where the whole file was
+            self._compare_sum(entry, pieces_sum(pieces, self.directory / entry.file), pieces.sha256)
+            yield entry.bytes
+            return
         digest, path = hashlib.sha256(), self.directory / entry.file
         rule, dtype = rule_of(self.manifest, entry), np.dtype(entry.dtype)
         skip, rest = max(entry.bytes - dtype.itemsize * math.prod(entry.shape), 0), b""
@@ -200,11 +242,7 @@ class Store:
         except OSError as error:
             raise InputError(f"cannot read store file {path}: "
                              f"{error.strerror or error}") from None
-        if digest.hexdigest() != entry.sha256:
-            raise InputError(
-                f"store file {path} was edited or damaged: its checksum does not agree with "
-                "the manifest; write the store again"
-            )
+        self._compare_sum(entry, digest.hexdigest(), entry.sha256)
         self._refuse(entry, rule.end() if isinstance(rule, Rule) else "")
         if isinstance(rule, Finite) and rule.wrong:
             self._not_finite.append(
@@ -213,6 +251,13 @@ class Store:
                 f"{rule.first // max(math.prod(entry.shape[1:]), 1)}; what is computed of these "
                 "nodes and of those around them is NaN, too")
         self._verified.add(entry.file)
+
+    def _compare_sum(self, entry: ArrayEntry, is_now: str, was: str) -> None:
+        if is_now != was:
+            raise InputError(
+                f"store file {self.directory / entry.file} was edited or damaged: its checksum "
+                "does not agree with the manifest; write the store again"
+            )
 
     def _refuse_unlike(self) -> None:
         if fault := self.manifest.unlike_given():
@@ -227,8 +272,14 @@ class Store:
         """The stored graph as a source; edges come by destination, arrays are memory maps.
 
         Arrays are not compared with their checksums, whatever `verify` is: call :meth:`verify`.
+
+        Raises
+        ------
+        InputError
+            Only some partitions' files are there.
         """
         manifest = self.manifest
+        self.check_whole()
         return GraphSource(
             manifest.name, dict(manifest.node_counts),
             {r: _StoredEdges(self, r) for r in self.schema.relations},
@@ -244,6 +295,16 @@ class Store:
                              f"{listing(self._relations)}")
         return self._relations[relation]
 
+    def _is_here(self, entry: ArrayEntry) -> bool:
+        return self.staged is None or entry.file in self.staged.files
+
+    def _check_here(self, entry: ArrayEntry) -> None:
+        if not self._is_here(entry):
+            raise InputError(
+                f"store file {self.directory / entry.file} is not on this machine: the store was "
+                f"staged for {self.staged}, where it is not read; stage it with --also and the "
+                "name of its relation or node type, or use the whole store")
+
     def _check_size(self, entry: ArrayEntry) -> None:
         path = self.directory / entry.file
         try:
@@ -258,11 +319,12 @@ class Store:
 
     def _open(self, entry: ArrayEntry) -> np.ndarray:
         if self._verify_opened and entry.file not in self._verified:
-            for _ in self._compared(entry):
+            for _ in self.compared(entry):
                 pass
         return self._mapped(entry)
 
     def _mapped(self, entry: ArrayEntry) -> np.ndarray:
+        self._check_here(entry)
         path = self.directory / entry.file
         try:
             array = np.lib.format.open_memmap(path, mode="r")  # never unpickles

@@ -63,6 +63,20 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
                     parent.rmdir()
 
 
+def put_directory(temporary: Path, out: Path, *, overwrite: bool, kind: str) -> None:
+    """Rename a directory that is whole and on the disk; an existing `out` is an error, or with
+    `overwrite` replaced, as by :func:`new_directory`.
+
+    Raises
+    ------
+    InputError
+        `out` exists, and is not to be replaced or not ours.
+    """
+    shown, out = out, _located(out)
+    _put_in_place(temporary, out, shown, _replaceable(out, shown, overwrite, kind, None))
+    sync_directory(out.parent)
+
+
 def _located(out: Path) -> Path:
     """The absolute path, symbolic links before the last name resolved (`.` has no last name)."""
     if out.name in ("", ".."):
@@ -115,7 +129,7 @@ def _put_in_place(temporary: Path, out: Path, shown: Path, replace: bool) -> Non
                             "it is and nothing was written")
         temporary.rename(out)
         return
-    retired = temporary.with_name(temporary.name.replace(".partial-", ".retired-"))
+    retired = temporary.with_name(temporary_name(out.name, "retired"))
     try:
         out.rename(retired)
         temporary.rename(out)

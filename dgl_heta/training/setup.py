@@ -241,7 +241,7 @@ def model_spec(store: Store, settings: Settings, outputs: Mapping[str, int], pla
                precomputed: ModelInputs | None = None) -> ModelSpec:
     """The specification of the model: the store's types, the task's outputs, the settings."""
     model = settings.model
-    widths = {t: store.array(t, "feat").shape[1] for t in store.schema.node_types
+    widths = {t: store.width(t, "feat") for t in store.schema.node_types
               if store.has_array(t, "feat")}
     dims = {t: widths.get(t, model.hidden) for t in store.schema.node_types}
     spec = ModelSpec(store.schema, dims, frozenset(widths), dict(outputs),

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dgl_heta.partition.staging import Staging, opened_partition
 from tests.support import warm
 from tests.support.dist_reference import compare_all, parts, read, whole_graph
 from tests.support.dist_script import cases, delegated_cases
@@ -48,13 +49,31 @@ class Launched:
         return [line for line in self.text.splitlines() if line.startswith("error: ")][-1]
 
 
+ON_ITS_DISK = """
+import os, runpy, subprocess, sys
+
+host = os.environ.get("RANK") or os.environ["DGL_SERVER_ID"]
+subprocess.run(["mount", "--bind", f"{sys.argv[1]}/part-{host}", sys.argv[2]], check=True)
+sys.argv = sys.argv[3:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Runs a script on a host that has its staged part where the others have theirs."""
+
+
 def launch(graph, directory: Path, hosts: int, names: Sequence[str], *options: str,
-           **partition: Any) -> Launched:
+           staged: bool = False, **partition: Any) -> Launched:
     """Run the cases; everything that is started has the directory in its command line."""
     config = parts(graph, hosts, directory / "parts", **partition)
+    first = []
+    if staged:
+        first = [directory / "on_its_disk.py", directory / "staged", config.parent]
+        first[0].write_text(ON_ITS_DISK)
+        with opened_partition(str(config.parent)) as opened:
+            for part in range(hosts):
+                Staging.of(opened, [part]).write(directory / "staged" / f"part-{part}")
     command = [warm.python(), "-m", "dgl_heta", "launch", "--hosts", str(hosts), "--part-config",
                config, "--num-omp-threads", "1", "--stop-after", PATIENCE, *options, "--",
-               warm.with_dgl(), SCRIPT, "--ip-config", "{ip_config}", "--part-config",
+               warm.with_dgl(), *first, SCRIPT, "--ip-config", "{ip_config}", "--part-config",
                "{part_config}", "--out", directory, "--cases", ",".join(names)]
     done = subprocess.run([str(word) for word in command], stdout=subprocess.PIPE,
                           timeout=PATIENCE + PROMPT, stderr=subprocess.STDOUT, text=True,
@@ -76,8 +95,10 @@ def living(directory: Path) -> list[str]:
 
 
 def test_two_hosts_compute_what_one_process_does(tmp_path):
-    graph, names = whole_graph(), ALL
-    result = launch(graph, tmp_path, 2, names, "--set", "train.learnable=exact")
+    """Each from its staged part; samplers of the script's own, which read all relations, are below,
+    from the whole store."""
+    graph, names = whole_graph(), [name for name in ALL if name not in OWN]
+    result = launch(graph, tmp_path, 2, names, "--set", "train.learnable=exact", staged=True)
     assert result.status == 0, result.text
     assert compare_all(graph, names, tmp_path, 2) == []
     assert "sent/machine" not in read(tmp_path, "SparseAdam", 0)
@@ -111,7 +132,7 @@ def test_two_trainers_per_host_compute_what_one_process_does_until_one_is_killed
     [*delegated_cases(), *SOME_DELEGATED], marks=pytest.mark.thorough)], ids=["some", "all"])
 def test_hosts_that_aggregate_for_each_other_compute_what_one_process_does(tmp_path, names):
     graph, names = whole_graph(), [*dict.fromkeys(names)]
-    result = launch(graph, tmp_path, 3, names, *EXACT, **DELEGATED)
+    result = launch(graph, tmp_path, 3, names, *EXACT, staged=True, **DELEGATED)
     assert result.status == 0, result.text
     assert compare_all(graph, names, tmp_path, 3) == []
 

@@ -55,7 +55,11 @@ def test_wrong_input_is_named_before_anything_starts(place, options, message):
 @pytest.mark.parametrize(("text", "message"), [
     ("", "names no host; write 'address [port]', a line per host"),
     ("10.0.0.1 30050 x\n", "line 1: '10.0.0.1 30050 x'; write 'address [port]'"),
-    ("10.0.0.1\n\nnode2\n", "line 3: 'node2' is no IPv4 address"),
+    ("10.0.0.1\n\nnode2\n", "line 3: 'node2' is no IPv4 address (as a name this machine does not "
+     "know it: "),
+    ("10.0.1\n", "line 1: '10.0.1' is no IPv4 address (it cannot be a name either)"),
+    ("-oProxyCommand=sh\n", "line 1: '-oProxyCommand=sh' is no IPv4 address (it cannot be a name"),
+    ("10.0.0.1\nlocalhost\n", "'localhost' is 127.0.0.1 here, by which other hosts do"),
     ("10.0.0.1 high\n", "line 1: 'high' is no port"),
     ("10.0.0.1 70000\n", "line 1: '70000' is no port"),
     ("10.0.0.1\n10.0.0.2\n10.0.0.1 30070\n", "line 3: 10.0.0.1 is the address of two hosts"),
@@ -72,6 +76,8 @@ def test_ip_config_as_distdgl_reads_it(tmp_path):
     path = tmp_path / "ip_config.txt"
     path.write_text("10.0.0.1\n  10.0.0.2   20090  \n\n")
     assert read_ip_config(path) == [Host(0, "10.0.0.1", 30050), Host(1, "10.0.0.2", 20090)]
+    path.write_text("localhost\n")
+    assert read_ip_config(path) == [Host(0, "127.0.0.1", 30050, "localhost")]
 
 
 def test_many_hosts_are_read_in_seconds(tmp_path):

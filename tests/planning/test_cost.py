@@ -67,7 +67,8 @@ def test_one_partition_sends_nothing():
 
 
 def test_the_prediction_as_json():
-    data = cost_json(make_plan(MAG, "paper", 2, 2), Workload(batch_size=512))
+    work = Workload(batch_size=512)
+    data = cost_json(work, predict(make_plan(MAG, "paper", 2, 2), work))
     assert data["workload"]["batch_size"] == 512
     assert [p["edges"] for p in data["partitions"]] == [25_483_280, 30_345_474]
     json.dumps(data)

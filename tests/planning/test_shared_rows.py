@@ -14,7 +14,11 @@ from hypothesis import strategies as st
 from dgl_heta import InputError, Relation, Schema, make_plan
 from dgl_heta.planning.offloading import SharingDecision
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.shared_rows import share_rows, share_rows_in_script, share_rows_in_training
+from dgl_heta.planning.shared_rows import (
+    share_rows,
+    share_rows_as_partitioned,
+    share_rows_in_training,
+)
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import Origin, Settings, load_settings
 
@@ -65,9 +69,9 @@ def test_a_script_keeps_what_was_partitioned_or_leaves_it_out(
     settings = settings_with(way, train__learnable=learnable, run__reference=reference)
     if way == "delegate" and not plan.offloaded:
         with pytest.raises(InputError, match="parts/g.json was made without it"):
-            share_rows_in_script(plan, settings, "parts/g.json")
+            share_rows_as_partitioned(plan, settings, "parts/g.json")
         return
-    chosen = share_rows_in_script(plan, settings, "parts/g.json")
+    chosen = share_rows_as_partitioned(plan, settings, "parts/g.json")
     moves = way == "rows" or learnable == "replica" or reference == "true"
     assert chosen == (ROWS if moves else plan)
     assert chosen.shared is not None

@@ -1,33 +1,29 @@
-"""`dgl-heta launch` in a directory of its own, on hosts of three kinds."""
+"""`dgl-heta launch` in a directory of its own, on hosts of several kinds."""
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.support.ssh_hosts import ADDRESSES, SshHosts
 from tests.support.waiting import until
 
 emulated = pytest.mark.needs("hosts")
-EVERYWHERE = ["direct", "ssh", pytest.param("emulated", marks=emulated)]
-FAKE_SSH = """#!/bin/sh
-echo "$@" >> {log}
-while [ "$1" != "${{1#-}}" ]; do shift 2; done
-export FAKE_HOST=$1
-shift
-if [ "$FAKE_HOST" = "{unreachable}" ]; then
-    echo "ssh: connect to host $FAKE_HOST port 22: Connection refused" >&2
-    exit 255
-fi
-echo "Welcome to $FAKE_HOST"
-exec sh -c "$*"
-"""
+over_ssh = pytest.mark.needs("sshd")
+ELSEWHERE = [pytest.param("ssh", marks=over_ssh), pytest.param("emulated", marks=emulated)]
+EVERYWHERE = ["direct", *ELSEWHERE]
+NOWHERE = ("203.0.113.1", "203.0.113.2")  # addresses that no host has (RFC 5737)
 PRINT = """
 import json, os
 print(json.dumps(dict(os.environ)))
@@ -63,6 +59,7 @@ class Place:
 
     directory: Path
     run: Callable[..., Result]
+    ssh_hosts: Callable[[], SshHosts]
 
     def script(self, text: str, name: str = "script.py") -> Path:
         path = self.directory / name
@@ -80,15 +77,20 @@ class Place:
         return path
 
     def where(self, kind: str, hosts: int = 2) -> list[Any]:
-        """The options for a kind of hosts: this machine, over ssh or emulated."""
+        """The options for a kind of hosts: this machine, over ssh, emulated, or out of reach."""
         if kind == "emulated":
             return ["--hosts", hosts, "--part-config", self.parts(hosts)]
         if kind == "direct":
             return ["--ip-config", self.ip_config("127.0.0.1"), "--part-config", self.parts(1),
                     "--num-trainers", hosts]
-        addresses = [f"127.0.0.{i + 1}" for i in range(hosts)]
-        return ["--ip-config", self.ip_config(*addresses), "--part-config", self.parts(hosts),
-                "--no-local"]
+        if kind == "nowhere":
+            return ["--no-local", *self.listed(*NOWHERE[:hosts])]
+        return ["--ssh-config", self.ssh_hosts().config, *self.listed(*ADDRESSES[:hosts])]
+
+    def listed(self, *hosts: str) -> list[Any]:
+        """The options for these hosts, addresses or names."""
+        path = self.script("".join(f"{host}\n" for host in hosts), "ip_config.txt")
+        return ["--ip-config", path, "--part-config", self.parts(len(hosts))]
 
     def living(self) -> list[str]:
         """Command lines of processes that belong to this directory."""
@@ -107,6 +109,27 @@ def free_port(address: str) -> int:
     with socket.socket() as listener:
         listener.bind((address, 0))
         return listener.getsockname()[1]
+
+@contextmanager
+def command_lines_of_ssh(seen: Path) -> Iterator[list[str]]:
+    """Those of two connections of this process, found beside it; a file says that they are."""
+    lines: list[str] = []
+
+    def look() -> None:
+        def running() -> list[str]:
+            return [shlex.join(child.cmdline()) for child in psutil.Process().children()
+                    if child.name() == "ssh"]
+
+        until(lambda: len(running()) == 2)
+        lines.extend(running())
+        seen.touch()
+
+    with ThreadPoolExecutor(1) as beside:
+        looked = beside.submit(look)
+        yield lines
+        looked.result()
+    assert len(lines) == 2
+
 
 def living(directory: Path) -> list[str]:
     """Command lines of processes, other than this one, that name a directory."""

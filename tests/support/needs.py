@@ -1,14 +1,16 @@
-"""What some tests need: DGL, its METIS, GraphStorm, and hosts that can be emulated.
+"""What some tests need: DGL, its METIS, GraphStorm, hosts that can be emulated, and sshd.
 
 Where it is missing, those tests are skipped, and the reason is shown. Where HETA_TESTS_NEED
 names it (`dgl,hosts`), they fail instead: scripts/test.sh says so of DGL and GraphStorm
-for the environment that has them, .ci/run of hosts, so that nothing stops being tested unseen.
+for the environment that has them, .ci/run of hosts and sshd, so that nothing stops being tested
+unseen.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,14 +18,15 @@ from functools import cache
 
 import pytest
 
-from dgl_heta.launch.emulated import emulation_refused
+from dgl_heta.launch.emulated import NAMESPACES, emulation_refused
+from tests.support.ssh_hosts import SSHD
 
 REQUIRED = frozenset(filter(None, os.environ.get("HETA_TESTS_NEED", "").split(",")))
 
 
 @cache
 def lacking(what: str) -> str | None:
-    """Why `dgl`, `graphstorm`, `hosts` or `metis` cannot be used here, or None."""
+    """Why `dgl`, `graphstorm`, `hosts`, `metis` or `sshd` cannot be used here, or None."""
     if what == "dgl":
         return None if importlib.util.find_spec("dgl") else "DGL is not installed"
     if what == "graphstorm":
@@ -34,7 +37,13 @@ def lacking(what: str) -> str | None:
         return None if refused is None else f"hosts cannot be emulated: {refused}"
     if what == "metis":
         return lacking("dgl") or _metis_fails()
-    raise ValueError(f"'{what}' is not what a test can need: dgl, graphstorm, hosts, metis")
+    if what == "sshd":
+        if SSHD is None or shutil.which("ssh") is None or shutil.which("rsync") is None:
+            return "sshd, ssh or rsync is not installed (on Debian, openssh-server and rsync)"
+        made = subprocess.run(["unshare", *NAMESPACES, "true"], capture_output=True, check=False)
+        return lacking("hosts") or (
+            None if os.geteuid() == made.returncode == 0 else "sshd on hosts of its own needs root")
+    raise ValueError(f"'{what}' is not what a test can need: dgl, graphstorm, hosts, metis, sshd")
 
 
 def _metis_fails() -> str | None:

@@ -20,6 +20,7 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.shared_rows import share_rows_in_training
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import Origin, Settings, load_settings
+from dgl_heta.store import Store
 from dgl_heta.training.tasks import resolve
 
 log = logging.getLogger("dgl_heta")
@@ -70,7 +71,8 @@ def _with_parts(opened: GraphInput, settings: Settings) -> GraphInput:
     what the settings cannot say, so another partition is to be made.
     """
     plan, parts = opened.plan, settings.partition.parts
-    if plan is None or parts == plan.num_parts or under_torchrun():
+    staged = opened.store is not None and opened.store.staged is not None
+    if plan is None or parts == plan.num_parts or under_torchrun() or staged:
         return opened
     if plan.metapaths or plan.replication != "full" or plan.method != "meta":
         return opened
@@ -90,7 +92,9 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
     targets = resolve(settings.task, opened.task, opened.schema, opened.info).targets or []
     if opened.plan is not None:
         _check_plan(opened.plan, opened, settings, targets)
-        return _sharing(opened.plan, settings)
+        return _sharing(opened.plan, opened, settings)
+    if opened.store is not None:
+        opened.store.check_whole()
     wishes = settings.partition
     if wishes.cut is not None:
         raise InputError(f"partition.cut is {wishes.cut}, but a cutter sees the edges when a graph "
@@ -102,12 +106,29 @@ def plan_for(opened: GraphInput, settings: Settings, registry: Plugins) -> Plan:
         metapaths=wishes.metapaths, seed=wishes.seed, replication=wishes.replication,
         memory_mb=wishes.memory_mb, workload=Workload.of(settings),
         word=lambda name: f"partition.{name}"))
-    return _sharing(plan, settings)
+    return _sharing(plan, opened, settings)
 
 
-def _sharing(plan: Plan, settings: Settings) -> Plan:
+def check_staged(store: Store | None, plan: Plan, trainers: int) -> None:
+    """Check that what this command's workers read is on this machine.
+
+    Raises
+    ------
+    InputError
+        The store was staged for other partitions.
+    """
+    if store is not None and store.staged is not None:
+        here = ([int(os.environ["RANK"]) // trainers] if under_torchrun()
+                else range(plan.num_parts))
+        for part in here:
+            store.staged.check(part, store.directory)
+
+
+def _sharing(plan: Plan, opened: GraphInput, settings: Settings) -> Plan:
     """The plan with what `partition.shared` comes to, which is logged."""
-    plan, choices = share_rows_in_training(plan, settings)
+    store = opened.store
+    plan, choices = share_rows_in_training(
+        plan, settings, store.directory if store and store.staged else None)
     for choice in choices:
         log.info("partition.shared = %s: %s", settings.partition.shared, choice)
     return plan

@@ -16,7 +16,13 @@ from dgl_heta.cache.visit_profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
-from dgl_heta.launch.jobs.choices import open_for, plan_for, restarted, under_torchrun
+from dgl_heta.launch.jobs.choices import (
+    check_staged,
+    open_for,
+    plan_for,
+    restarted,
+    under_torchrun,
+)
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
 from dgl_heta.launch.local import run_workers
 from dgl_heta.models import find_model
@@ -90,6 +96,7 @@ class TrainingJob:
         for name in settings.run.loggers:
             registry.get("logger", name).check()
         plan = plan_for(opened, settings, registry)
+        check_staged(opened.store, plan, settings.train.trainers)
         job = cls(graph, opened, _placed(registry.recorded(settings)), plan, registry)
         _check_cache(settings, job.workers)
         return job

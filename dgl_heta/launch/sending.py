@@ -1,0 +1,136 @@
+"""Staging to other machines: rsync over ssh sends what they lack, and they compare it.
+
+rsync goes on with a file that was interrupted, and sends nothing that is there. What it brings lies
+in a working directory until all checksums agree (:mod:`dgl_heta.partition.staging`).
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgl_heta._version import __version__
+from dgl_heta.errors import HetaError, InputError, several
+from dgl_heta.launch.cluster import Host
+from dgl_heta.launch.remote import Ssh
+from dgl_heta.partition.staging import Staging, working_directory
+from dgl_heta.system.leftovers import scratch_directory
+
+AT_ONCE = 8  # hosts
+
+
+def parts_of_hosts(parts: int, hosts: Sequence[Host]) -> list[list[int]]:
+    """Which partitions each host runs, equally many, as torchrun numbers its ranks.
+
+    Raises
+    ------
+    InputError
+        They cannot have equally many.
+    """
+    each, rest = divmod(parts, len(hosts))
+    if rest or not each:
+        raise InputError(f"{several(parts, 'partition')} cannot be shared evenly by "
+                         f"{several(len(hosts), 'host')}; list as many hosts as there are "
+                         "partitions, or a number that divides it")
+    return [list(range(each * i, each * (i + 1))) for i in range(len(hosts))]
+
+
+@dataclass(frozen=True)
+class Sender:
+    """Stages into the same directory on other machines.
+
+    Attributes
+    ----------
+    out : absolute, as it is called there.
+    python : the interpreter there, which has dgl-heta.
+    """
+
+    ssh: Ssh
+    out: Path
+    python: str = sys.executable
+    overwrite: bool = False
+
+    def send(self, stagings: Sequence[tuple[Host, Staging]],
+             report: Callable[[Host, str], None] = lambda host, what: None) -> list[bool]:
+        """Stage to all hosts, several at a time; returns of each whether anything was sent.
+
+        Raises
+        ------
+        HetaError
+            It failed for some hosts, all of which are named; the others have theirs.
+        """
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            running = [pool.submit(self._send, host, staging, report)
+                       for host, staging in stagings]
+        failures = [error for future in running if (error := future.exception()) is not None]
+        for error in failures:
+            if len(failures) == 1 or not isinstance(error, HetaError):
+                raise error
+        if failures:
+            raise HetaError(f"{len(failures)} of {several(len(stagings), 'host')} could not be "
+                            f"staged to: {'; '.join(map(str, failures))}")
+        return [future.result() for future in running]
+
+    def _send(self, host: Host, staging: Staging, report: Callable[[Host, str], None]) -> bool:
+        report(host, "asking")
+        answer = self._call(host, "ask", staging.staged.to_json(sums=False))
+        if answer["version"] != __version__:
+            raise InputError(f"{host} has dgl-heta {answer['version']}, this machine "
+                             f"{__version__}; install the same version on both")
+        if answer["staged"]:
+            return False
+        if answer["exists"] and not self.overwrite:
+            raise InputError(f"{host}: {self.out} exists and is another staging, or none; choose "
+                             "another directory or ask to overwrite it (--overwrite)")
+        if answer["room"] < staging.bytes:
+            raise HetaError(f"{host} has room for {answer['room']:,} bytes where {self.out} is to "
+                            f"be, but {staging.staged} need {staging.bytes:,}; nothing was sent")
+        with scratch_directory(None, "dgl-heta-stage") as scratch:
+            staging.link(scratch)
+            report(host, "sending")
+            self._rsync(host, scratch)
+        report(host, "comparing")
+        self._call(host, "finish", {"overwrite": self.overwrite})
+        return True
+
+    def _rsync(self, host: Host, directory: Path) -> None:
+        work = working_directory(self.out)
+        # The lock is the one that a staging there takes; rsync itself would let two write at once.
+        receiver = (f"mkdir -p {shlex.quote(str(work))} && flock -n "
+                    f"{shlex.quote(str(work / '.lock'))} rsync")
+        done = subprocess.run(
+            ["rsync", "-rtL", "-s", "--partial", "--sparse", "-e", shlex.join(self.ssh.program),
+             "--rsync-path", receiver, f"{directory}/", f"{host.destination}:{work}/"],
+            stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
+        complaints = done.stderr.splitlines()
+        if done.returncode == 255:
+            raise HetaError(f"{host}: {self.ssh.explained(host, complaints)}")
+        if done.returncode:
+            first = next((line for line in complaints if line.strip()), "no reason")
+            raise HetaError(f"{host}: rsync ended with status {done.returncode}: {first}; what "
+                            f"arrived stays in {work} there, and the same command goes on with it")
+
+    def _call(self, host: Host, what: str, told: dict[str, Any]) -> dict[str, Any]:
+        """Run the other end; returns its answer."""
+        command = shlex.join([self.python, "-m", "dgl_heta.launch.receiving", what, str(self.out)])
+        done = subprocess.run(self.ssh.command(host, command), input=json.dumps(told),
+                              capture_output=True, text=True, errors="replace")
+        complaints = [line for line in done.stderr.splitlines() if line.strip()]
+        if done.returncode == 0 and done.stdout.strip():
+            answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+            return answer
+        said = next((line for line in complaints if line.startswith("error: ")), None)
+        if said is not None:
+            raise HetaError(f"{host}: {said.removeprefix('error: ')}")
+        if any("No module named" in line for line in complaints):
+            raise InputError(f"{host}: {self.python} has no dgl-heta of this version "
+                             f"({complaints[-1]}); install it there, or name another Python "
+                             "(--python)")
+        raise HetaError(f"{host}: {self.ssh.explained(host, complaints)}")

@@ -1,0 +1,65 @@
+"""`dgl-heta stage`, and commands that are given what it wrote."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from dgl_heta.store import Store
+
+
+@pytest.fixture
+def partition(heta, store: Path, tmp_path: Path) -> Path:
+    assert heta("partition", store, "--out", tmp_path / "partition").status == 0
+    return tmp_path / "partition"
+
+
+def test_what_is_written_is_what_was_forecast(heta, partition: Path, tmp_path: Path) -> None:
+    done = heta("stage", partition, "--to", tmp_path / "out", "--dry-run", "--json")
+    assert not (tmp_path / "out").exists()
+    planned = heta("plan", partition, "--json").json["prediction"]["partitions"]
+    forecast = [each["bytes"] for each in done.json["stagings"]]
+    written = heta("stage", partition, "--to", tmp_path / "out", "--json").json["stagings"]
+    assert [each["bytes"] for each in written] == forecast
+    for each in written:
+        files = [*Path(each["directory"]).rglob("*.npy")]
+        assert each["bytes"] == sum(f.stat().st_size for f in files)
+    # A plan knows no headers of files, which are most of it in so small a graph.
+    for cost, each in zip(planned, written, strict=True):
+        headers = 128 * len([*Path(each["directory"]).rglob("*.npy")])
+        assert each["bytes"] - headers <= cost["disk_bytes"] <= each["bytes"]
+    assert min(forecast) < 0.9 * Store(Path(written[0]["directory"]) / "store").manifest.bytes
+    again = heta("stage", partition, "--to", tmp_path / "out")
+    assert again.out.count("there already") == 2
+
+
+def test_what_is_not_there_is_named_before_anything_is_done(heta, partition: Path, tmp_path: Path
+                                                            ) -> None:
+    out, run = tmp_path / "out", tmp_path / "run"
+    assert heta("stage", partition, "--to", out, "--part", "0").status == 0
+    alone = heta("train", out, "--run-dir", run)
+    assert (alone.status, alone.err) == (2, (
+        f"error: {out}/store is staged for partition 0 of 2, but this machine is to run partition "
+        "1; stage it here with --part 1\n"))
+    for words in (("partition", out, "--out", tmp_path / "p4", "--parts", "4"),
+                  ("train", out / "store", "--run-dir", run)):
+        done = heta(*words)
+        assert done.status == 2
+        assert "is staged for partition 0 of 2, and holds no whole graph" in done.err
+    twice = heta("stage", out, "--to", tmp_path / "again")
+    assert "is staged for partition 0 of 2 already" in twice.err
+    assert not run.exists()
+    assert heta("inspect", out).status == 0
+
+
+@pytest.mark.parametrize(("words", "told"), [
+    (["--part", "2"], "--part is 2; .* has partitions 0 to 1"),
+    (["--also", "paper"], ""),
+    (["--also", "papers"], "--also is 'papers', which is neither a relation nor a node type")])
+def test_what_to_stage_is_checked(heta, partition: Path, tmp_path: Path, words: list[str],
+                                  told: str) -> None:
+    done = heta("stage", partition, "--to", tmp_path / "out", "--dry-run", *words)
+    assert done.status == (2 if told else 0)
+    assert re.search(told, done.err)
