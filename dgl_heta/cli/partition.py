@@ -35,6 +35,9 @@ def partition(
     graph: Input,
     directory: Annotated[Path, typer.Option("--out", help="Directory to write.")],
     options: PlanOptions, source: SettingsOptions, files: ReadingOptions,
+    staged: Annotated[Path | None, typer.Option(
+        "--stage", metavar="DIR", help="Write also a directory for each machine, DIR/part-0 …, as "
+        "`dgl-heta stage` does.")] = None,
     overwrite: Overwrite = False,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Check what can be known before the edges are read and show the plan, "
@@ -58,6 +61,7 @@ def partition(
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.partition.backends.metatree_backend import MetatreeBackend, check_divided
     from dgl_heta.partition.graph_input import open_input
+    from dgl_heta.partition.staging import stage_all
     from dgl_heta.planning.workload import Workload, wire_itemsize
     from dgl_heta.settings import load_settings
 
@@ -74,6 +78,9 @@ def partition(
                          "`dgl-heta plan`")
     method = options.method or "meta"
     backend = registry.get("partition backend", method)
+    if staged is not None and not isinstance(backend, MetatreeBackend):
+        raise InputError(f"--stage has no effect on --method {method}, whose parts are DGL's, one "
+                         "directory each already; leave it out")
     request = partition_request(
         backend, opened, options, parts=2 if options.parts is None else options.parts,
         cutter=cutter_of(options, registry), hubs=settings.partition.hubs,
@@ -101,6 +108,9 @@ def partition(
         written = backend.partition(content, request, directory, overwrite=overwrite,
                                     progress=advance)
     say_of_graph(opened, request.target, bool(request.metapaths), notes)
+    if staged is not None:
+        with progress(not as_json) as advance:
+            stage_all(directory, staged, overwrite=overwrite, progress=advance)
     from dgl_heta.report.text import human_bytes
     from dgl_heta.system.memory import peak_rss_mb
 

@@ -274,6 +274,20 @@ def opened_partition(source: str) -> Iterator[OpenedPartition]:
         yield OpenedPartition(source, name, opened, plan, files)
 
 
+def stage_all(partition: Path, to: Path, *, overwrite: bool, progress: Progress) -> None:
+    """Stage each partition of a directory into one of its own, `part-0` … in `to`.
+
+    Raises
+    ------
+    InputError, HetaError
+        As :meth:`Staging.write`.
+    """
+    with opened_partition(str(partition)) as opened:
+        for part in range(opened.plan.num_parts):
+            Staging.of(opened, [part]).write(to / f"part-{part}", overwrite=overwrite,
+                                             progress=progress)
+
+
 def _fetch(directory: FileDirectory, name: str, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     with to.open("wb") as file:

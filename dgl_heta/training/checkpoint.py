@@ -37,7 +37,7 @@ from dgl_heta.training.engine import Engine
 from dgl_heta.training.identity import Identity
 from dgl_heta.training.optimizers import load_state, state_tensors
 from dgl_heta.training.recorded import best_epoch, check_model
-from dgl_heta.training.table_files import load_tables, write_tables
+from dgl_heta.training.table_files import TensorFile, load_tables, write_tables
 
 MODEL_FILE, SPEC_FILE = "model.safetensors", "model.json"
 
@@ -142,14 +142,27 @@ def recovery(run_dir: Path) -> str:
 def consolidate(engine: Engine, run_dir: Path) -> None:
     """Write the plain model, with the keys of :class:`PlainModel`, on worker 0.
 
-    A learnable feature with several replicas is their mean.
+    A learnable feature with several replicas is their mean. Its rows come a block at a time, so
+    that no worker holds a table that is not its own.
     """
-    tables = gather_tables(engine.learnable, engine.world)
+    learnable = engine.learnable
+    gathered = _gathered_rows(learnable, engine.world)
     if engine.rank:
+        for _ in gathered:  # its part in the collectives
+            pass
         return
-    weights = {f"model.{k}": v.detach().cpu() for k, v in engine.model.state_dict().items()}
-    weights.update({f"features.{slot(t)}.weight": rows for t, rows in tables.items()})
-    _save(run_dir / MODEL_FILE, weights)
+    weights = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
+    layout = {k: (v.dtype, tuple(v.shape)) for k, v in weights.items()}
+    layout |= {f"features.{slot(t)}.weight": (learnable.dtype, (count, learnable.width))
+               for t, count in learnable.counts.items()}
+    # As safetensors sorts: every tensor begins at a multiple of its numbers' size.
+    order = sorted(layout, key=lambda name: (-layout[name][0].itemsize, name))
+    with _whole(run_dir / MODEL_FILE) as path, TensorFile(
+            path, {name: layout[name] for name in order}) as file:
+        for name, tensor in weights.items():
+            file.put(name, tensor)
+        for ntype, first, rows in gathered:
+            file.put(f"features.{slot(ntype)}.weight", rows, first)
     spec = engine.spec
     write_signed(run_dir / SPEC_FILE, {
         "format": "dgl-heta-model", "version": 1,
@@ -158,7 +171,7 @@ def consolidate(engine: Engine, run_dir: Path) -> None:
                     if name == section_name(engine.settings.model.name)},
         "schema": spec.schema.to_json(), "input_dims": dict(spec.input_dims),
         "static": sorted(spec.static), "num_classes": dict(spec.num_classes),
-        "features": {t: list(rows.shape) for t, rows in tables.items()},
+        "features": {t: [count, learnable.width] for t, count in learnable.counts.items()},
         "paths": {t: [[[list(r) for r in path], width] for path, width in paths]
                   for t, paths in spec.paths.items()},
         **{key: getattr(spec, key) for key in _SIZES},
@@ -247,20 +260,17 @@ def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,
     return spec, rows, provider
 
 
-def gather_tables(learnable: LearnableFeatures, world: Comm) -> dict[str, Tensor]:
-    """All rows of every learnable type on worker 0; replicas are averaged. Empty elsewhere.
-
-    Rows travel in blocks, so that no worker needs more memory than for the tables themselves.
-    """
+def _gathered_rows(learnable: LearnableFeatures, world: Comm
+                   ) -> Iterator[tuple[str, int, Tensor]]:
+    """All rows of every learnable type on worker 0, a block at a time: type, its first row, rows.
+    Replicas are averaged. On other workers nothing comes, but each must iterate to the end."""
     shards = learnable.shards()
     first = world.rank == 0
     from_all = [1 if first else 0] * world.size
-    tables = {}
     for ntype, count in learnable.counts.items():
         low, rows = shards.get(ntype, (0, torch.empty((0, learnable.width), dtype=learnable.dtype)))
         extents = world.all_to_all_rows(torch.tensor([[low, low + len(rows)]]),
                                         [1] + [0] * (world.size - 1), from_all, "control").tolist()
-        table = torch.zeros((count if first else 0, learnable.width), dtype=learnable.dtype)
         for start in range(0, count, _BLOCK):
             stop = min(start + _BLOCK, count)
             owned = rows[max(start - low, 0):max(stop - low, 0)]
@@ -269,14 +279,12 @@ def gather_tables(learnable: LearnableFeatures, world: Comm) -> dict[str, Tensor
             arrived = world.all_to_all_rows(owned, [len(owned)] + [0] * (world.size - 1), sizes,
                                             "control")
             if first:
+                rows_of_all = torch.zeros((stop - start, learnable.width), dtype=learnable.dtype)
                 copies = torch.zeros((stop - start, 1), dtype=learnable.dtype)
                 for (a, b), part in zip(overlaps, arrived.split(sizes)):
-                    table[a:b] += part
+                    rows_of_all[a - start:b - start] += part
                     copies[a - start:b - start] += 1
-                table[start:stop] /= copies.clamp(min=1)
-        if first:
-            tables[ntype] = table
-    return tables
+                yield ntype, start, rows_of_all / copies.clamp(min=1)
 
 
 def _folder(run_dir: Path, epoch: int) -> Path:

@@ -7,7 +7,8 @@ safetensors: the length of the header, the header in JSON, the data.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,36 +20,70 @@ from dgl_heta.errors import InputError
 from dgl_heta.features.learnable import Table
 from dgl_heta.features.row_table import BLOCK
 from dgl_heta.system.atomic_files import utf8_name
+from dgl_heta.system.disk import reserve
 
 _PARTS = ("value", "first", "second")
-_TYPES = {torch.float32: "F32", torch.float64: "F64"}
+_TYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16",
+          torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16",
+          torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+
+
+class TensorFile:
+    """A safetensors file that is written a block of rows at a time; a context.
+
+    Parameters
+    ----------
+    layout : name → dtype and shape, in the order of the file.
+    notes : texts that the file carries, by name.
+
+    Raises
+    ------
+    HetaError
+        The disk has no room for all of it.
+    """
+
+    def __init__(self, path: Path, layout: Mapping[str, tuple[torch.dtype, Sequence[int]]],
+                 notes: Mapping[str, str] | None = None) -> None:
+        header: dict[str, Any] = {"__metadata__": dict(notes)} if notes is not None else {}
+        end = 0
+        for name, (dtype, shape) in layout.items():
+            start, end = end, end + math.prod(shape) * dtype.itemsize
+            header[name] = {"dtype": _TYPES[dtype], "shape": list(shape),
+                            "data_offsets": [start, end]}
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % 8)
+        self._begins = {name: 8 + len(text) + header[name]["data_offsets"][0] for name in layout}
+        self._file = path.open("wb")
+        self._file.write(len(text).to_bytes(8, "little") + text)
+        self._file.flush()
+        reserve(self._file.fileno(), 8 + len(text) + end, path)
+
+    def __enter__(self) -> TensorFile:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def put(self, name: str, rows: Tensor, first: int = 0) -> None:
+        """Write rows of a tensor, the first of which is row `first`."""
+        if rows.numel():
+            row_bytes = math.prod(rows.shape[1:]) * rows.element_size()
+            self._file.seek(self._begins[name] + first * row_bytes)
+            flat = rows.detach().cpu().contiguous().reshape(-1)
+            self._file.write(flat.view(torch.uint8).numpy().data)
 
 
 def write_tables(path: Path, tables: Mapping[str, Table]) -> None:
     """Write all rows of the tables with their moments and steps."""
-    header: dict[str, Any] = {"__metadata__": {n: str(t.step) for n, t in tables.items()}}
-    end = 0
-    for name, table in tables.items():
-        rows, width = table.shape
-        for part in _PARTS:
-            start, end = end, end + rows * width * table.dtype.itemsize
-            header[f"{name}.{part}"] = {"dtype": _TYPES[table.dtype], "shape": [rows, width],
-                                        "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
+    layout = {f"{name}.{part}": (table.dtype, table.shape)
+              for name, table in tables.items() for part in _PARTS}
+    with TensorFile(path, layout, {n: str(t.step) for n, t in tables.items()}) as file:
         for name, table in tables.items():
-            places = {part: 8 + len(text) + header[f"{name}.{part}"]["data_offsets"][0]
-                      for part in _PARTS}
+            first = 0
             for block in table.blocks():
                 for part in _PARTS:
-                    data = block[part].contiguous().numpy().data.cast("B") if len(
-                        block[part]) and block[part].shape[1] else b""
-                    file.seek(places[part])
-                    file.write(data)
-                    places[part] += len(data)
+                    file.put(f"{name}.{part}", block[part], first)
+                first += len(block["value"])
 
 
 def load_tables(path: Path, tables: Mapping[str, Table]) -> None:

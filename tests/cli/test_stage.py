@@ -35,6 +35,17 @@ def test_what_is_written_is_what_was_forecast(heta, partition: Path, tmp_path: P
     assert again.out.count("there already") == 2
 
 
+def test_a_partition_can_be_staged_as_it_is_written(heta, store: Path, tmp_path: Path) -> None:
+    words = ("partition", store, "--out", tmp_path / "parts", "--stage", tmp_path / "staged")
+    assert heta(*words).status == 0
+    again = heta("stage", tmp_path / "parts", "--to", tmp_path / "staged")
+    assert again.out.count("there already") == 2
+    other = heta("partition", store, "--out", tmp_path / "other", "--method", "metis", "--stage",
+                 tmp_path / "metis")
+    assert (other.status, "--stage has no effect on --method metis" in other.err) == (2, True)
+    assert not (tmp_path / "other").exists()
+
+
 def test_what_is_not_there_is_named_before_anything_is_done(heta, partition: Path, tmp_path: Path
                                                             ) -> None:
     out, run = tmp_path / "out", tmp_path / "run"

@@ -21,6 +21,7 @@ from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.staging import Staging, opened_partition, working_directory
 from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store, write_store
+from dgl_heta.system.checksums import file_sum
 from tests.support.graphs import academic
 from tests.support.launching import over_ssh
 from tests.support.ssh_hosts import ADDRESSES, SshHosts
@@ -78,7 +79,7 @@ def test_hosts_without_a_common_disk_train_as_one_machine_does(place, partition,
         staged = stage()
         assert [each["copied"] for each in staged] == [True, True]
         assert [each["copied"] for each in stage()] == [False, False]
-        ranks = [on(hosts, host, [*train, str(disk / "graph"), "--run-dir", str(tmp_path / "run"),
+        ranks = [on(hosts, host, [*train, str(disk / "graph"), "--run-dir", str(disk / "run"),
                                   *words],
                     RANK=str(host.index), WORLD_SIZE="2", LOCAL_RANK="0", LOCAL_WORLD_SIZE="1",
                     MASTER_ADDR=ADDRESSES[0], MASTER_PORT="29501",
@@ -86,15 +87,16 @@ def test_hosts_without_a_common_disk_train_as_one_machine_does(place, partition,
         sizes = [on(hosts, host, ["sh", "-c", f"cd {shlex.quote(str(disk))} && find . -name "
                                   "'*.npy' -printf '%s\\n'"]) for host in HOSTS]
         said = [process.communicate(timeout=PATIENCE)[0] for process in (*ranks, *sizes)]
-    assert [process.returncode for process in ranks] == [0, 0], said
+        assert [process.returncode for process in ranks] == [0, 0], said
+        model = on(hosts, HOSTS[0], ["sha256sum", str(disk / "run" / "model.safetensors")])
+        checksum = model.communicate(timeout=PATIENCE)[0].lstrip("\\").split()[0]
     assert [each["bytes"] for each in forecast] == [
         sum(map(int, text.split())) for text in said[2:]]
     assert not list(disk.iterdir())
     alone = subprocess.run([*train, str(partition), "--run-dir", str(tmp_path / "alone"), *words],
                            capture_output=True, text=True, timeout=PATIENCE)
     assert alone.returncode == 0, alone.stderr
-    assert (tmp_path / "run" / "model.safetensors").read_bytes() == (
-        tmp_path / "alone" / "model.safetensors").read_bytes()
+    assert file_sum(tmp_path / "alone" / "model.safetensors") == checksum
 
 
 @over_ssh
