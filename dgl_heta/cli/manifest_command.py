@@ -19,7 +19,7 @@ app = typer.Typer()
 
 
 class Kind(str, Enum):
-    """What is printed."""
+    """The kinds of jobs and files that are printed."""
 
     slurm = "slurm"
     kubernetes = "kubernetes"
@@ -144,7 +144,7 @@ def manifest(
 
 
 def _workers(partition: Path, parts: int | None, source: SettingsOptions) -> tuple[int, int]:
-    """The number of workers, and that of partitions."""
+    """Return the number of workers, and that of partitions."""
     from dgl_heta.partition.directory import is_partition, open_partition
     from dgl_heta.settings import load_settings
 
@@ -162,6 +162,6 @@ def _workers(partition: Path, parts: int | None, source: SettingsOptions) -> tup
 
 
 def _name(partition: Path) -> str:
-    """The name of the job, of what Kubernetes lets a name have: after that of the partition."""
+    """Return the name of the job: that of the partition, in characters that Kubernetes takes."""
     name = re.sub(r"[^a-z0-9]+", "-", partition.absolute().name.lower())[:30].strip("-")
     return f"heta-{name}".rstrip("-")

@@ -161,7 +161,7 @@ class Engine:
 
     @property
     def in_step(self) -> bool:
-        """Whether all workers take the same number of steps, so that they may meet after each."""
+        """True if all workers take the same number of steps, so that they may meet after each."""
         return not self._wrapper.uneven_steps
 
     @property
