@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -59,11 +60,14 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 def test_tasks_of_srun_train_what_local_workers_do(
         cluster: slurm.Slurm, parts: Path, whole: Path, tmp_path: Path) -> None:
-    done = cluster.run("srun", "-N", 2, "--ntasks-per-node", 1, "dgl-heta", "train", parts,
-                       "--run-dir", tmp_path / "run", *SETTINGS, env=environment(tmp_path))
+    """Each in a run directory of its own, as on machines that share none."""
+    command = shlex.join(["dgl-heta", "train", str(parts), *SETTINGS, "--run-dir"])
+    done = cluster.run("srun", "-N", 2, "--ntasks-per-node", 1, "sh", "-c",
+                       f"exec {command} {tmp_path}/run-$SLURM_PROCID", env=environment(tmp_path))
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Report: ") == 1
-    assert_same_training(tmp_path / "run", whole)
+    assert_same_training(tmp_path / "run-0", whole)
+    assert not (tmp_path / "run-1" / "model.safetensors").exists()
 
 
 def test_a_job_that_is_preempted_is_requeued_and_comes_to_the_same(
