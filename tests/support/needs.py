@@ -2,8 +2,8 @@
 
 Where it is missing, those tests are skipped, and the reason is shown. Where HETA_TESTS_NEED
 names it (`dgl,hosts`), they fail instead: scripts/test.sh says so of DGL and GraphStorm
-for the environment that has them, .ci/run of hosts, sshd and SLURM, so that nothing stops being tested
-unseen.
+for the environment that has them, .ci/run of hosts, sshd and SLURM, so that nothing stops being
+tested unseen.
 """
 
 from __future__ import annotations
