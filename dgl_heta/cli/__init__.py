@@ -20,6 +20,7 @@ from dgl_heta.cli import (
     datasets,
     inspect,
     launch,
+    manifest_command,
     partition,
     plan_command,
     plugin_commands,
@@ -44,7 +45,8 @@ app = typer.Typer(name="dgl-heta", cls=plugin_commands.Commands, pretty_exceptio
                   help="Meta-partitioning and RAF training of heterogeneous GNNs.",
                   epilog="Plugins bring further commands; `dgl-heta plugins` lists them.")
 for command in (plan_command, partition, stage, train, report, predict, profile_command,
-                check_model, run, inspect, plugins, datasets, settings, launch, prove):
+                check_model, run, inspect, plugins, datasets, settings, launch,
+                manifest_command, prove):
     app.add_typer(command.app)
 UsageError: Any = typer.BadParameter.__base__  # its home depends on the version of typer
 

@@ -35,6 +35,9 @@ def train(
     resume: Annotated[bool, typer.Option(
         "--resume", help="Continue from the last checkpoint in --run-dir; of several seeds with "
         "the one that was interrupted.")] = False,
+    auto_resume: Annotated[bool, typer.Option(
+        "--auto-resume", help="Continue from the last checkpoint in --run-dir if there is one, "
+        "else begin: where a scheduler may start the command again.")] = False,
     dry_run: Annotated[bool, typer.Option(
         "--dry-run", help="Check all that training checks before its first step, which reads the "
         "whole graph, and show the plan; train and keep nothing.")] = False,
@@ -42,14 +45,17 @@ def train(
 ) -> None:
     """Train a model with RAF, one worker per partition on this machine.
 
-    Under torchrun every rank is a worker, on any number of machines.
+    Under torchrun, and under srun with several tasks, every process is a worker, on any number of
+    machines.
     """
     from dgl_heta.cli.events import drawn_events
     from dgl_heta.cli.requests import reading, say_of_graph
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.launch.jobs.seed_runs import seeds_of, train_seeds
     from dgl_heta.launch.jobs.training import TrainingJob
+    from dgl_heta.launch.scheduler import adopt
 
+    adopt()
     overrides = [*source.overrides, *([f"model.name={model}"] if model else []),
                  *([f"partition.parts={parts}"] if parts is not None else [])]
     job = TrainingJob.prepare(graph, source.config, overrides, plugins(), reading(files))
@@ -73,9 +79,10 @@ def train(
             report(event)
 
         if several is None:
-            result = job.run(run_dir, resume=resume, report=receive)
+            result = job.run(run_dir, resume=resume, again=auto_resume, report=receive)
         else:
-            trained = train_seeds(job, several, run_dir, resume=resume, report=receive)
+            trained = train_seeds(job, several, run_dir, resume=resume, again=auto_resume,
+                                  report=receive)
     if several is not None:
         _show_seeds(trained, as_json)
         return

@@ -22,6 +22,7 @@ from dgl_heta.system.atomic_files import plainly
 from dgl_heta.system.checksums import write_signed
 
 PROGRAM = "dgl_heta.launch.worker"
+SAVE_S = 25.0  # from SIGTERM on; SLURM, torchrun and Kubernetes kill after 30
 DRAIN_S = 1.0  # for the last events of a worker that has ended
 EVENTS = "DGL_HETA_EVENTS"
 """The variable that names the pipe for a worker's events."""
@@ -29,6 +30,10 @@ JOB, NEXT_JOB = "job.json", "job.next.json"
 """Files with the job of a run's workers; the second, of a run that is to go on, until they are at
 work."""
 Report = Callable[[dict[str, Any]], None]
+
+
+class Terminated(SystemExit):
+    """A signal that is not Ctrl-C has ended a job, and all its workers."""
 
 
 def run_workers(job: dict[str, Any], workers: int, run_dir: Path, report: Report,
@@ -72,7 +77,7 @@ class LocalWorkers(Supervisor):
             assert self.signalled is not None
             if self.signalled == signal.SIGINT:
                 raise KeyboardInterrupt from None
-            raise SystemExit(128 + self.signalled) from None
+            raise Terminated(128 + self.signalled) from None
         if self.summary is None:
             raise HetaError("the workers ended without a result")
         return self.summary
@@ -126,9 +131,12 @@ class LocalWorkers(Supervisor):
             with contextlib.suppress(OSError):
                 (self.run_dir / NEXT_JOB).unlink(missing_ok=True)
         left = [child for child in self.children if child.poll() is None]
+        # Those that train save what they have when they get SIGTERM; after anything else there is
+        # nothing to wait for.
+        saving = self.signalled == signal.SIGTERM
         for child in left:
-            child.terminate()
-        deadline = time.monotonic() + KILL_AFTER_S
+            child.terminate() if saving else child.kill()
+        deadline = time.monotonic() + (SAVE_S if saving else KILL_AFTER_S)
         for child in left:
             try:
                 child.wait(max(deadline - time.monotonic(), 0.01))

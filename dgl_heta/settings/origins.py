@@ -16,7 +16,7 @@ class Origin(Enum):
 
     DEFAULT = "default"
     PLAN = "plan"
-    """The partition that is opened, or the number of ranks that torchrun has started."""
+    """The partition that is opened, or the number of workers that a scheduler has started."""
     PROGRAM = "program"
     """A value of Python code that made the settings itself."""
     ARGUMENT = "argument"

@@ -1,9 +1,10 @@
 """Checkpoints: every worker its shard, one consolidated model at the end.
 
 All files are safetensors and JSON: nothing that is loaded can execute code. A checkpoint is a
-directory `checkpoints/epoch-0003`; it counts once its `complete-<rank>.json` are there, which
-are written after every worker has written its shard. They hold the checksums of the shards, and
-`model.json` that of the model; both carry one of themselves.
+directory `checkpoints/epoch-00003`, or `epoch-00003-step-00007` after 7 steps more; it counts once
+its `complete-<rank>.json` are there, which are written after every worker has written its shard.
+They hold the checksums of the shards, and `model.json` that of the model; both carry one of
+themselves.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from dgl_heta.system.checksums import check_file, file_sum, read_signed, write_s
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.identity import Identity
 from dgl_heta.training.optimizers import load_state, state_tensors
+from dgl_heta.training.preemption import Position
 from dgl_heta.training.recorded import best_epoch, check_model
 from dgl_heta.training.table_files import TensorFile, load_tables, write_tables
 
@@ -44,17 +46,22 @@ MODEL_FILE, SPEC_FILE = "model.safetensors", "model.json"
 log = logging.getLogger("dgl_heta")
 
 
-def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, Any],
-                    identity: Identity) -> None:
-    """Write the checkpoint of an epoch and drop those but the last and the best.
+def save_checkpoint(engine: Engine, run_dir: Path, at: Position, best: dict[str, Any],
+                    identity: Identity, progress: Mapping[str, Tensor] | None = None) -> None:
+    """Write a checkpoint and drop those but it, the last of a whole epoch and the best.
 
     Every worker writes all that it holds, dense parameters too: a module wrapper may let them
     differ between workers for a while (model averaging).
+
+    Parameters
+    ----------
+    progress : what else the epoch goes on from, after some of its steps.
     """
-    folder = _new_folder(run_dir, epoch)
+    folder = _new_folder(run_dir, at)
     tensors = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
     tensors.update({f"adam.{k}": v for k, v in state_tensors(engine.optimizer).items()})
     tensors.update({f"wrapper.{k}": v for k, v in engine.wrapped.state().items()})
+    tensors.update({f"progress.{k}": v for k, v in (progress or {}).items()})
     shard, tables = _files(engine.rank)
     _save(folder / shard, tensors)
     with _whole(folder / tables) as rows:
@@ -62,24 +69,26 @@ def save_checkpoint(engine: Engine, run_dir: Path, epoch: int, best: dict[str, A
     sums = {name: _sum(folder / name) for name in (shard, tables)}
     engine.world.barrier()
     write_signed(folder / _complete_name(engine.rank), {
-        "epoch": epoch, "best": best, **identity.to_json(), "files": sums})
+        **at._asdict(), "best": best, **identity.to_json(), "files": sums})
     engine.world.barrier()
     if int(os.environ.get("LOCAL_RANK", engine.rank)) == 0:
         for old in _complete(run_dir, engine.rank):
-            if old not in (epoch, best.get("epoch")):
+            if old not in (at, Position(at.epoch), Position(best.get("epoch", 0))):
                 shutil.rmtree(_folder(run_dir, old), ignore_errors=True)
 
 
-def load_checkpoint(engine: Engine, run_dir: Path, epoch: int) -> dict[str, Any]:
-    """Restore model, optimizers and learnable features; returns the checkpoint's note.
+def load_checkpoint(engine: Engine, run_dir: Path, at: Position
+                    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Restore model, optimizers and learnable features; returns the checkpoint's note, and what
+    else the epoch goes on from.
 
     Raises
     ------
     InputError
         A file of it is damaged, or it does not fit the run.
     """
-    folder = _folder(run_dir, epoch)
-    note, (shard, tables) = _note(run_dir, epoch, engine.rank), _files(engine.rank)
+    folder = _folder(run_dir, at)
+    note, (shard, tables) = _note(run_dir, at, engine.rank), _files(engine.rank)
     sums = note.get("files")
     if sums is None:
         log.warning("checkpoint %s was written without checksums, so damage to it would not be "
@@ -87,7 +96,7 @@ def load_checkpoint(engine: Engine, run_dir: Path, epoch: int) -> dict[str, Any]
     else:
         for name in (shard, tables):
             check_file(folder / name, sums.get(name), _complete_name(engine.rank),
-                       _remedy(run_dir, epoch, engine.rank))
+                       _remedy(run_dir, at, engine.rank))
     tensors = _load(folder / shard)
     try:
         engine.model.load_state_dict(
@@ -97,46 +106,51 @@ def load_checkpoint(engine: Engine, run_dir: Path, epoch: int) -> dict[str, Any]
         engine.wrapped.load_state({k.removeprefix("wrapper."): v for k, v in tensors.items()
                                    if k.startswith("wrapper.")})
         load_tables(folder / tables, engine.learnable.tables())
+        progress = {k.removeprefix("progress."): v for k, v in tensors.items()
+                    if k.startswith("progress.")}
+        if at.step and (missing := {"totals", "cpu"} - progress.keys()):
+            raise KeyError(*missing)
     except (KeyError, RuntimeError, ValueError) as error:
         raise InputError(f"checkpoint {folder} does not fit this run: {error}") from None
-    return note
+    return note, progress
 
 
-def latest_epoch(run_dir: Path, rank: int, world: Comm, identity: Identity) -> int:
-    """The last epoch that every worker has a complete checkpoint of; 0 if none.
+def latest_position(run_dir: Path, rank: int, world: Comm, identity: Identity) -> Position:
+    """The last position that every worker has a complete checkpoint of.
 
     Raises
     ------
     InputError
         The checkpoint was made with other settings, another plan or another graph.
     """
-    latest = max(_complete(run_dir, rank), default=0)
-    oldest = torch.tensor([float(latest)])
-    epoch = int(world.all_reduce(oldest, "min", "control").item())
+    latest = max(_complete(run_dir, rank), default=Position())
+    at = Position(*min(world.all_gather_json(latest, "control")))
     # One that not all workers have is not gone on from, but it may be that of other workers.
-    differs = identity.difference(_note(run_dir, epoch or latest, rank)) if latest else ""
+    differs = identity.difference(
+        _note(run_dir, at if any(at) else latest, rank)) if any(latest) else ""
     # All say the same: a worker that has no checkpoint knows least, and may be the first to stop.
     if said := [text for text in world.all_gather_json(differs, "control") if text]:
         raise InputError(f"the checkpoint in {run_dir} was made with {said[0]}; resume with the "
                          "same, or start in a new run directory")
-    return epoch
+    return at
 
 
-def saved_epoch(run_dir: Path, workers: int) -> int:
-    """The last epoch that all workers have saved, seen from outside; 0 if none."""
-    return min(max(_complete(run_dir, rank), default=0) for rank in range(workers))
+def saved_position(run_dir: Path, workers: int) -> Position:
+    """The last position that all workers have saved, seen from outside."""
+    return min(max(_complete(run_dir, rank), default=Position()) for rank in range(workers))
 
 
 def recovery(run_dir: Path) -> str:
     """A sentence: which checkpoint of a run that did not end is good, and how its model is had."""
     ranks = {int(match[1]) for note in (run_dir / "checkpoints").glob("epoch-*/complete-*.json")
              if (match := re.fullmatch(r"complete-(\d+)\.json", note.name))}
-    epoch = saved_epoch(run_dir, max(ranks) + 1) if ranks else 0
+    epoch = saved_position(run_dir, max(ranks) + 1).epoch if ranks else 0
     if not epoch:
         return "No epoch of this run was saved"
-    best = best_epoch(_note(run_dir, epoch, 0), epoch, run_dir).get("epoch", epoch)
-    return (f"The model of epoch {best}, the best that was saved ({_folder(run_dir, best)}), is "
-            f"made ready for `dgl-heta predict` by: {resuming(run_dir, epoch)}")
+    best = best_epoch(_note(run_dir, Position(epoch), 0), epoch, run_dir).get("epoch", epoch)
+    return (f"The model of epoch {best}, the best that was saved "
+            f"({_folder(run_dir, Position(best))}), is made ready for `dgl-heta predict` by: "
+            f"{resuming(run_dir, epoch)}")
 
 
 def consolidate(engine: Engine, run_dir: Path) -> None:
@@ -287,13 +301,21 @@ def _gathered_rows(learnable: LearnableFeatures, world: Comm
                 yield ntype, start, rows_of_all / copies.clamp(min=1)
 
 
-def _folder(run_dir: Path, epoch: int) -> Path:
-    return run_dir / "checkpoints" / f"epoch-{epoch:05d}"
+def _folder(run_dir: Path, at: Position) -> Path:
+    step = f"-step-{at.step:05d}" if at.step else ""
+    return run_dir / "checkpoints" / f"epoch-{at.epoch:05d}{step}"
 
 
-def _new_folder(run_dir: Path, epoch: int) -> Path:
-    """The directory of an epoch, which is there afterwards; what is written to it stays there."""
-    folder = _folder(run_dir, epoch)
+def _position(folder: Path) -> Position | None:
+    """Return the position that a directory is the checkpoint of."""
+    match = re.fullmatch(r"epoch-(\d+)(?:-step-(\d+))?", folder.name)
+    return Position(*(int(number or 0) for number in match.groups())) if match else None
+
+
+def _new_folder(run_dir: Path, at: Position) -> Path:
+    """The directory of a checkpoint, which is there afterwards; what is written to it stays
+    there."""
+    folder = _folder(run_dir, at)
     for path in (folder.parent, folder):
         check_plain(path, directory=True)
         try:
@@ -303,12 +325,9 @@ def _new_folder(run_dir: Path, epoch: int) -> Path:
     return folder
 
 
-def _complete(run_dir: Path, rank: int) -> list[int]:
-    epochs = []
-    for note in (run_dir / "checkpoints").glob(f"epoch-*/complete-{rank}.json"):
-        if match := re.fullmatch(r"epoch-(\d+)", note.parent.name):
-            epochs.append(int(match[1]))
-    return sorted(epochs)
+def _complete(run_dir: Path, rank: int) -> list[Position]:
+    notes = (run_dir / "checkpoints").glob(f"epoch-*/complete-{rank}.json")
+    return sorted(at for note in notes if (at := _position(note.parent)) is not None)
 
 
 def _files(rank: int) -> tuple[str, str]:
@@ -320,23 +339,23 @@ def _complete_name(rank: int) -> str:
     return f"complete-{rank}.json"
 
 
-def _note(run_dir: Path, epoch: int, rank: int) -> dict[str, Any]:
+def _note(run_dir: Path, at: Position, rank: int) -> dict[str, Any]:
     """The content of the file that says that a checkpoint is complete."""
-    path, remedy = _folder(run_dir, epoch) / _complete_name(rank), _remedy(run_dir, epoch, rank)
+    path, remedy = _folder(run_dir, at) / _complete_name(rank), _remedy(run_dir, at, rank)
     note = read_signed(path, remedy)
-    if note.get("epoch") != epoch or not isinstance(note.get("best"), dict) or not isinstance(
-            note.get("files", {}), dict):
-        raise InputError(f"{path} is damaged: it is not of epoch {epoch}; {remedy}")
+    if (note.get("epoch"), note.get("step", 0)) != at or not isinstance(
+            note.get("best"), dict) or not isinstance(note.get("files", {}), dict):
+        raise InputError(f"{path} is damaged: it is not of epoch {at.epoch}; {remedy}")
     return note
 
 
-def _remedy(run_dir: Path, epoch: int, rank: int) -> str:
+def _remedy(run_dir: Path, at: Position, rank: int) -> str:
     """The remedy for a damaged checkpoint."""
     complete = _complete(run_dir, rank)
-    earlier = [e for e in complete if e < epoch]
-    if earlier and epoch == max(complete):
-        return (f"that of epoch {max(earlier)} is complete: remove {_folder(run_dir, epoch)} and "
-                "resume to go on from there")
+    earlier = [one for one in complete if one < at]
+    if earlier and at == max(complete):
+        return (f"that of epoch {max(earlier).epoch} is complete: remove {_folder(run_dir, at)} "
+                "and resume to go on from there")
     return "there is no other one to go on from; train in a new run directory"
 
 
@@ -375,15 +394,14 @@ def check_checkpoints(run_dir: Path) -> None:
         One is damaged.
     """
     for path in sorted((run_dir / "checkpoints").glob("epoch-*/complete-*.json")):
-        rank, epoch = (path.stem.removeprefix("complete-"),
-                       path.parent.name.removeprefix("epoch-"))
-        if not (rank.isdecimal() and epoch.isdecimal()):
+        rank, at = path.stem.removeprefix("complete-"), _position(path.parent)
+        if not rank.isdecimal() or at is None:
             continue
-        files = _note(run_dir, int(epoch), int(rank)).get("files") or {}
+        files = _note(run_dir, at, int(rank)).get("files") or {}
         for name in _files(int(rank)):
             if files:
                 check_file(path.parent / name, files.get(name), path.name,
-                           _remedy(run_dir, int(epoch), int(rank)))
+                           _remedy(run_dir, at, int(rank)))
 
 
 def _sum(path: Path) -> str:

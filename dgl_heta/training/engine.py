@@ -160,6 +160,11 @@ class Engine:
         self.making = Making(("sample", "fetch"))
 
     @property
+    def in_step(self) -> bool:
+        """True if all workers take the same number of steps, so that they may meet after each."""
+        return not self._wrapper.uneven_steps
+
+    @property
     def ahead(self) -> dict[str, dict[str, float]] | None:
         """Of batches made ahead of time, per stage the seconds that it `worked` for them since the
         epoch began, and those that this worker `waited` for it; None if none are made ahead."""
@@ -222,11 +227,13 @@ class Engine:
             for _ in steps:
                 yield self._next(batches)
 
-    def train(self, steps: Sequence[Step], first: int) -> Iterator[Tensor]:
-        """Take optimizer steps, with numbers from `first` on; yields the statistics of each."""
-        batches = self.batches(steps, first)
+    def train(self, steps: Sequence[Step], first: int, done: int = 0) -> Iterator[Tensor]:
+        """Take optimizer steps, with numbers from `first` on, but the `done` ones at their
+        beginning; yields the statistics of each."""
+        left = steps[done:]
+        batches = self.batches(left, first + done)
         with _closed(batches):
-            for number, (step, batch) in enumerate(zip(steps, batches), first):
+            for number, (step, batch) in enumerate(zip(left, batches), first + done):
                 due = self.proof is not None and self.proof.due(number, len(steps))
                 yield self.train_step(step, batch, number if due else None)
 

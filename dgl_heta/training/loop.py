@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import logging
 import math
 import os
-import platform
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
-from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.report.epoch_records import CAUSES, STAGES, EpochRecord
@@ -26,23 +22,25 @@ from dgl_heta.system.checksums import write_signed
 from dgl_heta.system.memory import peak_rss_mb
 from dgl_heta.training.checkpoint import (
     consolidate,
-    latest_epoch,
+    latest_position,
     load_checkpoint,
     recovery,
     save_checkpoint,
 )
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.evaluating import (
-    NOTHING,
-    classes,
-    evaluate,
-    followed,
-    not_finite_text,
-    of_relations,
-)
+from dgl_heta.training.evaluating import NOTHING, Evaluated, evaluate, followed, not_finite_text
 from dgl_heta.training.identity import Identity
 from dgl_heta.training.loggers import Loggers
+from dgl_heta.training.preemption import (
+    Begun,
+    Position,
+    PreemptedError,
+    Preemption,
+    generators,
+    set_generators,
+)
 from dgl_heta.training.recorded import best_epoch
+from dgl_heta.training.summary import OwnEpoch, further_scores, summarize
 
 logger = logging.getLogger("dgl_heta")
 Report = Callable[[dict[str, Any]], None]
@@ -59,28 +57,32 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     ------
     InputError
         Nothing to train on, or a checkpoint of another run to resume from.
+    PreemptedError
+        SIGTERM came to a worker; a checkpoint is written.
     """
     first, rank = engine.rank == 0, engine.rank
     _check_seeds(engine)
     identity = Identity.of(engine, settings)
     validates = bool(engine.steps("val"))
     _check_validation(engine, validates)
-    start = latest_epoch(run_dir, rank, engine.world, identity) if resume else 0
-    _check_directory(engine, run_dir, resume)
     log = run_dir / "metrics.jsonl"
-    best, history = _go_on(engine, settings, run_dir, log, start)
+    start, best, history, begun = _go_on(engine, settings, run_dir, log, identity, resume)
     last, stopped = start, _stops(settings, start, best)
     if first:
         write_atomic(log, "".join(log_line(record.to_json()) for record in history))
     registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
     own: list[OwnEpoch] = []
     said = report if first else lambda event: None
-    with Loggers(registry, settings, run_dir, start, first) as logs:
+    with (Loggers(registry, settings, run_dir, start, first) as logs,
+          Preemption(engine.world) as preemption):
         for epoch in range(start + 1, settings.train.epochs + 1):
             if stopped:
                 break
             engine.store.check_sizes()
-            record = _epoch(engine, epoch, run_dir, own, said)
+            record = _epoch(engine, epoch, run_dir, own, said, preemption, begun)
+            if isinstance(record, Begun):
+                _end_within(engine, run_dir, epoch, record, best, identity)
+            begun = Begun()
             _check_parameters(engine, run_dir, epoch)
             score = followed(settings, record.val_acc, record.metrics)
             if _better(engine, validates, score, best):
@@ -91,23 +93,23 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
             history.append(record)
             if first:  # before the checkpoint: a line without one is dropped when the run goes on
                 _append(log, record.to_json())
-            save_checkpoint(engine, run_dir, epoch, best, identity)
+            save_checkpoint(engine, run_dir, Position(epoch), best, identity)
             registry.hook.dgl_heta_epoch_ended(run_dir=run_dir, rank=rank, metrics=record.to_json())
             if first:
                 report(record.to_json())
                 logs.epoch(record.to_json())
+            if preemption.agreed():
+                raise PreemptedError(Position(epoch), run_dir)
         best = _finish(engine, run_dir, best, last)
         engine.reset_traffic()
-        evaluated = {split: evaluate(engine, split, count=True) for split in ("val", "test")}
-        if text := not_finite_text(evaluated["test"], "test"):
-            said({"event": "note", "text": text})
+        evaluated = _test(engine, said)
         consolidate(engine, run_dir)
         summary = {
-            **_summary(engine, settings, history, own, best, {
+            **summarize(engine, settings, history, own, best, {
                 "val_acc": evaluated["val"].score, "test_acc": evaluated["test"].score,
                 "test_loss": evaluated["test"].loss}),
             "stopped_early": stopped and last < settings.train.epochs,
-            **_further_scores(engine, evaluated)}
+            **further_scores(engine, evaluated)}
         if first:
             write_signed(run_dir / "summary.json", summary, indent=1)
             _append(log, {"event": "summary", **summary})
@@ -117,18 +119,47 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     return summary
 
 
-def _go_on(engine: Engine, settings: Settings, run_dir: Path, log: Path, start: int
-           ) -> tuple[dict[str, Any], list[EpochRecord]]:
-    """Be where an earlier run was after epoch `start`; the best epoch so far, and all records."""
-    best: dict[str, Any] = {}
-    if start:
-        best = best_epoch(load_checkpoint(engine, run_dir, start), start, run_dir)
-    history = _history(log, start)
+def _end_within(engine: Engine, run_dir: Path, epoch: int, begun: Begun, best: dict[str, Any],
+                identity: Identity) -> NoReturn:
+    """Save what there is after some steps of an epoch, and end."""
+    at = Position(epoch - 1, begun.step)
+    save_checkpoint(engine, run_dir, at, best, identity, begun.state)
+    raise PreemptedError(at, run_dir)
+
+
+def _test(engine: Engine, report: Report) -> dict[str, Evaluated]:
+    """Evaluate the model that is left, on the splits that it was not trained on."""
+    evaluated = {split: evaluate(engine, split, count=True) for split in ("val", "test")}
+    if text := not_finite_text(evaluated["test"], "test"):
+        report({"event": "note", "text": text})
+    return evaluated
+
+
+def _go_on(engine: Engine, settings: Settings, run_dir: Path, log: Path, identity: Identity,
+           resume: bool) -> tuple[int, dict[str, Any], list[EpochRecord], Begun]:
+    """Be where an earlier run was, if one is to go on; returns its epochs, the best of them, their
+    records, and the epoch in which it was."""
+    start = latest_position(run_dir, engine.rank, engine.world, identity) if resume else Position()
+    _check_directory(engine, run_dir, resume)
+    best, begun = _restore(engine, run_dir, start)
+    if begun.step and (start.epoch >= settings.train.epochs
+                       or _stops(settings, start.epoch, best)):
+        # It is to have no further epoch now, so the steps of one do not count.
+        best, begun = _restore(engine, run_dir, Position(start.epoch))
+    history = _history(log, start.epoch)
     if engine.schedule is not None:
         # A schedule is not saved: it takes the same steps again, from the same scores.
         engine.schedule.again({r.epoch: followed(settings, r.val_acc, r.metrics)
-                               for r in history}, start)
-    return best, history
+                               for r in history}, start.epoch)
+    return start.epoch, best, history, begun
+
+
+def _restore(engine: Engine, run_dir: Path, at: Position) -> tuple[dict[str, Any], Begun]:
+    """Load the checkpoint of a position; returns the best epoch so far, and the one begun."""
+    if not any(at):
+        return {}, Begun()
+    note, state = load_checkpoint(engine, run_dir, at)
+    return best_epoch(note, at.epoch, run_dir), Begun(at.step, state)
 
 
 def _better(engine: Engine, validates: bool, score: float | None, best: Mapping[str, Any]) -> bool:
@@ -137,20 +168,6 @@ def _better(engine: Engine, validates: bool, score: float | None, best: Mapping[
     if not engine.wrapped.equal():
         return False
     return not validates or (score is not None and (not best or score > best["val_acc"]))
-
-
-def _further_scores(engine: Engine, evaluated: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the summary's entries beside the scores: metrics, classes, relations, if there are
-    any."""
-    watched = engine.settings.train.watched
-    scores: dict[str, Any] = {}
-    if watched:
-        scores["metrics"] = {split: one.metrics for split, one in evaluated.items() if one.metrics}
-    if (of_classes := classes(engine, evaluated)) is not None:
-        scores["classes"] = of_classes
-    if (of_each := of_relations(evaluated, watched)) is not None:
-        scores["relations"] = of_each
-    return scores
 
 
 def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> dict[str, Any]:
@@ -166,7 +183,7 @@ def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> d
         if not best or score is None or score > best["val_acc"]:
             return {"epoch": last, "val_acc": score}
     if best and best["epoch"] != last:
-        load_checkpoint(engine, run_dir, best["epoch"])
+        load_checkpoint(engine, run_dir, Position(best["epoch"]))
     if not apart:
         engine.wrapped.finish()
     return best
@@ -214,15 +231,6 @@ def _check_directory(engine: Engine, run_dir: Path, resume: bool) -> None:
                          "another directory")
 
 
-@dataclass(frozen=True)
-class OwnEpoch:
-    """The cost of an epoch on this worker: seconds, seconds of waiting for others, bytes sent."""
-
-    seconds: float
-    waiting: float
-    sent: float
-
-
 def _diverged(run_dir: Path, what: str) -> InputError:
     """The error of a training that cannot go on, with what is left of it."""
     return InputError(f"{what}: training diverged; lower train.lr or train.sparse_lr, or check the "
@@ -237,18 +245,26 @@ def _check_parameters(engine: Engine, run_dir: Path, epoch: int) -> None:
         raise _diverged(run_dir, f"parameters are NaN or infinite after epoch {epoch}")
 
 
-def _epoch(engine: Engine, epoch: int, run_dir: Path, own: list[OwnEpoch], report: Report
-           ) -> EpochRecord:
-    """Train an epoch and validate it; adds to `own`."""
+def _epoch(engine: Engine, epoch: int, run_dir: Path, own: list[OwnEpoch], report: Report,
+           preemption: Preemption, begun: Begun) -> EpochRecord | Begun:
+    """Train an epoch, or what is left of it, and validate it; adds to `own`. Returns how far it
+    came where all workers are to end."""
     settings = engine.settings
     engine.start_epoch(epoch)
     started, proving = time.perf_counter(), engine.proof.seconds if engine.proof else 0.0
     steps = engine.steps("train", epoch)
-    totals = None
-    for index, statistics in enumerate(engine.train(steps, epoch << 20), 1):
-        totals = statistics if totals is None else totals + statistics
+    if begun.step:
+        set_generators(begun.state, engine.device)
+        report({"event": "note", "text": f"epoch {epoch} goes on after {begun.step} of its "
+                f"{len(steps)} steps; its seconds, bytes and cache counts are of the others"})
+    totals = begun.state.get("totals")
+    for index, statistics in enumerate(engine.train(steps, epoch << 20, begun.step),
+                                       begun.step + 1):
+        totals = statistics if totals is None else totals.to(statistics.device) + statistics
         report({"event": "step", "epoch": epoch, "step": index, "steps": len(steps),
                 "loss": engine.task.score(statistics)[1]})
+        if engine.in_step and preemption.agreed():
+            return Begun(index, {"totals": totals, **generators(engine.device)})
     engine.wrapped.epoch_ended(epoch)
     seconds = time.perf_counter() - started
     if engine.proof:
@@ -271,71 +287,6 @@ def _epoch(engine: Engine, epoch: int, run_dir: Path, own: list[OwnEpoch], repor
         epoch, loss, train_acc, evaluated.score,
         {**{s: stages.get(s, 0.0) for s in STAGES}, "waiting": waiting, "total": seconds},
         {**causes, "total": sum(causes.values())}, peak_rss_mb(), evaluated.metrics, cached, ahead)
-
-
-def _summary(engine: Engine, settings: Settings, history: list[EpochRecord],
-             own: list[OwnEpoch], best: dict[str, Any], scores: dict[str, float | None]
-             ) -> dict[str, Any]:
-    """Means per epoch without the first one, which compiles and warms up."""
-    steady = history[1:] or history
-    world = engine.world
-
-    def mean(section: str, key: str) -> float:
-        return sum(getattr(record, section)[key] for record in steady) / max(len(steady), 1)
-
-    epochs = own[1:] or own or [OwnEpoch(0.0, 0.0, 0.0)]
-    means = [sum(column) / len(epochs) for column in zip(*map(astuple, epochs))]
-    own_figures = torch.tensor([[peak_rss_mb(), *means]], dtype=torch.float64)
-    workers = world.all_gather_rows(own_figures, [1] * world.size, "control").tolist()
-    return {
-        **scores,
-        "best_epoch": best.get("epoch"), "epochs": len(history),
-        "epoch_seconds": mean("seconds", "total"),
-        "bytes_sent_per_epoch": int(mean("bytes_sent", "total")),
-        "peak_rss_mb": max(worker[0] for worker in workers),
-        "stages": {stage: mean("seconds", stage) for stage in STAGES},
-        "waiting_seconds": mean("seconds", "waiting"),
-        "bytes": {cause: int(mean("bytes_sent", cause)) for cause in CAUSES},
-        "workers": [{"rank": rank, "peak_rss_mb": rss, "seconds": seconds, "waiting": waiting,
-                     "bytes_sent": int(sent)}
-                    for rank, (rss, seconds, waiting, sent) in enumerate(workers)],
-        **_cache(engine, steady), **_ahead(steady),
-        "proof": engine.proof and {"steps": engine.proof.proved, "seconds": engine.proof.seconds,
-                                   "not_proved": engine.proof.told},
-        "metric": engine.task.metric,
-        "dataset": engine.store.manifest.name, "model": settings.model.name,
-        "wrapper": settings.train.wrapper, "parts": engine.plan.num_parts,
-        "parameters": sum(p.numel() for p in engine.model.parameters()),
-        "settings": settings.model_dump(), "versions": versions(),
-        "plan": engine.plan.to_json(),
-        "shared": engine.plan.shared and engine.plan.shared.to_json(),
-    }
-
-
-def _cache(engine: Engine, steady: list[EpochRecord]) -> dict[str, Any]:
-    """Counts of the caches in an average epoch, with what they were chosen by on worker 0."""
-    caches = engine.caches
-    if caches is None:
-        return {}
-    types: dict[str, dict[str, Any]] = {}
-    for record in steady:
-        for ntype, counted in (record.cache or {}).items():
-            mean = types.setdefault(ntype, dict.fromkeys(counted, 0))
-            for name, value in counted.items():
-                mean[name] += value / len(steady)
-    return {"cache": {
-        "policy": caches.policy, "capacity_bytes": caches.capacity,
-        "profile_seconds": caches.seconds, "notes": caches.notes,
-        "types": {t: {**{name: int(value) for name, value in mean.items()},
-                      "penalty": caches.penalties.get(t)} for t, mean in types.items()}}}
-
-
-def _ahead(steady: list[EpochRecord]) -> dict[str, Any]:
-    """The seconds of an average epoch for making batches ahead of time."""
-    epochs = [record.ahead for record in steady if record.ahead is not None]
-    return {"ahead": {
-        stage: {name: sum(epoch[stage][name] for epoch in epochs) / len(epochs) for name in first}
-        for stage, first in epochs[0].items()}} if epochs else {}
 
 
 def _append(log: Path, record: dict[str, Any]) -> None:
@@ -395,14 +346,3 @@ def _history(log: Path, epochs: int) -> list[EpochRecord]:
 def _damaged(log: Path, line: Line, fault: str) -> InputError:
     return InputError(f"{log}, line {line.number}, is damaged: {fault}; remove the line to resume "
                       "without it")
-
-
-def versions() -> dict[str, str]:
-    """Versions of what the figures depend on."""
-    numbers = {"dgl-heta": __version__, "python": platform.python_version()}
-    for name in ("torch", "dgl", "numpy", "numba"):
-        try:
-            numbers[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            numbers[name] = "not installed"
-    return numbers

@@ -155,7 +155,7 @@ def progress(text: str) -> None:
 
 def machine() -> dict[str, Any]:
     """Hardware, versions and load: what the figures depend on."""
-    from dgl_heta.training.loop import versions
+    from dgl_heta.training.summary import versions
 
     model = platform.processor()
     try:

@@ -1,9 +1,9 @@
-"""What some tests need: DGL, its METIS, GraphStorm, hosts that can be emulated, and sshd.
+"""What some tests need: DGL, its METIS, GraphStorm, hosts that can be emulated, sshd, SLURM.
 
 Where it is missing, those tests are skipped, and the reason is shown. Where HETA_TESTS_NEED
 names it (`dgl,hosts`), they fail instead: scripts/test.sh says so of DGL and GraphStorm
-for the environment that has them, .ci/run of hosts and sshd, so that nothing stops being tested
-unseen.
+for the environment that has them, .ci/run of hosts, sshd and SLURM, so that nothing stops being
+tested unseen.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from functools import cache
 import pytest
 
 from dgl_heta.launch.emulated import NAMESPACES, emulation_refused
+from tests.support import slurm
 from tests.support.ssh_hosts import SSHD
 
 REQUIRED = frozenset(filter(None, os.environ.get("HETA_TESTS_NEED", "").split(",")))
@@ -26,7 +27,7 @@ REQUIRED = frozenset(filter(None, os.environ.get("HETA_TESTS_NEED", "").split(",
 
 @cache
 def lacking(what: str) -> str | None:
-    """Why `dgl`, `graphstorm`, `hosts`, `metis` or `sshd` cannot be used here, or None."""
+    """Why `dgl`, `graphstorm`, `hosts`, `metis`, `sshd` or `slurm` cannot be used here, or None."""
     if what == "dgl":
         return None if importlib.util.find_spec("dgl") else "DGL is not installed"
     if what == "graphstorm":
@@ -43,7 +44,10 @@ def lacking(what: str) -> str | None:
         made = subprocess.run(["unshare", *NAMESPACES, "true"], capture_output=True, check=False)
         return lacking("hosts") or (
             None if os.geteuid() == made.returncode == 0 else "sshd on hosts of its own needs root")
-    raise ValueError(f"'{what}' is not what a test can need: dgl, graphstorm, hosts, metis, sshd")
+    if what == "slurm":
+        return slurm.lacks()
+    raise ValueError(f"'{what}' is not what a test can need: dgl, graphstorm, hosts, metis, sshd, "
+                     "slurm")
 
 
 def _metis_fails() -> str | None:

@@ -1,4 +1,4 @@
-"""Runs as files, without training, and what is in a page of HTML."""
+"""Runs as files, without training; what two runs have in common; and what is in a page of HTML."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import json
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
 
 from dgl_heta.planning.making import make_plan
 from tests.support.plans import MAG
@@ -42,6 +45,19 @@ def write_run(folder: Path, events: list[Any], result: dict[str, Any] | None) ->
     if result is not None:
         (folder / "summary.json").write_text(json.dumps(result))
     return folder
+
+
+def assert_same_training(run: Path, other: Path) -> None:
+    """Two runs have the same losses, scores and models, to the last bit."""
+    def numbers(directory: Path) -> list[tuple[Any, ...]]:
+        lines = map(json.loads, (directory / "metrics.jsonl").read_text().splitlines())
+        return [(line["epoch"], line["loss"], line["train_acc"], line["val_acc"])
+                for line in lines if line["event"] == "epoch"]
+
+    assert numbers(run) == numbers(other)
+    ours, theirs = (load_file(path / "model.safetensors") for path in (run, other))
+    assert ours.keys() == theirs.keys()
+    assert all(np.array_equal(ours[key], theirs[key]) for key in ours)
 
 
 class Page(HTMLParser):

@@ -1,8 +1,10 @@
-"""Ctrl-C is one line that says how it goes on; the end of torchrun is the end of its ranks."""
+"""Ctrl-C is one line that says how it goes on; the end of torchrun is the end of its ranks, who
+save the step that they are in where SIGTERM ends it."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,17 +71,22 @@ def test_ctrl_c_says_what_is_saved_and_how_it_goes_on(store: Path, tmp_path: Pat
         f"--resume --run-dir {run_dir}" for epoch in (int(saved), int(saved) - 1)]
 
 
-def test_when_torchrun_is_killed_its_ranks_end(store: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["SIGKILL", "SIGTERM"])
+def test_when_torchrun_is_ended_its_ranks_end(store: Path, tmp_path: Path, number: int) -> None:
     opened = Store(store)
     write_partition(opened, make_plan(opened.schema, "paper", 2, 2), tmp_path / "parts")
     run_dir = tmp_path / "run"
     with subprocess.Popen(
             [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
              "2", *train(tmp_path / "parts", run_dir)], stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, env=os.environ) as torchrun:
+            stderr=subprocess.PIPE, text=True, env=os.environ) as torchrun:
         assert until(lambda: (run_dir / "metrics.jsonl").exists(), PATIENCE)
         ranks = psutil.Process(torchrun.pid).children(recursive=True)
         assert len(ranks) >= 2
-        torchrun.kill()
+        torchrun.send_signal(number)
+        _, err = torchrun.communicate(timeout=PROMPT)
     assert until(lambda: not any(
         p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in ranks), 10)
+    if number == signal.SIGTERM:
+        said = re.findall(r"^error: ended by SIGTERM; .* saved: go on by the same", err, re.M)
+        assert len(said) == 2, err

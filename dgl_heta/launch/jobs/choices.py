@@ -11,6 +11,7 @@ from typing import Any
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.launch.scheduler import is_worker
 from dgl_heta.partition.directory import is_partition
 from dgl_heta.partition.graph_input import GraphInput, Reading, open_input
 from dgl_heta.partition.request import make_request
@@ -24,17 +25,6 @@ from dgl_heta.store import Store
 from dgl_heta.training.tasks import resolve
 
 log = logging.getLogger("dgl_heta")
-
-
-def under_torchrun() -> bool:
-    """Return whether this process is a rank of torchrun, a worker itself."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def restarted() -> bool:
-    """Return whether torchrun has started this rank again, because some rank failed
-    (--max-restarts)."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
 
 
 def open_for(graph: str, config: Path | None, overrides: Iterable[str], registry: Plugins,
@@ -59,7 +49,7 @@ def _settings(plan: Plan | None, config: Path | None, overrides: Iterable[str]) 
     if plan is not None:
         base = {"partition": {"parts": plan.num_parts, "method": plan.method},
                 "model": {"layers": plan.hops}}
-    elif under_torchrun():
+    elif is_worker():
         base = {"partition": {"parts": int(os.environ["WORLD_SIZE"])}}
     return load_settings(config, overrides, base=base, base_origin=Origin.PLAN)
 
@@ -72,7 +62,7 @@ def _with_parts(opened: GraphInput, settings: Settings) -> GraphInput:
     """
     plan, parts = opened.plan, settings.partition.parts
     staged = opened.store is not None and opened.store.staged is not None
-    if plan is None or parts == plan.num_parts or under_torchrun() or staged:
+    if plan is None or parts == plan.num_parts or is_worker() or staged:
         return opened
     if plan.metapaths or plan.replication != "full" or plan.method != "meta":
         return opened
@@ -118,7 +108,7 @@ def check_staged(store: Store | None, plan: Plan, trainers: int) -> None:
         The store was staged for other partitions.
     """
     if store is not None and store.staged is not None:
-        here = ([int(os.environ["RANK"]) // trainers] if under_torchrun()
+        here = ([int(os.environ["RANK"]) // trainers] if is_worker()
                 else range(plan.num_parts))
         for part in here:
             store.staged.check(part, store.directory)

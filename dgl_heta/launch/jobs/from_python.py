@@ -8,9 +8,9 @@ from typing import Any, overload
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import plugins
-from dgl_heta.launch.jobs.choices import under_torchrun
 from dgl_heta.launch.jobs.seed_runs import SeedsResult, seeds_of, train_seeds
 from dgl_heta.launch.jobs.training import TrainingJob, TrainingResult
+from dgl_heta.launch.scheduler import is_worker
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -48,12 +48,12 @@ def train(graph: str | Path, run_dir: str | Path | None = None, *, model: str | 
     Raises
     ------
     InputError, HetaError
-        As :meth:`TrainingJob.prepare` and :meth:`TrainingJob.run`; and under torchrun, whose ranks
-        are what the command is for.
+        As :meth:`TrainingJob.prepare` and :meth:`TrainingJob.run`; and under torchrun or srun, for
+        whose workers the command is.
     """
-    if under_torchrun():
-        raise InputError("dgl_heta.train starts its own workers; under torchrun give `-m dgl_heta "
-                         "train` for the program")
+    if is_worker():
+        raise InputError("dgl_heta.train starts its own workers; under torchrun or srun give "
+                         "`-m dgl_heta train` for the program")
     overrides = [*([settings] if isinstance(settings, str) else settings),
                  *([f"model.name={model}"] if model else []),
                  *([f"partition.parts={parts}"] if parts is not None else [])]

@@ -27,7 +27,7 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, 
     ----------
     given : None for a new one in `runs/`, called after the graph's `name` and the time.
     resume : whether a run in it goes on.
-    shared : whether several ranks of torchrun use it.
+    shared : whether several workers of a scheduler use it.
 
     Raises
     ------
@@ -39,7 +39,7 @@ def run_directory(given: Path | None, name: str, *, resume: bool, shared: bool, 
         if resume:
             raise InputError("--resume needs --run-dir, the directory of the run to continue")
         if shared:
-            raise InputError("under torchrun give --run-dir: every rank must use the same one")
+            raise InputError("under a scheduler give --run-dir: every worker must use the same one")
         given = Path("runs") / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     check_files(given)
     if resume and not given.is_dir():
@@ -78,7 +78,7 @@ def check_files(run_dir: Path) -> None:
 def claimed(run_dir: Path, *, shared: bool) -> Iterator[None]:
     """Keep a run directory to one command, and leave none behind that is empty.
 
-    Ranks of torchrun share theirs; the training loop checks it for all of them.
+    Workers of a scheduler share theirs; the training loop checks it for all of them.
 
     Raises
     ------

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import InputError, listing, several
-from dgl_heta.launch.jobs.choices import under_torchrun
 from dgl_heta.launch.jobs.run_directory import claimed, holds_run, run_directory
 from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob, TrainingResult
+from dgl_heta.launch.scheduler import is_worker
 from dgl_heta.system.checksums import read_signed
 
 _MOST = 1000
@@ -59,25 +59,28 @@ def seeds_of(given: str | int | Iterable[int], first: int = 0) -> list[int]:
 
 
 def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = None, *,
-                resume: bool = False, report: Report = lambda event: None) -> SeedsResult:
+                resume: bool = False, again: bool = False,
+                report: Report = lambda event: None) -> SeedsResult:
     """Train once with each seed (`train.seed`), into `seed-N` of one directory.
 
     Parameters
     ----------
     run_dir : default: that of the settings, else a new one in `runs/`.
     resume : leave out seeds that are finished, go on with the one that was interrupted.
+    again : do so if the directory is there. So does what a scheduler starts again.
     report : gets a note before each seed, and the events of the first worker.
 
     Raises
     ------
     InputError, HetaError
-        As :meth:`TrainingJob.run`; under torchrun, which is for one training.
+        As :meth:`TrainingJob.run`; under a scheduler's workers, who are for one training.
     TrainingInterruptedError
-        Ctrl-C; the message says which seeds are finished and what is saved of this one.
+        Ctrl-C or SIGTERM; the message says which seeds are finished and what is saved of this one.
     """
-    if under_torchrun():
-        raise InputError("--seeds starts one training after another; under torchrun start one for "
-                         "each seed, with --set train.seed=N")
+    if is_worker():
+        raise InputError("--seeds starts one training after another; under a scheduler start one "
+                         "for each seed, with --set train.seed=N")
+    resume = resume or job.goes_on(run_dir, again)
     given = run_dir or job.settings.run.directory
     directory = run_directory(Path(given) if given else None, job.opened.name, resume=resume,
                               shared=False)
@@ -106,9 +109,9 @@ def train_seeds(job: TrainingJob, seeds: Sequence[int], run_dir: Path | None = N
                                          report=report)
                 assert result is not None
                 results[seed] = result
-        except (KeyboardInterrupt, TrainingInterruptedError):
-            raise TrainingInterruptedError(
-                _saved(job, directory, len(results), seeds, seed)) from None
+        except (KeyboardInterrupt, TrainingInterruptedError) as ended:
+            raise TrainingInterruptedError.of(
+                ended, _saved(job, directory, len(results), seeds, seed)) from None
     return SeedsResult(directory, results)
 
 

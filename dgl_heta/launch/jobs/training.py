@@ -13,18 +13,13 @@ from typing import Any
 import torch
 
 from dgl_heta.cache.visit_profile import DIRECTORY
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
-from dgl_heta.launch.jobs.choices import (
-    check_staged,
-    open_for,
-    plan_for,
-    restarted,
-    under_torchrun,
-)
+from dgl_heta.launch.jobs.choices import check_staged, open_for, plan_for
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
-from dgl_heta.launch.local import run_workers
+from dgl_heta.launch.local import Terminated, run_workers
+from dgl_heta.launch.scheduler import is_worker, restarted
 from dgl_heta.models import find_model
 from dgl_heta.partition.graph_input import GraphInput, Reading
 from dgl_heta.planning.cost import predict
@@ -37,16 +32,24 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.system.memory import capacity_bytes
-from dgl_heta.training.checkpoint import check_checkpoints, saved_epoch
+from dgl_heta.training.checkpoint import check_checkpoints, saved_position
 from dgl_heta.training.setup import check
 
 Report = Callable[[dict[str, Any]], None]
 
 
 class TrainingInterruptedError(HetaError):
-    """Ctrl-C ended a training; the message says what is saved and how it goes on."""
+    """Ctrl-C or another signal ended a training; the message says what is saved and how it goes
+    on."""
 
     exit_status = 130
+
+    @classmethod
+    def of(cls, ended: BaseException, message: str) -> TrainingInterruptedError:
+        """The error for what ended it: a signal's exit status stays."""
+        error = cls(message)
+        error.exit_status = getattr(ended, "exit_status", getattr(ended, "code", cls.exit_status))
+        return error
 
 
 @dataclass(frozen=True)
@@ -106,14 +109,15 @@ class TrainingJob:
         """How many processes train."""
         return self.plan.num_parts * self.settings.train.trainers
 
-    def run(self, run_dir: Path | None = None, *, resume: bool = False,
+    def run(self, run_dir: Path | None = None, *, resume: bool = False, again: bool = False,
             report: Report = lambda event: None) -> TrainingResult | None:
-        """Train; returns what came of it, or None at all ranks of torchrun but the first.
+        """Train; returns what came of it, or None at all ranks of a scheduler but the first.
 
         Parameters
         ----------
         run_dir : default: that of the settings, else a new one in `runs/`.
-        resume : continue from the last checkpoint there. Ranks that torchrun starts again do.
+        resume : continue from the last checkpoint there.
+        again : continue from it if there is one. So does what a scheduler starts again.
         report : gets the events of the first worker.
 
         Raises
@@ -123,16 +127,21 @@ class TrainingJob:
         HetaError
             A worker failed; all others are ended.
         TrainingInterruptedError
-            Ctrl-C; all workers are ended.
+            Ctrl-C or SIGTERM; all workers are ended.
+        PreemptedError
+            SIGTERM came to this worker or another one of a scheduler.
         """
-        shared = under_torchrun()
-        again = shared and restarted()
+        shared = is_worker()
+        self._check_workers(shared)
+        resume = resume or (not shared and self.goes_on(run_dir, again))
         directory = self._directory(run_dir, resume, shared)
+        if shared:  # machines may have directories of their own, of which some are new
+            resume = resume or again or restarted()
         with claimed(directory, shared=shared):
             try:
-                summary = self._train(directory, resume or again, shared, report)
-            except KeyboardInterrupt:
-                raise TrainingInterruptedError(self._saved(directory)) from None
+                summary = self._train(directory, resume, shared, report)
+            except (KeyboardInterrupt, Terminated) as ended:
+                raise TrainingInterruptedError.of(ended, self._saved(directory)) from None
             if os.environ.get("RANK", "0") != "0":
                 return None
             costs = predict(self.plan, Workload.of(self.settings, summary["parameters"],
@@ -153,7 +162,8 @@ class TrainingJob:
         InputError
             The run directory, the graph's data or, with `resume`, a checkpoint are not fit for it.
         """
-        shared = under_torchrun()
+        shared = is_worker()
+        self._check_workers(shared)
         directory = self._directory(run_dir, resume, shared, make=False)
         parent = next(p for p in directory.absolute().parents if p.is_dir())
         with contextlib.ExitStack() as stack:
@@ -166,19 +176,35 @@ class TrainingJob:
             check_checkpoints(directory)
         return notes
 
+    def goes_on(self, run_dir: Path | None, again: bool) -> bool:
+        """Return whether a scheduler may have begun the run before: the user says so (`again`) or
+        the scheduler does, and the directory is there."""
+        given = run_dir or self.settings.run.directory
+        if again and not given:
+            raise InputError("--auto-resume needs --run-dir, the directory of the run to begin or "
+                             "continue")
+        return (again or restarted()) and given is not None and Path(given).is_dir()
+
     def _directory(self, run_dir: Path | None, resume: bool, shared: bool, make: bool = True
                    ) -> Path:
         given = run_dir or self.settings.run.directory
         return run_directory(Path(given) if given else None, self.opened.name, resume=resume,
                              shared=shared, make=make)
 
+    def _check_workers(self, shared: bool) -> None:
+        size = int(os.environ["WORLD_SIZE"]) if shared else self.workers
+        if size != self.workers:
+            raise InputError(f"{several(size, 'worker')} of a scheduler (WORLD_SIZE) for "
+                             f"{several(self.plan.num_parts, 'partition')} with "
+                             f"{several(self.settings.train.trainers, 'trainer')} each; start "
+                             f"{self.workers}")
+
     def _saved(self, run_dir: Path) -> str:
         """Return a sentence on what an interrupted training has saved, and how it goes on."""
-        epoch = self.saved_epoch(run_dir)
-        if not epoch:
+        at = saved_position(run_dir, self.workers)
+        if not any(at):
             return "interrupted; no epoch was saved yet"
-        saved = "epoch 1 is" if epoch == 1 else f"epochs 1 to {epoch} are"
-        return (f"interrupted; {saved} saved: go on by the same command with --resume --run-dir "
+        return (f"interrupted; {at.saved}: go on by the same command with --resume --run-dir "
                 f"{run_dir}")
 
     def _train(self, run_dir: Path, resume: bool, shared: bool, report: Report
@@ -195,7 +221,7 @@ class TrainingJob:
         if os.environ.get("RANK", "0") == "0":
             note_start(run_dir, self.opened.name, self.plan.schema, resume)
         if shared:
-            return self._as_rank(job, report)
+            return worker.run(job, report)
         try:
             return run_workers(job, self.workers, run_dir, report)
         except InputError:
@@ -233,28 +259,19 @@ class TrainingJob:
 
     def saved_epoch(self, run_dir: Path) -> int:
         """The last epoch that all workers have saved there; 0 if none."""
-        return saved_epoch(run_dir, self.workers)
+        return saved_position(run_dir, self.workers).epoch
 
     def _store(self, run_dir: Path, resume: bool, shared: bool) -> Store:
         if self.opened.store is not None:
             return self.opened.store
         if shared:
-            raise InputError("under torchrun train from a relation store or a partition; write one "
-                             f"with `dgl-heta partition {self.graph} --out DIR`")
+            raise InputError("under a scheduler train from a relation store or a partition; write "
+                             f"one with `dgl-heta partition {self.graph} --out DIR`")
         assert self.opened.source is not None
         path = run_dir / "store"
         if not (resume and Store.is_store(path)):
             write_store(self.opened.source, path, overwrite=True)
         return Store(path)
-
-    def _as_rank(self, job: dict[str, Any], report: Report) -> dict[str, Any]:
-        """Be one rank of torchrun; returns the summary."""
-        size = int(os.environ["WORLD_SIZE"])
-        if size != self.workers:
-            raise InputError(f"torchrun started {size} workers for {self.plan.num_parts} "
-                             f"partitions with {self.settings.train.trainers} trainers each; "
-                             f"start {self.workers}")
-        return worker.run(job, report)
 
 
 def _check_cache(settings: Settings, workers: int) -> None:
