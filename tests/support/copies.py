@@ -86,7 +86,7 @@ def main() -> None:
     """Run the jobs whose files are read from standard input."""
     module = importlib.import_module(sys.argv[1])
     gc.collect()
-    gc.freeze()  # else each copy goes through all that was imported, and so gets its own pages of it
+    gc.freeze()  # else each copy walks through all that was imported, and gets pages of its own
     for line in sys.stdin:
         job = Path(line.rstrip("\n"))
         copy = os.fork()
