@@ -17,6 +17,7 @@ import pytest
 
 from tests.support import needs
 from tests.support.needs import pytest_runtest_setup  # noqa: F401
+from tests.support.warm_workers import warm_workers  # noqa: F401
 
 # A shell without job control starts background jobs with SIGINT ignored, and children inherit that;
 # some tests interrupt their children.
