@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.needs import pytest_runtest_setup  # noqa: F401
 from tests.support.plugins import ROOT, distribution
+from tests.support.warm_workers import warm_workers  # noqa: F401
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import inspect
 import os
 import signal
@@ -17,6 +18,7 @@ import pytest
 
 from tests.support import needs
 from tests.support.needs import pytest_runtest_setup  # noqa: F401
+from tests.support.warm_workers import warm_workers  # noqa: F401
 
 # A shell without job control starts background jobs with SIGINT ignored, and children inherit that;
 # some tests interrupt their children.
@@ -84,6 +86,12 @@ def _names(code: CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _names(constant)
+
+
+def pytest_collection_finish() -> None:
+    """Let the garbage collector leave alone what was imported, a million objects."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

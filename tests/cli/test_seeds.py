@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from dgl_heta.launch.jobs.seed_runs import seeds_of, train_seeds
 from dgl_heta.launch.jobs.training import TrainingInterruptedError, TrainingJob
 from dgl_heta.report.seed_table import seeds_table, spread
 from dgl_heta.store import write_store
-from tests.support import warm
 from tests.support.command_line import refused
 from tests.support.graphs import academic
 from tests.support.runs import summary
@@ -58,9 +56,8 @@ def test_the_table_has_means_and_deviations() -> None:
     assert "0.7000" in drawn.getvalue()
 
 
-def test_seeds_go_on_with_the_one_that_was_interrupted(
-        heta: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", warm.python())  # which workers are started by
+@pytest.mark.usefixtures("warm_workers")
+def test_seeds_go_on_with_the_one_that_was_interrupted(heta: Any, tmp_path: Path) -> None:
     write_store(academic(), tmp_path / "store")
     out = tmp_path / "run"
     job = TrainingJob.prepare(str(tmp_path / "store"), None, SETTINGS, plugins())

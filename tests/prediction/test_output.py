@@ -33,6 +33,7 @@ def read(path: Path) -> list[list[str]]:
 
 
 @pytest.mark.releases
+@pytest.mark.usefixtures("warm_workers")
 def test_a_run_of_a_graph_with_ids_predicts_in_its_own_terms(tmp_path: Path) -> None:
     source = academic()
     names = [f"paper {i}, é" for i in range(source.node_counts["paper"])]

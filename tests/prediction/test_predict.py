@@ -29,6 +29,8 @@ from tests.support.graphs import academic, with_tasks
 from tests.support.signing import edit_text
 from tests.support.waiting import PATIENCE
 
+pytestmark = pytest.mark.usefixtures("warm_workers")
+
 SETTINGS = ["model.hidden=8", "model.heads=2", "train.fanouts=3,3", "train.batch_size=32",
             "train.threads=1", "train.epochs=1", "train.dtype=float64"]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import gc
 import importlib
 import os
 import signal
@@ -84,6 +85,8 @@ def _files(job: Path) -> tuple[Path, Path]:
 def main() -> None:
     """Run the jobs whose files are read from standard input."""
     module = importlib.import_module(sys.argv[1])
+    gc.collect()
+    gc.freeze()  # else each copy walks through all that was imported, and gets pages of its own
     for line in sys.stdin:
         job = Path(line.rstrip("\n"))
         copy = os.fork()

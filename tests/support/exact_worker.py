@@ -40,12 +40,13 @@ from dgl_heta.store import Store
 from dgl_heta.training.setup import build_engine
 from dgl_heta.training.tasks import NodeStep, resolve
 
-EPOCHS, STEPS = 2, 3
+EPOCHS = 2
 
 
 def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Path,
-             steps_of: int | None = None) -> dict[str, np.ndarray]:
-    """Six steps in two epochs, the last two with seeds that do not divide by the workers."""
+             steps_of: int | None, steps: int) -> dict[str, np.ndarray]:
+    """So many steps in each of two epochs, the last with seeds that do not divide by the workers;
+    `steps_of` is how many seeds of a step are left."""
     settings = load_settings(base=case["settings"], environ={})
     targets = resolve(settings.task, store.manifest.task, store.schema).targets or []
     metapaths = (parse_metapaths(case["metapaths"], store.schema) if case.get("metapaths")
@@ -76,7 +77,7 @@ def run_case(store: Store, case: dict, parts: int, plugins: Plugins, scratch: Pa
     for epoch in range(EPOCHS):
         engine.start_epoch(epoch)
         batches = engine.steps("train", epoch)
-        for chosen in [*batches[:STEPS - 1], batches[-1]]:
+        for chosen in [*batches[:steps - 1], batches[-1]]:
             if steps_of is not None:
                 chosen = NodeStep({t: ids[:steps_of] for t, ids in chosen.nodes.items()})
             batch = engine.sample(chosen, step)
@@ -179,7 +180,7 @@ def work(job: dict) -> None:
     for name, case in job["cases"].items():
         results = run_case(store, case, job["parts"], plugins,
                            Path(job["out"]) / f"averages-{job['parts']}-{name}",
-                           job.get("steps_of"))
+                           job.get("steps_of"), job["steps"])
         save(Path(job["out"]) / f"{name}-{job['parts']}-{os.environ['RANK']}", results)
 
 

@@ -24,6 +24,7 @@ from tests.support.graphs import academic, with_tasks
 from tests.support.waiting import PATIENCE
 
 BATCH = 24  # seeds of a step over all workers; divides by 1, 2, 3, 4 and 8
+STEPS = 2  # of an epoch: one of full size and the uneven last
 LIMIT = 1e-9
 KINDS = ("logits", "loss", "gradients", "parameters", "features")
 
@@ -100,7 +101,7 @@ def job(store: Path, out: Path, parts: int, names: list[str] | None = None,
                         "shared": shared and parts > 1,
                         "delegate": delegate}
     return {"store": str(store), "out": str(out), "parts": parts, "cases": chosen,
-            "guests": guests}
+            "guests": guests, "steps": STEPS}
 
 
 def run(description: dict[str, Any], out: Path, worker: str = "exact_worker"
@@ -176,11 +177,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         store = Path(name) / "store"
         write_store(with_tasks(academic()), store)
-        alone = run(job(store, Path(name), 1), Path(name))
+        alone = run({**job(store, Path(name), 1), "steps": 3}, Path(name))
         print(f"| workers | cases | {' | '.join(KINDS)} |")
         print("|---|---|" + "---|" * len(KINDS))
         for parts in chosen.parts:
-            together = run(job(store, Path(name), parts), Path(name))
+            together = run({**job(store, Path(name), parts), "steps": 3}, Path(name))
             each = [differences(alone[case][0], workers) for case, workers in together.items()]
             worst = [max(one[kind] for one in each) for kind in KINDS]
             print(f"| {parts} | {len(each)} | {' | '.join(f'{w:.1e}' for w in worst)} |",

@@ -86,7 +86,7 @@ def base(store: Path, name: str, table: str | None = None, **train: Any) -> dict
     return {"model": {"hidden": 8}, "run": {"timeout_s": PATIENCE},
             "task": {**TASKS[name], "links": str(store.with_name(f"{table or name}.csv")),
                      "eval_negatives": 7},
-            "train": {"global_batch_size": 12, "fanouts": [-1, -1], "dtype": "float64",
+            "train": {"global_batch_size": 24, "fanouts": [-1, -1], "dtype": "float64",
                       "threads": 1, "epochs": 2, **train}}
 
 

@@ -71,6 +71,7 @@ def train(place: Path, run_dir: Path, *settings: str) -> subprocess.CompletedPro
                           "train.threads=1", *settings) for word in ("--set", text)))
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_features_and_predictions_that_are_not_finite_are_said(store: Path, tmp_path: Path) -> None:
     done = train(store, tmp_path / "run", "train.epochs=1")
     assert done.returncode == 0, done.stderr
@@ -98,6 +99,7 @@ def test_features_and_predictions_that_are_not_finite_are_said(store: Path, tmp_
     assert [name for _, name, _ in rows if name] == ["abc"[c] for c in found if c >= 0]
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_a_run_that_diverges_says_which_epoch_is_good_and_how_it_is_used(tmp_path: Path) -> None:
     """After the first epoch the rate is 1e37, which the loss of the second does not show yet."""
     write_store(graph(), tmp_path / "my store")

@@ -59,6 +59,7 @@ def train(request, tmp_path, **settings):
     return summary, load_file(tmp_path / request.run_dir / "model.safetensors")
 
 
+@pytest.mark.usefixtures("warm_workers")
 def test_the_result_does_not_depend_on_the_number_of_workers(tmp_path):
     """Four parts; sampled mini-batches with dropout, and numbers of steps that differ."""
     written, _ = cut(graph(), tmp_path)

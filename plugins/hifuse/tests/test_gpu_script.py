@@ -26,11 +26,11 @@ def script(*options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_counts_operators_and_says_that_no_gpu_was_there():
-    done = script("--device", "cpu", "--graphs", "mutag", "--scale", "0.01", "--rounds", "1",
+    done = script("--device", "cpu", "--graphs", "mag", "--scale", "0.01", "--rounds", "1",
                   "--seeds", "8", "--fanouts", "1", "1")
     assert done.returncode == 0, done.stderr
     cells = [[cell.strip() for cell in line.split("|")[1:-1]]
-             for line in done.stdout.splitlines() if line.startswith("| mutag")]
+             for line in done.stdout.splitlines() if line.startswith("| mag")]
     for model in ("rgcn", "rgat", "hgt"):
         rows = {row[4]: row for row in cells if row[3] == model}
         assert {"torch", "merged"} <= set(rows)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +18,12 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.training.setup import check
+from tests.support import warm
 from tests.support.exactness import run
 from tests.support.graphs import academic, with_tasks
 from tests.support.waiting import PATIENCE
+
+pytestmark = pytest.mark.usefixtures("warm_workers")
 
 Results = dict[str, list[dict[str, np.ndarray]]]
 
@@ -105,7 +107,7 @@ def test_models_without_layers_predict_batch_by_batch(store: Path, tmp_path: Pat
                 "train.threads=1", "train.epochs=1", "train.dtype=float64", "model.name=sehgnn",
                 "task.targets=paper,author"]
     done = subprocess.run(
-        [sys.executable, "-m", "dgl_heta", "train", str(store), "--run-dir", str(run_dir),
+        [warm.python(), "-m", "dgl_heta", "train", str(store), "--run-dir", str(run_dir),
          "--json", *(part for text in settings for part in ("--set", text))],
         capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
