@@ -1,4 +1,4 @@
-"""What the variables of torchrun and SLURM mean: whether this process is a worker, and which one.
+"""The meaning of torchrun's and SLURM's variables: whether this process is a worker, and which one.
 
 Workers read the variables of torch.distributed: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT. torchrun sets them. `srun` sets its own, from which :func:`adopt` makes

@@ -1,4 +1,4 @@
-"""What a run came to: `summary.json`."""
+"""The summary of a run: `summary.json`."""
 
 from __future__ import annotations
 
