@@ -33,9 +33,10 @@ def ask(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
 def finish(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """Put in place what was gathered for `out`."""
     from dgl_heta.partition import staging
+    from dgl_heta.store.staged import Staged
 
     with staging.receiving(out, wanted["overwrite"]) as work:
-        staging.finish(work, out, wanted["overwrite"])
+        staging.finish(work, out, wanted["overwrite"], Staged.from_json(wanted["staged"]))
     return {"version": __version__, "staged": True}
 
 
@@ -44,9 +45,9 @@ def main() -> None:
     what, out = sys.argv[1:]
     try:
         answer = {"ask": ask, "finish": finish}[what](Path(out), json.load(sys.stdin))
-    except HetaError as error:
+    except (HetaError, OSError) as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
-        sys.exit(error.exit_status)
+        sys.exit(getattr(error, "exit_status", 1))
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps(answer), flush=True)
 
