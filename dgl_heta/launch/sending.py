@@ -89,8 +89,10 @@ class Sender:
 
     def _send(self, host: Host, staging: Staging, report: Callable[[Host, str], None]) -> bool:
         report(host, "asking")
-        wanted = staging.staged.to_json(sums=False)
-        answer = self._call(host, "ask", wanted, self.ssh.timeout + ANSWER_S)
+        told = {"overwrite": self.overwrite, "staged": staging.staged.to_json(sums=False)}
+        # With overwrite it compares the files that it has, however many these are.
+        answer = self._call(host, "ask", told,
+                            None if self.overwrite else self.ssh.timeout + ANSWER_S)
         if answer["version"] != __version__:
             raise InputError(f"{host} has dgl-heta {answer['version']}, this machine "
                              f"{__version__}; install the same version on both")
@@ -111,7 +113,7 @@ class Sender:
             report(host, "sending")
             self._rsync(host, scratch)
         report(host, "comparing")
-        self._call(host, "finish", {"overwrite": self.overwrite, "staged": wanted})
+        self._call(host, "finish", told)
         return True
 
     def _rsync(self, host: Host, directory: Path) -> None:
@@ -120,8 +122,9 @@ class Sender:
         receiver = (f"mkdir -p {shlex.quote(str(work))} && flock -n "
                     f"{shlex.quote(str(work / '.lock'))} rsync")
         done = subprocess.run(
-            ["rsync", "-rtL", "-s", "--partial", "--sparse", f"--timeout={SILENT_S}", "-e", shlex.join(self.ssh.program),
-             "--rsync-path", receiver, f"{directory}/", f"{host.destination}:{work}/"],
+            ["rsync", "-rtL", "-s", "--partial", "--sparse", f"--timeout={SILENT_S}",
+             "-e", shlex.join(self.ssh.program), "--rsync-path", receiver,
+             f"{directory}/", f"{host.destination}:{work}/"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
         complaints = done.stderr.splitlines()
         if done.returncode == 255:

@@ -128,7 +128,7 @@ class Staging:
             The disk is full, a file cannot be read or written. What was copied stays for the next
             call.
         """
-        if is_staged(out, self.staged):
+        if is_staged(out, self.staged, compare=overwrite):
             return False
         with receiving(out, overwrite) as work:
             self._check_room(work)
@@ -139,7 +139,8 @@ class Staging:
                 pieces[entry.file] = self._copy(entry, work / STORE_DIR / entry.file)
                 copied += self.staged.bytes_of(entry)
             self.describe(work, pieces)
-            finish(work, out, overwrite, self.staged, lambda what, done: progress(what, 0.5 + done / 2))
+            finish(work, out, overwrite, self.staged,
+                   lambda what, done: progress(what, 0.5 + done / 2))
         return True
 
     def describe(self, directory: Path, pieces: dict[str, Pieces | None]) -> None:
@@ -405,7 +406,7 @@ def receiving(out: Path, overwrite: bool) -> Iterator[Path]:
     """
     work = working_directory(out)
     try:
-        _check_replaceable(out, overwrite)
+        check_out(out, overwrite)
         check_plain(work, directory=True)
         work.mkdir(parents=True, exist_ok=True)
         with (work / ".lock").open("a") as lock:
@@ -418,8 +419,14 @@ def receiving(out: Path, overwrite: bool) -> Iterator[Path]:
                         "the same command goes on with it") from error
 
 
-def _check_replaceable(out: Path, overwrite: bool) -> None:
-    """Look before anything is copied whether `out` can be put in place at the end."""
+def check_out(out: Path, overwrite: bool) -> None:
+    """Check before anything is copied that `out` can be put in place at the end.
+
+    Raises
+    ------
+    InputError
+        It is there, and not to be replaced; it is no staging, or holds what is not ours.
+    """
     if os.path.lexists(out) and not overwrite:
         raise InputError(f"{out} exists and is another staging, or none; choose another "
                          "directory or ask to overwrite it (--overwrite)")
@@ -469,12 +476,17 @@ def finish(work: Path, out: Path, overwrite: bool, wanted: Staged,
     (out / ".lock").unlink(missing_ok=True)
 
 
-def is_staged(out: Path, staged: Staged) -> bool:
-    """Return whether a directory has just this staging, by its plan, manifest and files' sizes."""
-    if not (out / PLAN_FILE).is_file():
+def is_staged(out: Path, staged: Staged, compare: bool = False) -> bool:
+    """Return whether a directory has just this staging, by its plan, manifest and files' sizes, and
+    with `compare` by their checksums."""
+    if not is_partition(out):
         return False
     try:
         store, _ = open_partition(out)
+        if not staged.alike(store.staged):
+            return False
+        if compare:
+            store.verify()
     except InputError:
         return False
-    return staged.alike(store.staged)
+    return True

@@ -19,7 +19,7 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.directory import open_partition, write_partition
-from dgl_heta.partition.staging import Staging, opened_partition, working_directory
+from dgl_heta.partition.staging import Staging, finish, opened_partition, working_directory
 from dgl_heta.planning.making import make_plan, plan_without_replication, with_ownership
 from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
@@ -143,6 +143,9 @@ def test_a_second_staging_copies_nothing(partition: Path, tmp_path: Path) -> Non
     before = {f: f.stat().st_mtime_ns for f in out.rglob("*")}
     assert not staging.write(out)
     assert before == {f: f.stat().st_mtime_ns for f in out.rglob("*")}
+    damage(next((out / "store").rglob("indices.npy")))
+    assert staging.write(out, overwrite=True)
+    assert not staging.write(out, overwrite=True)
     with pytest.raises(InputError, match="exists and is another staging"):
         staging_of(partition, [1]).write(out)
     assert staging_of(partition, [1]).write(out, overwrite=True)
@@ -301,6 +304,11 @@ def test_two_stagings_into_one_directory_are_kept_apart(partition: Path, tmp_pat
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another command stages into .*out"):
             staging_of(partition, [0]).write(tmp_path / "out")
+    staging_of(partition, [0]).write(tmp_path / "first")
+    (tmp_path / "first").rename(work.with_name("gathered"))
+    with pytest.raises(InputError, match="another command has staged into .*out"):
+        finish(work.with_name("gathered"), tmp_path / "out", False,
+               staging_of(partition, [1]).staged)
 
 
 def test_a_full_disk_is_told_before_and_leaves_a_way_on(partition: Path, tmp_path: Path) -> None:
