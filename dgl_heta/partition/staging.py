@@ -20,12 +20,14 @@ from typing import IO
 
 import numpy as np
 
-from dgl_heta.errors import HetaError, InputError, listing
+from dgl_heta.errors import HetaError, InputError, listing, several
 from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.directory import (
     STORE_DIR,
     graph_name_of,
+    is_partition,
     open_partition,
+    others_in,
     part_config_file,
     store_of_config,
     write_part_config,
@@ -35,8 +37,9 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
 from dgl_heta.store.manifest import ArrayEntry, Manifest, RelationEntry
+from dgl_heta.store.staged import FILE_NAME as STAGED_FILE
 from dgl_heta.store.staged import Pieces, Staged, pieces_of, pieces_sum, plan_sum
-from dgl_heta.system.atomic_files import put_directory
+from dgl_heta.system.atomic_files import check_plain, check_replaceable, put_directory
 from dgl_heta.system.checksums import KEY, file_sum
 from dgl_heta.system.disk import is_full, sync_tree
 from dgl_heta.system.leftovers import scratch_directory
@@ -125,7 +128,7 @@ class Staging:
             The disk is full, a file cannot be read or written. What was copied stays for the next
             call.
         """
-        if is_staged(out, self.staged):
+        if is_staged(out, self.staged, compare=overwrite):
             return False
         with receiving(out, overwrite) as work:
             self._check_room(work)
@@ -136,7 +139,8 @@ class Staging:
                 pieces[entry.file] = self._copy(entry, work / STORE_DIR / entry.file)
                 copied += self.staged.bytes_of(entry)
             self.describe(work, pieces)
-            finish(work, out, overwrite, lambda what, done: progress(what, 0.5 + done / 2))
+            finish(work, out, overwrite, self.staged,
+                   lambda what, done: progress(what, 0.5 + done / 2))
         return True
 
     def describe(self, directory: Path, pieces: dict[str, Pieces | None]) -> None:
@@ -155,16 +159,23 @@ class Staging:
         pieces = self.staged.files[entry.file]
         if pieces is None and file.exists() and file.stat().st_size == entry.bytes:
             return None
+        if pieces is not None and isinstance(self.files, LocalDirectory):
+            return self._cut(entry, pieces, self.files.path / entry.file, file)
+        if partial.exists() and partial.stat().st_size > entry.bytes:
+            partial.unlink()  # of another graph
         with partial.open("ab") as written:
             for data in self.files.blocks(entry.file, written.tell()):
                 written.write(data)
-        if pieces is not None:
-            pieces = self._cut(entry, pieces, partial)
-        partial.replace(file)
-        return pieces
+        if pieces is None:
+            partial.replace(file)
+            return None
+        try:
+            return self._cut(entry, pieces, partial, file)
+        finally:
+            partial.unlink()
 
-    def _cut(self, entry: ArrayEntry, pieces: Pieces, file: Path) -> Pieces:
-        """Leave a whole file only pieces, and the size that it has; returns them with their
+    def _cut(self, entry: ArrayEntry, pieces: Pieces, whole: Path, file: Path) -> Pieces:
+        """Write the pieces of a whole file, with the size that it has; returns them with their
         checksum.
 
         Raises
@@ -172,11 +183,10 @@ class Staging:
         InputError
             The whole file was damaged: the pieces' own checksum would not say that.
         """
-        if file_sum(file) != entry.sha256:
-            file.unlink()
+        if file_sum(whole) != entry.sha256:
             raise InputError(f"{self.source}: file {entry.file} is damaged, or was on its way here")
         cut = file.with_name(file.name + ".cut")
-        with file.open("rb") as given, cut.open("wb") as written:
+        with whole.open("rb") as given, cut.open("wb") as written:
             written.truncate(entry.bytes)
             for at, data in pieces.read(given):
                 written.seek(at)
@@ -312,7 +322,8 @@ def _files(store: Store, plan: Plan, parts: Sequence[int], relations: set[Relati
     files: dict[str, Pieces | None] = {}
     whose: dict[str, str] = {}
     manifest, own = store.manifest, [plan.partitions[p] for p in parts]
-    cut = _cut_relations(plan)
+    cut = _cut_relations(plan) - relations
+    relations = relations.union(*(p.relations for p in own))
 
     def add(entries: list[ArrayEntry], name: str) -> None:
         for entry in entries:
@@ -326,9 +337,9 @@ def _files(store: Store, plan: Plan, parts: Sequence[int], relations: set[Relati
         elif ntype in plan.targets:  # whose seeds, labels and masks all workers know
             add([e for name, e in manifest.arrays[ntype].items() if name != "feat"], ntype)
     for item in manifest.relations:
-        if item.relation in relations or any(item.relation in p.relations for p in own):
-            add(manifest.entries([], [item.relation]), str(item.relation))
-            if item.relation in cut - relations:
+        if item.relation in relations:
+            add(item.files, str(item.relation))
+            if item.relation in cut:
                 files |= _cut_files(store, plan, parts, item)
     return files, whose
 
@@ -364,8 +375,17 @@ def bytes_in(directory: Path) -> int:
 
 
 def working_directory(out: Path) -> Path:
-    """Where files are gathered for a staged directory."""
-    return out.absolute().with_name(f".{out.name}.staging")
+    """Where files are gathered for a staged directory.
+
+    Raises
+    ------
+    InputError
+        The root directory, which nothing lies beside.
+    """
+    out = Path(os.path.realpath(out)) if out.name in ("", "..") else out.absolute()
+    if not out.name:
+        raise InputError(f"cannot stage into {out} itself; name a directory in it")
+    return out.with_name(f".{out.name}.staging")
 
 
 def check_free(out: Path) -> None:
@@ -394,15 +414,14 @@ def receiving(out: Path, overwrite: bool) -> Iterator[Path]:
     Raises
     ------
     InputError
-        `out` is there and not to be replaced; another staging writes it.
+        `out` is there and not to be replaced, or not a staging; another staging writes it.
     HetaError
         It cannot be written, or its disk is full: what is there stays.
     """
     work = working_directory(out)
     try:
-        if out.exists() and not overwrite:
-            raise InputError(f"{out} exists and is another staging, or none; choose another "
-                             "directory or ask to overwrite it (--overwrite)")
+        check_out(out, overwrite)
+        check_plain(work, directory=True)
         work.mkdir(parents=True, exist_ok=True)
         with (work / ".lock").open("a") as lock:
             _lock(lock, out)
@@ -414,22 +433,44 @@ def receiving(out: Path, overwrite: bool) -> Iterator[Path]:
                         "the same command goes on with it") from error
 
 
-def finish(work: Path, out: Path, overwrite: bool,
+def check_out(out: Path, overwrite: bool) -> None:
+    """Check before anything is copied that `out` can be put in place at the end.
+
+    Raises
+    ------
+    InputError
+        It is there, and not to be replaced; it is no staging, or holds what is not ours.
+    """
+    if os.path.lexists(out) and not overwrite:
+        raise InputError(f"{out} exists and is another staging, or none; choose another "
+                         "directory or ask to overwrite it (--overwrite)")
+    if is_partition(out) and not (out / STORE_DIR / STAGED_FILE).is_file():
+        raise InputError(f"{out} is a partition that was not staged, maybe the one to stage from; "
+                         "it is not overwritten: choose another directory")
+    if out.is_mount():
+        raise InputError(f"{out} is where a disk is mounted; name a directory in it")
+    check_replaceable(out, overwrite=overwrite, kind=PLAN_FILE, others=others_in)
+
+
+def finish(work: Path, out: Path, overwrite: bool, wanted: Staged,
            progress: Progress = lambda what, done: None) -> None:
     """Compare all files that were gathered with their checksums, and put them in place.
 
     Raises
     ------
     InputError
-        One differs, by name: it is removed, so that the next staging copies it again.
+        They are not of the staging that is wanted. Some differ, the first by name: they are
+        removed, so that the next staging copies them again.
     """
-    for file in [f for f in (work / STORE_DIR).rglob("*.part") if f.is_file()]:
-        file.unlink()
     store, plan = open_partition(work)
-    assert store.staged is not None
-    for path in [f for f in store.directory.rglob("*.npy") if f.is_file()]:
-        if path.relative_to(store.directory).as_posix() not in store.staged.files:
-            path.unlink()  # of an earlier staging for other partitions
+    if store.staged is None or not wanted.alike(store.staged):
+        raise InputError(f"another command has staged into {out} in the meantime; nothing was put "
+                         "in place: run one after the other")
+    ours = {*store.staged.files, MANIFEST_FILE, STAGED_FILE}
+    for path in [f for f in store.directory.rglob("*") if not f.is_dir()]:
+        if path.relative_to(store.directory).as_posix() not in ours:
+            path.unlink()  # of an earlier staging for other partitions, or what was interrupted
+    wrong: list[InputError] = []
     for entry in store.manifest.entries():
         if entry.file in store.staged.files:
             progress(posixpath.dirname(entry.file), 0)
@@ -437,22 +478,29 @@ def finish(work: Path, out: Path, overwrite: bool,
                 for _ in store.compared(entry):
                     pass
             except InputError as error:
+                wrong.append(error)
                 (store.directory / entry.file).unlink(missing_ok=True)
-                raise InputError(f"{error} (it differs from the store that is staged, or that is "
-                                 "damaged: see `dgl-heta inspect` there); run the same command "
-                                 "again") from None
+    if wrong:
+        more = f", and {several(len(wrong) - 1, 'file')} more" if wrong[1:] else ""
+        raise InputError(f"{wrong[0]}{more} (it differs from the store that is staged, or that is "
+                         "damaged: see `dgl-heta inspect` there); run the same command again")
     plan.verify()
     sync_tree(work)
-    put_directory(work, out, overwrite=overwrite, kind=PLAN_FILE)
+    put_directory(work, out, overwrite=overwrite, kind=PLAN_FILE, others=others_in)
     (out / ".lock").unlink(missing_ok=True)
 
 
-def is_staged(out: Path, staged: Staged) -> bool:
-    """Return whether a directory has just this staging, by its plan, manifest and files' sizes."""
-    if not (out / PLAN_FILE).is_file():
+def is_staged(out: Path, staged: Staged, compare: bool = False) -> bool:
+    """Return whether a directory has just this staging, by its plan, manifest and files' sizes, and
+    with `compare` by their checksums."""
+    if not is_partition(out):
         return False
     try:
         store, _ = open_partition(out)
+        if not staged.alike(store.staged):
+            return False
+        if compare:
+            store.verify()
     except InputError:
         return False
-    return staged.alike(store.staged)
+    return True

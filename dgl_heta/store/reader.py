@@ -71,15 +71,20 @@ class Store:
         """Return whether `directory` looks like a relation store."""
         return (Path(directory) / FILE_NAME).is_file()
 
-    def relation(self, relation: Relation) -> CSC:
+    def relation(self, relation: Relation, pieces: bool = False) -> CSC:
         """The CSC of a relation, memory-mapped; its pointers ascend to the number of edges.
+
+        Parameters
+        ----------
+        pieces : the caller reads only in-edges that its partition runs, so that a staged store may
+            have no others: what it has not reads as zeros.
 
         Raises
         ------
         InputError
-            A file is damaged, or its pointers do not.
+            A file is damaged, or its pointers do not; it is not here, or only pieces of it are.
         """
-        return CSC(self.pointers(relation), self._open(self._entry(relation).indices))
+        return CSC(self.pointers(relation), self._open(self._entry(relation).indices, pieces))
 
     def pointers(self, relation: Relation) -> np.ndarray:
         """For each destination node where its in-edges begin, and their end; as of
@@ -317,7 +322,12 @@ class Store:
                 "truncated or edited; write the store again"
             )
 
-    def _open(self, entry: ArrayEntry) -> np.ndarray:
+    def _open(self, entry: ArrayEntry, pieces: bool = False) -> np.ndarray:
+        if not pieces and self.staged is not None and self.staged.files.get(entry.file):
+            raise InputError(
+                f"only pieces of store file {self.directory / entry.file} are on this machine: the "
+                f"store was staged for {self.staged}; stage it with --also and the name of its "
+                "relation, or use the whole store")
         if self._verify_opened and entry.file not in self._verified:
             for _ in self.compared(entry):
                 pass
