@@ -20,7 +20,7 @@ from dgl_heta.errors import HetaError
 
 def ask(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """The version of this dgl-heta, whether `out` is staged as wanted, and bytes for it."""
-    from dgl_heta.partition.staging import (
+    from dgl_heta.partition.staged_directory import (
         bytes_in,
         check_free,
         check_out,
@@ -41,11 +41,11 @@ def ask(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
 
 def finish(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """Put in place what was gathered for `out`."""
-    from dgl_heta.partition import staging
+    from dgl_heta.partition import staged_directory
     from dgl_heta.store.staged import Staged
 
-    with staging.receiving(out, wanted["overwrite"]) as work:
-        staging.finish(work, out, wanted["overwrite"], Staged.from_json(wanted["staged"]))
+    with staged_directory.receiving(out, wanted["overwrite"]) as work:
+        staged_directory.finish(work, out, wanted["overwrite"], Staged.from_json(wanted["staged"]))
     return {"version": __version__, "staged": True}
 
 

@@ -21,7 +21,8 @@ from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.launch.cluster import Host
 from dgl_heta.launch.remote import Ssh
-from dgl_heta.partition.staging import Staging, working_directory
+from dgl_heta.partition.staged_directory import working_directory
+from dgl_heta.partition.staging import Staging
 from dgl_heta.system.leftovers import scratch_directory
 
 AT_ONCE = 8  # hosts

@@ -261,12 +261,16 @@ class Store:
         if is_now != was:
             raise InputError(
                 f"store file {self.directory / entry.file} was edited or damaged: its checksum "
-                "does not agree with the manifest; write the store again"
+                f"does not agree with the manifest; {self._remedy}"
             )
 
     def _refuse_unlike(self) -> None:
         if fault := self.manifest.unlike_given():
             raise InputError(f"store {self.directory}: {fault}; partition the graph again")
+
+    @property
+    def _remedy(self) -> str:
+        return "stage it again (--overwrite)" if self.staged else "write the store again"
 
     def _refuse(self, entry: ArrayEntry, fault: str) -> None:
         if fault:
@@ -315,11 +319,11 @@ class Store:
         try:
             size = path.stat().st_size
         except OSError:
-            raise InputError(f"store file {path} is missing; write the store again") from None
+            raise InputError(f"store file {path} is missing; {self._remedy}") from None
         if size != entry.bytes:
             raise InputError(
                 f"store file {path} has {size} bytes, but the manifest says {entry.bytes}: it was "
-                "truncated or edited; write the store again"
+                f"truncated or edited; {self._remedy}"
             )
 
     def _open(self, entry: ArrayEntry, pieces: bool = False) -> np.ndarray:

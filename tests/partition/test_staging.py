@@ -19,7 +19,8 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.directory import open_partition, write_partition
-from dgl_heta.partition.staging import Staging, finish, opened_partition, working_directory
+from dgl_heta.partition.staged_directory import finish, working_directory
+from dgl_heta.partition.staging import Staging, opened_partition
 from dgl_heta.planning.making import make_plan, plan_without_replication, with_ownership
 from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
