@@ -248,8 +248,8 @@ class Session:
     def edge_columns(self, name: str) -> dict[Relation, Column]:
         """Return what reads edge data of this name that a script has made, by relation: such as
         DistDGL's servers have and the store has not."""
-        columns = {r: self.server_column(r, name) for r in self.store.schema.relations
-                   if name not in self.store.edge_arrays(r)}
+        columns = {item.relation: self.server_column(item.relation, name)
+                   for item in self.store.manifest.relations if name not in item.arrays}
         return {relation: read for relation, read in columns.items() if read is not None}
 
     def rows(self, name: str) -> np.ndarray | None:

@@ -20,22 +20,32 @@ from dgl_heta.errors import HetaError
 
 def ask(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """The version of this dgl-heta, whether `out` is staged as wanted, and bytes for it."""
-    from dgl_heta.partition.staging import bytes_in, check_free, is_staged, working_directory
+    from dgl_heta.partition.staged_directory import (
+        bytes_in,
+        check_free,
+        check_out,
+        is_staged,
+        working_directory,
+    )
     from dgl_heta.store.staged import Staged
 
     check_free(out)
     work = working_directory(out)
     parent = next(p for p in work.parents if p.exists())
-    return {"version": __version__, "staged": is_staged(out, Staged.from_json(wanted)),
-            "exists": out.exists(), "room": shutil.disk_usage(parent).free + bytes_in(work)}
+    if wanted["overwrite"]:
+        check_out(out, overwrite=True)
+    staged = is_staged(out, Staged.from_json(wanted["staged"]), compare=wanted["overwrite"])
+    return {"version": __version__, "staged": staged, "exists": out.exists(),
+            "room": shutil.disk_usage(parent).free + bytes_in(work)}
 
 
 def finish(out: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """Put in place what was gathered for `out`."""
-    from dgl_heta.partition import staging
+    from dgl_heta.partition import staged_directory
+    from dgl_heta.store.staged import Staged
 
-    with staging.receiving(out, wanted["overwrite"]) as work:
-        staging.finish(work, out, wanted["overwrite"])
+    with staged_directory.receiving(out, wanted["overwrite"]) as work:
+        staged_directory.finish(work, out, wanted["overwrite"], Staged.from_json(wanted["staged"]))
     return {"version": __version__, "staged": True}
 
 
@@ -44,9 +54,9 @@ def main() -> None:
     what, out = sys.argv[1:]
     try:
         answer = {"ask": ask, "finish": finish}[what](Path(out), json.load(sys.stdin))
-    except HetaError as error:
+    except (HetaError, OSError) as error:
         print("error:", " ".join(str(error).splitlines()), file=sys.stderr)
-        sys.exit(error.exit_status)
+        sys.exit(getattr(error, "exit_status", 1))
     with contextlib.suppress(BrokenPipeError):
         print(json.dumps(answer), flush=True)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -20,10 +21,13 @@ from dgl_heta._version import __version__
 from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.launch.cluster import Host
 from dgl_heta.launch.remote import Ssh
-from dgl_heta.partition.staging import Staging, working_directory
+from dgl_heta.partition.staged_directory import working_directory
+from dgl_heta.partition.staging import Staging
 from dgl_heta.system.leftovers import scratch_directory
 
 AT_ONCE = 8  # hosts
+ANSWER_S = 120.0  # for a host that was reached to say what it has
+SILENT_S = 600  # without a byte from or to a host
 
 
 def parts_of_hosts(parts: int, hosts: Sequence[Host]) -> list[list[int]]:
@@ -63,9 +67,15 @@ class Sender:
 
         Raises
         ------
+        InputError
+            There is no ssh or rsync here.
         HetaError
             It failed for some hosts, all of which are named; the others have theirs.
         """
+        for program in ("ssh", "rsync"):
+            if shutil.which(program) is None:
+                raise InputError(f"hosts cannot be staged to: there is no {program} here; install "
+                                 "it, on them too")
         with ThreadPoolExecutor(AT_ONCE) as pool:
             running = [pool.submit(self._send, host, staging, report)
                        for host, staging in stagings]
@@ -80,7 +90,10 @@ class Sender:
 
     def _send(self, host: Host, staging: Staging, report: Callable[[Host, str], None]) -> bool:
         report(host, "asking")
-        answer = self._call(host, "ask", staging.staged.to_json(sums=False))
+        told = {"overwrite": self.overwrite, "staged": staging.staged.to_json(sums=False)}
+        # With overwrite it compares the files that it has, however many these are.
+        answer = self._call(host, "ask", told,
+                            None if self.overwrite else self.ssh.timeout + ANSWER_S)
         if answer["version"] != __version__:
             raise InputError(f"{host} has dgl-heta {answer['version']}, this machine "
                              f"{__version__}; install the same version on both")
@@ -93,11 +106,15 @@ class Sender:
             raise HetaError(f"{host} has room for {answer['room']:,} bytes where {self.out} is to "
                             f"be, but {staging.staged} need {staging.bytes:,}; nothing was sent")
         with scratch_directory(None, "dgl-heta-stage") as scratch:
-            staging.link(scratch)
+            try:
+                staging.link(scratch)
+            except OSError as error:
+                raise HetaError(f"{host}: what to send could not be laid out in {scratch.parent} "
+                                f"(TMPDIR): {error.strerror or error}") from None
             report(host, "sending")
             self._rsync(host, scratch)
         report(host, "comparing")
-        self._call(host, "finish", {"overwrite": self.overwrite})
+        self._call(host, "finish", told)
         return True
 
     def _rsync(self, host: Host, directory: Path) -> None:
@@ -106,8 +123,9 @@ class Sender:
         receiver = (f"mkdir -p {shlex.quote(str(work))} && flock -n "
                     f"{shlex.quote(str(work / '.lock'))} rsync")
         done = subprocess.run(
-            ["rsync", "-rtL", "-s", "--partial", "--sparse", "-e", shlex.join(self.ssh.program),
-             "--rsync-path", receiver, f"{directory}/", f"{host.destination}:{work}/"],
+            ["rsync", "-rtL", "-s", "--partial", "--sparse", f"--timeout={SILENT_S}",
+             "-e", shlex.join(self.ssh.program), "--rsync-path", receiver,
+             f"{directory}/", f"{host.destination}:{work}/"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace")
         complaints = done.stderr.splitlines()
         if done.returncode == 255:
@@ -117,11 +135,16 @@ class Sender:
             raise HetaError(f"{host}: rsync ended with status {done.returncode}: {first}; what "
                             f"arrived stays in {work} there, and the same command goes on with it")
 
-    def _call(self, host: Host, what: str, told: dict[str, Any]) -> dict[str, Any]:
-        """Run the other end; returns its answer."""
+    def _call(self, host: Host, what: str, told: dict[str, Any], limit: float | None = None
+              ) -> dict[str, Any]:
+        """Run the other end, for so many seconds at most; returns its answer."""
         command = shlex.join([self.python, "-m", "dgl_heta.launch.receiving", what, str(self.out)])
-        done = subprocess.run(self.ssh.command(host, command), input=json.dumps(told),
-                              capture_output=True, text=True, errors="replace")
+        try:
+            done = subprocess.run(self.ssh.command(host, command), input=json.dumps(told),
+                                  capture_output=True, text=True, errors="replace", timeout=limit)
+        except subprocess.TimeoutExpired:
+            raise HetaError(f"{host} did not answer within {limit:g} s; is its disk slow, or does "
+                            "its login wait for something? nothing was sent") from None
         complaints = [line for line in done.stderr.splitlines() if line.strip()]
         if done.returncode == 0 and done.stdout.strip():
             answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -18,6 +18,7 @@ from dgl_heta.partition.part_config import PLAN_FILE, config_name, part_config
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
+from dgl_heta.store.staged import FILE_NAME as STAGED_FILE
 from dgl_heta.store.staged import plan_sum
 from dgl_heta.store.writer import Progress, check_source, fill_store
 from dgl_heta.system.atomic_files import new_directory
@@ -60,7 +61,7 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
     config = part_config(plan, name, location)
     file = config_name(name)
     # Written beside and put in place whole: a partition that was interrupted is none.
-    with new_directory(out, overwrite=overwrite, kind=PLAN_FILE, others=_others) as directory:
+    with new_directory(out, overwrite=overwrite, kind=PLAN_FILE, others=others_in) as directory:
         if not isinstance(source, Store):
             (directory / STORE_DIR).mkdir()
             fill_store(source, directory / STORE_DIR, memory_mb=memory_mb, edge_ids=edge_ids,
@@ -75,13 +76,14 @@ def _same(one: Schema, other: Schema) -> bool:
     return one == other and (one.node_types, one.relations) == (other.node_types, other.relations)
 
 
-def _others(directory: Path) -> Iterator[Path]:
-    """The entries of a partition directory that :func:`write_partition` does not write."""
+def others_in(directory: Path) -> Iterator[Path]:
+    """The entries of a partition directory, staged or not, that dgl-heta does not write there."""
     store = directory / STORE_DIR
     for path in directory.iterdir():
         if path == store and not path.is_symlink() and Store.is_store(path):
             yield from (file for file in path.rglob("*") if not file.is_dir()
-                        and file.suffix != ".npy" and file != path / MANIFEST_FILE)
+                        and file.suffix != ".npy"
+                        and file not in (path / MANIFEST_FILE, path / STAGED_FILE))
         elif not (path.is_file() and (path.match("owner-*.npy") or path.name == PLAN_FILE
                                       or (path.suffix == ".json" and is_part_config(path)))):
             yield path

@@ -60,7 +60,7 @@ class GraphInput:
                 sizes[ntype] = sum(entry.bytes for entry in known.entries([ntype], [])
                                    if entry is not arrays.get("feat"))
             for item in known.relations:
-                sizes[item.relation] = sum(e.bytes for e in known.entries([], [item.relation])[2:])
+                sizes[item.relation] = sum(entry.bytes for entry in item.files[2:])
         elif self.source is not None:
             for ntype, given in self.source.node_arrays.items():
                 sizes[ntype] = sum(array.nbytes for name, array in given.items() if name != "feat")

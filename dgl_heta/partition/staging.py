@@ -2,21 +2,17 @@
 
 It is a partition directory whose store is staged (:mod:`dgl_heta.store.staged`): files of the
 relations and node types of these partitions, with labels and masks of the target types, whose seeds
-all machines know. Files are gathered beside it, in `.NAME.staging`, which stays when staging is
-interrupted, so that the next one goes on with it; it becomes `NAME` when all its checksums agree.
+all machines know. :mod:`dgl_heta.partition.staged_directory` says how it comes into being.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
-import posixpath
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -31,14 +27,19 @@ from dgl_heta.partition.directory import (
     write_part_config,
 )
 from dgl_heta.partition.part_config import PLAN_FILE
+from dgl_heta.partition.staged_directory import (
+    Progress,
+    bytes_in,
+    finish,
+    is_staged,
+    receiving,
+)
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
 from dgl_heta.store.manifest import ArrayEntry, Manifest, RelationEntry
 from dgl_heta.store.staged import Pieces, Staged, pieces_of, pieces_sum, plan_sum
-from dgl_heta.system.atomic_files import put_directory
 from dgl_heta.system.checksums import KEY, file_sum
-from dgl_heta.system.disk import is_full, sync_tree
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.system.remote_files import (
     FileDirectory,
@@ -46,8 +47,6 @@ from dgl_heta.system.remote_files import (
     file_directory,
     is_remote,
 )
-
-Progress = Callable[[str, float], None]
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ class Staging:
             The disk is full, a file cannot be read or written. What was copied stays for the next
             call.
         """
-        if is_staged(out, self.staged):
+        if is_staged(out, self.staged, compare=overwrite):
             return False
         with receiving(out, overwrite) as work:
             self._check_room(work)
@@ -136,7 +135,8 @@ class Staging:
                 pieces[entry.file] = self._copy(entry, work / STORE_DIR / entry.file)
                 copied += self.staged.bytes_of(entry)
             self.describe(work, pieces)
-            finish(work, out, overwrite, lambda what, done: progress(what, 0.5 + done / 2))
+            finish(work, out, overwrite, self.staged,
+                   lambda what, done: progress(what, 0.5 + done / 2))
         return True
 
     def describe(self, directory: Path, pieces: dict[str, Pieces | None]) -> None:
@@ -155,16 +155,23 @@ class Staging:
         pieces = self.staged.files[entry.file]
         if pieces is None and file.exists() and file.stat().st_size == entry.bytes:
             return None
+        if pieces is not None and isinstance(self.files, LocalDirectory):
+            return self._cut(entry, pieces, self.files.path / entry.file, file)
+        if partial.exists() and partial.stat().st_size > entry.bytes:
+            partial.unlink()  # of another graph
         with partial.open("ab") as written:
             for data in self.files.blocks(entry.file, written.tell()):
                 written.write(data)
-        if pieces is not None:
-            pieces = self._cut(entry, pieces, partial)
-        partial.replace(file)
-        return pieces
+        if pieces is None:
+            partial.replace(file)
+            return None
+        try:
+            return self._cut(entry, pieces, partial, file)
+        finally:
+            partial.unlink()
 
-    def _cut(self, entry: ArrayEntry, pieces: Pieces, file: Path) -> Pieces:
-        """Leave a whole file only pieces, and the size that it has; returns them with their
+    def _cut(self, entry: ArrayEntry, pieces: Pieces, whole: Path, file: Path) -> Pieces:
+        """Write the pieces of a whole file, with the size that it has; returns them with their
         checksum.
 
         Raises
@@ -172,11 +179,10 @@ class Staging:
         InputError
             The whole file was damaged: the pieces' own checksum would not say that.
         """
-        if file_sum(file) != entry.sha256:
-            file.unlink()
+        if file_sum(whole) != entry.sha256:
             raise InputError(f"{self.source}: file {entry.file} is damaged, or was on its way here")
         cut = file.with_name(file.name + ".cut")
-        with file.open("rb") as given, cut.open("wb") as written:
+        with whole.open("rb") as given, cut.open("wb") as written:
             written.truncate(entry.bytes)
             for at, data in pieces.read(given):
                 written.seek(at)
@@ -312,7 +318,8 @@ def _files(store: Store, plan: Plan, parts: Sequence[int], relations: set[Relati
     files: dict[str, Pieces | None] = {}
     whose: dict[str, str] = {}
     manifest, own = store.manifest, [plan.partitions[p] for p in parts]
-    cut = _cut_relations(plan)
+    cut = _cut_relations(plan) - relations
+    relations = relations.union(*(p.relations for p in own))
 
     def add(entries: list[ArrayEntry], name: str) -> None:
         for entry in entries:
@@ -326,9 +333,9 @@ def _files(store: Store, plan: Plan, parts: Sequence[int], relations: set[Relati
         elif ntype in plan.targets:  # whose seeds, labels and masks all workers know
             add([e for name, e in manifest.arrays[ntype].items() if name != "feat"], ntype)
     for item in manifest.relations:
-        if item.relation in relations or any(item.relation in p.relations for p in own):
-            add(manifest.entries([], [item.relation]), str(item.relation))
-            if item.relation in cut - relations:
+        if item.relation in relations:
+            add(item.files, str(item.relation))
+            if item.relation in cut:
                 files |= _cut_files(store, plan, parts, item)
     return files, whose
 
@@ -356,103 +363,3 @@ def _cut_files(store: Store, plan: Plan, parts: Sequence[int], item: RelationEnt
         chosen = [(int(indptr[low]), int(indptr[high])) for low, high in own_ranges]
     entries = [item.indices, *([item.edge_ids] if item.edge_ids else [])]
     return {entry.file: pieces_of(entry, sorted(chosen)) for entry in entries}
-
-
-def bytes_in(directory: Path) -> int:
-    """Bytes on the disk of all files below a directory."""
-    return sum(f.stat().st_blocks * 512 for f in directory.rglob("*") if f.is_file())
-
-
-def working_directory(out: Path) -> Path:
-    """Where files are gathered for a staged directory."""
-    return out.absolute().with_name(f".{out.name}.staging")
-
-
-def check_free(out: Path) -> None:
-    """Check that no other command stages into a directory.
-
-    Raises
-    ------
-    InputError
-        One does.
-    """
-    with contextlib.suppress(FileNotFoundError), (working_directory(out) / ".lock").open() as lock:
-        _lock(lock, out)
-
-
-def _lock(file: IO[str], out: Path) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise InputError(f"another command stages into {out}; wait for its end") from None
-
-
-@contextlib.contextmanager
-def receiving(out: Path, overwrite: bool) -> Iterator[Path]:
-    """The directory in which files for `out` are gathered, kept to one staging at a time.
-
-    Raises
-    ------
-    InputError
-        `out` is there and not to be replaced; another staging writes it.
-    HetaError
-        It cannot be written, or its disk is full: what is there stays.
-    """
-    work = working_directory(out)
-    try:
-        if out.exists() and not overwrite:
-            raise InputError(f"{out} exists and is another staging, or none; choose another "
-                             "directory or ask to overwrite it (--overwrite)")
-        work.mkdir(parents=True, exist_ok=True)
-        with (work / ".lock").open("a") as lock:
-            _lock(lock, out)
-            yield work
-    except OSError as error:
-        what = ("no space left on the disk" if is_full(error) else
-                f"{error.filename}: {error.strerror}" if error.filename else str(error))
-        raise HetaError(f"cannot stage into {out}: {what}; what was copied stays in {work}, and "
-                        "the same command goes on with it") from error
-
-
-def finish(work: Path, out: Path, overwrite: bool,
-           progress: Progress = lambda what, done: None) -> None:
-    """Compare all files that were gathered with their checksums, and put them in place.
-
-    Raises
-    ------
-    InputError
-        One differs, by name: it is removed, so that the next staging copies it again.
-    """
-    for file in [f for f in (work / STORE_DIR).rglob("*.part") if f.is_file()]:
-        file.unlink()
-    store, plan = open_partition(work)
-    assert store.staged is not None
-    for path in [f for f in store.directory.rglob("*.npy") if f.is_file()]:
-        if path.relative_to(store.directory).as_posix() not in store.staged.files:
-            path.unlink()  # of an earlier staging for other partitions
-    for entry in store.manifest.entries():
-        if entry.file in store.staged.files:
-            progress(posixpath.dirname(entry.file), 0)
-            try:
-                for _ in store.compared(entry):
-                    pass
-            except InputError as error:
-                (store.directory / entry.file).unlink(missing_ok=True)
-                raise InputError(f"{error} (it differs from the store that is staged, or that is "
-                                 "damaged: see `dgl-heta inspect` there); run the same command "
-                                 "again") from None
-    plan.verify()
-    sync_tree(work)
-    put_directory(work, out, overwrite=overwrite, kind=PLAN_FILE)
-    (out / ".lock").unlink(missing_ok=True)
-
-
-def is_staged(out: Path, staged: Staged) -> bool:
-    """Return whether a directory has just this staging, by its plan, manifest and files' sizes."""
-    if not (out / PLAN_FILE).is_file():
-        return False
-    try:
-        store, _ = open_partition(out)
-    except InputError:
-        return False
-    return staged.alike(store.staged)

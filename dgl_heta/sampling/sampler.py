@@ -93,10 +93,12 @@ class NeighborSampler:
             used = set(scope.roots).union(*upper, scope.offloading.roots, scope.inner[1],
                                           scope.offloading.served)
         # Only relations that are run: opening one maps its files.
-        self._graph: dict[Relation, CSC] = {r: store.relation(r) for r in self._order if r in used}
+        self._graph: dict[Relation, CSC] = {
+            r: store.relation(r, pieces=r in scope.ranges or r in scope.owner)
+            for r in self._order if r in used}
         self._weights = {r: store.weights(r) for r in self._graph}
         for relation, hubs in scope.hubs.items():
-            indptr = store.relation(relation).indptr
+            indptr = store.pointers(relation)
             if (indptr[hubs.nodes + 1] - indptr[hubs.nodes] != hubs.degree).any():
                 raise InputError(f"the plan cuts the in-edges of nodes by '{relation}' that have "
                                  "another number of them in the store; make the partition again")

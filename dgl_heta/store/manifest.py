@@ -48,6 +48,12 @@ class RelationEntry:
     edge_ids: ArrayEntry | None = None
     arrays: dict[str, ArrayEntry] = field(default_factory=dict)
 
+    @property
+    def files(self) -> list[ArrayEntry]:
+        """Its files, those of the CSC first."""
+        return [self.indptr, self.indices, *([self.edge_ids] if self.edge_ids else []),
+                *self.arrays.values()]
+
 
 @dataclass(frozen=True)
 class IdsEntry:
@@ -91,9 +97,7 @@ class Manifest:
                 names += [ids.offsets, ids.text] if ids else []
         for entry in self.relations:
             if relations is None or entry.relation in relations:
-                names += [entry.indptr, entry.indices]
-                names += [entry.edge_ids] if entry.edge_ids else []
-                names += list(entry.arrays.values())
+                names += entry.files
         return names
 
     def unlike_given(self) -> str:

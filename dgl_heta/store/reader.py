@@ -71,15 +71,20 @@ class Store:
         """Return whether `directory` looks like a relation store."""
         return (Path(directory) / FILE_NAME).is_file()
 
-    def relation(self, relation: Relation) -> CSC:
+    def relation(self, relation: Relation, pieces: bool = False) -> CSC:
         """The CSC of a relation, memory-mapped; its pointers ascend to the number of edges.
+
+        Parameters
+        ----------
+        pieces : the caller reads only in-edges that its partition runs, so that a staged store may
+            have no others: what it has not reads as zeros.
 
         Raises
         ------
         InputError
-            A file is damaged, or its pointers do not.
+            A file is damaged, or its pointers do not; it is not here, or only pieces of it are.
         """
-        return CSC(self.pointers(relation), self._open(self._entry(relation).indices))
+        return CSC(self.pointers(relation), self._open(self._entry(relation).indices, pieces))
 
     def pointers(self, relation: Relation) -> np.ndarray:
         """For each destination node where its in-edges begin, and their end; as of
@@ -256,12 +261,16 @@ class Store:
         if is_now != was:
             raise InputError(
                 f"store file {self.directory / entry.file} was edited or damaged: its checksum "
-                "does not agree with the manifest; write the store again"
+                f"does not agree with the manifest; {self._remedy}"
             )
 
     def _refuse_unlike(self) -> None:
         if fault := self.manifest.unlike_given():
             raise InputError(f"store {self.directory}: {fault}; partition the graph again")
+
+    @property
+    def _remedy(self) -> str:
+        return "stage it again (--overwrite)" if self.staged else "write the store again"
 
     def _refuse(self, entry: ArrayEntry, fault: str) -> None:
         if fault:
@@ -310,14 +319,19 @@ class Store:
         try:
             size = path.stat().st_size
         except OSError:
-            raise InputError(f"store file {path} is missing; write the store again") from None
+            raise InputError(f"store file {path} is missing; {self._remedy}") from None
         if size != entry.bytes:
             raise InputError(
                 f"store file {path} has {size} bytes, but the manifest says {entry.bytes}: it was "
-                "truncated or edited; write the store again"
+                f"truncated or edited; {self._remedy}"
             )
 
-    def _open(self, entry: ArrayEntry) -> np.ndarray:
+    def _open(self, entry: ArrayEntry, pieces: bool = False) -> np.ndarray:
+        if not pieces and self.staged is not None and self.staged.files.get(entry.file):
+            raise InputError(
+                f"only pieces of store file {self.directory / entry.file} are on this machine: the "
+                f"store was staged for {self.staged}; stage it with --also and the name of its "
+                "relation, or use the whole store")
         if self._verify_opened and entry.file not in self._verified:
             for _ in self.compared(entry):
                 pass

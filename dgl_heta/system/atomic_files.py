@@ -63,18 +63,33 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
                     parent.rmdir()
 
 
-def put_directory(temporary: Path, out: Path, *, overwrite: bool, kind: str) -> None:
+def put_directory(temporary: Path, out: Path, *, overwrite: bool, kind: str,
+                  others: Callable[[Path], Iterable[Path]] | None = None) -> None:
     """Rename a directory that is whole and on the disk; an existing `out` is an error, or with
     `overwrite` replaced, as by :func:`new_directory`.
 
     Raises
     ------
     InputError
+        As :func:`check_replaceable`.
+    """
+    replace = check_replaceable(out, overwrite=overwrite, kind=kind, others=others)
+    shown, out = out, _located(out)
+    clear(out.parent, out.name)
+    _put_in_place(temporary, out, shown, replace)
+    sync_directory(out.parent)
+
+
+def check_replaceable(out: Path, *, overwrite: bool, kind: str,
+                      others: Callable[[Path], Iterable[Path]] | None = None) -> bool:
+    """Return whether `out` is there, to be replaced, as :func:`new_directory` decides it.
+
+    Raises
+    ------
+    InputError
         `out` exists, and is not to be replaced or not ours.
     """
-    shown, out = out, _located(out)
-    _put_in_place(temporary, out, shown, _replaceable(out, shown, overwrite, kind, None))
-    sync_directory(out.parent)
+    return _replaceable(_located(out), out, overwrite, kind, others)
 
 
 def _located(out: Path) -> Path:

@@ -125,10 +125,14 @@ def is_remote(text: str) -> bool:
 
 
 def _joined(path: str, relative: str) -> str:
-    """A path without `..`, which object storage takes for a name."""
+    """A path without `..`, which object storage takes for a name; InputError where that leads out
+    of the bucket."""
     parts = path.split("/")
     for part in relative.split("/"):
         if part == "..":
+            if len(parts) < 2:
+                raise InputError(f"'{relative}' leads out of {path}; copy the store beside the "
+                                 "partition directory, or into it, and say so when you partition")
             parts.pop()
         elif part not in ("", "."):
             parts.append(part)

@@ -35,10 +35,10 @@ from dgl_heta.settings import Settings, section_name
 from dgl_heta.system.atomic_files import check_plain, replacing, utf8_name
 from dgl_heta.system.checksums import check_file, file_sum, read_signed, write_signed
 from dgl_heta.training.engine import Engine
-from dgl_heta.training.identity import Identity
 from dgl_heta.training.optimizers import load_state, state_tensors
 from dgl_heta.training.preemption import Position
 from dgl_heta.training.recorded import best_epoch, check_model
+from dgl_heta.training.resumed_identity import Identity
 from dgl_heta.training.table_files import TensorFile, load_tables, write_tables
 
 MODEL_FILE, SPEC_FILE = "model.safetensors", "model.json"

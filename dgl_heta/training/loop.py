@@ -29,7 +29,6 @@ from dgl_heta.training.checkpoint import (
 )
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.evaluating import NOTHING, Evaluated, evaluate, followed, not_finite_text
-from dgl_heta.training.identity import Identity
 from dgl_heta.training.loggers import Loggers
 from dgl_heta.training.preemption import (
     Begun,
@@ -40,6 +39,7 @@ from dgl_heta.training.preemption import (
     set_generators,
 )
 from dgl_heta.training.recorded import best_epoch
+from dgl_heta.training.resumed_identity import Identity
 from dgl_heta.training.summary import OwnEpoch, further_scores, summarize
 
 logger = logging.getLogger("dgl_heta")

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import dgl.distributed
+import numpy as np
 import pytest
 import torch
 
 import dgl_heta
-from dgl_heta.distdgl.graph.loaded_parts import _refused_request, _Served
+from dgl_heta.distdgl.graph.loaded_parts import (
+    _refused_request,
+    _Served,
+    load_edge_data,
+    load_features,
+)
 from dgl_heta.distdgl.state import state_of
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.partition.directory import write_partition
+from dgl_heta.partition.staging import Staging, opened_partition
+from dgl_heta.planning.making import make_plan
+from dgl_heta.store import Store, write_store
 from tests.support import read_back, warm
+from tests.support.graphs import academic
 from tests.support.waiting import PATIENCE, PROMPT
 
 pytestmark = pytest.mark.needs("dgl")
@@ -51,6 +63,28 @@ def test_a_script_reads_what_plain_dgl_gives(tmp_path):
         "data 'feat' of 'movie' are read as torch.float32 [12, 2, 3], but are torch.uint8 "
         "[12, 2, 3] in plain DGL's partitions of the graph",
         "data 'feat' of 'movie' are not there, but in plain DGL's partitions of the graph"]
+
+
+def test_a_staged_part_serves_what_the_whole_one_does(tmp_path):
+    """With one hop, parts have relations and node types of which the others' machines have none."""
+    graph = academic()
+    data = {r: {"weight": np.arange(e.num_edges)} for r, e in graph.edges.items()
+            if r.dst == "paper"}
+    write_store(replace(graph, edge_arrays=data), tmp_path / "store", edge_ids=True)
+    opened = Store(tmp_path / "store")
+    whole = write_partition(opened, make_plan(opened.schema, "paper", 1, 2), tmp_path / "parts")
+    lacking = 0
+    for part in range(2):
+        out = tmp_path / f"staged-{part}"
+        with opened_partition(str(whole.parent)) as partition:
+            Staging.of(partition, [part]).write(out)
+        lacking += len(opened.manifest.entries()) - len([*out.rglob("store/**/*.npy")])
+        for load in (load_features, load_edge_data):
+            found, wanted = (load(str(config), part) for config in (out / whole.name, whole))
+            assert found.keys() == wanted.keys()
+            assert all(found[k].dtype == wanted[k].dtype and torch.equal(found[k], wanted[k])
+                       for k in found)
+    assert lacking
 
 
 @pytest.mark.needs("hosts")

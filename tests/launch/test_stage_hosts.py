@@ -18,7 +18,8 @@ from dgl_heta.launch.cluster import Host
 from dgl_heta.launch.remote import Ssh
 from dgl_heta.launch.sending import Sender
 from dgl_heta.partition.directory import write_partition
-from dgl_heta.partition.staging import Staging, opened_partition, working_directory
+from dgl_heta.partition.staged_directory import working_directory
+from dgl_heta.partition.staging import Staging, opened_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store, write_store
 from dgl_heta.system.checksums import file_sum

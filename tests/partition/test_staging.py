@@ -19,7 +19,8 @@ import pytest
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.partition.directory import open_partition, write_partition
-from dgl_heta.partition.staging import Staging, opened_partition, working_directory
+from dgl_heta.partition.staged_directory import finish, working_directory
+from dgl_heta.partition.staging import Staging, opened_partition
 from dgl_heta.planning.making import make_plan, plan_without_replication, with_ownership
 from dgl_heta.planning.ownership import Ownership
 from dgl_heta.planning.plan import Plan
@@ -116,6 +117,7 @@ PLANS = {
     "an aggregation for others": (lambda plan: plan.with_owners({"author": 0}), [], ()),
     "a relation cut by ranges": (cut, [ROWS], ()),
     "a relation cut by an array": (cut_by_array, [ROWS], ()),
+    "trainers": (lambda plan: plan, [ROWS, "train.trainers=2"], ()),
     "links": (lambda plan: plan, [ROWS, "task.kind=link", "task.relation=paper:cites:paper"],
               ("paper:cites:paper", "paper:rev-cites:paper")),
 }
@@ -131,8 +133,9 @@ def test_a_training_equals_that_from_the_whole_store(store: Path, tmp_path: Path
     machines = staged(away, tmp_path / "machines", also=also)
     shutil.rmtree(graph)
     shutil.rmtree(away)
-    assert trained(machines, tmp_path / "run", *settings) == trained(
-        [whole, whole], tmp_path / "reference", *settings)
+    each = 1 + ("train.trainers=2" in settings)
+    assert trained([m for m in machines for _ in range(each)], tmp_path / "run", *settings
+                   ) == trained([whole] * 2 * each, tmp_path / "reference", *settings)
 
 
 def test_a_second_staging_copies_nothing(partition: Path, tmp_path: Path) -> None:
@@ -141,6 +144,9 @@ def test_a_second_staging_copies_nothing(partition: Path, tmp_path: Path) -> Non
     before = {f: f.stat().st_mtime_ns for f in out.rglob("*")}
     assert not staging.write(out)
     assert before == {f: f.stat().st_mtime_ns for f in out.rglob("*")}
+    damage(next((out / "store").rglob("indices.npy")))
+    assert staging.write(out, overwrite=True)
+    assert not staging.write(out, overwrite=True)
     with pytest.raises(InputError, match="exists and is another staging"):
         staging_of(partition, [1]).write(out)
     assert staging_of(partition, [1]).write(out, overwrite=True)
@@ -169,6 +175,66 @@ def test_a_staging_that_was_killed_goes_on(store: Path, tmp_path: Path) -> None:
     assert (out / "store" / first).stat().st_mtime_ns == 1
     open_partition(out)[0].verify()
     assert not work.exists()
+
+
+def test_holes_are_read_by_nobody_but_the_partition_of_which_they_are(store: Path, tmp_path: Path
+                                                                     ) -> None:
+    away = partitioned(store, tmp_path / "partition", cut)
+    staging_of(away, [0]).write(tmp_path / "out")
+    staging_of(away, [0], also=["paper:cites:paper"]).write(tmp_path / "whole")
+    opened, plan = open_partition(tmp_path / "out")
+    for read in (opened.relation, opened.edge_ids):
+        with pytest.raises(InputError, match="only pieces of .*cites.* --also"):
+            read(CITES)
+    high = plan.partitions[0].ranges[CITES][1]
+    indptr, indices = opened.relation(CITES, pieces=True)
+    whole = open_partition(tmp_path / "whole")[0].relation(CITES).indices
+    assert np.array_equal(indices[:indptr[high]], whole[:indptr[high]])
+    assert not np.array_equal(indices, whole)
+
+
+def test_what_is_not_a_staging_is_never_overwritten(partition: Path, tmp_path: Path) -> None:
+    """Not the partition that is staged from, nor what a user keeps in a directory of ours or where
+    files are gathered; and before anything is copied."""
+    staging = staging_of(partition, [0])
+    out, kept, link = tmp_path / "out", tmp_path / "kept", tmp_path / "link"
+    staging.write(kept)
+    (kept / "notes.txt").write_text("mine")
+    staging.write(tmp_path / "behind")
+    link.symlink_to(tmp_path / "behind")
+    (tmp_path / "file").write_text("mine")
+    other = staging_of(partition, [1])
+    for to, told in ((partition, "is a partition that was not staged"),
+                     (kept, "holds notes.txt, which dgl-heta did not write"),
+                     (link, "is a symbolic link"), (tmp_path / "file", "was not written by"),
+                     (tmp_path, "was not written by dgl-heta"), (Path("/"), "name a directory")):
+        with pytest.raises(InputError, match=told):
+            other.write(to, overwrite=True)
+        assert to == Path("/") or not working_directory(to).exists()
+    working_directory(out).symlink_to(kept)
+    with pytest.raises(InputError, match="out.staging is a link to .*kept"):
+        other.write(out)
+    assert (kept / "notes.txt").exists()
+    assert open_partition(partition)[0].staged is None
+
+
+def test_what_was_gathered_of_another_graph_is_replaced_at_once(partition: Path, tmp_path: Path
+                                                                ) -> None:
+    staging, out = staging_of(partition, [0]), tmp_path / "out"
+    work = working_directory(out) / "store"
+    (work / "other").mkdir(parents=True)
+    for entry in staging.entries[:2]:
+        (work / entry.file).parent.mkdir(parents=True, exist_ok=True)
+        (work / entry.file).write_bytes(bytes(entry.bytes))
+    third = work / (staging.entries[2].file + ".part")
+    third.parent.mkdir(parents=True, exist_ok=True)
+    third.write_bytes(bytes(staging.entries[2].bytes + 1))
+    (work / "other" / ".indices.npy.x3Fq1A").write_bytes(b"as rsync leaves it")
+    with pytest.raises(InputError, match="and 1 file more .*run the same command again"):
+        staging.write(out)
+    assert staging.write(out)
+    open_partition(out)[0].verify()
+    assert not [f for f in (out / "store").rglob("*.*") if f.name.startswith(".")]
 
 
 def test_a_killed_command_leaves_a_directory_to_go_on_with(partition: Path, tmp_path: Path) -> None:
@@ -239,6 +305,11 @@ def test_two_stagings_into_one_directory_are_kept_apart(partition: Path, tmp_pat
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(InputError, match="another command stages into .*out"):
             staging_of(partition, [0]).write(tmp_path / "out")
+    staging_of(partition, [0]).write(tmp_path / "first")
+    (tmp_path / "first").rename(work.with_name("gathered"))
+    with pytest.raises(InputError, match="another command has staged into .*out"):
+        finish(work.with_name("gathered"), tmp_path / "out", False,
+               staging_of(partition, [1]).staged)
 
 
 def test_a_full_disk_is_told_before_and_leaves_a_way_on(partition: Path, tmp_path: Path) -> None:

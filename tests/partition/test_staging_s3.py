@@ -11,7 +11,8 @@ import pytest
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.partition.directory import open_partition, write_partition
-from dgl_heta.partition.staging import Staging, opened_partition, working_directory
+from dgl_heta.partition.staged_directory import working_directory
+from dgl_heta.partition.staging import Staging, opened_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store, write_store
 from tests.partition.test_staging import cut_by_array

@@ -27,7 +27,7 @@ from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
-from dgl_heta.training.identity import Identity
+from dgl_heta.training.resumed_identity import Identity
 from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.waiting import FACTOR, PATIENCE, PROMPT, until

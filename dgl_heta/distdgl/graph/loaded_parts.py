@@ -32,6 +32,7 @@ from dgl_heta.partition.directory import is_part_config, open_partition
 from dgl_heta.planning.partition_shares import Partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
+from dgl_heta.store.manifest import ArrayEntry
 from dgl_heta.store.structure import copied
 from dgl_heta.system.patching import patch_all
 from dgl_heta.system.shared_memory import holders
@@ -123,7 +124,9 @@ def load_features(part_config: str, part_id: int) -> dict[str, Any]:
             if key in features:
                 raise InputError(f"'{key}' is the name of two arrays for DistDGL, because a node "
                                  "type or an array has a slash; rename one of them")
-            features[key] = _rows(store, ntype, name, store.held_array(ntype, name)[low:high])
+            # What a part has no rows of is not on its machine where that was staged.
+            held = store.held_array(ntype, name)[low:high] if low < high else _no_rows(arrays[name])
+            features[key] = _rows(store, ntype, name, held)
     return features
 
 
@@ -132,11 +135,17 @@ def load_edge_data(part_config: str, part_id: int) -> dict[str, Any]:
     store, _, _ = _opened(part_config, part_id)
     config = json.loads(Path(part_config).read_text(encoding="utf-8"))
     arrays = {}
-    for relation in store.schema.relations:
-        low, high = _range(config["edge_map"][":".join(relation)], part_id)
-        for name, array in store.edge_arrays(relation).items():
-            arrays[f"{':'.join(relation)}/{name}"] = _rows(store, relation, name, array[low:high])
+    for item in store.manifest.relations:
+        low, high = _range(config["edge_map"][":".join(item.relation)], part_id)
+        held = store.edge_arrays(item.relation) if low < high else {}
+        for name, entry in item.arrays.items():
+            rows = held[name][low:high] if low < high else _no_rows(entry)
+            arrays[f"{':'.join(item.relation)}/{name}"] = _rows(store, item.relation, name, rows)
     return arrays
+
+
+def _no_rows(entry: ArrayEntry) -> np.ndarray:
+    return np.empty((0, *entry.shape[1:]), entry.dtype)
 
 
 def _rows(store: Store, kind: Any, name: str, stored: np.ndarray) -> Tensor:

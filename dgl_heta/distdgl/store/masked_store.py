@@ -106,8 +106,8 @@ class _MaskedStore(Store):
         """Return whether a CSC is that of the edges of a relation that are left."""
         return relation in self._left and self._left[relation].indptr is csc.indptr
 
-    def relation(self, relation: Relation) -> CSC:
-        """Return the edges that are left.
+    def relation(self, relation: Relation, pieces: bool = False) -> CSC:
+        """Return the edges that are left; `pieces` as of :meth:`Store.relation`.
 
         Raises
         ------
@@ -117,7 +117,7 @@ class _MaskedStore(Store):
         """
         mask = self._values(relation)
         if mask is None:
-            return super().relation(relation)
+            return super().relation(relation, pieces)
         if relation not in self._left:
             csc = super().relation(relation)
             kept, weights = self._kept(relation, mask)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -108,10 +108,16 @@ def check_staged(store: Store | None, plan: Plan, trainers: int) -> None:
         The store was staged for other partitions.
     """
     if store is not None and store.staged is not None:
-        here = ([int(os.environ["RANK"]) // trainers] if is_worker()
-                else range(plan.num_parts))
-        for part in here:
+        for part in parts_here(plan, trainers):
             store.staged.check(part, store.directory)
+
+
+def parts_here(plan: Plan, trainers: int) -> Sequence[int]:
+    """The partitions that this command's workers run: that of a scheduler's worker, else all."""
+    if not is_worker():
+        return range(plan.num_parts)
+    # Ranks beyond the plan's are named when they meet.
+    return range(plan.num_parts)[int(os.environ["RANK"]) // trainers:][:1]
 
 
 def _sharing(plan: Plan, opened: GraphInput, settings: Settings) -> Plan:

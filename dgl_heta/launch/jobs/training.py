@@ -16,7 +16,7 @@ from dgl_heta.cache.visit_profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
-from dgl_heta.launch.jobs.choices import check_staged, open_for, plan_for
+from dgl_heta.launch.jobs.choices import check_staged, open_for, parts_here, plan_for
 from dgl_heta.launch.jobs.run_directory import claimed, run_directory
 from dgl_heta.launch.local import Terminated, run_workers
 from dgl_heta.launch.scheduler import is_worker, restarted
@@ -169,9 +169,9 @@ class TrainingJob:
         with contextlib.ExitStack() as stack:
             if self.opened.store is None and not (resume and Store.is_store(directory / "store")):
                 scratch = stack.enter_context(scratch_directory(parent, "dgl-heta-dry-run"))
-                notes = self._verified(self.checked_store(scratch, False, shared), shared)
+                notes = self._verified(self.checked_store(scratch, False, shared))
             else:
-                notes = self._verified(self.checked_store(directory, resume, shared), shared)
+                notes = self._verified(self.checked_store(directory, resume, shared))
         if resume:
             check_checkpoints(directory)
         return notes
@@ -210,7 +210,7 @@ class TrainingJob:
     def _train(self, run_dir: Path, resume: bool, shared: bool, report: Report
                ) -> dict[str, Any]:
         store = self.checked_store(run_dir, resume, shared)
-        for text in self._verified(store, shared):
+        for text in self._verified(store):
             report({"event": "note", "text": text})
         profiles = Path(self.graph) if self.opened.plan is not None else store.directory
         job = {"kind": "train", "settings": self.settings.model_dump(),
@@ -229,13 +229,13 @@ class TrainingJob:
         except HetaError as error:
             raise HetaError(f"{error}; see {run_dir}/worker-*.log", error.details) from None
 
-    def _verified(self, store: Store, shared: bool) -> list[str]:
+    def _verified(self, store: Store) -> list[str]:
         """Compare what is read of a store with its checksums, if that is asked for; returns what
         :meth:`~dgl_heta.store.Store.verify` has to say."""
         if not self.settings.run.verify:
             return []
-        here = self.plan.partitions[int(os.environ["RANK"]):][:1] if shared else (
-            self.plan.partitions)
+        here = [self.plan.partitions[part]
+                for part in parts_here(self.plan, self.settings.train.trainers)]
         self.plan.verify()
         return store.verify({t for p in here for t in p.node_types},
                             {r for p in here for r in p.relations})

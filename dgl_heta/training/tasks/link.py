@@ -152,7 +152,7 @@ class LinkPrediction:
         """Where the edge that is left out of a link tells it from others by itself: a line."""
         notes = []
         for relation in () if self._given else self.relations:
-            edges = np.bincount(np.minimum(np.diff(self._store.relation(relation).indptr), 1 << 16))
+            edges = np.bincount(np.minimum(np.diff(self._store.pointers(relation)), 1 << 16))
             numbers = np.arange(len(edges))
             of_links = np.append((edges * numbers)[1:], 0) / max((edges * numbers).sum(), 1)
             drawn = edges / max(edges.sum(), 1)
