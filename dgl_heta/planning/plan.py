@@ -32,6 +32,7 @@ from dgl_heta.planning.partition_shares import (
     Piece,
     Share,
     check_pieces,
+    holders,
     is_whole,
     partitions_of_pieces,
     partitions_of_shares,
@@ -99,7 +100,7 @@ class Plan:
 
     def keepers(self, ntype: str) -> tuple[int, ...]:
         """Partitions that keep the rows of a learnable node type for all that use it."""
-        owners = {owner for r, owner in self.offloaded.items() if r.src == ntype}
+        owners = self._owners_of.get(ntype, ())
         return tuple(group[owner] for group in self.groups for owner in owners) or self.users(ntype)
 
     def shared_learnable(self) -> list[str]:
@@ -167,8 +168,20 @@ class Plan:
 
     def users(self, ntype: str, group: int | None = None) -> tuple[int, ...]:
         """Partitions, of a group or of all, that need the features of a node type."""
-        return tuple(p.index for p in self.partitions
-                     if ntype in p.node_types and group in (None, p.group))
+        users = self._users_of.get(ntype, ())
+        return tuple(users) if group is None else tuple(
+            p for p in users if self.partitions[p].group == group)
+
+    @cached_property
+    def _users_of(self) -> dict[str, list[int]]:
+        return holders(p.node_types for p in self.partitions)
+
+    @cached_property
+    def _owners_of(self) -> dict[str, set[int]]:
+        owners: dict[str, set[int]] = {}
+        for relation, owner in self.offloaded.items():
+            owners.setdefault(relation.src, set()).add(owner)
+        return owners
 
     @property
     def boundary_nodes(self) -> int:
@@ -220,11 +233,14 @@ class Plan:
         for ntype, vertex in graph.nodes.items():
             vertex.update(feature_bytes=self.schema.feature_bytes.get(ntype, 0),
                           target=ntype in self.targets, partitions=self.users(ntype))
+        having = holders(p.relations for p in self.partitions)
+        running = {layer: holders(p.layers[layer] for p in self.partitions)
+                   for layer in range(1, self.hops + 1)}
         for *_, edge in graph.edges(data=True):
             relation = edge["relation"]
-            edge["partitions"] = tuple(p.index for p in self.partitions if relation in p.relations)
-            edge["layers"] = {layer: owners for layer in range(1, self.hops + 1)
-                              if (owners := self.owners(layer, relation))}
+            edge["partitions"] = tuple(having.get(relation, ()))
+            edge["layers"] = {layer: tuple(by[relation]) for layer, by in running.items()
+                              if relation in by}
         return graph
 
     def to_json(self) -> dict[str, Any]:
