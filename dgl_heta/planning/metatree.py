@@ -66,7 +66,7 @@ class SubMetatree:
         return tuple(t for t in self.below.schema.node_counts if t in types)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Below:
     """What lies below a child of the metatree's root; those of one node type share it.
 
@@ -74,27 +74,29 @@ class Below:
     metapaths, the relations themselves.
     """
 
-    schema: Schema = field(compare=False, repr=False)
+    schema: Schema = field(repr=False)
     steps: tuple[frozenset[str] | tuple[Relation, ...], ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Below) and (
+            self.steps == other.steps or self.levels == other.levels)
 
     @cached_property
     def levels(self) -> tuple[tuple[Relation, ...], ...]:
-        return tuple(self._in_order([step]) for step in self.steps)
+        return tuple(_in_order(self.schema, [step]) for step in self.steps)
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
-        return self._in_order(self.steps)
-
-    def _in_order(self, steps: Iterable[frozenset[str] | tuple[Relation, ...]]
-                  ) -> tuple[Relation, ...]:
-        return tuple(sorted(_relations_of(self.schema, steps), key=self.schema.order.__getitem__))
+        return _in_order(self.schema, self.steps)
 
 
-def _relations_of(schema: Schema, steps: Iterable[frozenset[str] | tuple[Relation, ...]]
-                  ) -> set[Relation]:
+def _in_order(schema: Schema, steps: Iterable[frozenset[str] | tuple[Relation, ...]]
+              ) -> tuple[Relation, ...]:
+    """All relations of some steps of :class:`Below`, in canonical order."""
     types = {t for step in steps if isinstance(step, frozenset) for t in step}
-    return {r for t in types for r in schema.into[t]}.union(
+    unique = {r for t in types for r in schema.into[t]}.union(
         *(step for step in steps if not isinstance(step, frozenset)))
+    return tuple(sorted(unique, key=schema.order.__getitem__))
 
 
 def metagraph(schema: Schema) -> nx.MultiDiGraph:
@@ -187,8 +189,7 @@ def _from_hops(schema: Schema, targets: Sequence[str], depth: int) -> list[SubMe
     # What lies below a child depends on its node type alone.
     @cache
     def below(ntype: str, target: str) -> tuple[Below, bool, int]:
-        """What is below, if that has the relations into the target, and the weight without those
-        that are not."""
+        """What is below, whether the root is among it, the weight (without a root that is not)."""
         steps, reached = [], frozenset([ntype])
         for _ in range(depth - 1):
             steps.append(reached)
@@ -300,4 +301,4 @@ def inner_relations(trees: Iterable[SubMetatree], hops: int, layer: int) -> set[
     # Sub-metatrees share what is below them, so look at each only once.
     every = {id(tree.below): tree.below for tree in trees}.values()
     steps = {step for below in every for step in below.steps[:last - 1]}
-    return _relations_of(next(iter(every)).schema, steps) if steps else set()
+    return set(_in_order(next(iter(every)).schema, steps) if steps else ())

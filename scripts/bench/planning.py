@@ -32,10 +32,11 @@ from typing import Any
 from common import finish, machine, markdown, run_child
 from rich.console import Console
 
+from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.partition.part_config import part_config
 from dgl_heta.planning.cost import predict
-from dgl_heta.planning.dealing import longest_processing_time, spread
+from dgl_heta.planning.dealing import balanced, spread
 from dgl_heta.planning.making import make_plan
 from dgl_heta.planning.metatree import sub_metatrees
 from dgl_heta.planning.owner_choice import choose
@@ -81,17 +82,19 @@ def measure(relations: int, parts: int, hops: int, limit: float, skip: list[str]
             return result
         except (TimeoutError, MemoryError):
             seconds[name] = None
-            return None
+        except InputError:  # the file would be larger than is read
+            seconds[name], sizes["refused"] = None, 1
         finally:
             signal.setitimer(signal.ITIMER_PROF, 0)
+        return None
 
     schema = skewed(relations)
     trees = timed("metatree and weights", lambda: sub_metatrees(schema, [TARGET], hops))
     weights = [tree.weight for tree in trees or ()]
-    timed("dealing", lambda: longest_processing_time(weights, parts) if parts <= len(weights)
+    timed("dealing", lambda: balanced(weights, parts) if parts <= len(weights)
           else spread(weights, parts))
     plan = timed("make_plan, these and what partitions run", lambda: make_plan(
-        schema, TARGET, hops, parts))
+        schema, TARGET, hops, parts, assign=balanced))
     if plan:
         measure_plan(plan, timed, sizes)
     return {"relations": relations, "parts": parts, "types": len(schema.node_types),
@@ -166,7 +169,8 @@ def tables(cells: dict[tuple[int, int], dict[str, Any]]) -> list[str]:
     sizes = markdown(
         ["relations", "partitions", "node types", "root relations", "peak MB", "plan.json MB"],
         [[f"{r:,}", f"{p:,}", f"{c['types']:,}", f"{c['roots']:,}", f"{c['peak_rss_mb']:.0f}",
-          f"{c['bytes']['plan.json'] / 1e6:.1f}" if "plan.json" in c["bytes"] else ""]
+          f"{c['bytes']['plan.json'] / 1e6:.1f}" if "plan.json" in c["bytes"]
+          else "too large" if "refused" in c["bytes"] else ""]
          for (r, p), c in cells.items()])
     names = list(dict.fromkeys(name for c in cells.values() for name in c["seconds"]))
     most_r = max(r for r, _ in cells)
