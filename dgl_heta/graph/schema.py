@@ -94,6 +94,11 @@ class Schema:
         return tuple(self.edge_counts)
 
     @cached_property
+    def order(self) -> dict[Relation, int]:
+        """The place of each relation in canonical order."""
+        return {relation: place for place, relation in enumerate(self.edge_counts)}
+
+    @cached_property
     def into(self) -> dict[str, tuple[Relation, ...]]:
         """For each node type the relations that end at it, in canonical order."""
         by_type: dict[str, list[Relation]] = {t: [] for t in self.node_counts}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dgl_heta.errors import InputError
+from dgl_heta.planning.partition_shares import holders
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store.writer import safe_name
 
@@ -36,8 +37,9 @@ def part_config(plan: Plan, graph_name: str, store: str) -> dict[str, Any]:
             if plan.keepers(t) and (t in aggregated or t not in plan.targets)}
     node_map = _tile(everyone, {
         t: (n, plan.keepers(t) if t in kept else everyone) for t, n in schema.node_counts.items()})
+    having = holders(p.relations for p in plan.partitions)
     edge_map = _tile(everyone, {
-        ":".join(r): (n, tuple(p.index for p in plan.partitions if r in p.relations) or everyone)
+        ":".join(r): (n, having.get(r, everyone))
         for r, n in schema.edge_counts.items()})
     return {
         "graph_name": graph_name,
@@ -62,12 +64,13 @@ def _tile(parts: Sequence[int],
     names, as DistDGL numbers them.
     """
     ranges: dict[str, list[list[int]]] = {name: [] for name in owned}
+    places = {name: {part: i for i, part in enumerate(owners)}
+              for name, (_, owners) in owned.items()}
     offset = 0
     for part in parts:
         for name, (count, owners) in owned.items():
-            size = 0
-            if part in owners:
-                index = list(owners).index(part)
+            index, size = places[name].get(part), 0
+            if index is not None:
                 size = count * (index + 1) // len(owners) - count * index // len(owners)
             ranges[name].append([offset, offset + size])
             offset += size

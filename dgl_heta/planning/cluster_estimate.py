@@ -23,7 +23,11 @@ from dgl_heta.planning.compute import UNITS, parameter_groups, step_units
 from dgl_heta.planning.footprint import distdgl_footprint, footprint, type_bytes
 from dgl_heta.planning.making import MOST_PARTS
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.receptive_field import ReceptiveField, field_of_one_process, receptive_field
+from dgl_heta.planning.receptive_field import (
+    ReceptiveField,
+    ReceptiveFields,
+    field_of_one_process,
+)
 from dgl_heta.planning.workload import Workload
 from dgl_heta.settings import read_toml
 
@@ -217,19 +221,20 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
         raise InputError(f"a plan with replication = {plan.replication} for {plan.num_parts} "
                          f"partitions cannot be predicted on {cluster.machines} machines; it must "
                          "have replication = full and a partition per machine")
-    schema, machines, fanouts = plan.schema, cluster.machines, work.fanouts_of(plan.hops)
+    schema, machines = plan.schema, cluster.machines
     groups = [(size, owners * cluster.trainers) for size, owners in parameter_groups(plan, work)]
     gradients = traffic.gradients(machines, sum(size for size, owners in groups if owners > 1),
                                   sum(size for size, owners in groups if owners == 1), work)
     row_bytes, script = traffic.script_bytes(plan.hops, work), replace(work, in_script=True)
     users = {t: len(plan.users(t)) for t in schema.node_types}
     steps: dict[Any, ReceptiveField] = {}
+    fields = ReceptiveFields(plan, work.fanouts_of(plan.hops))
     loads = []
     for partition in plan.partitions:
         size = len(plan.groups[partition.group])
         key = (size, tuple(partition.sub_metatrees.items()))
         if key not in steps:
-            steps[key] = receptive_field(plan, partition.index, fanouts, seeds * size, seeds)
+            steps[key] = fields.field(partition.index, seeds * size, seeds)
         step = steps[key]
         # Forward and backward: one at the last layer, a ring at each below; then gradients.
         exchanges = 2 * plan.hops * (size > 1) + 2 * (machines > 1)

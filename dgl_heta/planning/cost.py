@@ -13,7 +13,11 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.planning import traffic
 from dgl_heta.planning.footprint import disk_bytes, topology_bytes, type_bytes
 from dgl_heta.planning.plan import Plan
-from dgl_heta.planning.receptive_field import destinations, field_of_one_process, receptive_field
+from dgl_heta.planning.receptive_field import (
+    ReceptiveFields,
+    destinations,
+    field_of_one_process,
+)
 from dgl_heta.planning.workload import Workload
 
 
@@ -75,13 +79,12 @@ def _for_others(plan: Plan, work: Workload) -> list[float]:
     sent = [0.0] * plan.num_parts
     if not plan.offloaded:
         return sent
-    alone, fanouts = plan.without_owners(), work.fanouts_of(plan.hops)
+    fields = ReceptiveFields(plan.without_owners(), work.fanouts_of(plan.hops))
     for partition in plan.partitions:
         group = plan.groups[partition.group]
         asked = {(group[plan.offloaded[r]], r.dst) for r in partition.asks}
         if asked:
-            step = receptive_field(alone, partition.index, fanouts, work.batch_size * len(group),
-                         work.batch_size)
+            step = fields.field(partition.index, work.batch_size * len(group), work.batch_size)
             for owner, ntype in asked:
                 rows = step.layers[-1].inner.get(ntype, 0.0)
                 sent[owner] += rows * work.sent_row_bytes

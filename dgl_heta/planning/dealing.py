@@ -7,6 +7,7 @@ relations. Nothing here knows what they are.
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_left
 from collections.abc import Sequence
 
 from dgl_heta.planning.partition_shares import Share
@@ -57,13 +58,20 @@ def _relief(weights: Sequence[int], assigned: Sequence[Sequence[int]], loads: Se
     """A move or exchange that lightens the heaviest partition most: from, to, what, for what."""
     source = max(range(len(loads)), key=lambda p: (loads[p], -p))
     least, change = loads[source], None
-    for target in range(len(loads)):
+    for target, content in enumerate(assigned):
+        # Place -1 is a move alone. Of equal ones the first is taken.
+        backs = sorted([(0, -1), *((weights[i], place) for place, i in enumerate(content))])
+        apart = loads[source] - loads[target]
         for out in assigned[source] if target != source else ():
-            for back in (None, *assigned[target]):
-                shift = weights[out] - (weights[back] if back is not None else 0)
-                heavier = max(loads[source] - shift, loads[target] + shift)
-                if shift > 0 and heavier < least:
-                    least, change = heavier, (source, target, out, back)
+            # Most even is the exchange for a weight of weights[out] - apart / 2: the next ones.
+            above = bisect_left(backs, (-((apart - 2 * weights[out]) // 2), -1))
+            below = bisect_left(backs, (backs[above - 1][0], -1)) if above else above
+            heavier, place = min(
+                (max(loads[source] - weights[out] + back, loads[target] + weights[out] - back),
+                 place) for back, place in (*backs[below:below + 1], *backs[above:above + 1]))
+            if heavier < least:
+                back = content[place] if place >= 0 else None
+                least, change = heavier, (source, target, out, back)
     return change
 
 

@@ -10,12 +10,12 @@ types reached so far.
 from __future__ import annotations
 
 import itertools
-from bisect import insort
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from dgl_heta.errors import InputError, listing, quoted, several
 from dgl_heta.graph.schema import Relation, Schema, read_json
@@ -38,17 +38,65 @@ class SubMetatree:
     `levels[0]` is the root relation alone, `levels[d]` holds the relations of depth d + 1,
     each level in canonical order. `relations` and `node_types` are unique over all levels;
     `weight` is the edges of the former plus the nodes of the latter (Heta §5, step 2).
+
+    Only `below` is kept, because a schema can have thousands of sub-metatrees that each lead to
+    most of its relations: relations are listed when they are asked for.
     """
 
     root: Relation
-    levels: tuple[tuple[Relation, ...], ...]
-    relations: tuple[Relation, ...]
-    node_types: tuple[str, ...]
+    below: Below
     weight: int
 
     @property
     def target(self) -> str:
         return self.root.dst
+
+    @property
+    def levels(self) -> tuple[tuple[Relation, ...], ...]:
+        return ((self.root,), *self.below.levels)
+
+    @property
+    def relations(self) -> tuple[Relation, ...]:
+        # The root may come again below itself, as `cites` does with two hops.
+        return with_relations(self.below.relations, [self.root], self.below.schema.order)
+
+    @property
+    def node_types(self) -> tuple[str, ...]:
+        types = {t for relation in self.relations for t in (relation.src, relation.dst)}
+        return tuple(t for t in self.below.schema.node_counts if t in types)
+
+
+@dataclass(frozen=True, eq=False)
+class Below:
+    """What lies below a child of the metatree's root; those of one node type share it.
+
+    `steps` has for each level the node types of which it holds all relations into them; with
+    metapaths, the relations themselves.
+    """
+
+    schema: Schema = field(repr=False)
+    steps: tuple[frozenset[str] | tuple[Relation, ...], ...]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Below) and (
+            self.steps == other.steps or self.levels == other.levels)
+
+    @cached_property
+    def levels(self) -> tuple[tuple[Relation, ...], ...]:
+        return tuple(_in_order(self.schema, [step]) for step in self.steps)
+
+    @cached_property
+    def relations(self) -> tuple[Relation, ...]:
+        return _in_order(self.schema, self.steps)
+
+
+def _in_order(schema: Schema, steps: Iterable[frozenset[str] | tuple[Relation, ...]]
+              ) -> tuple[Relation, ...]:
+    """All relations of some steps of :class:`Below`, in canonical order."""
+    types = {t for step in steps if isinstance(step, frozenset) for t in step}
+    unique = {r for t in types for r in schema.into[t]}.union(
+        *(step for step in steps if not isinstance(step, frozenset)))
+    return tuple(sorted(unique, key=schema.order.__getitem__))
 
 
 def metagraph(schema: Schema) -> nx.MultiDiGraph:
@@ -133,66 +181,49 @@ def check_hops(hops: int | None, metapaths: Sequence[Metapath] | None) -> int:
 
 
 def _from_hops(schema: Schema, targets: Sequence[str], depth: int) -> list[SubMetatree]:
-    order = {relation: i for i, relation in enumerate(schema.relations)}
     nodes, edges = schema.node_counts, schema.edge_counts
+    # A schema can have many more relations than pairs of node types that they join.
+    sources = {t: frozenset(r.src for r in into) for t, into in schema.into.items()}
+    edges_into = {t: sum(edges[r] for r in into) for t, into in schema.into.items()}
 
-    # What lies below a child depends on its node type alone: it is worked out once per type,
-    # because a schema can have thousands of relations between few types.
+    # What lies below a child depends on its node type alone.
     @cache
-    def below(ntype: str) -> _Below:
-        levels, reached = [], {ntype}
+    def below(ntype: str, target: str) -> tuple[Below, bool, int]:
+        """What is below, whether the root is among it, the weight (without a root that is not)."""
+        steps, reached = [], frozenset([ntype])
         for _ in range(depth - 1):
-            level = {r for t in reached for r in schema.into[t]}
-            levels.append(tuple(sorted(level, key=order.__getitem__)))
-            reached = {r.src for r in level}
+            steps.append(reached)
+            reached = frozenset().union(*(sources[t] for t in reached))
         # A relation of several levels is stored once, so it weighs once.
-        unique = frozenset(r for level in levels for r in level)
-        types = frozenset({ntype}.union(*((r.src, r.dst) for r in unique)))
-        return _Below(
-            tuple(levels), unique, tuple(sorted(unique, key=order.__getitem__)), types,
-            node_types=tuple(t for t in nodes if t in types),
-            weight=sum(edges[r] for r in unique) + sum(nodes[t] for t in types),
-        )
+        expanded = frozenset[str]().union(*steps)
+        types = {ntype, target}.union(expanded, *(sources[t] for t in expanded))
+        weight = sum(edges_into[t] for t in expanded) + sum(nodes[t] for t in types)
+        return Below(schema, tuple(steps)), target in expanded, weight
 
     def tree(root: Relation) -> SubMetatree:
-        under = below(root.src)
-        relations, node_types, weight = under.relations, under.node_types, under.weight
-        # The root may come again below itself, as `cites` does with two hops.
-        if root not in under.unique:
-            relations = with_relations(relations, [root], order)
-            weight += edges[root]
-        if root.dst not in under.types:
-            node_types = tuple(t for t in nodes if t in under.types or t == root.dst)
-            weight += nodes[root.dst]
-        return SubMetatree(root, ((root,), *under.levels), relations, node_types, weight)
+        under, again, weight = below(root.src, root.dst)
+        return SubMetatree(root, under, weight if again else weight + edges[root])
 
     return [tree(root) for target in targets for root in schema.into[target]]
 
 
-class _Below(NamedTuple):
-    """The descendants of a child of the root, without the relation that leads to it."""
-
-    levels: tuple[tuple[Relation, ...], ...]
-    unique: frozenset[Relation]
-    relations: tuple[Relation, ...]
-    types: frozenset[str]
-    node_types: tuple[str, ...]
-    weight: int
-
-
-def with_relations(relations: Sequence[Relation], more: Iterable[Relation],
+def with_relations(relations: tuple[Relation, ...], more: Iterable[Relation],
                    order: Mapping[Relation, int]) -> tuple[Relation, ...]:
-    """`relations`, which are in canonical `order`, with `more` put in their places."""
-    merged = list(relations)
-    for relation in more:
-        insort(merged, relation, key=order.__getitem__)
-    return tuple(merged)
+    """`relations`, which are in canonical `order`, with those of `more` that are not among them in
+    their places."""
+    merged: list[Relation] = []
+    start = 0
+    for relation in sorted(more, key=order.__getitem__):
+        place = bisect_left(relations, order[relation], start, key=order.__getitem__)
+        if relations[place:place + 1] != (relation,):
+            merged += (*relations[start:place], relation)
+            start = place
+    return (*merged, *relations[start:]) if merged else relations
 
 
 def _from_metapaths(
     schema: Schema, targets: Sequence[str], metapaths: Sequence[Metapath], depth: int
 ) -> list[SubMetatree]:
-    order = {relation: i for i, relation in enumerate(schema.relations)}
     levels: dict[Relation, list[set[Relation]]] = {}
     for path in metapaths:
         check_metapath(schema, targets, path)
@@ -203,25 +234,16 @@ def _from_metapaths(
     for target in targets:
         if target not in reached:
             raise InputError(f"no metapath ends at target node type '{target}'")
-    return [
-        _tree(schema, order, root,
-              tuple(tuple(sorted(level, key=order.__getitem__)) for level in levels[root]))
-        for root in sorted(levels, key=order.__getitem__)
-    ]
+    return [_tree(schema, root, levels[root][1:])
+            for root in sorted(levels, key=schema.order.__getitem__)]
 
 
-def _tree(schema: Schema, order: dict[Relation, int], root: Relation,
-          levels: tuple[tuple[Relation, ...], ...]) -> SubMetatree:
-    unique = {relation for level in levels for relation in level}
-    types = {t for relation in unique for t in (relation.src, relation.dst)}
-    weight = (sum(schema.edge_counts[r] for r in unique)
-              + sum(schema.node_counts[t] for t in types))
-    return SubMetatree(
-        root, levels,
-        relations=tuple(sorted(unique, key=order.__getitem__)),
-        node_types=tuple(t for t in schema.node_counts if t in types),
-        weight=weight,
-    )
+def _tree(schema: Schema, root: Relation, levels: Sequence[set[Relation]]) -> SubMetatree:
+    below = Below(schema, tuple(tuple(sorted(level, key=schema.order.__getitem__))
+                                for level in levels))
+    unlisted = SubMetatree(root, below, 0)
+    return replace(unlisted, weight=sum(schema.edge_counts[r] for r in unlisted.relations)
+                   + sum(schema.node_counts[t] for t in unlisted.node_types))
 
 
 def check_metapath(schema: Schema, targets: Sequence[str], path: Metapath) -> None:
@@ -276,6 +298,7 @@ def inner_relations(trees: Iterable[SubMetatree], hops: int, layer: int) -> set[
     2 … hops - l + 1.
     """
     last = hops - layer + 1
-    # Sub-metatrees share their levels, so look at each tuple of relations only once.
-    levels = {id(level): level for tree in trees for level in tree.levels[1:last]}
-    return {r for level in levels.values() for r in level}
+    # Sub-metatrees share what is below them, so look at each only once.
+    every = {id(tree.below): tree.below for tree in trees}.values()
+    steps = {step for below in every for step in below.steps[:last - 1]}
+    return set(_in_order(next(iter(every)).schema, steps) if steps else ())

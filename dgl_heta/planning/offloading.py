@@ -81,7 +81,7 @@ def partitions_with_owners(schema: Schema, targets: Collection[str], roots: Sequ
     partitions : those of the same plan where nothing is offloaded.
     owners : offloaded relation → its owner partition.
     """
-    order = {r: i for i, r in enumerate(schema.relations)}
+    order = schema.order
     every_root = set().union(*roots)
     runs = Counter(r for p in partitions for r in p.inner[1])
     owned: list[list[Relation]] = [[] for _ in partitions]

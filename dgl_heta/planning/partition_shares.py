@@ -9,16 +9,17 @@ those of an array (:class:`~dgl_heta.planning.ownership.Ownership`), and has not
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.planning.metatree import SubMetatree, inner_relations, with_relations
+from dgl_heta.planning.metatree import MOST_HOPS, SubMetatree, inner_relations, with_relations
 from dgl_heta.planning.ownership import Ownership
 
+Name = TypeVar("Name", str, Relation)
 Piece = tuple[Relation, int, int]
 """The in-edges by a relation of destination nodes `low … high - 1`."""
 
@@ -100,19 +101,20 @@ def partitions_of_shares(schema: Schema, targets: Sequence[str], hops: int,
     From the last layer down: a partition runs its root relations on the seeds, and on every other
     row whose state something above reads all relations that one process runs there.
     """
-    order = {relation: i for i, relation in enumerate(schema.relations)}
-    by_dst: dict[tuple[int, str], list[Relation]] = {}
-    for layer in range(1, hops + 1):
-        for relation in inner_relations(trees, hops, layer):
-            by_dst.setdefault((layer, relation.dst), []).append(relation)
+    order, edges = schema.order, [*schema.edge_counts.values()]
+    every_inner = {layer: inner_relations(trees, hops, layer) for layer in range(1, hops + 1)}
+    by_dst: dict[tuple[int, str], list[int]] = {}
+    for layer, relations in every_inner.items():
+        for relation in relations:
+            by_dst.setdefault((layer, relation.dst), []).append(order[relation])
 
     # Partitions mostly reach the same node types, so this is worked out once per set of them.
     @cache
     def inner_at(layer: int, reached: frozenset[str]) -> _Inner:
-        unique = frozenset(r for t in reached for r in by_dst.get((layer, t), ()))
-        return _Inner(tuple(sorted(unique, key=order.__getitem__)), unique,
-                      reached | {r.src for r in unique},
-                      sum(schema.edge_counts[r] for r in unique))
+        places = sorted(i for t in reached for i in by_dst.get((layer, t), ()))
+        relations = tuple(schema.relations[i] for i in places)
+        return _Inner(relations, reached | {r.src for r in relations},
+                      sum(edges[i] for i in places))
 
     partitions = []
     for index, (group, shares) in enumerate(assignment):
@@ -126,7 +128,8 @@ def partitions_of_shares(schema: Schema, targets: Sequence[str], hops: int,
         layers: dict[int, tuple[Relation, ...]] = {}
         for layer in range(hops, 0, -1):
             below = inner_at(layer, reached)
-            on_seeds = roots - below.unique
+            on_seeds = {r for r in roots
+                        if r.dst not in reached or r not in every_inner[layer]}
             inner[layer] = below.relations
             layers[layer] = with_relations(below.relations, on_seeds, order)
             reached = below.reached | sources
@@ -147,9 +150,17 @@ class _Inner(NamedTuple):
     """Relations that a layer runs on rows that are not seeds."""
 
     relations: tuple[Relation, ...]
-    unique: frozenset[Relation]
     reached: frozenset[str]
     edges: int
+
+
+def holders(names: Iterable[Iterable[Name]]) -> dict[Name, list[int]]:
+    """Node type or relation → the partitions that have it, from the names that each has."""
+    having: dict[Name, list[int]] = {}
+    for index, own in enumerate(names):
+        for name in own:
+            having.setdefault(name, []).append(index)
+    return having
 
 
 def is_whole(assignment: Assignment, trees: int) -> bool:
@@ -183,7 +194,7 @@ def partitions_of_pieces(schema: Schema, targets: Sequence[str], hops: int,
 
     Relations in `ownership` are cut by an array and not among the pieces.
     """
-    order = {relation: i for i, relation in enumerate(schema.relations)}
+    order = schema.order
     roots = {tree.root for tree in trees}
     inner = {layer: inner_relations(trees, hops, layer) for layer in range(1, hops + 1)}
     partitions = []
@@ -213,7 +224,7 @@ def partitions_of_pieces(schema: Schema, targets: Sequence[str], hops: int,
 
 def used_relations(schema: Schema, trees: Sequence[SubMetatree]) -> list[Relation]:
     """All relations of the sub-metatrees, in canonical order."""
-    used = {relation for tree in trees for relation in tree.relations}
+    used = {tree.root for tree in trees} | inner_relations(trees, MOST_HOPS, 1)
     return [relation for relation in schema.relations if relation in used]
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from dgl_heta.planning.partition_shares import (
     Piece,
     Share,
     check_pieces,
+    holders,
     is_whole,
     partitions_of_pieces,
     partitions_of_shares,
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     import networkx as nx
 
 PLAN_BYTES = 1 << 30
+"""Of a plan's file, at most."""
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,8 @@ class Plan:
 
     def keepers(self, ntype: str) -> tuple[int, ...]:
         """Partitions that keep the rows of a learnable node type for all that use it."""
-        owners = {owner for r, owner in self.offloaded.items() if r.src == ntype}
-        return tuple(group[owner] for group in self.groups for owner in owners) or self.users(ntype)
+        owner = self._owner_of.get(ntype)
+        return self.users(ntype) if owner is None else tuple(group[owner] for group in self.groups)
 
     def shared_learnable(self) -> list[str]:
         """Node types without static features that several partitions read at layer 1."""
@@ -167,8 +170,16 @@ class Plan:
 
     def users(self, ntype: str, group: int | None = None) -> tuple[int, ...]:
         """Partitions, of a group or of all, that need the features of a node type."""
-        return tuple(p.index for p in self.partitions
-                     if ntype in p.node_types and group in (None, p.group))
+        return tuple(p for p in self._users_of.get(ntype, ())
+                     if group in (None, self.partitions[p].group))
+
+    @cached_property
+    def _users_of(self) -> dict[str, list[int]]:
+        return holders(p.node_types for p in self.partitions)
+
+    @cached_property
+    def _owner_of(self) -> dict[str, int]:
+        return {relation.src: owner for relation, owner in self.offloaded.items()}
 
     @property
     def boundary_nodes(self) -> int:
@@ -220,15 +231,28 @@ class Plan:
         for ntype, vertex in graph.nodes.items():
             vertex.update(feature_bytes=self.schema.feature_bytes.get(ntype, 0),
                           target=ntype in self.targets, partitions=self.users(ntype))
+        having = holders(p.relations for p in self.partitions)
+        running = {layer: holders(p.layers[layer] for p in self.partitions)
+                   for layer in range(1, self.hops + 1)}
         for *_, edge in graph.edges(data=True):
             relation = edge["relation"]
-            edge["partitions"] = tuple(p.index for p in self.partitions if relation in p.relations)
-            edge["layers"] = {layer: owners for layer in range(1, self.hops + 1)
-                              if (owners := self.owners(layer, relation))}
+            edge["partitions"] = tuple(having.get(relation, ()))
+            edge["layers"] = {layer: tuple(by[relation]) for layer, by in running.items()
+                              if relation in by}
         return graph
 
     def to_json(self) -> dict[str, Any]:
-        """One JSON object; the fields are listed in docs/format.md."""
+        """One JSON object; the fields are listed in docs/format.md.
+
+        Raises
+        ------
+        InputError
+            It would take more than :data:`PLAN_BYTES`.
+        """
+        size = {r: sum(map(len, r)) + len('["", "", ""], ') for r in self.schema.relations}
+        _check_bytes(sum(map(size.__getitem__, relations)) for relations in chain(
+            (tree.relations for tree in self.sub_metatrees),
+            *((p.relations, *p.layers.values()) for p in self.partitions)))
         # One list per relation: a dense schema names each of them millions of times.
         listed = {r: list(r) for r in self.schema.relations}
         return {
@@ -264,12 +288,16 @@ class Plan:
         }
 
     def save(self, path: str | Path) -> None:
-        """Write the plan and its schema as JSON, arrays of ownership beside it."""
+        """Write the plan and its schema as JSON, arrays of ownership beside it.
+
+        Raises
+        ------
+        InputError
+            It would take more than :data:`PLAN_BYTES`; nothing is written.
+        """
         content = self.to_json()
-        for number, (entry, own) in enumerate(zip(content.get("ownership", ()),
-                                                  self.ownership.values())):
+        for number, entry in enumerate(content.get("ownership", ())):
             entry["file"] = f"owner-{number}.npy"
-            own.save(Path(path).with_name(entry["file"]))
         # The lowest version that can say it, so that earlier releases still read plans that need
         # nothing new.
         version = (3 if self.offloaded else
@@ -277,7 +305,11 @@ class Plan:
         data = signed({"format": "dgl-heta-plan", "version": version,
                        "schema": self.schema.to_json(), "plan": content,
                        **({"shared": self.shared.to_json()} if self.shared else {})})
-        Path(path).write_text(json.dumps(data) + "\n", encoding="utf-8")
+        text = json.dumps(data) + "\n"
+        _check_bytes([len(text)])
+        for entry, own in zip(content.get("ownership", ()), self.ownership.values()):
+            own.save(Path(path).with_name(entry["file"]))
+        Path(path).write_text(text, encoding="utf-8")
 
     def verify(self) -> None:
         """Compare the arrays of ownership with their checksums.
@@ -379,6 +411,14 @@ class Plan:
                    ownership)
         return plan.with_owners({schema.find_relation(names).src: int(owner)
                                  for names, owner in data.get("delegates", ())})
+
+
+def _check_bytes(sizes: Iterable[int]) -> None:
+    """Refuse a plan whose file would be larger than is read, before memory is full of it."""
+    if any(total > PLAN_BYTES for total in accumulate(sizes)):
+        raise InputError(f"the plan takes more than {PLAN_BYTES:,} bytes of JSON, the most that is "
+                         "read; use fewer partitions or hops, metapaths, or a graph with fewer "
+                         "relations")
 
 
 def _pieces(partition: dict[str, Any], schema: Schema) -> list[Piece]:

@@ -101,24 +101,24 @@ def receptive_field(plan: Plan, part: int, fanouts: Sequence[int], seeds: float,
         aggregates its shares.
     own : seeds of which it computes the final states.
     """
-    return _Sampled(plan, fanouts).field(part, seeds, own)
+    return ReceptiveFields(plan, fanouts).field(part, seeds, own)
 
 
 def receptive_fields(plan: Plan, fanouts: Sequence[int], seeds: float, own: float
                      ) -> list[ReceptiveField]:
-    """:func:`reach` of every partition."""
-    sampled = _Sampled(plan, fanouts)
-    return [sampled.field(p.index, seeds, own) for p in plan.partitions]
+    """:func:`receptive_field` of every partition."""
+    fields = ReceptiveFields(plan, fanouts)
+    return [fields.field(p.index, seeds, own) for p in plan.partitions]
 
 
-class _Sampled:
+class ReceptiveFields:
     """A plan's relations as arrays over all relations and types of its schema: a schema can have
     ten thousand relations, and a plan hundreds of partitions that run most of them."""
 
     def __init__(self, plan: Plan, fanouts: Sequence[int]) -> None:
         self._plan, schema = plan, plan.schema
         self._fanouts = [f if f >= 0 else math.inf for f in fanouts]
-        self._order = {r: i for i, r in enumerate(schema.relations)}
+        self._order = schema.order
         types = {t: i for i, t in enumerate(schema.node_types)}
         self._src = np.array([types[r.src] for r in schema.relations])
         self._dst = np.array([types[r.dst] for r in schema.relations])

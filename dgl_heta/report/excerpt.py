@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.metatree import SubMetatree
-from dgl_heta.planning.partition_shares import Share
+from dgl_heta.planning.partition_shares import Share, holders
 from dgl_heta.planning.plan import Plan
 
 
@@ -92,15 +92,15 @@ def left_out(plan: Plan, shown: Sequence[int], target: str) -> int:
 
 def holders_of(plan: Plan) -> list[list[tuple[int, Share]]]:
     """For each sub-metatree the partitions that run it, with their shares."""
-    holders: list[list[tuple[int, Share]]] = [[] for _ in plan.sub_metatrees]
+    running: list[list[tuple[int, Share]]] = [[] for _ in plan.sub_metatrees]
     for partition in plan.partitions:
         for index, share in partition.sub_metatrees.items():
-            holders[index].append((partition.index, share))
+            running[index].append((partition.index, share))
     if plan.replication == "none":
-        for index, tree in enumerate(plan.sub_metatrees):
-            holders[index] = [(p.index, Share()) for p in plan.partitions
-                              if tree.root in p.relations]
-    return holders
+        having = holders(p.relations for p in plan.partitions)
+        return [[(part, Share()) for part in having.get(tree.root, ())]
+                for tree in plan.sub_metatrees]
+    return running
 
 
 def balance(plan: Plan) -> str:
