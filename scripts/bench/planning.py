@@ -139,9 +139,9 @@ def main() -> None:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--relations", type=int, nargs="+",
                         default=[10, 100, 1_000, 10_000, 100_000])
-    parser.add_argument("--parts", type=int, nargs="+", default=[2, 16, 128, 1_024])
+    parser.add_argument("--parts", type=int, nargs="+", default=[2, 128, 1_024])
     parser.add_argument("--hops", type=int, default=2)
-    parser.add_argument("--limit", type=float, default=60, help="seconds of CPU of a part")
+    parser.add_argument("--limit", type=float, default=30, help="seconds of CPU of a part")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--quick", action="store_true", help="up to 1,000 relations, 16 partitions")
     parser.add_argument("--child", help=argparse.SUPPRESS)
