@@ -11,15 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from dgl_heta.store import write_store
+from tests.support.graphs import academic
 
-def third_party(code: str) -> set[str]:
-    """The packages, other than Python's own and this one, that a program imports."""
+
+def imported(code: str) -> set[str]:
+    """The modules, other than Python's own, that a program imports."""
     before = "import sys; before = set(sys.modules)\n"
-    after = ("\nimport sys; names = {name.partition('.')[0] for name in set(sys.modules) - before}"
-             "\nprint('IMPORTED', *names - sys.stdlib_module_names)")
+    after = "\nimport sys; print('IMPORTED', *set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", before + code + after], capture_output=True,
                           text=True, check=True)
-    return set(done.stdout.rpartition("IMPORTED")[2].split())
+    return {name for name in done.stdout.rpartition("IMPORTED")[2].split()
+            if name.partition(".")[0] not in sys.stdlib_module_names}
+
+
+def third_party(code: str) -> set[str]:
+    """The packages, other than Python's own, that a program imports."""
+    return {name.partition(".")[0] for name in imported(code)}
 
 
 def test_import_dgl_heta_imports_nothing_but_itself() -> None:
@@ -54,3 +62,28 @@ def test_plans_and_partitions_are_made_without_torch(command: tuple[str, ...],
 def test_help_of_a_command_imports_nothing_that_computes(command: str) -> None:
     assert not of_command(command, "--help") & {
         "numpy", "torch", "dgl", "numba", "networkx", "matplotlib", "pandas", "safetensors"}
+
+
+def test_training_imports_neither_the_compiler_of_torch_nor_what_draws(tmp_path: Path) -> None:
+    """torch's optimizers would import torch._dynamo, at their first step and when they are made: a
+    second and 60 MB in each worker. The launcher draws the report; it needs no compiler either."""
+    write_store(academic(), tmp_path / "store")
+    launcher = imported(f"""
+import sys
+sys.argv = ["dgl-heta", "train", {str(tmp_path / "store")!r}, "--parts", "1", "--json",
+            "--run-dir", {str(tmp_path / "run")!r}, "--set", "train.epochs=1"]
+from dgl_heta.cli import main
+try: main()
+except SystemExit as ended: assert not ended.code""")
+    worker = imported(f"""
+from pathlib import Path
+from dgl_heta.launch.worker import run
+from dgl_heta.system.checksums import read_signed
+job = read_signed(Path({str(tmp_path / "run" / "job.json")!r}), "")
+Path({str(tmp_path / "again")!r}).mkdir()
+run(job | {{"run_dir": {str(tmp_path / "again")!r}}}, lambda event: None)""")
+    assert (tmp_path / "again" / "model.safetensors").exists()
+    compiler = {"torch._dynamo", "torch._inductor", "sympy", "transformers"}
+    assert not launcher & (compiler | {"dgl", "pandas", "networkx", "torch.distributed.run"})
+    assert not worker & (compiler | {"dgl", "pandas", "networkx", "matplotlib", "jinja2", "rich",
+                                     "typer", "pyarrow", "PIL", "torch.utils.tensorboard"})
