@@ -5,8 +5,10 @@ Seconds depend on the machine and on what else it does; the list of modules does
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,12 +17,12 @@ from dgl_heta.store import write_store
 from tests.support.graphs import academic
 
 
-def imported(code: str) -> set[str]:
+def imported(code: str, **environment: str) -> set[str]:
     """The modules, other than Python's own, that a program imports."""
     before = "import sys; before = set(sys.modules)\n"
     after = "\nimport sys; print('IMPORTED', *set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", before + code + after], capture_output=True,
-                          text=True, check=True)
+                          text=True, check=True, env={**os.environ, **environment})
     return {name for name in done.stdout.rpartition("IMPORTED")[2].split()
             if name.partition(".")[0] not in sys.stdlib_module_names}
 
@@ -65,25 +67,32 @@ def test_help_of_a_command_imports_nothing_that_computes(command: str) -> None:
 
 
 def test_training_imports_neither_the_compiler_of_torch_nor_what_draws(tmp_path: Path) -> None:
-    """torch's optimizers would import torch._dynamo, at their first step and when they are made: a
-    second and 60 MB in each worker. The launcher draws the report; it needs no compiler either."""
+    """torch's optimizers would import torch._dynamo, and a gradient of given gradients sympy: a
+    second and 100 MB in each worker. The launcher draws the report; it needs no compiler either."""
     write_store(academic(), tmp_path / "store")
     launcher = imported(f"""
 import sys
-sys.argv = ["dgl-heta", "train", {str(tmp_path / "store")!r}, "--parts", "1", "--json",
+sys.argv = ["dgl-heta", "train", {str(tmp_path / "store")!r}, "--parts", "2", "--json",
             "--run-dir", {str(tmp_path / "run")!r}, "--set", "train.epochs=1"]
 from dgl_heta.cli import main
 try: main()
 except SystemExit as ended: assert not ended.code""")
-    worker = imported(f"""
+    again = tmp_path / "again"
+    again.mkdir()
+    worker = f"""
 from pathlib import Path
 from dgl_heta.launch.worker import run
 from dgl_heta.system.checksums import read_signed
 job = read_signed(Path({str(tmp_path / "run" / "job.json")!r}), "")
-Path({str(tmp_path / "again")!r}).mkdir()
-run(job | {{"run_dir": {str(tmp_path / "again")!r}}}, lambda event: None)""")
-    assert (tmp_path / "again" / "model.safetensors").exists()
+assert run(job | {{"run_dir": {str(again)!r}}}, lambda event: None)["proof"]["steps"]"""
+    with ThreadPoolExecutor() as pool:
+        workers = pool.map(lambda rank: imported(
+            worker, RANK=str(rank), WORLD_SIZE="2", LOCAL_WORLD_SIZE="2",
+            DGL_HETA_RENDEZVOUS=str(again / "meeting"), GLOO_SOCKET_IFNAME="lo"), range(2))
     compiler = {"torch._dynamo", "torch._inductor", "sympy", "transformers"}
     assert not launcher & (compiler | {"dgl", "pandas", "networkx", "torch.distributed.run"})
-    assert not worker & (compiler | {"dgl", "pandas", "networkx", "matplotlib", "jinja2", "rich",
-                                     "typer", "pyarrow", "PIL", "torch.utils.tensorboard"})
+    for modules in workers:
+        assert "torch.distributed" in modules
+        assert not modules & (compiler | {
+            "dgl", "pandas", "networkx", "matplotlib", "jinja2", "rich", "typer", "pyarrow", "PIL",
+            "torch.utils.tensorboard"})
