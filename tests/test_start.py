@@ -66,6 +66,13 @@ def test_help_of_a_command_imports_nothing_that_computes(command: str) -> None:
         "numpy", "torch", "dgl", "numba", "networkx", "matplotlib", "pandas", "safetensors"}
 
 
+def test_what_plans_and_opens_stores_imports_no_numba() -> None:
+    """Plugins may; without them `dgl-heta plan` takes half the time and memory."""
+    assert "numba" not in third_party(
+        "import dgl_heta.cli.plan_command, dgl_heta.cli.requests, dgl_heta.store, "
+        "dgl_heta.planning.making")
+
+
 def test_training_imports_neither_the_compiler_of_torch_nor_what_draws(tmp_path: Path) -> None:
     """torch's optimizers would import torch._dynamo, and a gradient of given gradients sympy: a
     second and 100 MB in each worker. The launcher draws the report; it needs no compiler either."""
