@@ -147,6 +147,7 @@ def gradients(pairs: Sequence[tuple[Tensor, int]], inputs: Sequence[Tensor],
     outputs += [(x, torch.zeros_like(x)) for x in last if x.requires_grad]
     if not outputs or not wanted:
         return [None] * len(inputs)
-    grads = iter(torch.autograd.grad([x for x, _ in outputs], wanted, [g for _, g in outputs],
+    # Of sums, whose gradient is 1: given others, torch compares sizes by sympy, which it imports.
+    grads = iter(torch.autograd.grad([(x * g).sum() for x, g in outputs], wanted,
                                      allow_unused=True))
     return [next(grads) if x.requires_grad else None for x in inputs]

@@ -12,7 +12,7 @@ import numpy as np
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeSource
-from dgl_heta.system.jit import kernel
+from dgl_heta.system.jit import late_kernel
 
 
 class CSC(NamedTuple):
@@ -216,7 +216,7 @@ def _as_int64(relation: Relation, src: np.ndarray,
     return np.ascontiguousarray(src, np.int64), np.ascontiguousarray(dst, np.int64)
 
 
-@kernel
+@late_kernel
 def _count(src, dst, num_src, counts):  # type: ignore[no-untyped-def]
     """Add in-degrees to counts[1:]; the index of the first edge out of range, or -1."""
     num_dst = len(counts) - 1
@@ -228,7 +228,7 @@ def _count(src, dst, num_src, counts):  # type: ignore[no-untyped-def]
     return -1
 
 
-@kernel
+@late_kernel
 def _scatter(src, dst, low, cursor, ends, indices, ids, places):  # type: ignore[no-untyped-def]
     """Put each edge in the next place of its destination; False if there is none left."""
     keep = len(ids) > 0

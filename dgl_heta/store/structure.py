@@ -15,7 +15,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.system.jit import kernel
+from dgl_heta.system.jit import late_kernel
 
 if TYPE_CHECKING:
     from dgl_heta.store.csc import CSC
@@ -201,7 +201,7 @@ def check_range(relation: Relation, csc: CSC, ids: np.ndarray, count: int) -> No
         raise changed(relation, csc)
 
 
-@kernel
+@late_kernel
 def _count_all(indptr, edges, nodes, out):  # type: ignore[no-untyped-def]
     """Fill `out` with the CSC pointers of the nodes' in-edges; return their number, or -1."""
     total = 0
@@ -219,7 +219,7 @@ def _count_all(indptr, edges, nodes, out):  # type: ignore[no-untyped-def]
     return total
 
 
-@kernel
+@late_kernel
 def _copy_all(indptr, indices, nodes, num_src, pointers, out):  # type: ignore[no-untyped-def]
     """Copy what :func:`_count_all` has counted; False where a number is out of range."""
     for i in range(len(nodes)):

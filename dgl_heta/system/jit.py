@@ -12,14 +12,24 @@ from typing import Any, NoReturn
 
 from dgl_heta.errors import HetaError
 
-try:
-    import numba
-    _ABSENT = ""
-except ImportError as error:  # also of a numba that does not fit the numpy that is there
-    _ABSENT = " ".join(str(error).split())
-
-COMPILES = not _ABSENT
+COMPILES: bool
 """True if kernels can be compiled here."""
+
+
+def __getattr__(name: str) -> bool:
+    if name == "COMPILES":
+        return _numba()[0] is not None
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+
+
+@functools.cache
+def _numba() -> tuple[Any, str]:
+    """numba, which takes half a second to import; or None and why it cannot be imported."""
+    try:
+        import numba
+    except ImportError as error:  # also of a numba that does not fit the numpy that is there
+        return None, " ".join(str(error).split())
+    return numba, ""
 
 
 def kernel(function: Callable[..., Any], fastmath: bool | set[str] = False) -> Callable[..., Any]:
@@ -34,19 +44,32 @@ def kernel(function: Callable[..., Any], fastmath: bool | set[str] = False) -> C
     HetaError
         When the function is called, where numba cannot be imported.
     """
-    if not COMPILES:
-        return _absent(function)
+    numba, missing = _numba()
+    if numba is None:
+        return _absent(function, missing)
     options: dict[str, Any] = {"nogil": True, "error_model": "numpy", "fastmath": fastmath}
     try:
-        return numba.njit(cache=True, **options)(function)
+        compiled: Callable[..., Any] = numba.njit(cache=True, **options)(function)
     except RuntimeError:
-        return numba.njit(**options)(function)
+        compiled = numba.njit(**options)(function)
+    return compiled
 
 
-def _absent(function: Callable[..., Any]) -> Callable[..., NoReturn]:
+def late_kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """:func:`kernel` for modules that are imported where nothing may be compiled, as for a plan:
+    numba is imported at the first call. No kernel can call the function."""
+    compiled = functools.cache(functools.partial(kernel, function))
+
+    @functools.wraps(function)
+    def call(*arguments: Any) -> Any:
+        return compiled()(*arguments)
+    return call
+
+
+def _absent(function: Callable[..., Any], missing: str) -> Callable[..., NoReturn]:
     @functools.wraps(function)
     def call(*_: Any, **__: Any) -> NoReturn:
         raise HetaError(f"'{function.__module__}.{function.__qualname__}' is compiled by numba, "
-                        f"which cannot be imported ({_ABSENT}); install numba, or use the kernel "
+                        f"which cannot be imported ({missing}); install numba, or use the kernel "
                         "'torch'")
     return call

@@ -106,6 +106,18 @@ def test_uneven_groups_compute_the_same(store: Path, tmp_path: Path) -> None:
     check(alone, run(job(store, tmp_path, 9, names, **{"train.batch_size": 3}), tmp_path))
 
 
+@pytest.mark.thorough
+@pytest.mark.parametrize("shared", [False, True])
+def test_sixteen_workers_compute_the_same(store: Path, tmp_path: Path, shared: bool) -> None:
+    """4 sub-metatrees: four groups of four workers, or one group whose workers share them."""
+    names = ["sum-self_loop", "sampled", "hgt-self_loop"]
+    (tmp_path / "one").mkdir()
+    alone = run(job(store, tmp_path / "one", 1, names, **{"train.batch_size": 32}),
+                tmp_path / "one")
+    check(alone, run(job(store, tmp_path, 16, names, shared=shared, **{"train.batch_size": 2}),
+                     tmp_path))
+
+
 WIDE = ["sum-self_loop", "max-bases", "mean", "sampled", "without seed states", "rgat-self_loop",
         "hgt-self_loop", "han", "hgt sampled, three layers", "two targets", "links"]
 

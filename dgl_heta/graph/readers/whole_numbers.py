@@ -18,7 +18,7 @@ import numpy as np
 
 from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.readers.sizes import EXPANSION, FREE_BYTES, expanded
-from dgl_heta.system.jit import kernel
+from dgl_heta.system.jit import late_kernel
 
 _BLOCK = 1 << 22
 LONGEST_LINE = 1 << 16
@@ -154,7 +154,7 @@ def _wrong(path: Path, data: bytes, at: int, line: int, kind: int) -> InputError
 
 
 # In one piece: a call per character or number would cost more than the parsing.
-@kernel
+@late_kernel
 def _parse(text, start, stop, first, second, rows):  # type: ignore[no-untyped-def]  # noqa: C901, PLR0912
     """Read lines until `stop` or until the arrays are full: rows, position, 0 or what is wrong."""
     at = start
@@ -234,7 +234,7 @@ def check_numbers(path: Path, whole: bool) -> None:
             raise InputError(f"{path}, line {line}, has more than a MiB")
 
 
-@kernel
+@late_kernel
 def _misread(text, stop, whole):  # type: ignore[no-untyped-def]
     """The position in a field that is wrong, or -1."""
     number, digits, exponent, started = False, 0, False, False
