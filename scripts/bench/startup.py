@@ -93,7 +93,8 @@ def fit(values: dict[int, float]) -> Fit:
     """The fit of a figure, by the number of workers."""
     counts, measured = np.array(list(values)), np.array(list(values.values()))
     factors, _ = nnls(terms(counts), measured)
-    return Fit(*factors.tolist(), float(np.abs(terms(counts) @ factors - measured).max()),
+    always, other, divided = factors.tolist()
+    return Fit(always, other, divided, float(np.abs(terms(counts) @ factors - measured).max()),
                float((terms(np.array([MOST])) @ factors)[0]))
 
 
