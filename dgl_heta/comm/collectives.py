@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
@@ -100,6 +100,21 @@ class Comm:
         with self._watched(cause, 2 * work.nbytes * (self.size - 1) // self.size):
             dist.all_reduce(work, _OPS[op], group=self.group)
         return work.to(tensor.device)
+
+    def begin_all_reduce(self, tensor: Tensor, op: str, cause: str) -> Callable[[], Tensor]:
+        """Begin to reduce over all workers, who go on meanwhile; returns what waits for the result.
+        Every worker must begin it at the same place among its collectives."""
+        if self.size == 1:
+            return lambda: tensor
+        work = tensor.to(self.device(tensor), copy=True)
+        with self._watched(cause, 2 * work.nbytes * (self.size - 1) // self.size):
+            begun = dist.all_reduce(work, _OPS[op], group=self.group, async_op=True)
+
+        def end() -> Tensor:
+            with self._watched(cause, 0):
+                begun.wait()
+            return work.to(tensor.device)
+        return end
 
     def rounded(self, rows: Tensor, cause: str = "partials") -> Tensor:
         """Rows as the other workers see them when they are sent."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, NamedTuple
@@ -53,11 +53,13 @@ class Preemption:
     """Notes SIGTERM while its body runs, in which that ends no process.
 
     A worker that is asked to end must not leave the others waiting, and they may be asked a step
-    later, or never. So all ask each other after each step.
+    later, or never. So all ask each other after each step, and hear the answer after the next: an
+    answer at once would let none begin a step before the slowest has ended the last.
     """
 
     def __init__(self, world: Comm) -> None:
         self._world, self._asked = world, False
+        self._answer: Callable[[], Tensor] | None = None
         self._before: Any = None
 
     def __enter__(self) -> Preemption:
@@ -70,11 +72,18 @@ class Preemption:
                  trace: TracebackType | None) -> None:
         if self._before is not None:
             signal.signal(signal.SIGTERM, self._before)
+        if error is None and self._answer is not None:
+            self._answer()  # none may leave while another still asks
 
     def agreed(self) -> bool:
-        """Return whether any worker is to end; every worker must call it alike."""
+        """Return whether any worker was to end at the last call; every worker must call it
+        alike."""
+        if self._answer is not None and self._answer().item():
+            self._answer = None
+            return True
         asked = torch.tensor([float(self._asked)])
-        return bool(self._world.all_reduce(asked, "max", "control").item())
+        self._answer = self._world.begin_all_reduce(asked, "max", "control")
+        return False
 
     def _note(self, number: int, frame: Any) -> None:
         self._asked = True
