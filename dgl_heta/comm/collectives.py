@@ -97,9 +97,13 @@ class Comm:
         # A copy: the collective works in place, and callers keep what they gave, for the backward
         # pass.
         work = tensor.to(self.device(tensor), copy=True).contiguous()
-        with self._watched(cause, 2 * work.nbytes * (self.size - 1) // self.size):
+        with self._watched(cause, self._reduced_bytes(work)):
             dist.all_reduce(work, _OPS[op], group=self.group)
         return work.to(tensor.device)
+
+    def _reduced_bytes(self, work: Tensor) -> int:
+        """Bytes that a worker sends in a ring's all-reduce."""
+        return 2 * work.nbytes * (self.size - 1) // self.size
 
     def begin_all_reduce(self, tensor: Tensor, op: str, cause: str) -> Callable[[], Tensor]:
         """Begin to reduce over all workers, who go on meanwhile; returns what waits for the result.
@@ -107,7 +111,7 @@ class Comm:
         if self.size == 1:
             return lambda: tensor
         work = tensor.to(self.device(tensor), copy=True)
-        with self._watched(cause, 2 * work.nbytes * (self.size - 1) // self.size):
+        with self._watched(cause, self._reduced_bytes(work)):
             begun = dist.all_reduce(work, _OPS[op], group=self.group, async_op=True)
 
         def end() -> Tensor:

@@ -7,6 +7,7 @@ import json
 import socket
 import subprocess
 import sys
+import sysconfig
 import threading
 from contextlib import ExitStack
 from pathlib import Path
@@ -156,9 +157,8 @@ def test_without_ssh_nothing_starts(place, monkeypatch):
 
 def metadata(package: str) -> Path:
     """The file that says which version is installed."""
-    found = importlib.metadata.distribution(package).locate_file("")
     name = package.replace("-", "_")
-    (file,) = Path(str(found)).glob(f"{name}-*.dist-info/METADATA")
+    (file,) = Path(sysconfig.get_path("purelib")).glob(f"{name}-*.dist-info/METADATA")
     return file
 
 
