@@ -36,6 +36,7 @@ from dgl_heta.partition.staged_directory import (
 )
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
+from dgl_heta.store.builders import ALONE, Builders
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
 from dgl_heta.store.manifest import ArrayEntry, Manifest, RelationEntry
 from dgl_heta.store.staged import Pieces, Staged, pieces_of, pieces_sum, plan_sum
@@ -280,8 +281,10 @@ def opened_partition(source: str) -> Iterator[OpenedPartition]:
         yield OpenedPartition(source, name, opened, plan, files)
 
 
-def stage_all(partition: Path, to: Path, *, overwrite: bool, progress: Progress) -> None:
-    """Stage each partition of a directory into one of its own, `part-0` … in `to`.
+def stage_all(partition: Path, to: Path, *, overwrite: bool, progress: Progress,
+              builders: Builders = ALONE) -> None:
+    """Stage each partition of a directory into one of its own, `part-0` … in `to`; several builders
+    stage a share of them each.
 
     Raises
     ------
@@ -289,7 +292,7 @@ def stage_all(partition: Path, to: Path, *, overwrite: bool, progress: Progress)
         As :meth:`Staging.write`.
     """
     with opened_partition(str(partition)) as opened:
-        for part in range(opened.plan.num_parts):
+        for part in range(builders.rank, opened.plan.num_parts, builders.size):
             Staging.of(opened, [part]).write(to / f"part-{part}", overwrite=overwrite,
                                              progress=progress)
 

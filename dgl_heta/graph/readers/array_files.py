@@ -6,8 +6,9 @@ streaming a mapped file of 100 GB would look like using 100 GB. Nothing here unp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -17,7 +18,7 @@ import numpy as np
 from dgl_heta.errors import InputError, listing
 from dgl_heta.graph.readers.column_files import TEXT_ENDINGS, ParquetColumns
 from dgl_heta.graph.readers.whole_numbers import header_lines, pairs
-from dgl_heta.graph.source import EdgeSource
+from dgl_heta.graph.source import PIECE, EdgeSource
 
 #: Rows of a CSV file that are in memory at once while its edges are counted.
 COUNT_CHUNK = 1 << 18
@@ -108,6 +109,10 @@ class _Column:
     count: int
     step: int = 1
 
+    def between(self, start: int, stop: int) -> _Column:
+        return replace(self, offset=self.offset + start * self.step * self.dtype.itemsize,
+                       count=min(stop, self.count) - start)
+
     def read(self, start: int, stop: int) -> np.ndarray:
         items = (stop - start - 1) * self.step + 1
         try:
@@ -142,6 +147,15 @@ class NpyEdges:
         for start in range(0, self.num_edges, size):
             stop = min(start + size, self.num_edges)
             yield self._src.read(start, stop), self._dst.read(start, stop)
+
+    def pieces(self) -> list[EdgeSource]:
+        pieces: list[EdgeSource] = []
+        for start in range(0, self.num_edges, PIECE):
+            piece = copy(self)
+            piece._src, piece._dst = (column.between(start, start + PIECE)
+                                      for column in (self._src, self._dst))
+            pieces.append(piece)
+        return pieces
 
 
 def _integers(path: Path) -> tuple[np.ndarray, int]:
@@ -245,21 +259,6 @@ def open_edges(path: str | Path) -> EdgeSource:
 
 EDGE_FILES: dict[tuple[str, ...], Callable[[Path], EdgeSource]] = {
     (".npy",): NpyEdges, TEXT_ENDINGS: CsvEdges, (".parquet",): ParquetEdges}
-
-
-class JoinedEdges:
-    """The edges of several sources, one after the other."""
-
-    def __init__(self, parts: Sequence[EdgeSource]) -> None:
-        self._parts = tuple(parts)
-
-    @cached_property
-    def num_edges(self) -> int:
-        return sum(part.num_edges for part in self._parts)
-
-    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for part in self._parts:
-            yield from part.chunks(size)
 
 
 def _one_line(error: BaseException) -> str:

@@ -40,7 +40,6 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.labels import known_entries
 from dgl_heta.graph.readers.array_files import (
-    JoinedEdges,
     NpyEdges,
     files_of,
     inside,
@@ -56,7 +55,7 @@ from dgl_heta.graph.readers.splits import masks_of
 from dgl_heta.graph.readers.table_features import table_features
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
+from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, JoinedEdges, Task
 
 METADATA = "metadata.json"
 TEXT_KEYS = ("header", "delimiter", "decimal")
