@@ -118,7 +118,7 @@ def sorted_indices(
             rows["src"], rows["dst"] = src, dst
             if want_ids:
                 rows["id"] = np.arange(first + done, first + done + len(src))
-            buckets.deal(rows, np.searchsorted(bounds, dst, side="right") - 1)
+            buckets.deal(rows, *_by_range(dst, bounds))
             advance(len(src) // 2)
 
     builders.each(deal)
@@ -203,21 +203,19 @@ class _Buckets:
     append, so their number is free."""
 
     def __init__(self, directory: Path, count: int, record: np.dtype, builders: Builders) -> None:
-        self.record, self._count, self._rank = record, count, builders.rank
+        self.record, self._rank = record, builders.rank
         self._paths = [[directory / f"{i}-{rank}.bin" for rank in range(builders.size)]
                        for i in range(count)]
 
-    def deal(self, rows: np.ndarray, bucket: np.ndarray) -> None:
-        if self._count < 2**16:
-            bucket = bucket.astype(np.uint16)  # which NumPy sorts by radix
-        rows = rows[np.argsort(bucket, kind="stable")]
-        ends = np.cumsum(np.bincount(bucket, minlength=self._count))
+    def deal(self, rows: np.ndarray, order: np.ndarray, ends: np.ndarray) -> None:
+        """Append rows, which are bucket by bucket in this order, each to its end."""
+        rows = rows[order]
         start = 0
-        for paths, end in zip(self._paths, ends):
+        for paths, end in zip(self._paths, ends.tolist()):
             if end > start:
                 with paths[self._rank].open("ab") as file:
                     file.write(rows[start:end].tobytes())
-            start = int(end)
+            start = end
 
     def size(self, bucket: int) -> int:
         return sum(path.stat().st_size // self.record.itemsize
@@ -261,6 +259,29 @@ def _count(src, dst, num_src, counts):  # type: ignore[no-untyped-def]
             return i
         counts[row + 1] += 1
     return -1
+
+
+@late_kernel
+def _by_range(ids, bounds):  # type: ignore[no-untyped-def]
+    """The order of ids by the range between bounds that each is in, and where each range ends."""
+    count = len(bounds) - 1
+    ends, which = np.zeros(count, np.int64), np.empty(len(ids), np.int32)
+    for i in range(len(ids)):
+        low, high = 0, count
+        while high - low > 1:
+            middle = (low + high) // 2
+            if bounds[middle] <= ids[i]:
+                low = middle
+            else:
+                high = middle
+        which[i] = low
+        ends[low] += 1
+    at, order = np.cumsum(ends) - ends, np.empty(len(ids), np.int32)
+    ends += at
+    for i in range(len(ids)):
+        order[at[which[i]]] = i
+        at[which[i]] += 1
+    return order, ends
 
 
 @late_kernel
