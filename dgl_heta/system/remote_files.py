@@ -25,6 +25,7 @@ _FEWEST = 2**16
 _AT_ONCE = 16
 _SLASHES = ":\0\0"
 """What stands for `://`, of which pathlib would leave one slash."""
+F = TypeVar("F")
 T = TypeVar("T")
 
 
@@ -220,10 +221,14 @@ def blocks(path: Path, start: int = 0) -> Iterator[bytes]:
             yield data
 
 
-def for_each(function: Callable[[Path], T], paths: Iterable[Path]) -> list[T]:
-    """What a function makes of each file, in their order, so that answers are awaited together."""
+def for_each(function: Callable[[F], T], files: Iterable[F]) -> list[T]:
+    """What a function makes of each file, in their order; answers of storage are awaited together.
+    """
+    files = list(files)
+    if len(files) == 1:
+        return [function(files[0])]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        return list(pool.map(function, paths))
+        return list(pool.map(function, files))
 
 
 @contextmanager
