@@ -128,7 +128,8 @@ def open_input(text: str, plugins: Plugins, verify: bool = False,
     A JSON file is a schema, or a part_config of DistDGL's parts. A directory is a partition, a
     relation store, or what a reader knows, told apart by what it holds; a file other than JSON is
     for a reader, too. A URL is of a directory of edge files. Any other text is a data set of a
-    plugin or a name that a reader knows (`ogbn-…`, in the directory `dataset`). Options of a data set or reader follow after a colon: `name:option=value,…`.
+    plugin or a name that a reader knows (`ogbn-…`, in the directory `dataset`).
+    Options of a data set or reader follow after a colon: `name:option=value,…`.
 
     Raises
     ------
