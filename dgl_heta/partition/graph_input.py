@@ -18,6 +18,8 @@ from dgl_heta.hooks.packaged import to_install
 from dgl_heta.partition.directory import is_partition, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
+from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
+from dgl_heta.system.remote_files import RemotePath, is_remote
 
 
 @dataclass(frozen=True)
@@ -125,8 +127,8 @@ def open_input(text: str, plugins: Plugins, verify: bool = False,
 
     A JSON file is a schema, or a part_config of DistDGL's parts. A directory is a partition, a
     relation store, or what a reader knows, told apart by what it holds; a file other than JSON is
-    for a reader, too. Any other text is a data set of a plugin or a name that a reader knows
-    (`ogbn-…`, in the directory `dataset`).
+    for a reader, too. A URL is of a directory of edge files. Any other text is a data set of a
+    plugin or a name that a reader knows (`ogbn-…`, in the directory `dataset`).
     Options of a data set or reader follow after a colon: `name:option=value,…`.
 
     Raises
@@ -143,6 +145,8 @@ def _opened(text: str, plugins: Plugins, verify: bool) -> GraphInput:
     from dgl_heta.graph.readers import find_reader, open_source
 
     datasets = plugins.providers("dataset")
+    if is_remote(text):
+        return _remote(RemotePath.of(text), plugins)
     name, options = _name_and_options(text, datasets)
     path = Path(name)
     if name in datasets and not Path(text).exists():  # `name:option=1`, whatever is in `name`
@@ -166,6 +170,19 @@ def _opened(text: str, plugins: Plugins, verify: bool) -> GraphInput:
         f"store, a partition, a directory of edge files or of a GraphBolt data set, or one of the "
         f"data sets {listing(datasets)}" + (to_install("dataset", name) or nearest(name, datasets))
     )
+
+
+def _remote(path: RemotePath, plugins: Plugins) -> GraphInput:
+    """What is in object storage: edge files; of what dgl-heta has written it says what it is."""
+    from dgl_heta.graph.readers import open_source
+
+    if is_partition(path):
+        raise InputError(f"{path} is a partition in object storage; `dgl-heta stage {path} --to "
+                         "DIR` brings it here, or what a machine needs of it")
+    if (path / MANIFEST_FILE).is_file():
+        raise InputError(f"{path} is a relation store in object storage; copy it here")
+    source = open_source(path, plugins)
+    return GraphInput(source.schema(), source.name, source=source)
 
 
 def _name_and_options(text: str, datasets: Mapping[str, Any]) -> tuple[str, str]:

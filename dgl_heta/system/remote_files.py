@@ -1,5 +1,4 @@
-"""Directories of files, here or in object storage, behind one interface: names, and bytes from some
-place on.
+"""Files here or in object storage, by one interface: that of pathlib.
 
 Object storage is fsspec's: `s3://`, `gs://`, `hdfs://`, `http://` and whatever else it has a
 package for. Keys and endpoints come from where that package looks for them (the environment, a
@@ -8,115 +7,205 @@ profile, the machine's role); we neither read nor write them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import glob
+import io
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from pathlib import Path, PosixPath
+from typing import Any, TypeVar
 
 from dgl_heta.errors import HetaError, InputError
 
-BLOCK = 2**22  # bytes of a request
+BLOCK = 2**22  # bytes that are read at a time
+_FEWEST = 2**16
+"""Bytes of a request, at least: a header or a footer in one."""
+_AT_ONCE = 16
+_SLASHES = ":\0\0"
+"""What stands for `://`, of which pathlib would leave one slash."""
+F = TypeVar("F")
+T = TypeVar("T")
 
 
-class FileDirectory(Protocol):
-    """Files by their names, `/` between directories."""
+class RemotePath(PosixPath):
+    """A file or directory in object storage: as much of a Path as reading one needs.
 
-    def names(self) -> list[str]:
-        """The files that lie in it, not below."""
-
-    def blocks(self, name: str, start: int = 0) -> Iterator[bytes]:
-        """The bytes of a file from `start` on."""
-
-    def below(self, path: str) -> FileDirectory:
-        """Another directory, by its relative path; `..` leads up."""
-
-
-@dataclass(frozen=True)
-class LocalDirectory:
-    """A directory of this machine."""
-
-    path: Path
-
-    def names(self) -> list[str]:
-        return [entry.name for entry in self.path.iterdir() if entry.is_file()]
-
-    def blocks(self, name: str, start: int = 0) -> Iterator[bytes]:
-        with (self.path / name).open("rb") as file:
-            file.seek(start)
-            while data := file.read(BLOCK):
-                yield data
-
-    def below(self, path: str) -> LocalDirectory:
-        return LocalDirectory(self.path / path)
-
-
-@dataclass(frozen=True)
-class RemoteDirectory:
-    """A directory in object storage.
-
-    Every method raises InputError where there is nothing of that name or it may not be read, and
-    HetaError where storage does not answer; both name the file.
+    What asks storage raises InputError where it may not be read, and HetaError where storage does
+    not answer; both name the URL. What takes it for the name of a file of this machine raises
+    InputError.
     """
 
-    url: str
-    files: Any
-    path: str
+    _known: dict[str, Any] | None = None
 
     @classmethod
-    def open(cls, url: str) -> RemoteDirectory:
-        """The directory that a URL names; it is not looked at yet.
+    def of(cls, url: str) -> RemotePath:
+        """The path of a URL; it is not looked at yet.
 
         Raises
         ------
         InputError
             No package for its scheme is installed.
         """
-        with _told(url):
-            from fsspec.core import url_to_fs
+        path = cls(url.rstrip("/").replace("://", _SLASHES, 1))
+        path._storage()
+        return path
 
+    def __str__(self) -> str:
+        return super().__str__().replace(_SLASHES, "://")
+
+    def __fspath__(self) -> str:
+        raise InputError(f"{self} is in object storage, and this is read from a disk only; copy it "
+                         "here")
+
+    def exists(self, **_: Any) -> bool:
+        return self._entry() is not None
+
+    def is_file(self, **_: Any) -> bool:
+        return self.exists() and stat.S_ISREG(self.stat().st_mode)
+
+    def is_dir(self, **_: Any) -> bool:
+        return self.exists() and stat.S_ISDIR(self.stat().st_mode)
+
+    def stat(self, **_: Any) -> os.stat_result:
+        entry = self._entry()
+        if entry is None:
+            raise InputError(f"there is no {self}")
+        if entry["type"] == "directory":
+            return os.stat_result((stat.S_IFDIR, *[0] * 9))
+        if entry["size"] is None:
+            raise HetaError(f"cannot read {self}: storage does not say how large it is")
+        return os.stat_result((stat.S_IFREG, *[0] * 5, entry["size"], *[0] * 3))
+
+    def open(self, mode: str = "r", buffering: int = -1, encoding: str | None = None,  # type: ignore[override]
+             errors: str | None = None, newline: str | None = None) -> Any:
+        """Open it to be read, by ranges of at least `buffering` bytes."""
+        if mode not in ("r", "rb"):
+            raise InputError(f"{self} is in object storage, which is only read")
+        file = io.BufferedReader(_Ranges(self), max(buffering, _FEWEST))
+        return file if mode == "rb" else io.TextIOWrapper(file, encoding, errors, newline)
+
+    def iterdir(self) -> Iterator[RemotePath]:  # type: ignore[override]
+        files, path = self._storage()
+        with _told(self):
+            return iter(self._children(path, files.ls(path, detail=True)))
+
+    def glob(self, pattern: str, **_: Any) -> Iterator[RemotePath]:  # type: ignore[override]
+        files, path = self._storage()
+        with _told(self / pattern):
+            found = files.glob(f"{glob.escape(path)}/{pattern}", detail=True)
+            return iter(self._children(path, found.values()))
+
+    def rglob(self, pattern: str, **_: Any) -> Iterator[RemotePath]:  # type: ignore[override]
+        return self.glob(f"**/{pattern}")
+
+    def resolve(self, strict: bool = False) -> RemotePath:
+        """The path without `..`, which object storage takes for a name.
+
+        Raises
+        ------
+        InputError
+            It leads out of the bucket.
+        """
+        parts: list[str] = []
+        for part in self.parts:
+            if part == "..":
+                if len(parts) < 2:
+                    raise InputError(f"{self} leads out of its bucket; copy the store beside the "
+                                     "partition directory, or into it, and say so when you "
+                                     "partition")
+                parts.pop()
+            else:
+                parts.append(part)
+        return type(self)(*parts)
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        """Its bytes from `start` to `stop`."""
+        files, path = self._storage()
+        with _told(self):
+            data: bytes = files.cat_file(path, start=start, end=stop)
+        if len(data) != stop - start:
+            raise HetaError(f"cannot read {self}: of bytes {start:,} to {stop:,} storage gave "
+                            f"{len(data):,}; it must answer requests for a range, and the file "
+                            "stay as it is while it is read")
+        return data
+
+    def _children(self, path: str, entries: Iterable[dict[str, Any]]) -> list[RemotePath]:
+        children = []
+        for entry in entries:
+            child = self / entry["name"].removeprefix(path).strip("/")
+            if child != self:
+                if entry.get("size") is not None:  # else a request of its own may say it
+                    child._known = entry
+                children.append(child)
+        return children
+
+    def _entry(self) -> dict[str, Any] | None:
+        """What storage says of it, asked once; None where it has nothing of that name."""
+        if self._known is None:
+            files, path = self._storage()
+            with _told(self):
+                try:
+                    self._known = files.info(path)
+                except FileNotFoundError as error:
+                    # For http whatever goes wrong is no file.
+                    if type(error.__cause__).__module__.startswith("aiohttp"):
+                        raise error.__cause__ from None  # type: ignore[misc]
+                    return None
+        return self._known
+
+    def _storage(self) -> tuple[Any, str]:
+        """The file system of fsspec, and the path in it."""
+        from fsspec.core import url_to_fs
+
+        with _told(self):
             try:
-                files, path = url_to_fs(url.rstrip("/"))
+                files, path = url_to_fs(str(self), use_listings_cache=False)
             except (ImportError, ValueError) as error:
-                raise InputError(f"cannot read {url}: {error} (for s3:// install dgl-heta[s3])"
+                raise InputError(f"cannot read {self}: {error} (for s3:// install dgl-heta[s3])"
                                  ) from None
-        return cls(url.rstrip("/"), files, path)
-
-    def names(self) -> list[str]:
-        with _told(self.url):
-            listed = self.files.ls(self.path, detail=True)
-            return [entry["name"].rpartition("/")[2] for entry in listed
-                    if entry["type"] == "file"]
-
-    def blocks(self, name: str, start: int = 0) -> Iterator[bytes]:
-        where = f"{self.url}/{name}"
-        with _told(where):
-            file = self.files.open(f"{self.path}/{name}", "rb", block_size=BLOCK)
-        with file:
-            while True:
-                with _told(where):  # what is raised where the bytes are used is not storage's
-                    file.seek(start)
-                    data = file.read(BLOCK)
-                if not data:
-                    return
-                yield data
-                start += len(data)
-
-    def below(self, path: str) -> RemoteDirectory:
-        scheme, _, rest = self.url.partition("://")
-        return RemoteDirectory(f"{scheme}://{_joined(rest, path)}", self.files,
-                               _joined(self.path, path))
+        return files, path
 
 
-def file_directory(text: str) -> FileDirectory:
-    """The directory that a user names by a path or a URL.
+class _Ranges(io.RawIOBase):
+    """The bytes of a file in object storage, a request for each piece that is read."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self._path, self._size, self._at = path, path.stat().st_size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        if at < 0:
+            raise OSError(f"there is nothing before the first byte of {self._path}")
+        self._at = at
+        return at
+
+    def readinto(self, buffer: Any) -> int:
+        count = min(len(buffer), max(self._size - self._at, 0), BLOCK)
+        if count:
+            buffer[:count] = self._path.read_range(self._at, self._at + count)
+            self._at += count
+        return count
+
+
+def file_path(name: str | Path) -> Path:
+    """The path of what a user names by a path or a URL.
 
     Raises
     ------
     InputError
         No package for the URL's scheme is installed.
     """
-    return RemoteDirectory.open(text) if is_remote(text) else LocalDirectory(Path(text))
+    if isinstance(name, str):
+        return RemotePath.of(name) if is_remote(name) else Path(name)
+    return name
 
 
 def is_remote(text: str) -> bool:
@@ -124,23 +213,26 @@ def is_remote(text: str) -> bool:
     return "://" in text
 
 
-def _joined(path: str, relative: str) -> str:
-    """A path without `..`, which object storage takes for a name; InputError where that leads out
-    of the bucket."""
-    parts = path.split("/")
-    for part in relative.split("/"):
-        if part == "..":
-            if len(parts) < 2:
-                raise InputError(f"'{relative}' leads out of {path}; copy the store beside the "
-                                 "partition directory, or into it, and say so when you partition")
-            parts.pop()
-        elif part not in ("", "."):
-            parts.append(part)
-    return "/".join(parts)
+def blocks(path: Path, start: int = 0) -> Iterator[bytes]:
+    """The bytes of a file from `start` on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        while data := file.read(BLOCK):
+            yield data
+
+
+def for_each(function: Callable[[F], T], files: Iterable[F]) -> list[T]:
+    """What a function makes of each file, in their order; answers of storage are awaited together.
+    """
+    files = list(files)
+    if len(files) == 1:
+        return [function(files[0])]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(function, files))
 
 
 @contextmanager
-def _told(where: str) -> Iterator[None]:
+def _told(where: object) -> Iterator[None]:
     """Errors of storage in a line that names what was asked for; packages raise what they like."""
     try:
         yield
