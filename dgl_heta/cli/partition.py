@@ -37,7 +37,8 @@ _MOST_COLUMNS = 8
 @grouped
 def partition(
     graph: Input,
-    directory: Annotated[Path, typer.Option("--out", help="Directory to write.")],
+    to: Annotated[str, typer.Option(
+        "--out", metavar="DIR", help="Directory to write, or a URL of object storage.")],
     options: PlanOptions, source: SettingsOptions, files: ReadingOptions,
     staged: Annotated[Path | None, typer.Option(
         "--stage", metavar="DIR", help="Write also a directory for each machine, DIR/part-0 …, as "
@@ -54,6 +55,7 @@ def partition(
     leave open is as the settings say, if they do. Under torchrun, and under srun with several
     tasks, all processes write it together, each its share.
     """
+    from dgl_heta.cli.plan_command import show
     from dgl_heta.cli.requests import (
         cutter_of,
         filled,
@@ -68,15 +70,14 @@ def partition(
     from dgl_heta.partition.backends.metatree_backend import MetatreeBackend, check_divided
     from dgl_heta.partition.graph_input import open_input
     from dgl_heta.partition.staging import stage_all
+    from dgl_heta.planning.shared_rows import share_rows
     from dgl_heta.planning.workload import Workload, wire_itemsize
     from dgl_heta.settings import load_settings
     from dgl_heta.system.memory import peak_rss_mb
 
     started = time.perf_counter()
     adopt()
-    if Path(graph).exists() and Path(graph).resolve().is_relative_to(directory.resolve()):
-        raise InputError(f"'{graph}' lies in {directory}, which would be overwritten; choose "
-                         "another directory for the partition")
+    directory = _destination(graph, to)
     settings = load_settings(source.config, source.overrides)
     registry, options = plugins().configured(settings), filled(options, settings)
     opened = open_input(graph, registry, settings.run.verify, reading(files))
@@ -86,11 +87,9 @@ def partition(
                          "`dgl-heta plan`")
     method = options.method or "meta"
     backend = registry.get("partition backend", method)
-    builders = _builders(method, isinstance(backend, MetatreeBackend), settings.run.timeout_s)
+    _check_method(method, isinstance(backend, MetatreeBackend), staged, directory)
+    builders = _builders(settings.run.timeout_s)
     quiet = as_json or builders.rank > 0
-    if staged is not None and not isinstance(backend, MetatreeBackend):
-        raise InputError(f"--stage has no effect on --method {method}, whose parts are DGL's, one "
-                         "directory each already; leave it out")
     request = partition_request(
         backend, opened, options, parts=2 if options.parts is None else options.parts,
         cutter=cutter_of(options, registry), hubs=settings.partition.hubs,
@@ -102,17 +101,13 @@ def partition(
              *of_one_class(opened, request.target, settings.task)]
     request = replace(request, builders=builders)
     if dry_run:
-        if builders.rank:
-            return
-        _check(opened.source, directory, overwrite)
-        from dgl_heta.cli.plan_command import show
-        from dgl_heta.planning.shared_rows import share_rows
-
-        plan, _ = share_rows(backend.plan(opened.schema, request), request.workload,
-                             request.shared, request.shared_origin)
-        check_divided(plan, request)
-        say_of_graph(opened, request.target, bool(request.metapaths), notes)
-        show(plan, Workload(), as_json=as_json)
+        if builders.rank == 0:
+            _check(opened.source, directory, overwrite)
+            plan, _ = share_rows(backend.plan(opened.schema, request), request.workload,
+                                 request.shared, request.shared_origin)
+            check_divided(plan, request)
+            say_of_graph(opened, request.target, bool(request.metapaths), notes)
+            show(plan, Workload(), as_json=as_json)
         return
     if opened.store is not None and settings.run.verify and not isinstance(
             backend, MetatreeBackend):
@@ -152,16 +147,42 @@ def _say(written: PartitionResult, as_json: bool, result: dict[str, Any]) -> Non
     _show_statistics(written.statistics)
 
 
-def _builders(method: str, together: bool, timeout_s: float) -> Builders:
+def _destination(graph: str, to: str) -> Path:
+    """The directory or the URL that is to be written."""
+    from dgl_heta.system.remote_files import file_path, is_remote
+
+    directory = file_path(to)
+    if not is_remote(to) and Path(graph).exists() and Path(graph).resolve().is_relative_to(
+            directory.resolve()):
+        raise InputError(f"'{graph}' lies in {directory}, which would be overwritten; choose "
+                         "another directory for the partition")
+    return directory
+
+
+def _check_method(method: str, ours: bool, staged: Path | None, directory: Path) -> None:
+    """Refuse what only partitions of whole relations (`ours`) can be asked for."""
+    from dgl_heta.launch.scheduler import is_worker
+    from dgl_heta.system.remote_files import RemotePath
+
+    if ours:
+        return
+    if staged is not None:
+        raise InputError(f"--stage has no effect on --method {method}, whose parts are DGL's, one "
+                         "directory each already; leave it out")
+    if isinstance(directory, RemotePath):
+        raise InputError(f"--method {method} writes to a disk; give a directory, and copy it")
+    if is_worker() and os.environ["WORLD_SIZE"] != "1":
+        raise InputError(f"--method {method} is run by one process; start it without torchrun, or "
+                         "with one task")
+
+
+def _builders(timeout_s: float) -> Builders:
     """This process, or it and the others that a scheduler has started."""
     from dgl_heta.launch.scheduler import is_worker
     from dgl_heta.store.builders import ALONE
 
     if not is_worker() or os.environ["WORLD_SIZE"] == "1":
         return ALONE
-    if not together:
-        raise InputError(f"--method {method} is run by one process; start it without torchrun, or "
-                         "with one task")
     from dgl_heta.launch.building import WorkerBuilders
 
     return WorkerBuilders.of_scheduler(timeout_s)

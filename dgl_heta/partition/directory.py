@@ -17,6 +17,7 @@ from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.partition.part_config import PLAN_FILE, config_name, part_config
+from dgl_heta.partition.uploading import uploaded_directory
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.builders import ALONE, Builders
@@ -25,6 +26,7 @@ from dgl_heta.store.staged import FILE_NAME as STAGED_FILE
 from dgl_heta.store.staged import plan_sum
 from dgl_heta.store.writer import Progress, check_source, fill_store
 from dgl_heta.system.atomic_files import new_directory
+from dgl_heta.system.remote_files import RemotePath, file_path
 
 STORE_DIR = "store"
 
@@ -37,7 +39,7 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
 
     A source is written as a store inside the directory; an existing store is referred to, by
     its relative path, so that the two can be moved together. Several builders write one directory,
-    which all of them must see.
+    which all of them must see, or to one URL, where each needs room for what it writes.
 
     Raises
     ------
@@ -45,9 +47,12 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
         The plan is for another graph, a name that part_config cannot hold, or as
         :func:`dgl_heta.store.write_store`.
     """
-    out = Path(out)
+    out = file_path(out)
     if isinstance(source, Store):
         source.check_whole()
+        if isinstance(out, RemotePath):
+            raise InputError(f"a plan over the store {source.directory} refers to it, so it cannot "
+                             f"lie in {out}; give the files that the store was made from")
         schema, name = source.schema, graph_name or source.manifest.name
         store = source.directory.resolve()
         destination = Path(os.path.realpath(out))
@@ -65,7 +70,12 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
     config = part_config(plan, name, location)
     file = config_name(name)
     # Written beside and put in place whole: a partition that was interrupted is none.
-    with _directory_of_all(out, overwrite, builders) as directory:
+    if isinstance(out, RemotePath):
+        builders = builders.apart()
+        new = uploaded_directory(out, PLAN_FILE, overwrite=overwrite, builders=builders)
+    else:
+        new = _directory_of_all(out, overwrite, builders)
+    with new as directory:
         if not isinstance(source, Store):
             (directory / STORE_DIR).mkdir(exist_ok=True)
             fill_store(source, directory / STORE_DIR, memory_mb=memory_mb, edge_ids=edge_ids,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +27,12 @@ class Builders:
     rank = 0
     size = 1
     one_disk = True
+
+    def apart(self) -> Builders:
+        """The same processes where each has a directory of its own."""
+        other = copy(self)
+        other.one_disk = False
+        return other
 
     def gather(self, value: Any) -> list[Any]:
         """Return what each process gives, by rank; anything that JSON knows."""

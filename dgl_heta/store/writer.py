@@ -79,7 +79,8 @@ def fill_store(source: GraphSource, directory: Path, *, memory_mb: int = 512,
     Several builders share the arrays and the relations among them, and each relation that is more
     than a builder's share of all edges.
     """
-    builders.each(lambda: _check_space(source, directory, edge_ids, _chunk(memory_mb)))
+    builders.each(lambda: _check_space(source, directory, edge_ids, _chunk(memory_mb),
+                                       1 if builders.one_disk else builders.size))
     manifest = _Writing(source, directory, _chunk(memory_mb), edge_ids, progress, builders).write()
     builders.each(lambda: None if builders.rank else manifest.save(directory))
     return manifest
@@ -389,7 +390,9 @@ def _check_task(source: GraphSource, task: Task) -> None:
         labels.check(in_mask(mask), name)
 
 
-def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: int) -> None:
+def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: int,
+                 disks: int) -> None:
+    """Refuse a disk that has no room for the store, or for its share on several disks."""
     need = _node_bytes(source)
     need += sum(array.nbytes for relation in source.edges
                 for array in kept_edge_arrays(source, relation, edge_ids).values())
@@ -400,6 +403,7 @@ def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: in
         if edges.num_edges > chunk:
             scratch = max(scratch, edges.num_edges * (width + 8))
     free = shutil.disk_usage(directory).free
+    need //= disks
     if need + scratch > free:
         raise HetaError(f"no space left on the disk: the store needs {need:,} bytes and "
                         f"{scratch:,} more while it is written, but {free:,} are free")

@@ -30,9 +30,10 @@ T = TypeVar("T")
 
 
 class RemotePath(PosixPath):
-    """A file or directory in object storage: as much of a Path as reading one needs.
+    """A file or directory in object storage: as much of a Path as reading one needs, and whole
+    files to write.
 
-    What asks storage raises InputError where it may not be read, and HetaError where storage does
+    What asks storage raises InputError where that is not allowed, and HetaError where storage does
     not answer; both name the URL. What takes it for the name of a file of this machine raises
     InputError.
     """
@@ -82,7 +83,7 @@ class RemotePath(PosixPath):
              errors: str | None = None, newline: str | None = None) -> Any:
         """Open it to be read, by ranges of at least `buffering` bytes."""
         if mode not in ("r", "rb"):
-            raise InputError(f"{self} is in object storage, which is only read")
+            raise InputError(f"{self} is in object storage, where files are written whole")
         file = io.BufferedReader(_Ranges(self), max(buffering, _FEWEST))
         return file if mode == "rb" else io.TextIOWrapper(file, encoding, errors, newline)
 
@@ -130,6 +131,25 @@ class RemotePath(PosixPath):
                             f"{len(data):,}; it must answer requests for a range, and the file "
                             "stay as it is while it is read")
         return data
+
+    def put(self, file: Path) -> None:
+        """Make it the bytes of a file of this machine."""
+        files, path = self._storage()
+        with _told(self, "written"):
+            files.put_file(str(file), path)
+        self._known = None
+        if (size := self.stat().st_size) != file.stat().st_size:
+            raise HetaError(f"{self} has {size:,} bytes after {file.stat().st_size:,} were written "
+                            "to it; nothing else may write there meanwhile")
+
+    def unlink(self, missing_ok: bool = False) -> None:
+        files, path = self._storage()
+        with _told(self, "removed"):
+            try:
+                files.rm_file(path)
+            except FileNotFoundError:
+                if not missing_ok:
+                    raise
 
     def _children(self, path: str, entries: Iterable[dict[str, Any]]) -> list[RemotePath]:
         children = []
@@ -232,7 +252,7 @@ def for_each(function: Callable[[F], T], files: Iterable[F]) -> list[T]:
 
 
 @contextmanager
-def _told(where: object) -> Iterator[None]:
+def _told(where: object, use: str = "read") -> Iterator[None]:
     """Errors of storage in a line that names what was asked for; packages raise what they like."""
     try:
         yield
@@ -241,7 +261,7 @@ def _told(where: object) -> Iterator[None]:
     except FileNotFoundError as error:
         raise InputError(f"there is no {where} ({error})") from None
     except PermissionError as error:
-        raise InputError(f"{where} may not be read: {error}; look at the credentials and their end"
+        raise InputError(f"{where} may not be {use}: {error}; look at the credentials and their end"
                          ) from None
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
