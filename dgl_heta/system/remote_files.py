@@ -10,6 +10,7 @@ from __future__ import annotations
 import glob
 import io
 import os
+import re
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,8 +48,12 @@ class RemotePath(PosixPath):
         Raises
         ------
         InputError
-            No package for its scheme is installed.
+            No package for its scheme is installed, or a password is in it, which would come into
+            stores and logs.
         """
+        if re.match(r"[^/]*://[^/@]*:[^/@]*@", url):
+            raise InputError("a URL has a password in it; give that where the package for its "
+                             "scheme looks for it, such as the environment")
         path = cls(url.rstrip("/").replace("://", _SLASHES, 1))
         path._storage()
         return path

@@ -116,3 +116,10 @@ def test_keys_that_may_not_write_are_named(port: int, monkeypatch: pytest.Monkey
         end_credentials(monkeypatch)
         with pytest.raises(InputError, match="s3://bucket/parts.* may not be "):
             write_partition(source, make_plan(source.schema(), "paper", 2, 2), "s3://bucket/parts")
+
+
+def test_a_password_in_a_url_comes_into_no_store(tmp_path: Path) -> None:
+    source = academic(papers=60)
+    with pytest.raises(InputError, match="a URL has a password in it") as said:
+        write_partition(source, make_plan(source.schema(), "paper", 2, 2), "s3://me:secret@b/parts")
+    assert "secret" not in str(said.value)
