@@ -56,6 +56,7 @@ class Staging:
     files : the store's files, wherever they are.
     staged : which files, without checksums of pieces.
     whose : file → the relation or node type that it is of.
+    also : relations and node types that are staged beside those of the partitions, by name.
     """
 
     source: str
@@ -65,6 +66,7 @@ class Staging:
     files: Path
     staged: Staged
     whose: dict[str, str]
+    also: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, partition: OpenedPartition, parts: Sequence[int] | None = None,
@@ -89,7 +91,7 @@ class Staging:
         files, whose = _files(store, plan, chosen, *_also(store, also))
         return cls(source, partition.graph_name, store, plan, partition.files, Staged(
             chosen, plan.num_parts, plan_sum(plan.to_json()),
-            store.manifest.to_json()[KEY], files), whose)
+            store.manifest.to_json()[KEY], files), whose, tuple(also))
 
     @property
     def entries(self) -> list[ArrayEntry]:

@@ -12,11 +12,11 @@ from tests.support.launching import free_port
 
 
 @contextlib.contextmanager
-def server(port: int = 0) -> Iterator[int]:
+def server(port: int = 0, address: str = "127.0.0.1") -> Iterator[int]:
     """An S3 server; its objects are the process's, and stay."""
     from moto.server import ThreadedMotoServer
 
-    started = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    started = ThreadedMotoServer(ip_address=address, port=port, verbose=False)
     started.start()
     try:
         yield started.get_host_and_port()[1]
@@ -24,12 +24,12 @@ def server(port: int = 0) -> Iterator[int]:
         started.stop()
 
 
-def storage_port(monkeypatch: pytest.MonkeyPatch) -> int:
+def storage_port(monkeypatch: pytest.MonkeyPatch, address: str = "127.0.0.1") -> int:
     """Where the storage of this test is to be, by the environment, as a user would say it."""
     from fsspec.registry import get_filesystem_class
 
-    chosen = free_port("127.0.0.1")
-    for name, value in {"ENDPOINT_URL": f"http://127.0.0.1:{chosen}", "ACCESS_KEY_ID": "key",
+    chosen = free_port(address)
+    for name, value in {"ENDPOINT_URL": f"http://{address}:{chosen}", "ACCESS_KEY_ID": "key",
                         "SECRET_ACCESS_KEY": "secret", "DEFAULT_REGION": "us-east-1",
                         "MAX_ATTEMPTS": "1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
