@@ -16,7 +16,7 @@ from pathlib import Path
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import GraphSource
-from dgl_heta.partition.part_config import PLAN_FILE, config_name, part_config
+from dgl_heta.partition.part_config import PLAN_FILE, PROFILES_DIR, config_name, part_config
 from dgl_heta.partition.uploading import uploaded_directory
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
@@ -119,6 +119,9 @@ def others_in(directory: Path) -> Iterator[Path]:
             yield from (file for file in path.rglob("*") if not file.is_dir()
                         and file.suffix != ".npy"
                         and file not in (path / MANIFEST_FILE, path / STAGED_FILE))
+        elif path.name == PROFILES_DIR and path.is_dir() and not path.is_symlink():
+            yield from (file for file in path.iterdir() if not (
+                file.match("visits-*.safetensors") or file.match("penalties-*.json")))
         elif not (path.is_file() and (path.match("owner-*.npy") or path.name == PLAN_FILE
                                       or (path.suffix == ".json" and is_part_config(path)))):
             yield path
