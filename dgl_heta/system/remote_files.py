@@ -23,7 +23,7 @@ BLOCK = 2**22  # bytes that are read at a time
 _FEWEST = 2**16
 """Bytes of a request, at least: a header or a footer in one."""
 _AT_ONCE = 16
-_SLASHES = ":\0\0"
+_SLASHES = ":\1\1"
 """What stands for `://`, of which pathlib would leave one slash."""
 F = TypeVar("F")
 T = TypeVar("T")
@@ -108,17 +108,11 @@ class RemotePath(PosixPath):
         InputError
             It leads out of the bucket.
         """
-        parts: list[str] = []
-        for part in self.parts:
-            if part == "..":
-                if len(parts) < 2:
-                    raise InputError(f"{self} leads out of its bucket; copy the store beside the "
-                                     "partition directory, or into it, and say so when you "
-                                     "partition")
-                parts.pop()
-            else:
-                parts.append(part)
-        return type(self)(*parts)
+        path = type(self)(os.path.normpath(super().__str__()))
+        if path.parts[:1] != self.parts[:1]:
+            raise InputError(f"{self} leads out of its bucket; copy the store beside the partition "
+                             "directory, or into it, and say so when you partition")
+        return path
 
     def read_range(self, start: int, stop: int) -> bytes:
         """Its bytes from `start` to `stop`."""
@@ -209,8 +203,9 @@ def file_path(name: str | Path) -> Path:
 
 
 def is_remote(text: str) -> bool:
-    """Return whether a user's text is a URL."""
-    return "://" in text
+    """Return whether a user's text is a URL; one with an option before it is none."""
+    scheme, slashes, _ = text.partition("://")
+    return bool(slashes) and ":" not in scheme
 
 
 def blocks(path: Path, start: int = 0) -> Iterator[bytes]:
