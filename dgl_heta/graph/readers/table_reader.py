@@ -46,6 +46,7 @@ class Table:
     ----------
     path, form : as given.
     names : of the columns, in their order; of several files those of the first.
+    own_names : those of them that no directory gives.
     is_text : whether every value is text (CSV).
     size : bytes of its files.
 
@@ -59,20 +60,23 @@ class Table:
                  root: Path | None = None) -> None:
         self.path, self.form = path, form or TextForm()
         self._paths = tuple(files) or (path,)
-        self._files = for_each(partial(_opened, form=form, root=root), self._paths)
-        self.names, self.size = self._files[0].names, sum(p.stat().st_size for p in self._paths)
+        self._files = for_each(partial(open_columns, form=form), self._paths)
+        self._given = [_given_by(path, root, file) for path, file in zip(self._paths, self._files)]
+        self.own_names = self._files[0].names
+        self.names = [*self.own_names, *self._given[0]]
+        self.size = sum(path.stat().st_size for path in self._paths)
         self.is_text = self._paths[0].name.endswith(TEXT_ENDINGS)
-        self._known = [frozenset(file.names) for file in self._files]
+        self._known = [{*file.names, *given} for file, given in zip(self._files, self._given)]
         self._ends = np.zeros(0, np.int64)
         self._rows: np.ndarray | None = None
         self._kept: dict[str, Any] = {}
 
     def check(self, name: str, use: str = "") -> None:
         """Refuse the name of a column that is not there; `use` says what it is for."""
-        for path, file, known in zip(self._paths, self._files, self._known):
+        for path, known in zip(self._paths, self._known):
             if name not in known:
                 raise InputError(f"{path} has no column '{name}'{use}; its columns: "
-                                 f"{listing(file.names)}" + nearest(name, file.names))
+                                 f"{listing(known)}" + nearest(name, known))
 
     def columns(self, names: Sequence[str], use: str = "") -> list[Any]:
         """Whole columns, each one array of a type that :func:`column_values.plain` leaves.
@@ -177,7 +181,7 @@ class Table:
 
     def _read(self, names: Sequence[str]) -> list[Any]:
         pa = arrow()
-        parts = [file.read(names) for file in self._files]
+        parts = [_read_file(file, given, names) for file, given in zip(self._files, self._given)]
         self._ends = np.cumsum([len(columns[0]) for columns in parts])
         joined = []
         with reading(self.path):
@@ -208,30 +212,23 @@ class Table:
                 for column in columns]
 
 
-class _HiveColumns:
-    """A file with columns, and those that the names of its directories give it."""
-
-    def __init__(self, file: ColumnFile, given: Mapping[str, str | None]) -> None:
-        self._file, self._given = file, given
-        self.names = [*file.names, *given]
-
-    def read(self, names: Sequence[str]) -> list[Any]:
-        pa = arrow()
-        own = [name for name in names if name not in self._given] or self._file.names[:1]
-        read = dict(zip(own, self._file.read(own)))
-        rows = len(read[own[0]])
-        return [read[name] if name in read else pa.chunked_array(
-            [pa.repeat(pa.scalar(self._given[name], pa.large_string()), rows)]) for name in names]
-
-
-def _opened(path: Path, form: TextForm | None, root: Path | None) -> ColumnFile:
-    """A file of a table; what is said of it by its directories counts where it says nothing."""
-    file = open_columns(path, form)
+def _given_by(path: Path, root: Path | None, file: ColumnFile) -> dict[str, str | None]:
+    """The columns that directories below `root` give a file, with their values; its own count."""
     parts = [part.partition("=") for part in path.relative_to(root).parts[:-1]] if root else []
     given = {unquote(name): None if value == _NO_VALUE else unquote(value)
              for name, is_column, value in parts if is_column}
-    given = {name: value for name, value in given.items() if name and name not in file.names}
-    return _HiveColumns(file, given) if given else file
+    return {name: value for name, value in given.items() if name and name not in file.names}
+
+
+def _read_file(file: ColumnFile, given: Mapping[str, str | None], names: Sequence[str]
+               ) -> list[Any]:
+    """Columns of a file, also those that are given."""
+    pa = arrow()
+    own = [name for name in names if name not in given] or file.names[:1]
+    read = dict(zip(own, file.read(own)))
+    rows = len(read[own[0]])
+    return [read[name] if name in read else pa.chunked_array(
+        [pa.repeat(pa.scalar(given[name], pa.large_string()), rows)]) for name in names]
 
 
 def _said(kind: Any) -> str:
