@@ -63,20 +63,19 @@ class RemotePath(PosixPath):
         return self._entry() is not None
 
     def is_file(self, **_: Any) -> bool:
-        return self.exists() and stat.S_ISREG(self.stat().st_mode)
+        return (self._entry() or {}).get("type") == "file"
 
     def is_dir(self, **_: Any) -> bool:
-        return self.exists() and stat.S_ISDIR(self.stat().st_mode)
+        return (self._entry() or {}).get("type") == "directory"
 
     def stat(self, **_: Any) -> os.stat_result:
         entry = self._entry()
         if entry is None:
             raise InputError(f"there is no {self}")
-        if entry["type"] == "directory":
-            return os.stat_result((stat.S_IFDIR, *[0] * 9))
-        if entry["size"] is None:
+        mode = stat.S_IFDIR if entry["type"] == "directory" else stat.S_IFREG
+        if entry["size"] is None and mode == stat.S_IFREG:
             raise HetaError(f"cannot read {self}: storage does not say how large it is")
-        return os.stat_result((stat.S_IFREG, *[0] * 5, entry["size"], *[0] * 3))
+        return os.stat_result((mode, *[0] * 5, entry["size"] or 0, *[0] * 3))
 
     def open(self, mode: str = "r", buffering: int = -1, encoding: str | None = None,  # type: ignore[override]
              errors: str | None = None, newline: str | None = None) -> Any:
@@ -115,10 +114,12 @@ class RemotePath(PosixPath):
         return path
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Its bytes from `start` to `stop`."""
+        """Its bytes from `start` to `stop`, of which blocks come at the same time."""
         files, path = self._storage()
+        starts = [*range(start, stop, BLOCK)]
+        ends = [min(at + BLOCK, stop) for at in starts]
         with _told(self):
-            data: bytes = files.cat_file(path, start=start, end=stop)
+            data = b"".join(files.cat_ranges([path] * len(starts), starts, ends, on_error="raise"))
         if len(data) != stop - start:
             raise HetaError(f"cannot read {self}: of bytes {start:,} to {stop:,} storage gave "
                             f"{len(data):,}; it must answer requests for a range, and the file "
@@ -182,7 +183,7 @@ class _Ranges(io.RawIOBase):
         return at
 
     def readinto(self, buffer: Any) -> int:
-        count = min(len(buffer), max(self._size - self._at, 0), BLOCK)
+        count = min(len(buffer), max(self._size - self._at, 0), _AT_ONCE // 2 * BLOCK)
         if count:
             buffer[:count] = self._path.read_range(self._at, self._at + count)
             self._at += count
@@ -219,9 +220,6 @@ def blocks(path: Path, start: int = 0) -> Iterator[bytes]:
 def for_each(function: Callable[[F], T], files: Iterable[F]) -> list[T]:
     """What a function makes of each file, in their order; answers of storage are awaited together.
     """
-    files = list(files)
-    if len(files) == 1:
-        return [function(files[0])]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(function, files))
 

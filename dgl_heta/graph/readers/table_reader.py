@@ -5,30 +5,23 @@ In a CSV everything is text until somebody says what it is. Rows count from 1, t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest, quoted
-from dgl_heta.graph.readers.column_files import (
-    TEXT_ENDINGS,
-    ColumnFile,
-    TextForm,
-    open_columns,
-    reading,
-)
+from dgl_heta.graph.readers.column_files import TEXT_ENDINGS, TextForm, reading
 from dgl_heta.graph.readers.column_values import arrow, as_text, first, sort_of
+from dgl_heta.graph.readers.hive_columns import open_hive
 from dgl_heta.graph.source import MOST_CLASSES
 from dgl_heta.system.remote_files import for_each
 
 MISSING = ("nan", "NaN", "NAN")
 """Texts that programs write into a CSV where there is no value."""
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Table:
@@ -60,23 +53,21 @@ class Table:
                  root: Path | None = None) -> None:
         self.path, self.form = path, form or TextForm()
         self._paths = tuple(files) or (path,)
-        self._files = for_each(partial(open_columns, form=form), self._paths)
-        self._given = [_given_by(path, root, file) for path, file in zip(self._paths, self._files)]
-        self.own_names = self._files[0].names
-        self.names = [*self.own_names, *self._given[0]]
+        self._files = for_each(partial(open_hive, form=form, root=root), self._paths)
+        self.names, self.own_names = self._files[0].names, self._files[0].own
         self.size = sum(path.stat().st_size for path in self._paths)
         self.is_text = self._paths[0].name.endswith(TEXT_ENDINGS)
-        self._known = [{*file.names, *given} for file, given in zip(self._files, self._given)]
+        self._known = [frozenset(file.names) for file in self._files]
         self._ends = np.zeros(0, np.int64)
         self._rows: np.ndarray | None = None
         self._kept: dict[str, Any] = {}
 
     def check(self, name: str, use: str = "") -> None:
         """Refuse the name of a column that is not there; `use` says what it is for."""
-        for path, known in zip(self._paths, self._known):
+        for path, file, known in zip(self._paths, self._files, self._known):
             if name not in known:
                 raise InputError(f"{path} has no column '{name}'{use}; its columns: "
-                                 f"{listing(known)}" + nearest(name, known))
+                                 f"{listing(file.names)}" + nearest(name, file.names))
 
     def columns(self, names: Sequence[str], use: str = "") -> list[Any]:
         """Whole columns, each one array of a type that :func:`column_values.plain` leaves.
@@ -181,7 +172,7 @@ class Table:
 
     def _read(self, names: Sequence[str]) -> list[Any]:
         pa = arrow()
-        parts = [_read_file(file, given, names) for file, given in zip(self._files, self._given)]
+        parts = [file.read(names) for file in self._files]
         self._ends = np.cumsum([len(columns[0]) for columns in parts])
         joined = []
         with reading(self.path):
@@ -210,25 +201,6 @@ class Table:
         (kind,) = known
         return [column if column.type == kind else pa.chunked_array([pa.nulls(len(column), kind)])
                 for column in columns]
-
-
-def _given_by(path: Path, root: Path | None, file: ColumnFile) -> dict[str, str | None]:
-    """The columns that directories below `root` give a file, with their values; its own count."""
-    parts = [part.partition("=") for part in path.relative_to(root).parts[:-1]] if root else []
-    given = {unquote(name): None if value == _NO_VALUE else unquote(value)
-             for name, is_column, value in parts if is_column}
-    return {name: value for name, value in given.items() if name and name not in file.names}
-
-
-def _read_file(file: ColumnFile, given: Mapping[str, str | None], names: Sequence[str]
-               ) -> list[Any]:
-    """Columns of a file, also those that are given."""
-    pa = arrow()
-    own = [name for name in names if name not in given] or file.names[:1]
-    read = dict(zip(own, file.read(own)))
-    rows = len(read[own[0]])
-    return [read[name] if name in read else pa.chunked_array(
-        [pa.repeat(pa.scalar(given[name], pa.large_string()), rows)]) for name in names]
 
 
 def _said(kind: Any) -> str:
