@@ -7,13 +7,13 @@ profile, the machine's role); we neither read nor write them.
 
 from __future__ import annotations
 
-import glob
 import io
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path, PosixPath
 from typing import Any, TypeVar
 
@@ -41,13 +41,7 @@ class RemotePath(PosixPath):
 
     @classmethod
     def of(cls, url: str) -> RemotePath:
-        """The path of a URL; it is not looked at yet.
-
-        Raises
-        ------
-        InputError
-            No package for its scheme is installed.
-        """
+        """The path of a URL, not looked at yet; InputError where no package knows its scheme."""
         path = cls(url.rstrip("/").replace("://", _SLASHES, 1))
         path._storage()
         return path
@@ -77,36 +71,41 @@ class RemotePath(PosixPath):
             raise HetaError(f"cannot read {self}: storage does not say how large it is")
         return os.stat_result((mode, *[0] * 5, entry["size"] or 0, *[0] * 3))
 
-    def open(self, mode: str = "r", buffering: int = -1, encoding: str | None = None,  # type: ignore[override]
-             errors: str | None = None, newline: str | None = None) -> Any:
-        """Open it to be read, by ranges of at least `buffering` bytes."""
-        if mode not in ("r", "rb"):
-            raise InputError(f"{self} is in object storage, which is only read")
-        file = io.BufferedReader(_Ranges(self), max(buffering, _FEWEST))
-        return file if mode == "rb" else io.TextIOWrapper(file, encoding, errors, newline)
+    def open(self, mode: str = "rb", buffering: int = -1, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        """Open it to be read as bytes, by ranges of at least `buffering`."""
+        if mode != "rb":
+            raise InputError(f"{self} is in object storage, whose bytes are only read")
+        return io.BufferedReader(_Ranges(self), max(buffering, _FEWEST))
 
     def iterdir(self) -> Iterator[RemotePath]:  # type: ignore[override]
         files, path = self._storage()
         with _told(self):
-            return iter(self._children(path, files.ls(path, detail=True)))
+            listed = files.ls(path, detail=True)
+        for entry in listed:
+            child = self / entry["name"].removeprefix(path).strip("/")
+            if entry["type"] == "directory" or entry["size"] is not None:
+                child._known = entry  # else a request of its own may say the size
+            if child != self:
+                yield child
 
     def glob(self, pattern: str, **_: Any) -> Iterator[RemotePath]:  # type: ignore[override]
-        files, path = self._storage()
-        with _told(self / pattern):
-            found = files.glob(f"{glob.escape(path)}/{pattern}", detail=True)
-            return iter(self._children(path, found.values()))
+        """What a pattern fits; fsspec's own would leave out directories that it fails to list."""
+        found = [self]
+        for part in pattern.split("/"):
+            if part == "**":
+                new = found
+                while new := [path for path in _in_all(new) if path.is_dir()]:
+                    found = found + new
+            else:
+                found = [path for path in _in_all(found) if fnmatchcase(path.name, part)]
+        return iter(found)
 
     def rglob(self, pattern: str, **_: Any) -> Iterator[RemotePath]:  # type: ignore[override]
         return self.glob(f"**/{pattern}")
 
     def resolve(self, strict: bool = False) -> RemotePath:
-        """The path without `..`, which object storage takes for a name.
-
-        Raises
-        ------
-        InputError
-            It leads out of the bucket.
-        """
+        """The path without `..`, which object storage takes for a name; InputError where that leads
+        out of the bucket."""
         path = type(self)(os.path.normpath(super().__str__()))
         if path.parts[:1] != self.parts[:1]:
             raise InputError(f"{self} leads out of its bucket; copy the store beside the partition "
@@ -119,22 +118,16 @@ class RemotePath(PosixPath):
         starts = [*range(start, stop, BLOCK)]
         ends = [min(at + BLOCK, stop) for at in starts]
         with _told(self):
-            data = b"".join(files.cat_ranges([path] * len(starts), starts, ends, on_error="raise"))
+            pieces = files.cat_ranges([path] * len(starts), starts, ends, on_error="return")
+            for error in pieces:
+                if isinstance(error, Exception):
+                    raise error
+        data: bytes = b"".join(pieces)
         if len(data) != stop - start:
             raise HetaError(f"cannot read {self}: of bytes {start:,} to {stop:,} storage gave "
                             f"{len(data):,}; it must answer requests for a range, and the file "
                             "stay as it is while it is read")
         return data
-
-    def _children(self, path: str, entries: Iterable[dict[str, Any]]) -> list[RemotePath]:
-        children = []
-        for entry in entries:
-            child = self / entry["name"].removeprefix(path).strip("/")
-            if child != self:
-                if entry.get("size") is not None:  # else a request of its own may say it
-                    child._known = entry
-                children.append(child)
-        return children
 
     def _entry(self) -> dict[str, Any] | None:
         """What storage says of it, asked once; None where it has nothing of that name."""
@@ -176,11 +169,8 @@ class _Ranges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        if at < 0:
-            raise OSError(f"there is nothing before the first byte of {self._path}")
-        self._at = at
-        return at
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at  # which BufferedReader refuses below 0
 
     def readinto(self, buffer: Any) -> int:
         count = min(len(buffer), max(self._size - self._at, 0), _AT_ONCE // 2 * BLOCK)
@@ -220,8 +210,17 @@ def blocks(path: Path, start: int = 0) -> Iterator[bytes]:
 def for_each(function: Callable[[F], T], files: Iterable[F]) -> list[T]:
     """What a function makes of each file, in their order; answers of storage are awaited together.
     """
+    files = list(files)
+    if len(files) < 2:
+        return [function(file) for file in files]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(function, files))
+
+
+def _in_all(paths: list[RemotePath]) -> list[RemotePath]:
+    """What lies in those of the paths that are directories."""
+    listed = for_each(lambda path: [*path.iterdir()], [path for path in paths if path.is_dir()])
+    return [path for one in listed for path in one]
 
 
 @contextmanager

@@ -163,7 +163,7 @@ def test_a_name_of_object_storage_is_no_name_on_the_disk(
     for wrong in (lambda: np.load(path), lambda: path.write_text("x"), path.unlink):
         with pytest.raises(InputError, match="metadata.json is in object storage, "):
             wrong()
-    assert json.loads(path.read_text(encoding="utf-8"))["name"] == "tiny"
+    assert json.loads(path.read_bytes())["name"] == "tiny"
 
 
 class OneAnswer(http.server.SimpleHTTPRequestHandler):

@@ -148,12 +148,9 @@ class NpyRows:
         """Some numbers in the order of the file, in the byte order of this machine; `last` says
         what the last of them is of."""
         values = np.empty(count, self.dtype)
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset + first * self.dtype.itemsize)
-                read = file.readinto(values.view(np.uint8).data) if count else 0
-        except OSError as error:
-            raise InputError(f"cannot read {self.path}: {error.strerror or error}") from None
+        with _reading_npy(self.path), self.path.open("rb") as file:
+            file.seek(self.offset + first * self.dtype.itemsize)
+            read = file.readinto(values.view(np.uint8).data) if count else 0
         if read != values.nbytes:
             raise InputError(f"{self.path} ends before {last}; it was cut while being read")
         return values.astype(self.dtype.newbyteorder("="), copy=False)
