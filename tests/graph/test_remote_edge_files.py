@@ -110,6 +110,25 @@ def test_a_store_from_a_url_is_the_one_from_the_directory(
 
 
 
+def test_a_directory_that_cannot_be_listed_is_named_and_not_left_out(
+        running: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    url = upload(tables(tmp_path / "tables"), "bucket/tables")
+    listed, asked = s3fs.S3FileSystem._lsdir, list[str]()
+
+    async def list_directory(self, path, *args, **kwargs):
+        asked.append(path)
+        if "/lang=" in path:
+            end_credentials(monkeypatch)
+        return await listed(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_lsdir", list_directory)
+    with pytest.raises(InputError, match=r"tables/papers/year=202./lang=de%20CH may not be read: "):
+        read_edge_files(url)
+    assert "bucket/tables/papers" in asked
+
+
 def stopped_in_the_middle(url: str, out: Path, stop) -> str:
     """What a store being written says when something happens after its first array."""
     calls: list[str] = []

@@ -302,7 +302,7 @@ class ParquetEdges:
 
 
 def open_edges(path: str | Path) -> EdgeSource:
-    """The edges in a file: `.npy` (2, E), CSV or `.parquet`, as its name says.
+    """The edges in a file, by its path or URL: `.npy` (2, E), CSV or `.parquet`, as its name says.
 
     They are read in chunks, anew at each call of `chunks`, and never all at once.
 

@@ -65,7 +65,8 @@ TEXT_KEYS = ("header", "delimiter", "decimal")
 
 
 def read_edge_files(directory: str | Path) -> GraphSource:
-    """Describe the graph in `directory`. Edges stay in their files, node arrays are mapped.
+    """Describe the graph in `directory`, a path or a URL. Edges stay in their files, node arrays
+    are mapped; what is in object storage is read in ranges.
 
     Edges of nodes with ids of their own are numbered here, and stay in memory (8 bytes each).
 
