@@ -18,8 +18,7 @@ from dgl_heta.hooks.packaged import to_install
 from dgl_heta.partition.directory import is_partition, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
-from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
-from dgl_heta.system.remote_files import RemotePath, is_remote
+from dgl_heta.system.remote_files import RemotePath, file_path, is_remote
 
 
 @dataclass(frozen=True)
@@ -145,10 +144,8 @@ def _opened(text: str, plugins: Plugins, verify: bool) -> GraphInput:
     from dgl_heta.graph.readers import find_reader, open_source
 
     datasets = plugins.providers("dataset")
-    if is_remote(text):
-        return _remote(RemotePath.of(text), plugins)
-    name, options = _name_and_options(text, datasets)
-    path = Path(name)
+    name, options = (text, "") if is_remote(text) else _name_and_options(text, datasets)
+    path = file_path(name)
     if name in datasets and not Path(text).exists():  # `name:option=1`, whatever is in `name`
         source = load_dataset(plugins.get("dataset", name), options)
         return GraphInput(source.schema(), source.name, source=source)
@@ -172,19 +169,6 @@ def _opened(text: str, plugins: Plugins, verify: bool) -> GraphInput:
     )
 
 
-def _remote(path: RemotePath, plugins: Plugins) -> GraphInput:
-    """What is in object storage: edge files; of what dgl-heta has written it says what it is."""
-    from dgl_heta.graph.readers import open_source
-
-    if is_partition(path):
-        raise InputError(f"{path} is a partition in object storage; `dgl-heta stage {path} --to "
-                         "DIR` brings it here, or what a machine needs of it")
-    if (path / MANIFEST_FILE).is_file():
-        raise InputError(f"{path} is a relation store in object storage; copy it here")
-    source = open_source(path, plugins)
-    return GraphInput(source.schema(), source.name, source=source)
-
-
 def _name_and_options(text: str, datasets: Mapping[str, Any]) -> tuple[str, str]:
     """`name:options` taken apart, where a path may hold colons itself."""
     head, _, rest = text.partition(":")
@@ -203,6 +187,9 @@ def _written(path: Path, verify: bool) -> GraphInput | None:
         return GraphInput(Schema.load(path), path.stem)
     if not path.is_dir():
         return None
+    if isinstance(path, RemotePath) and (is_partition(path) or Store.is_store(path)):
+        raise InputError(f"{path} is a partition or a store in object storage; `dgl-heta stage "
+                         f"{path} --to DIR` brings a partition here, and a store is to be copied")
     if is_partition(path):
         store, plan = open_partition(path, verify)
         return GraphInput(store.schema, store.manifest.name, store, plan)

@@ -7,7 +7,6 @@ profile, the machine's role); we neither read nor write them.
 
 from __future__ import annotations
 
-import glob
 import io
 import os
 import re
@@ -15,6 +14,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path, PosixPath
 from typing import Any, TypeVar
 
@@ -24,7 +24,7 @@ BLOCK = 2**22  # bytes that are read at a time
 _FEWEST = 2**16
 """Bytes of a request, at least: a header or a footer in one."""
 _AT_ONCE = 16
-_SLASHES = ":\0\0"
+_SLASHES = ":\1\1"
 """What stands for `://`, of which pathlib would leave one slash."""
 F = TypeVar("F")
 T = TypeVar("T")
@@ -43,13 +43,12 @@ class RemotePath(PosixPath):
 
     @classmethod
     def of(cls, url: str) -> RemotePath:
-        """The path of a URL; it is not looked at yet.
+        """The path of a URL, not looked at yet.
 
         Raises
         ------
         InputError
-            No package for its scheme is installed, or a password is in it, which would come into
-            stores and logs.
+            No package knows its scheme, or a password is in it, which would come into stores.
         """
         if re.match(r"[^/]*://[^/@]*:[^/@]*@", url):
             raise InputError("a URL has a password in it; give that where the package for its "
@@ -69,68 +68,72 @@ class RemotePath(PosixPath):
         return self._entry() is not None
 
     def is_file(self, **_: Any) -> bool:
-        return self.exists() and stat.S_ISREG(self.stat().st_mode)
+        return (self._entry() or {}).get("type") == "file"
 
     def is_dir(self, **_: Any) -> bool:
-        return self.exists() and stat.S_ISDIR(self.stat().st_mode)
+        return (self._entry() or {}).get("type") == "directory"
 
     def stat(self, **_: Any) -> os.stat_result:
         entry = self._entry()
         if entry is None:
             raise InputError(f"there is no {self}")
-        if entry["type"] == "directory":
-            return os.stat_result((stat.S_IFDIR, *[0] * 9))
-        if entry["size"] is None:
+        mode = stat.S_IFDIR if entry["type"] == "directory" else stat.S_IFREG
+        if entry["size"] is None and mode == stat.S_IFREG:
             raise HetaError(f"cannot read {self}: storage does not say how large it is")
-        return os.stat_result((stat.S_IFREG, *[0] * 5, entry["size"], *[0] * 3))
+        return os.stat_result((mode, *[0] * 5, entry["size"] or 0, *[0] * 3))
 
-    def open(self, mode: str = "r", buffering: int = -1, encoding: str | None = None,  # type: ignore[override]
-             errors: str | None = None, newline: str | None = None) -> Any:
-        """Open it to be read, by ranges of at least `buffering` bytes."""
-        if mode not in ("r", "rb"):
-            raise InputError(f"{self} is in object storage, where files are written whole")
-        file = io.BufferedReader(_Ranges(self), max(buffering, _FEWEST))
-        return file if mode == "rb" else io.TextIOWrapper(file, encoding, errors, newline)
+    def open(self, mode: str = "rb", buffering: int = -1, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+        """Open it to be read as bytes, by ranges of at least `buffering`."""
+        if mode != "rb":
+            raise InputError(f"{self} is in object storage, whose bytes are only read")
+        return io.BufferedReader(_Ranges(self), max(buffering, _FEWEST))
 
     def iterdir(self) -> Iterator[RemotePath]:  # type: ignore[override]
         files, path = self._storage()
         with _told(self):
-            return iter(self._children(path, files.ls(path, detail=True)))
+            listed = files.ls(path, detail=True)
+        for entry in listed:
+            child = self / entry["name"].removeprefix(path).strip("/")
+            if entry["type"] == "directory" or entry["size"] is not None:
+                child._known = entry  # else a request of its own may say the size
+            if child != self:
+                yield child
 
     def glob(self, pattern: str, **_: Any) -> Iterator[RemotePath]:  # type: ignore[override]
-        files, path = self._storage()
-        with _told(self / pattern):
-            found = files.glob(f"{glob.escape(path)}/{pattern}", detail=True)
-            return iter(self._children(path, found.values()))
+        """What a pattern fits; fsspec's own would leave out directories that it fails to list."""
+        found = [self]
+        for part in pattern.split("/"):
+            if part == "**":
+                new = found
+                while new := [path for path in _in_all(new) if path.is_dir()]:
+                    found = found + new
+            else:
+                found = [path for path in _in_all(found) if fnmatchcase(path.name, part)]
+        return iter(found)
 
     def rglob(self, pattern: str, **_: Any) -> Iterator[RemotePath]:  # type: ignore[override]
         return self.glob(f"**/{pattern}")
 
     def resolve(self, strict: bool = False) -> RemotePath:
-        """The path without `..`, which object storage takes for a name.
-
-        Raises
-        ------
-        InputError
-            It leads out of the bucket.
-        """
-        parts: list[str] = []
-        for part in self.parts:
-            if part == "..":
-                if len(parts) < 2:
-                    raise InputError(f"{self} leads out of its bucket; copy the store beside the "
-                                     "partition directory, or into it, and say so when you "
-                                     "partition")
-                parts.pop()
-            else:
-                parts.append(part)
-        return type(self)(*parts)
+        """The path without `..`, which object storage takes for a name; InputError where that leads
+        out of the bucket."""
+        path = type(self)(os.path.normpath(super().__str__()))
+        if path.parts[:1] != self.parts[:1]:
+            raise InputError(f"{self} leads out of its bucket; copy the store beside the partition "
+                             "directory, or into it, and say so when you partition")
+        return path
 
     def read_range(self, start: int, stop: int) -> bytes:
-        """Its bytes from `start` to `stop`."""
+        """Its bytes from `start` to `stop`, of which blocks come at the same time."""
         files, path = self._storage()
+        starts = [*range(start, stop, BLOCK)]
+        ends = [min(at + BLOCK, stop) for at in starts]
         with _told(self):
-            data: bytes = files.cat_file(path, start=start, end=stop)
+            pieces = files.cat_ranges([path] * len(starts), starts, ends, on_error="return")
+            for error in pieces:
+                if isinstance(error, Exception):
+                    raise error
+        data: bytes = b"".join(pieces)
         if len(data) != stop - start:
             raise HetaError(f"cannot read {self}: of bytes {start:,} to {stop:,} storage gave "
                             f"{len(data):,}; it must answer requests for a range, and the file "
@@ -155,16 +158,6 @@ class RemotePath(PosixPath):
             except FileNotFoundError:
                 if not missing_ok:
                     raise
-
-    def _children(self, path: str, entries: Iterable[dict[str, Any]]) -> list[RemotePath]:
-        children = []
-        for entry in entries:
-            child = self / entry["name"].removeprefix(path).strip("/")
-            if child != self:
-                if entry.get("size") is not None:  # else a request of its own may say it
-                    child._known = entry
-                children.append(child)
-        return children
 
     def _entry(self) -> dict[str, Any] | None:
         """What storage says of it, asked once; None where it has nothing of that name."""
@@ -206,14 +199,11 @@ class _Ranges(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        if at < 0:
-            raise OSError(f"there is nothing before the first byte of {self._path}")
-        self._at = at
-        return at
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at  # which BufferedReader refuses below 0
 
     def readinto(self, buffer: Any) -> int:
-        count = min(len(buffer), max(self._size - self._at, 0), BLOCK)
+        count = min(len(buffer), max(self._size - self._at, 0), _AT_ONCE // 2 * BLOCK)
         if count:
             buffer[:count] = self._path.read_range(self._at, self._at + count)
             self._at += count
@@ -234,8 +224,9 @@ def file_path(name: str | Path) -> Path:
 
 
 def is_remote(text: str) -> bool:
-    """Return whether a user's text is a URL."""
-    return "://" in text
+    """Return whether a user's text is a URL; one with an option before it is none."""
+    scheme, slashes, _ = text.partition("://")
+    return bool(slashes) and ":" not in scheme
 
 
 def blocks(path: Path, start: int = 0) -> Iterator[bytes]:
@@ -250,10 +241,16 @@ def for_each(function: Callable[[F], T], files: Iterable[F]) -> list[T]:
     """What a function makes of each file, in their order; answers of storage are awaited together.
     """
     files = list(files)
-    if len(files) == 1:
-        return [function(files[0])]
+    if len(files) < 2:
+        return [function(file) for file in files]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(function, files))
+
+
+def _in_all(paths: list[RemotePath]) -> list[RemotePath]:
+    """What lies in those of the paths that are directories."""
+    listed = for_each(lambda path: [*path.iterdir()], [path for path in paths if path.is_dir()])
+    return [path for one in listed for path in one]
 
 
 @contextmanager

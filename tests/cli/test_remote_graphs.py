@@ -84,11 +84,12 @@ def test_what_is_not_there_or_not_edge_files_is_named(tmp_path: Path, heta: Call
     write_store(academic(), tmp_path / "store")
     upload(tmp_path / "store", "bucket/store")
     for given, told in (
-            ("s3://nowhere/graph", "from 's3://nowhere/graph', which does not exist"),
-            (f"{url}/edges", f"'{url}/edges', which does not exist"),
+            ("s3://nowhere/graph", "'s3://nowhere/graph' is no file, directory or data set"),
+            (f"{url}/edges", f"'{url}/edges' is no file, directory or data set"),
             ("s3://bucket", "'s3://bucket', which holds none: .*from object storage edge files"),
-            (f"{url}/metadata.json", "metadata.json', which is a file"),
-            ("s3://bucket/store", "s3://bucket/store is a relation store in object storage"),
+            (f"{url}/metadata.json", f"{url}/metadata.json is in object storage, and this is read "
+             "from a disk only"),
+            ("s3://bucket/store", "s3://bucket/store is a partition or a store in object storage"),
             ("gopher://bucket/graph", "cannot read gopher://bucket/graph: Protocol not known")):
         refused(heta("plan", given, "--parts", 2), told)
         refused(heta("partition", given, "--out", tmp_path / "out", "--parts", 2), told)

@@ -110,6 +110,25 @@ def test_a_store_from_a_url_is_the_one_from_the_directory(
 
 
 
+def test_a_directory_that_cannot_be_listed_is_named_and_not_left_out(
+        running: ExitStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import s3fs
+
+    url = upload(tables(tmp_path / "tables"), "bucket/tables")
+    listed, asked = s3fs.S3FileSystem._lsdir, list[str]()
+
+    async def list_directory(self, path, *args, **kwargs):
+        asked.append(path)
+        if "/lang=" in path:
+            end_credentials(monkeypatch)
+        return await listed(self, path, *args, **kwargs)
+
+    monkeypatch.setattr(s3fs.S3FileSystem, "_lsdir", list_directory)
+    with pytest.raises(InputError, match=r"tables/papers/year=202./lang=de%20CH may not be read: "):
+        read_edge_files(url)
+    assert "bucket/tables/papers" in asked
+
+
 def stopped_in_the_middle(url: str, out: Path, stop) -> str:
     """What a store being written says when something happens after its first array."""
     calls: list[str] = []
@@ -160,10 +179,10 @@ def test_a_file_that_is_replaced_by_a_shorter_one_is_named(
 def test_a_name_of_object_storage_is_no_name_on_the_disk(
         running: ExitStack, tmp_path: Path) -> None:
     path = file_path(upload(write_edge_files(tmp_path / "graph"), "bucket/graph")) / "metadata.json"
-    for wrong in (lambda: np.load(path), lambda: path.write_text("x"), path.unlink):
+    for wrong in (lambda: np.load(path), lambda: path.write_text("x"), path.rmdir):
         with pytest.raises(InputError, match="metadata.json is in object storage, "):
             wrong()
-    assert json.loads(path.read_text(encoding="utf-8"))["name"] == "tiny"
+    assert json.loads(path.read_bytes())["name"] == "tiny"
 
 
 class OneAnswer(http.server.SimpleHTTPRequestHandler):

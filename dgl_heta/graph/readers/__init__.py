@@ -72,7 +72,7 @@ class EdgeFiles(Reader):
         if not metadata.is_file():
             return False
         try:
-            data = json.loads(metadata.read_text(encoding="utf-8"))
+            data = json.loads(metadata.read_bytes())
         except (OSError, ValueError, RecursionError):
             return True  # the reader says what is wrong with it
         return isinstance(data, dict) and bool({"nodes", "edges"} & data.keys())

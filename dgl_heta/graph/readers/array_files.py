@@ -86,7 +86,7 @@ def _relative(directory: Path, text: Any, where: str) -> PurePosixPath:
 class NpyRows:
     """A `.npy` file of which the header was read; rows are read when they are asked for.
 
-    It is an array for whoever asks for dtype, shape, size and slices of rows (`[...]`: all).
+    It is an array for whoever asks for dtype, shape, size, and some rows in order (`[...]`: all).
     """
 
     path: Path
@@ -137,9 +137,7 @@ class NpyRows:
         if rows is ...:
             return self.items(0, math.prod(self.shape), "its last row").reshape(
                 self.shape, order="F" if self.fortran else "C")
-        start, stop, step = rows.indices(len(self))
-        if self.fortran or step != 1:
-            return self[...][rows]
+        start, stop, _ = rows.indices(len(self))
         width, count = math.prod(self.shape[1:]), max(stop - start, 0)
         return self.items(start * width, count * width, f"row {stop}").reshape(
             count, *self.shape[1:])
@@ -151,12 +149,9 @@ class NpyRows:
         """Some numbers in the order of the file, in the byte order of this machine; `last` says
         what the last of them is of."""
         values = np.empty(count, self.dtype)
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset + first * self.dtype.itemsize)
-                read = file.readinto(values.view(np.uint8).data) if count else 0
-        except OSError as error:
-            raise InputError(f"cannot read {self.path}: {error.strerror or error}") from None
+        with _reading_npy(self.path), self.path.open("rb") as file:
+            file.seek(self.offset + first * self.dtype.itemsize)
+            read = file.readinto(values.view(np.uint8).data) if count else 0
         if read != values.nbytes:
             raise InputError(f"{self.path} ends before {last}; it was cut while being read")
         return values.astype(self.dtype.newbyteorder("="), copy=False)
@@ -169,13 +164,13 @@ def _reading_npy(path: Path) -> Iterator[None]:
     except HetaError:
         raise
     except Exception as error:  # numpy's parser raises almost anything at a damaged header
-        raise InputError(
-            f"cannot read {path} as a .npy array of numbers: {_one_line(error)}"
-        ) from None
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"cannot read {path} as a .npy array of numbers: {reason}") from None
 
 
 def open_npy(path: Path) -> Any:
-    """A `.npy` file as an array: mapped, or :class:`NpyRows` in object storage.
+    """A `.npy` file as an array: mapped, or, in object storage, :class:`NpyRows` where rows lie one
+    after the other.
 
     Raises
     ------
@@ -184,7 +179,7 @@ def open_npy(path: Path) -> Any:
     """
     rows = NpyRows.open(path)
     if isinstance(path, RemotePath):
-        return rows
+        return rows[...] if rows.fortran else rows
     with _reading_npy(path):
         return np.load(path, mmap_mode="r", allow_pickle=False)
 
@@ -294,14 +289,17 @@ class ParquetEdges:
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, ParquetColumns(path)
-        names, is_dictionary = self._file.names, arrow().types.is_dictionary
+        names, self._coded = self._file.names, set[str]()
         self._columns = ["src", "dst"] if {"src", "dst"} <= set(names) else list(names)
         if len(self._columns) != 2:
             raise InputError(f"{path} has columns {listing(names)}; edges are the columns src "
                              "and dst, or the only two")
         for name in self._columns:
             kind = self._file.schema.field(name).type
-            if sort_of(kind.value_type if is_dictionary(kind) else kind) != "whole":
+            if arrow().types.is_dictionary(kind):
+                self._coded.add(name)
+                kind = kind.value_type
+            if sort_of(kind) != "whole":
                 raise InputError(f"column '{name}' of {path} holds {kind} values; node ids "
                                  "must be integers")
 
@@ -310,10 +308,9 @@ class ParquetEdges:
         return self._file.num_rows
 
     def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        is_dictionary = arrow().types.is_dictionary
         for batch in self._file.batches(self._columns, size):
-            src, dst = (batch[name] if not is_dictionary(batch[name].type) else
-                        batch[name].dictionary_decode() for name in self._columns)
+            src, dst = (batch[name].dictionary_decode() if name in self._coded else batch[name]
+                        for name in self._columns)
             if src.null_count or dst.null_count:
                 raise InputError(f"{self._path} has an edge without an end; every row must "
                                  "have two ids")
@@ -321,7 +318,7 @@ class ParquetEdges:
 
 
 def open_edges(path: str | Path) -> EdgeSource:
-    """The edges in a file: `.npy` (2, E), CSV or `.parquet`, as its name says.
+    """The edges in a file, by its path or URL: `.npy` (2, E), CSV or `.parquet`, as its name says.
 
     They are read in chunks, anew at each call of `chunks`, and never all at once.
 
@@ -344,5 +341,3 @@ EDGE_FILES: dict[tuple[str, ...], Callable[[Path], EdgeSource]] = {
     (".npy",): NpyEdges, TEXT_ENDINGS: CsvEdges, (".parquet",): ParquetEdges}
 
 
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

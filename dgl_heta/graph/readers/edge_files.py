@@ -41,7 +41,6 @@ from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.labels import known_entries
 from dgl_heta.graph.readers.array_files import (
     NpyEdges,
-    NpyRows,
     files_of,
     inside,
     open_edges,
@@ -65,7 +64,8 @@ TEXT_KEYS = ("header", "delimiter", "decimal")
 
 
 def read_edge_files(directory: str | Path) -> GraphSource:
-    """Describe the graph in `directory`. Edges stay in their files, node arrays are mapped.
+    """Describe the graph in `directory`, a path or a URL. Edges stay in their files, node arrays
+    are mapped; what is in object storage is read in ranges.
 
     Edges of nodes with ids of their own are numbered here, and stay in memory (8 bytes each).
 
@@ -387,13 +387,10 @@ def _edges(directory: Path, files: Any, where: str) -> EdgeSource:
 
 
 def _node_rows(name: str, file: Path) -> Any:
-    """An array of nodes; of one in object storage all rows are in memory, unless it can be features
-    and rows lie one after the other."""
+    """An array of nodes, mapped; of one in object storage features are read later, in rows."""
     array = open_npy(file)
-    matrix = (array.ndim == 2 and array.dtype.kind == "f" and array.dtype.isnative
-              and name not in MASKS)
-    return array[...] if isinstance(array, NpyRows) and (
-        array.fortran or not matrix) else array
+    features = array.ndim == 2 and array.dtype.kind == "f" and array.dtype.isnative
+    return array if features and name not in MASKS else array[...]
 
 
 def _files(directory: Path, files: Any, where: str

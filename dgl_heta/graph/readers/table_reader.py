@@ -5,30 +5,23 @@ In a CSV everything is text until somebody says what it is. Rows count from 1, t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest, quoted
-from dgl_heta.graph.readers.column_files import (
-    TEXT_ENDINGS,
-    ColumnFile,
-    TextForm,
-    open_columns,
-    reading,
-)
+from dgl_heta.graph.readers.column_files import TEXT_ENDINGS, TextForm, reading
 from dgl_heta.graph.readers.column_values import arrow, as_text, first, sort_of
+from dgl_heta.graph.readers.hive_columns import open_hive
 from dgl_heta.graph.source import MOST_CLASSES
 from dgl_heta.system.remote_files import for_each
 
 MISSING = ("nan", "NaN", "NAN")
 """Texts that programs write into a CSV where there is no value."""
-_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 
 
 class Table:
@@ -46,6 +39,7 @@ class Table:
     ----------
     path, form : as given.
     names : of the columns, in their order; of several files those of the first.
+    own_names : those of them that no directory gives.
     is_text : whether every value is text (CSV).
     size : bytes of its files.
 
@@ -59,8 +53,9 @@ class Table:
                  root: Path | None = None) -> None:
         self.path, self.form = path, form or TextForm()
         self._paths = tuple(files) or (path,)
-        self._files = for_each(partial(_opened, form=form, root=root), self._paths)
-        self.names, self.size = self._files[0].names, sum(p.stat().st_size for p in self._paths)
+        self._files = for_each(partial(open_hive, form=form, root=root), self._paths)
+        self.names, self.own_names = self._files[0].names, self._files[0].own
+        self.size = sum(path.stat().st_size for path in self._paths)
         self.is_text = self._paths[0].name.endswith(TEXT_ENDINGS)
         self._known = [frozenset(file.names) for file in self._files]
         self._ends = np.zeros(0, np.int64)
@@ -206,32 +201,6 @@ class Table:
         (kind,) = known
         return [column if column.type == kind else pa.chunked_array([pa.nulls(len(column), kind)])
                 for column in columns]
-
-
-class _HiveColumns:
-    """A file with columns, and those that the names of its directories give it."""
-
-    def __init__(self, file: ColumnFile, given: Mapping[str, str | None]) -> None:
-        self._file, self._given = file, given
-        self.names = [*file.names, *given]
-
-    def read(self, names: Sequence[str]) -> list[Any]:
-        pa = arrow()
-        own = [name for name in names if name not in self._given] or self._file.names[:1]
-        read = dict(zip(own, self._file.read(own)))
-        rows = len(read[own[0]])
-        return [read[name] if name in read else pa.chunked_array(
-            [pa.repeat(pa.scalar(self._given[name], pa.large_string()), rows)]) for name in names]
-
-
-def _opened(path: Path, form: TextForm | None, root: Path | None) -> ColumnFile:
-    """A file of a table; what is said of it by its directories counts where it says nothing."""
-    file = open_columns(path, form)
-    parts = [part.partition("=") for part in path.relative_to(root).parts[:-1]] if root else []
-    given = {unquote(name): None if value == _NO_VALUE else unquote(value)
-             for name, is_column, value in parts if is_column}
-    given = {name: value for name, value in given.items() if name and name not in file.names}
-    return _HiveColumns(file, given) if given else file
 
 
 def _said(kind: Any) -> str:
