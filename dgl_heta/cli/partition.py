@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -161,7 +160,7 @@ def _destination(graph: str, to: str) -> Path:
 
 def _check_method(method: str, ours: bool, staged: Path | None, directory: Path) -> None:
     """Refuse what only partitions of whole relations (`ours`) can be asked for."""
-    from dgl_heta.launch.scheduler import is_worker
+    from dgl_heta.launch.scheduler import check_alone
     from dgl_heta.system.remote_files import RemotePath
 
     if ours:
@@ -171,17 +170,15 @@ def _check_method(method: str, ours: bool, staged: Path | None, directory: Path)
                          "directory each already; leave it out")
     if isinstance(directory, RemotePath):
         raise InputError(f"--method {method} writes to a disk; give a directory, and copy it")
-    if is_worker() and os.environ["WORLD_SIZE"] != "1":
-        raise InputError(f"--method {method} is run by one process; start it without torchrun, or "
-                         "with one task")
+    check_alone(f"--method {method}")
 
 
 def _builders(timeout_s: float) -> Builders:
     """This process, or it and the others that a scheduler has started."""
-    from dgl_heta.launch.scheduler import is_worker
+    from dgl_heta.launch.scheduler import workers
     from dgl_heta.store.builders import ALONE
 
-    if not is_worker() or os.environ["WORLD_SIZE"] == "1":
+    if workers() == 1:
         return ALONE
     from dgl_heta.launch.building import WorkerBuilders
 

@@ -39,7 +39,9 @@ def predict(
     from dgl_heta.cli.events import drawn_events
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.launch.jobs.prediction import PredictionJob
+    from dgl_heta.launch.scheduler import check_alone
 
+    check_alone("`dgl-heta predict`")
     with drawn_events(not as_json) as report:
         result = PredictionJob(run_dir, output, ntype, what, parts, model, store, chunk,
                                overwrite).run(plugins(), report)

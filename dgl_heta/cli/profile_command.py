@@ -32,8 +32,10 @@ def profile(
     from dgl_heta.errors import InputError
     from dgl_heta.hooks.manager import plugins
     from dgl_heta.launch.jobs.profiling_job import profile_graph
+    from dgl_heta.launch.scheduler import check_alone
     from dgl_heta.system.optional import optional
 
+    check_alone("`dgl-heta profile`")
     if svg is not None and not svg.parent.is_dir():
         raise InputError(f"--svg: there is no directory {svg.parent}")
     if svg is not None:

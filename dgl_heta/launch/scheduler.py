@@ -23,6 +23,25 @@ def is_worker() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
+def workers() -> int:
+    """Return how many workers a scheduler has started, of which this process is one; 1 for none."""
+    return int(os.environ["WORLD_SIZE"]) if is_worker() else 1
+
+
+def check_alone(command: str) -> None:
+    """Refuse to run what is for one process in several of a scheduler, which would all do it.
+
+    Raises
+    ------
+    InputError
+        There are several, or their variables are wrong (:func:`adopt`).
+    """
+    adopt()
+    if workers() > 1:
+        raise InputError(f"{command} is for one process, but a scheduler has started "
+                         f"{workers()}; start it without torchrun, or with one task (srun -n 1)")
+
+
 def restarted() -> bool:
     """Return whether a scheduler has started this process again: torchrun because some worker
     failed (--max-restarts), SLURM because the job was requeued."""

@@ -16,6 +16,7 @@ from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store, write_store
 from tests.support import slurm, warm
+from tests.support.building import write_graph
 from tests.support.graphs import academic
 from tests.support.runs import assert_same_training
 from tests.support.waiting import PROMPT, until
@@ -68,6 +69,22 @@ def test_tasks_of_srun_train_what_local_workers_do(
     assert done.stdout.count("Report: ") == 1
     assert_same_training(tmp_path / "run-0", whole)
     assert not (tmp_path / "run-1" / "model.safetensors").exists()
+
+
+def test_tasks_of_srun_write_the_partition_of_one_process(cluster: slurm.Slurm, tmp_path: Path
+                                                          ) -> None:
+    graph = write_graph(tmp_path)
+    command = ["dgl-heta", "partition", graph, "--target", "paper", "--parts", "2", "--out"]
+    alone = subprocess.run([sys.executable, "-m", "dgl_heta", *command[1:], tmp_path / "one"],
+                           capture_output=True, timeout=PROMPT)
+    done = cluster.run("srun", "-N", 2, "--ntasks-per-node", 1, *command, tmp_path / "two",
+                       env=environment(tmp_path))
+    assert (alone.returncode, done.returncode) == (0, 0), done.stderr
+    same = subprocess.run(["diff", "-r", tmp_path / "one", tmp_path / "two"], capture_output=True)
+    assert same.returncode == 0, same.stdout
+    twice = cluster.run("srun", "-N", 2, "--ntasks-per-node", 1, "dgl-heta", "predict", tmp_path,
+                        "--out", tmp_path / "p", env=environment(tmp_path))
+    assert "`dgl-heta predict` is for one process, but a scheduler has started 2" in twice.stderr
 
 
 def test_a_job_that_is_preempted_is_requeued_and_comes_to_the_same(

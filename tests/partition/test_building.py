@@ -160,4 +160,5 @@ def test_methods_of_dgl_are_for_one_process(graph: Path, tmp_path: Path) -> None
         env={**os.environ, "RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
              "MASTER_PORT": "1"})
     assert done.returncode == 2
-    assert "--method random is run by one process; start it without torchrun" in done.stderr
+    assert ("--method random is for one process, but a scheduler has started 2; start it without "
+            "torchrun") in done.stderr
