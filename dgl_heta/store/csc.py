@@ -136,7 +136,7 @@ def _sorted_in_memory(relation: Relation, edges: EdgeSource, indptr: np.ndarray,
     cursor = indptr[:-1].copy()
     for done, src, dst in _reread(relation, edges, chunk, num_edges, num_src, len(cursor)):
         places = np.arange(done, done + len(src) if want_ids else done)
-        if not _scatter(src, dst, 0, cursor, indptr[1:], indices, ids, places):
+        if not _scatter(src, dst, 0, 0, cursor, indptr[1:], indices, ids, places):
             raise _changed(relation)
         advance(len(src))
     yield indices, ids
@@ -153,14 +153,14 @@ def _sorted_buckets(relation: Relation, indptr: np.ndarray, bounds: np.ndarray, 
         alone = high - low == 1  # one destination, perhaps larger than a chunk: in order
         indices = np.empty(0 if alone else size, buckets.record["src"])
         ids = np.empty(size if want_ids and not alone else 0, np.int64)
-        cursor, ends = indptr[low:high] - base, indptr[low + 1:high + 1] - base
+        cursor = indptr[low:high] - base
         for rows in buckets.read(bucket, piece):
             src = np.ascontiguousarray(rows["src"])
             places = np.ascontiguousarray(rows["id"]) if want_ids else ids[:0]
             if alone:
                 yield src, places
-            elif not _scatter(src, np.ascontiguousarray(rows["dst"], np.int64), low, cursor, ends,
-                              indices, ids, places):
+            elif not _scatter(src, np.ascontiguousarray(rows["dst"], np.int64), low, base, cursor,
+                              indptr[low + 1:high + 1], indices, ids, places):
                 raise _changed(relation)
             advance(len(rows) - len(rows) // 2)
         if not alone:
@@ -285,15 +285,17 @@ def _by_range(ids, bounds):  # type: ignore[no-untyped-def]
 
 
 @late_kernel
-def _scatter(src, dst, low, cursor, ends, indices, ids, places):  # type: ignore[no-untyped-def]
-    """Put each edge in the next place of its destination; False if there is none left."""
+def _scatter(  # type: ignore[no-untyped-def]
+        src, dst, low, base, cursor, ends, indices, ids, places):
+    """Put each edge in the next place of its destination, from `low` on, whose first edge is at
+    `base`; False if there is none left."""
     keep = len(ids) > 0
     for i in range(len(src)):
         row = dst[i] - low
         if row < 0 or row >= len(cursor):
             return False
         slot = cursor[row]
-        if slot >= ends[row]:
+        if slot >= ends[row] - base:
             return False
         cursor[row] = slot + 1
         indices[slot] = src[i]
