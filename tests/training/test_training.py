@@ -206,12 +206,13 @@ def test_resumed_run_ends_where_an_uninterrupted_one_ends(
     assert refused.returncode == 2
     assert "made with other settings: train.lr = 0.01 (now 0.5);" in refused.stderr
     kept = (tmp_path / "broken" / "metrics.jsonl").read_bytes()
-    for parts in ("1", "4"):  # the fourth has no checkpoint
+    for parts in ("1", "4"):  # other steps; the fourth has no checkpoint
         refused = subprocess.run(
             command(store, tmp_path / "broken", *extra, "--resume", "--parts", parts),
             capture_output=True, text=True, timeout=PATIENCE)
         assert refused.returncode == 2
-        assert "another plan; resume with the same" in refused.stderr
+        assert f"train.global_batch_size = 24 (now {8 * int(parts)}); resume with the same" in (
+            refused.stderr)
     assert (tmp_path / "broken" / "metrics.jsonl").read_bytes() == kept
     assert (tmp_path / "broken" / "job.json").read_bytes() == job
     assert not (tmp_path / "broken" / "job.next.json").exists()
