@@ -19,7 +19,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import InputError, several
 from dgl_heta.raf.wrapper import GradientSync
 from dgl_heta.system.atomic_files import utf8_name
@@ -39,6 +38,7 @@ from dgl_heta.training.checkpoint_files import (
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.optimizers import load_state, state_tensors
 from dgl_heta.training.preemption import Position
+from dgl_heta.training.recorded import best_epoch
 from dgl_heta.training.resharding import Shards
 from dgl_heta.training.resumed_identity import Identity
 from dgl_heta.training.table_files import load_tables, write_tables, written
@@ -57,8 +57,7 @@ def save_checkpoint(engine: Engine, run_dir: Path, at: Position, best: dict[str,
     ----------
     progress : what else the epoch goes on from, after some of its steps.
     """
-    folder, note = new_folder(run_dir, at), note_name(engine.rank)
-    (folder / note).unlink(missing_ok=True)  # of what is replaced now, by other workers maybe
+    folder, note = new_folder(run_dir, at, engine.rank), note_name(engine.rank)
     tensors = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
     tensors.update({f"adam.{k}": v for k, v in state_tensors(engine.optimizer).items()})
     tensors.update({f"wrapper.{k}": v for k, v in engine.wrapped.state().items()})
@@ -90,15 +89,13 @@ def load_checkpoint(engine: Engine, run_dir: Path, at: Position, identity: Ident
         A file of it is damaged, or it does not fit the run.
     """
     folder, rank = folder_of(run_dir, at), engine.rank
-    own = rank in ranks_of(run_dir, at)
-    note = read_note(run_dir, at, rank if own else 0)
-    if own and identity.same_workers(note):
-        load = _load_own
-    else:
-        load = _load_of_others
+    note = read_note(run_dir, at, rank if rank in ranks_of(run_dir, at) else 0)
     try:
-        progress = load(engine, run_dir, at, note)
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        if identity.same_workers(note):
+            progress = _load_own(engine, run_dir, at, note)
+        else:
+            progress = _load_of_others(engine, run_dir, at)
+    except (LookupError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"checkpoint {folder} does not fit this run: {error}") from None
     return note, progress
 
@@ -122,14 +119,8 @@ def _load_own(engine: Engine, run_dir: Path, at: Position, note: Mapping[str, An
     return progress
 
 
-def _load_of_others(engine: Engine, run_dir: Path, at: Position, note: Mapping[str, Any]
-                    ) -> dict[str, Tensor]:
+def _load_of_others(engine: Engine, run_dir: Path, at: Position) -> dict[str, Tensor]:
     """Take over what other workers have saved; returns what else the epoch goes on from."""
-    if not isinstance(engine.wrapped, GradientSync):
-        raise InputError(
-            f"with train.wrapper = {engine.settings.train.wrapper} workers need not be equal, so "
-            f"the checkpoint {folder_of(run_dir, at)} of {several(note['workers'], 'worker')} is "
-            "of these alone; resume with the same partition, or start in a new run directory")
     with Shards(run_dir, at, read_notes(run_dir, at)) as shards:
         _load_dense(engine, _load(shards.checked(0, shard_files(0)[0])))
         shards.load(engine.learnable)
@@ -137,7 +128,7 @@ def _load_of_others(engine: Engine, run_dir: Path, at: Position, note: Mapping[s
         return {"totals": shards.totals(engine.rank, engine.world.size)} if at.step else {}
 
 
-def latest_position(run_dir: Path, rank: int, world: Comm, identity: Identity) -> Position:
+def latest_position(engine: Engine, run_dir: Path, identity: Identity) -> Position:
     """The last position that every worker has a complete checkpoint of.
 
     Raises
@@ -146,34 +137,41 @@ def latest_position(run_dir: Path, rank: int, world: Comm, identity: Identity) -
         The checkpoint was made with other settings or another graph, or by other workers whose
         shards are not all there.
     """
-    latest, wrong = _latest(run_dir, rank, identity)
-    at = Position(*min(world.all_gather_json(latest, "control")))
+    latest, wrong = _latest(engine, run_dir, identity)
+    at = Position(*min(engine.world.all_gather_json(latest, "control")))
     # All say the same: a worker that has no checkpoint knows least, and may be the first to stop.
-    if said := [text for text in world.all_gather_json(wrong, "control") if text]:
+    if said := [text for text in engine.world.all_gather_json(wrong, "control") if text]:
         raise InputError(said[0])
     return at
 
 
-def _latest(run_dir: Path, rank: int, identity: Identity) -> tuple[Position, str]:
+def _latest(engine: Engine, run_dir: Path, identity: Identity) -> tuple[Position, str]:
     """The last position that a worker can go on from, and what speaks against it, or else ""."""
-    lacking = ""
+    wrong, rank = "", engine.rank
     for at in reversed(positions(run_dir)):
         ranks = ranks_of(run_dir, at)
         note = read_note(run_dir, at, rank if rank in ranks else ranks[0])
+        if identity.same_workers(note) and rank not in ranks:
+            continue  # it was killed before it had saved this one
+        if not identity.same_workers(note) and not isinstance(engine.wrapped, GradientSync):
+            return at, (f"the checkpoint in {run_dir} was made with another plan, and by train."
+                        f"wrapper = {engine.settings.train.wrapper}, whose workers differ; resume "
+                        "with the same partition, or start in a new run directory")
         if differs := identity.difference(note):
             return at, (f"the checkpoint in {run_dir} was made with {differs}; resume with the "
                         "same, or start in a new run directory")
-        best = Position(note["best"].get("epoch", at.epoch))  # which the run may end with
-        if rank in ranks and identity.same_workers(note):
+        if identity.same_workers(note):
             return at, ""
-        missing = [folder_of(run_dir, one) for one in (at, best) if not _of_all(run_dir, one)]
+        best = best_epoch(note, at.epoch, run_dir).get("epoch", at.epoch)  # its model may be kept
+        missing = [folder_of(run_dir, one) for one in (at, Position(at.epoch), Position(best))
+                   if any(one) and not _of_all(run_dir, one)]
         if not missing:
             return at, ""
-        lacking = lacking or (
+        wrong = wrong or (
             f"{missing[0]} has not the shards of all {several(note['workers'], 'worker')} that "
             "saved it, from which others would go on; bring its files from all machines to each, "
             "or resume with the same partition")
-    return Position(), lacking
+    return Position(), wrong
 
 
 def _of_all(run_dir: Path, at: Position) -> bool:

@@ -27,16 +27,17 @@ def folder_of(run_dir: Path, at: Position) -> Path:
     return run_dir / "checkpoints" / f"epoch-{at.epoch:05d}{step}"
 
 
-def new_folder(run_dir: Path, at: Position) -> Path:
-    """The directory of a checkpoint, which is there afterwards; what is written to it stays
-    there."""
+def new_folder(run_dir: Path, at: Position, rank: int) -> Path:
+    """The directory of a checkpoint, which is there afterwards, without the note of a worker, whose
+    shard is no longer whole; what is written to it stays there."""
     folder = folder_of(run_dir, at)
-    for path in (folder.parent, folder):
-        check_plain(path, directory=True)
-        try:
+    try:
+        for path in (folder.parent, folder):
+            check_plain(path, directory=True)
             path.mkdir(exist_ok=True)
-        except OSError as error:
-            raise HetaError(f"cannot make {path}: {error.strerror or error}") from None
+        (folder / note_name(rank)).unlink(missing_ok=True)
+    except OSError as error:
+        raise HetaError(f"cannot make {folder}: {error.strerror or error}") from None
     return folder
 
 

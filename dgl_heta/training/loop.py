@@ -135,7 +135,7 @@ def _go_on(engine: Engine, settings: Settings, run_dir: Path, log: Path, identit
            resume: bool, report: Report) -> tuple[int, dict[str, Any], list[EpochRecord], Begun]:
     """Be where an earlier run was, if one is to go on; returns its epochs, the best of them, their
     records, and the epoch in which it was."""
-    start = latest_position(run_dir, engine.rank, engine.world, identity) if resume else Position()
+    start = latest_position(engine, run_dir, identity) if resume else Position()
     _check_directory(engine, run_dir, resume)
     best, begun = _restore(engine, run_dir, start, identity, report)
     if begun.step and (start.epoch >= settings.train.epochs

@@ -81,10 +81,10 @@ def test_a_link_that_comes_while_a_run_goes_on_is_not_written_through(tmp_path, 
         (tmp_path / "metrics.jsonl").symlink_to(victim / "kept")
         with pytest.raises(HetaError, match=r"cannot write .*metrics\.jsonl: it is a link to "):
             loop._append(tmp_path / "metrics.jsonl", {})
-        checkpoint_files.new_folder(tmp_path, Position(1))
+        checkpoint_files.new_folder(tmp_path, Position(1), 0)
         (tmp_path / "checkpoints/epoch-00002").symlink_to(victim)
         with pytest.raises(InputError, match=r"epoch-00002 is a link to .*elsewhere, where a dir"):
-            checkpoint_files.new_folder(tmp_path, Position(2))
+            checkpoint_files.new_folder(tmp_path, Position(2), 0)
 
 
 def test_a_pipe_is_not_waited_for_by_who_reads_a_run(tmp_path) -> None:

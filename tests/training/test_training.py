@@ -311,6 +311,36 @@ def test_a_restart_of_torchrun_goes_on_from_the_last_checkpoint(
     assert all(torch.equal(one[key], two[key]) for key in one)
 
 
+def test_torchrun_goes_on_with_a_machine_fewer(
+        store: Path, faulty: Path, of_two: Path, tmp_path: Path) -> None:
+    """Rank 2 is killed after the first epoch; the graph is partitioned and staged for two."""
+    opened = Store(store)
+    for count in (3, 2):
+        write_partition(opened, make_plan(opened.schema, "paper", 2, count),
+                        tmp_path / f"parts-{count}")
+    subprocess.run([warm.python(), "-m", "dgl_heta", "stage", tmp_path / "parts-2", "--to",
+                    tmp_path / "staged", "--part", "0", "--part", "1"], check=True,
+                   timeout=PATIENCE, capture_output=True)
+    log, first = tmp_path / "run" / "metrics.jsonl", ""
+    for count, graph, status in (("3", "parts-3", 1), ("2", "staged", 0)):
+        done = subprocess.run(
+            [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+             count, *command(tmp_path / graph, log.parent, "--auto-resume", settings=[
+                 text.replace("train.batch_size=8", "train.global_batch_size=16")
+                 for text in SETTINGS])[1:]],
+            capture_output=True, text=True, timeout=PATIENCE, env={
+                **os.environ, "PYTHONPATH": os.pathsep.join(
+                    [str(faulty), *filter(None, [os.environ.get("PYTHONPATH")])]),
+                "FAULT": "kill", "FAULT_RANK": "2"})
+        assert done.returncode == status, done.stderr
+        first = first or log.read_text()  # which is not trained again
+    lines = log.read_text().splitlines()
+    assert lines[0] == first.strip()
+    whole = (of_two / "metrics.jsonl").read_text().splitlines()
+    np.testing.assert_allclose(*([json.loads(line)["loss"] for line in of[:2]]
+                                 for of in (lines, whole)), rtol=1e-5)
+
+
 def test_small_batches_and_a_last_batch_smaller_than_the_workers_train(tmp_path: Path) -> None:
     """One seed per worker, 73 training nodes: in the last step two workers have none.
 
