@@ -23,7 +23,7 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.row_routing import RowRoute
 from dgl_heta.errors import InputError
 from dgl_heta.features.disk_tables import memory_tables
-from dgl_heta.features.row_kernels import gather_rows, sum_rows
+from dgl_heta.features.row_kernels import sum_rows
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
 from dgl_heta.sampling.sampling_kernels import hash_key
@@ -72,19 +72,13 @@ class Table(Protocol):
 
 
 class Place(NamedTuple):
-    """Consecutive rows of a type in a table: `rows` of them from row `low` of the type on, which
-    is row `start` of the table."""
+    """Rows `low … high - 1` of a type, in a table from its row `start` on."""
 
     table: str
     ntype: str
     low: int
+    high: int
     start: int
-    rows: int
-
-    @property
-    def high(self) -> int:
-        """The row of the type after the last one."""
-        return self.low + self.rows
 
 
 class LearnableFeatures:
@@ -255,8 +249,9 @@ class LearnableFeatures:
 
     def places(self) -> list[Place]:
         """Where the rows are that this worker has, in the order of its tables."""
-        return [*(Place(f"local.{t}", t, 0, 0, table.shape[0]) for t, table in self.local.items()),
-                *(Place("owned", t, *place) for t, place in self.owned_ranges().items())]
+        return [*(Place(f"local.{t}", t, 0, table.shape[0], 0) for t, table in self.local.items()),
+                *(Place("owned", t, low, low + rows, start)
+                  for t, (low, start, rows) in self.owned_ranges().items())]
 
     def tables(self) -> dict[str, Table]:
         """The tables with optimizer state, by a name that is stable for a checkpoint."""
@@ -266,25 +261,6 @@ class LearnableFeatures:
     @property
     def bytes(self) -> int:
         return sum(table.bytes for table in self.tables().values())
-
-
-class TrainedFeatures(LearnableFeatures):
-    """Learnable features that are only read.
-
-    Parameters
-    ----------
-    tables : node type → all of its rows, for example mapped from a file.
-    """
-
-    def __init__(self, tables: Mapping[str, Tensor], world: Comm) -> None:
-        super().__init__({}, {}, 0, torch.float32, world)
-        self._tables = tables
-
-    def read(self, nodes: Mapping[str, np.ndarray], device: torch.device, train: bool = False
-             ) -> dict[str, Tensor]:
-        """Rows of the nodes of learnable types; nothing is sent."""
-        return {t: torch.from_numpy(gather_rows(table.numpy(), nodes[t])).to(device)
-                for t, table in self._tables.items() if t in nodes}
 
 
 def _start(value: Tensor, seed: int, ntype: str, low: int) -> None:

@@ -22,7 +22,7 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.training.engine import not_finite
 from dgl_heta.training.setup import build_engine
-from dgl_heta.training.table_files import StoredTensors
+from dgl_heta.training.table_files import mapped_tensors
 from dgl_heta.training.tasks import NodeStep
 from dgl_heta.training.trained_model import MODEL_FILE, learned_tables, load_weights, read_spec
 
@@ -55,28 +55,28 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
     trained = provider.build(spec)
     model = without_decoder(trained)
     assert isinstance(model, HGNN)
-    with StoredTensors(file) as weights:
-        load_weights(trained, weights)
+    weights, _ = mapped_tensors(file)
+    load_weights(trained, weights)
 
-        def inputs(ntype: str, low: int, high: int) -> Tensor:
-            if store.has_array(ntype, "feat"):
-                return torch.from_numpy(np.array(store.array(ntype, "feat")[low:high]))
-            return weights.rows(f"features.{slot(ntype)}.weight", low, high)
+    def inputs(ntype: str, low: int, high: int) -> Tensor:
+        if store.has_array(ntype, "feat"):
+            return torch.from_numpy(np.array(store.array(ntype, "feat")[low:high]))
+        return weights[f"features.{slot(ntype)}.weight"][low:high]
 
-        (target,) = plan.targets
-        linked = job["task"] == "link" and slot(target) in model.heads
-        finish = head(model, target) if linked or job["what"] != "embeddings" else None
+    (target,) = plan.targets
+    linked = job["task"] == "link" and slot(target) in model.heads
+    finish = head(model, target) if linked or job["what"] != "embeddings" else None
 
-        wrong = torch.zeros(1)
+    wrong = torch.zeros(1)
 
-        def write(ids: np.ndarray, states: Tensor) -> None:
-            rows = states if finish is None else finish(states)
-            wrong[0] += not_finite(rows)
-            out[ids] = _of_kind(rows, job["what"], job["task"])
+    def write(ids: np.ndarray, states: Tensor) -> None:
+        rows = states if finish is None else finish(states)
+        wrong[0] += not_finite(rows)
+        out[ids] = _of_kind(rows, job["what"], job["task"])
 
-        Layerwise(store, plan.without_owners(), model, inputs, world, Path(job["scratch"]),
-                  job["chunk"], report if world.rank == 0 else lambda event: None).run(write)
-        return int(world.all_reduce(wrong.double(), cause="control").item())
+    Layerwise(store, plan.without_owners(), model, inputs, world, Path(job["scratch"]),
+              job["chunk"], report if world.rank == 0 else lambda event: None).run(write)
+    return int(world.all_reduce(wrong.double(), cause="control").item())
 
 
 @torch.no_grad()
@@ -84,10 +84,9 @@ def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
                registry: Plugins, out: np.ndarray, report: Report) -> int:
     run_dir = Path(job["run_dir"])
     _, shapes, _ = read_spec(run_dir, registry, job["model"])
-    with StoredTensors(run_dir / MODEL_FILE) as weights:
-        engine = build_engine(store, plan, settings, registry, run_dir,
-                              learned_tables(weights, shapes))
-        load_weights(engine.model, weights)
+    weights, _ = mapped_tensors(run_dir / MODEL_FILE)
+    engine = build_engine(store, plan, settings, registry, run_dir, learned_tables(weights, shapes))
+    load_weights(engine.model, weights)
     engine.model.eval()
     target, size, wrong = job["ntype"], job["chunk"], 0
     for number, low in enumerate(range(0, len(out), size)):

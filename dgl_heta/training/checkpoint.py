@@ -1,47 +1,38 @@
-"""Checkpoints: every worker saves its shard, and a run goes on from all of them.
+"""Checkpoints: every worker saves its shard, and any workers go on from all of them.
 
 All files are safetensors and JSON: nothing that is loaded can execute code. Workers have the same
-parameters and optimizer states, and each row of a learnable feature has an owner. So a checkpoint
-is one of any workers: others than those that wrote it read the parameters of one shard, and of all
-shards the rows that they own now.
+parameters and optimizer states, and each row of a learnable feature has an owner. So others than
+those that saved a checkpoint read the parameters of one shard, and of all shards, a block at a
+time, the rows that they own now.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from dgl_heta.errors import InputError, several
+from dgl_heta.features import LearnableFeatures
+from dgl_heta.features.learnable import Place, Table
+from dgl_heta.features.row_table import BLOCK
 from dgl_heta.raf.wrapper import GradientSync
-from dgl_heta.system.atomic_files import utf8_name
 from dgl_heta.system.checksums import write_signed
-from dgl_heta.training.checkpoint_files import (
-    check_shard,
-    folder_of,
-    new_folder,
-    note_name,
-    positions,
-    ranks_of,
-    read_note,
-    read_notes,
-    shard_files,
-    written_sum,
-)
+from dgl_heta.training import checkpoint_files as files
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.optimizers import load_state, state_tensors
 from dgl_heta.training.preemption import Position
 from dgl_heta.training.recorded import best_epoch
-from dgl_heta.training.resharding import Shards
 from dgl_heta.training.resumed_identity import Identity
-from dgl_heta.training.table_files import load_tables, write_tables, written
+from dgl_heta.training.table_files import PARTS, mapped_tensors, write_tables, written
 
 log = logging.getLogger("dgl_heta")
 
@@ -57,25 +48,25 @@ def save_checkpoint(engine: Engine, run_dir: Path, at: Position, best: dict[str,
     ----------
     progress : what else the epoch goes on from, after some of its steps.
     """
-    folder, note = new_folder(run_dir, at, engine.rank), note_name(engine.rank)
+    folder, note = files.new_folder(run_dir, at, engine.rank), files.note_name(engine.rank)
     tensors = {f"model.{k}": v for k, v in engine.model.state_dict().items()}
     tensors.update({f"adam.{k}": v for k, v in state_tensors(engine.optimizer).items()})
     tensors.update({f"wrapper.{k}": v for k, v in engine.wrapped.state().items()})
     tensors.update({f"progress.{k}": v for k, v in (progress or {}).items()})
-    shard, tables = shard_files(engine.rank)
+    shard, tables = files.shard_files(engine.rank)
     _save(folder / shard, tensors)
     with written(folder / tables) as rows:
         write_tables(rows, engine.learnable.tables())
-    sums = {name: written_sum(folder / name) for name in (shard, tables)}
+    sums = {name: files.written_sum(folder / name) for name in (shard, tables)}
     engine.world.barrier()
     write_signed(folder / note, {
         **at._asdict(), "best": best, **identity.to_json(), "files": sums,
         "rows": engine.learnable.places()})
     engine.world.barrier()
     if int(os.environ.get("LOCAL_RANK", engine.rank)) == 0:
-        for old in positions(run_dir):
+        for old in files.positions(run_dir):
             if old not in (at, Position(at.epoch), Position(best.get("epoch", 0))):
-                shutil.rmtree(folder_of(run_dir, old), ignore_errors=True)
+                shutil.rmtree(files.folder_of(run_dir, old), ignore_errors=True)
 
 
 def load_checkpoint(engine: Engine, run_dir: Path, at: Position, identity: Identity
@@ -88,44 +79,104 @@ def load_checkpoint(engine: Engine, run_dir: Path, at: Position, identity: Ident
     InputError
         A file of it is damaged, or it does not fit the run.
     """
-    folder, rank = folder_of(run_dir, at), engine.rank
-    note = read_note(run_dir, at, rank if rank in ranks_of(run_dir, at) else 0)
+    note = files.read_note(run_dir, at, engine.rank if engine.rank in files.ranks_of(run_dir, at)
+                           else 0)
+    same, learnable = identity.same_workers(note), engine.learnable
+    shards = _Shards(run_dir, at, {engine.rank: files.read_note(run_dir, at, engine.rank)} if same
+                     else dict(enumerate(files.read_notes(run_dir, at))), learnable.places())
     try:
-        if identity.same_workers(note):
-            progress = _load_own(engine, run_dir, at, note)
-        else:
-            progress = _load_of_others(engine, run_dir, at)
+        tensors = shards.dense(engine.rank if same else 0)
+        engine.model.load_state_dict(_under("model.", tensors))
+        load_state(engine.optimizer, _under("adam.", tensors))
+        shards.load(learnable)
+        if same:
+            engine.wrapped.load_state(_under("wrapper.", tensors))
+            progress = _under("progress.", tensors)
+        else:  # what dropout draws is for a worker's own seeds: no generator is gone on from
+            progress = {"totals": shards.totals(engine.rank, engine.world.size)} if at.step else {}
+        if at.step and (missing := {"totals", *["cpu"] * same} - progress.keys()):
+            raise KeyError(*missing)
     except (LookupError, RuntimeError, TypeError, ValueError) as error:
-        raise InputError(f"checkpoint {folder} does not fit this run: {error}") from None
+        raise InputError(f"checkpoint {files.folder_of(run_dir, at)} does not fit this run: "
+                         f"{error}") from None
     return note, progress
 
 
-def _load_own(engine: Engine, run_dir: Path, at: Position, note: Mapping[str, Any]
-              ) -> dict[str, Tensor]:
-    """Take over what this worker has saved; returns what else the epoch goes on from."""
-    folder, (shard, tables) = folder_of(run_dir, at), shard_files(engine.rank)
-    if note.get("files") is None:
-        log.warning("checkpoint %s was written without checksums, so damage to it would not be "
-                    "seen", folder)
-    else:
-        check_shard(run_dir, at, engine.rank, note["files"], (shard, tables))
-    tensors = _load(folder / shard)
-    _load_dense(engine, tensors)
-    engine.wrapped.load_state(_under("wrapper.", tensors))
-    load_tables(folder / tables, engine.learnable.tables())
-    progress = _under("progress.", tensors)
-    if at.step and (missing := {"totals", "cpu"} - progress.keys()):
-        raise KeyError(*missing)
-    return progress
+class _Shards:
+    """The shards of a checkpoint, each compared with its checksum when something is first read from
+    it.
 
+    Parameters
+    ----------
+    notes : by worker.
+    usual : where the rows are where a note does not say so, as those of earlier versions.
+    """
 
-def _load_of_others(engine: Engine, run_dir: Path, at: Position) -> dict[str, Tensor]:
-    """Take over what other workers have saved; returns what else the epoch goes on from."""
-    with Shards(run_dir, at, read_notes(run_dir, at)) as shards:
-        _load_dense(engine, _load(shards.checked(0, shard_files(0)[0])))
-        shards.load(engine.learnable)
-        # What dropout draws is for a worker's own seeds, so generators are not gone on from.
-        return {"totals": shards.totals(engine.rank, engine.world.size)} if at.step else {}
+    def __init__(self, run_dir: Path, at: Position, notes: Mapping[int, Mapping[str, Any]],
+                 usual: Sequence[Place]) -> None:
+        self._workers = len(notes)
+        self._places = [(rank, Place(*place)) for rank, note in notes.items()
+                        for place in note.get("rows", usual)]
+        folder = files.folder_of(run_dir, at)
+
+        @functools.cache
+        def read(rank: int, kind: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+            name, sums = files.shard_files(rank)[kind], notes[rank].get("files")
+            if sums is None:
+                log.warning("checkpoint %s was written without checksums, so damage to it would "
+                            "not be seen", folder)
+            else:
+                files.check_shard(run_dir, at, rank, sums, [name])
+            return mapped_tensors(folder / name)
+
+        self._read = read
+
+    def dense(self, rank: int) -> dict[str, Tensor]:
+        return self._read(rank, 0)[0]
+
+    def totals(self, rank: int, workers: int) -> Tensor:
+        """The statistics of the epoch so far that a worker goes on from: sums over the seeds of
+        each worker that was, so any worker may go on from any of them."""
+        mine = torch.zeros_like(self.dense(0)["progress.totals"])
+        for saved in range(rank, self._workers, workers):
+            mine += self.dense(saved)["progress.totals"]
+        return mine
+
+    def load(self, learnable: LearnableFeatures) -> None:
+        """Take over the rows that a worker has; KeyError or ValueError if they are not there."""
+        for name, table in learnable.tables().items():
+            places = [place for place in learnable.places() if place.table == name]
+            steps = {self._read(rank, 1)[1][there.table] for place in places
+                     for rank, there, _, _ in self._shared(place.ntype, place.low, place.high)}
+            if len(steps) > 1:
+                raise ValueError(f"rows of {name} were saved after different steps")
+            table.load(({part: self._mean(place.ntype, part, low, min(low + BLOCK, place.high),
+                                          table) for part in PARTS}
+                        for place in places for low in range(place.low, place.high, BLOCK)),
+                       int(*steps))
+
+    def _mean(self, ntype: str, part: str, low: int, high: int, table: Table) -> Tensor:
+        """Rows `low … high - 1` of a type, or of their moments: the mean of all copies, as in the
+        model at the end (`train.learnable = replica`)."""
+        rows, copies = (torch.zeros((high - low, width), dtype=table.dtype)
+                        for width in (table.shape[1], 1))
+        for rank, there, first, last in self._shared(ntype, low, high):
+            start = there.start - there.low
+            saved = self._read(rank, 1)[0][f"{there.table}.{part}"][start + first:start + last]
+            if saved.shape != (last - first, table.shape[1]) or saved.dtype != table.dtype:
+                raise ValueError(f"rows {first} to {last} of '{ntype}' are not as they are here")
+            rows[first - low:last - low] += saved
+            copies[first - low:last - low] += 1
+        if not copies.all():
+            raise ValueError(f"its shards do not have all rows of '{ntype}'")
+        return rows / copies
+
+    def _shared(self, ntype: str, low: int, high: int) -> Iterator[tuple[int, Place, int, int]]:
+        """Who has saved some of the rows `low … high - 1` of a type, where, and which of them."""
+        for rank, there in self._places:
+            first, last = max(low, there.low), min(high, there.high)
+            if there.ntype == ntype and first < last:
+                yield rank, there, first, last
 
 
 def latest_position(engine: Engine, run_dir: Path, identity: Identity) -> Position:
@@ -148,9 +199,9 @@ def latest_position(engine: Engine, run_dir: Path, identity: Identity) -> Positi
 def _latest(engine: Engine, run_dir: Path, identity: Identity) -> tuple[Position, str]:
     """The last position that a worker can go on from, and what speaks against it, or else ""."""
     wrong, rank = "", engine.rank
-    for at in reversed(positions(run_dir)):
-        ranks = ranks_of(run_dir, at)
-        note = read_note(run_dir, at, rank if rank in ranks else ranks[0])
+    for at in reversed(files.positions(run_dir)):
+        ranks = files.ranks_of(run_dir, at)
+        note = files.read_note(run_dir, at, rank if rank in ranks else ranks[0])
         if identity.same_workers(note) and rank not in ranks:
             continue  # it was killed before it had saved this one
         if not identity.same_workers(note) and not isinstance(engine.wrapped, GradientSync):
@@ -163,8 +214,9 @@ def _latest(engine: Engine, run_dir: Path, identity: Identity) -> tuple[Position
         if identity.same_workers(note):
             return at, ""
         best = best_epoch(note, at.epoch, run_dir).get("epoch", at.epoch)  # its model may be kept
-        missing = [folder_of(run_dir, one) for one in (at, Position(at.epoch), Position(best))
-                   if any(one) and not _of_all(run_dir, one)]
+        missing = [files.folder_of(run_dir, one) for one in (at, Position(at.epoch), Position(best))
+                   if any(one) and not all("rows" in note for note in
+                                           files.read_notes(run_dir, one) or [{}])]
         if not missing:
             return at, ""
         wrong = wrong or (
@@ -174,30 +226,11 @@ def _latest(engine: Engine, run_dir: Path, identity: Identity) -> tuple[Position
     return Position(), wrong
 
 
-def _of_all(run_dir: Path, at: Position) -> bool:
-    """Return whether the shards of all workers are here, so that others can read them."""
-    notes, folder = read_notes(run_dir, at), folder_of(run_dir, at)
-    return bool(notes) and all("rows" in note and (folder / name).is_file()
-                               for rank, note in enumerate(notes) for name in shard_files(rank))
-
-
-def _load_dense(engine: Engine, tensors: Mapping[str, Tensor]) -> None:
-    engine.model.load_state_dict(_under("model.", tensors))
-    load_state(engine.optimizer, _under("adam.", tensors))
-
-
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+    """Copies, as the file will be removed."""
+    return {k.removeprefix(prefix): v.clone() for k, v in tensors.items() if k.startswith(prefix)}
 
 
 def _save(path: Path, tensors: dict[str, Tensor]) -> None:
     with written(path) as temporary:
         save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, temporary)
-
-
-def _load(path: Path) -> dict[str, Tensor]:
-    try:
-        with utf8_name(path) as name:
-            return load_file(name)
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"cannot read {path}: {error}") from None

@@ -9,7 +9,7 @@ workers there were.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,9 +53,10 @@ def note_name(rank: int) -> str:
 
 def positions(run_dir: Path) -> list[Position]:
     """The positions of which any worker's note is there, in order."""
-    found = {_position(note.parent) for note in
-             (run_dir / "checkpoints").glob("epoch-*/complete-*.json")}
-    return sorted(at for at in found if at is not None)
+    names = {note.parent.name for note in (run_dir / "checkpoints").glob("epoch-*/complete-*.json")}
+    matches = (re.fullmatch(r"epoch-(\d+)(?:-step-(\d+))?", name) for name in names)
+    return sorted(Position(*(int(number or 0) for number in match.groups()))
+                  for match in matches if match)
 
 
 def ranks_of(run_dir: Path, at: Position) -> list[int]:
@@ -65,14 +66,8 @@ def ranks_of(run_dir: Path, at: Position) -> list[int]:
 
 
 def read_note(run_dir: Path, at: Position, rank: int) -> dict[str, Any]:
-    """The note of a worker's shard.
-
-    Raises
-    ------
-    InputError
-        It is missing or damaged.
-    """
-    path, remedy = folder_of(run_dir, at) / note_name(rank), remedy_of(run_dir, at, rank)
+    """The note of a worker's shard; an :class:`InputError` if it is missing or damaged."""
+    path, remedy = folder_of(run_dir, at) / note_name(rank), _remedy(run_dir, at, rank)
     note = read_signed(path, remedy)
     if (note.get("epoch"), note.get("step", 0)) != at or not isinstance(
             note.get("best"), dict) or not isinstance(note.get("files", {}), dict) or type(
@@ -82,17 +77,13 @@ def read_note(run_dir: Path, at: Position, rank: int) -> dict[str, Any]:
 
 
 def read_notes(run_dir: Path, at: Position) -> list[dict[str, Any]]:
-    """The notes of all workers of a checkpoint, in order; none where not all of them are there.
-
-    Raises
-    ------
-    InputError
-        One is damaged.
-    """
-    ranks = ranks_of(run_dir, at)
+    """The notes of all workers of a checkpoint, in order; none where not all of them are there, or
+    not all of their files."""
+    ranks, folder = ranks_of(run_dir, at), folder_of(run_dir, at)
     # Earlier versions did not say how many there were.
     workers = read_note(run_dir, at, ranks[0]).get("workers", len(ranks)) if ranks else 0
-    notes = [read_note(run_dir, at, rank) for rank in ranks if rank < workers]
+    notes = [read_note(run_dir, at, rank) for rank in ranks if rank < workers and all(
+        (folder / name).is_file() for name in shard_files(rank))]
     whole = len(notes) == workers and all(n.get("workers", workers) == workers for n in notes)
     return notes if whole else []
 
@@ -113,18 +104,12 @@ def recovery(run_dir: Path) -> str:
             f"{resuming(run_dir, epoch)}")
 
 
-def check_shard(run_dir: Path, at: Position, rank: int, sums: dict[str, Any],
+def check_shard(run_dir: Path, at: Position, rank: int, sums: Mapping[str, Any],
                 names: Iterable[str]) -> None:
-    """Compare files of a worker's shard with the checksums that its note has of them.
-
-    Raises
-    ------
-    InputError
-        One is damaged or missing.
-    """
+    """Compare files of a worker's shard with the checksums that its note has of them."""
     for name in names:
         check_file(folder_of(run_dir, at) / name, sums.get(name), note_name(rank),
-                   remedy_of(run_dir, at, rank))
+                   _remedy(run_dir, at, rank))
 
 
 def check_checkpoints(run_dir: Path) -> None:
@@ -141,7 +126,7 @@ def check_checkpoints(run_dir: Path) -> None:
                 check_shard(run_dir, at, rank, sums, shard_files(rank))
 
 
-def remedy_of(run_dir: Path, at: Position, rank: int) -> str:
+def _remedy(run_dir: Path, at: Position, rank: int) -> str:
     """The remedy for a damaged checkpoint of a worker."""
     known = [one for one in positions(run_dir) if rank in ranks_of(run_dir, one)]
     earlier = [one for one in known if one < at]
@@ -158,9 +143,3 @@ def written_sum(path: Path) -> str:
     except OSError as error:
         raise HetaError(f"cannot read {path} again, which was just written: "
                         f"{error.strerror or error}") from None
-
-
-def _position(folder: Path) -> Position | None:
-    """Return the position that a directory is the checkpoint of."""
-    match = re.fullmatch(r"epoch-(\d+)(?:-step-(\d+))?", folder.name)
-    return Position(*(int(number or 0) for number in match.groups())) if match else None

@@ -157,10 +157,8 @@ def _restore(engine: Engine, run_dir: Path, at: Position, identity: Identity,
         return {}, Begun()
     note, state = load_checkpoint(engine, run_dir, at, identity)
     if not identity.same_workers(note):
-        copies = "; of rows that several had copies of their mean goes on" * (
-            engine.settings.train.learnable == "replica")
-        report({"event": "note", "text": f"goes on with {several(engine.world.size, 'worker')} "
-                f"from a checkpoint of {several(note['workers'], 'worker')}{copies}"})
+        report({"event": "note", "text": "goes on by another plan, with "
+                f"{several(engine.world.size, 'worker')}, from a checkpoint of {note['workers']}"})
     return best_epoch(note, at.epoch, run_dir), Begun(at.step, state)
 
 

@@ -92,7 +92,7 @@ class Identity:
             return _OTHERS
         now, then = self.settings, note.get("workers")
         if then is not None:  # notes of earlier versions are of the same workers only
-            before, now = _apart_from_workers(before, then, now, self.workers)
+            before, now = _of_any_workers(before, then), _of_any_workers(now, self.workers)
         changed = [f"{section}.{name} = {_short(old)} (now {_short(new)})"
                    for section in {**before, **now}
                    for name, old, new in _changed(section, before.get(section), now.get(section))]
@@ -106,17 +106,11 @@ class Identity:
         return listing(differences)
 
 
-def _apart_from_workers(before: Mapping[str, Any], workers: int, now: Mapping[str, Any],
-                        workers_now: int) -> list[dict[str, Any]]:
-    """The settings of two runs without those that say how many workers have part in a step, but
-    with the seeds of a step, which numbers follow from."""
-    sections = []
-    for settings, count in ((before, workers), (now, workers_now)):
-        train = dict(settings["train"])
-        size = train.get("global_batch_size") or train["batch_size"] * count
-        sections.append({**settings, "train": {**train, **dict.fromkeys(_OF_WORKERS),
-                                               "global_batch_size": size}})
-    return sections
+def _of_any_workers(settings: Mapping[str, Any], workers: int) -> dict[str, Any]:
+    """Settings that say how many seeds a step has, not who has which."""
+    train = settings["train"]
+    size = train.get("global_batch_size") or train["batch_size"] * workers
+    return {**settings, "train": {**train, **dict.fromkeys(_OF_WORKERS), "global_batch_size": size}}
 
 
 def _changed(section: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:

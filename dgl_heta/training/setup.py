@@ -15,7 +15,7 @@ from dgl_heta.comm.exchange_dtype import wire_dtype
 from dgl_heta.comm.machines import join_machine, machine_name
 from dgl_heta.comm.sampled_rows import agreement, delivery
 from dgl_heta.errors import InputError, several
-from dgl_heta.features import LearnableFeatures, StaticFeatures, TrainedFeatures
+from dgl_heta.features import LearnableFeatures, StaticFeatures
 from dgl_heta.features.disk_tables import DiskTables, memory_tables
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
@@ -183,8 +183,10 @@ def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec
     if tables and scratch is not None:
         make = DiskTables(scratch, fits)
     static = StaticFeatures(store, own, dtype, workers.device, settings.cache.reads, fits)
-    if trained is not None:
-        return Inputs(static, TrainedFeatures(trained, workers.world), reader, fits)
+    if trained is not None:  # without moments, as nothing is updated
+        learnable = LearnableFeatures({}, {}, model.hidden, dtype, workers.world)
+        learnable.local.update({t: RowTable(rows, rows, rows) for t, rows in trained.items()})
+        return Inputs(static, learnable, reader, fits)
     twice = {*(plan.targets if plan.metapaths or task.held_out else ()),
              *(r.dst for r in plan.offloaded)}
     learnable = LearnableFeatures(

@@ -1,4 +1,4 @@
-"""Safetensors files that are written and read a block of rows at a time, or mapped.
+"""Safetensors files that are written a block of rows at a time, and mapped to be read.
 
 Tables of learnable features can be larger than memory, so neither side holds one as a whole. The
 layout is that of safetensors: the length of the header, the header in JSON, the data.
@@ -20,7 +20,6 @@ from torch import Tensor
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.learnable import Table
-from dgl_heta.features.row_table import BLOCK
 from dgl_heta.system.atomic_files import plainly, replacing, utf8_name
 from dgl_heta.system.disk import reserve
 
@@ -78,75 +77,36 @@ class TensorFile:
             self._file.write(flat.view(torch.uint8).numpy().data)
 
 
-class StoredTensors:
-    """A safetensors file of which parts are read; a context.
+def mapped_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and the texts that it carries, by name.
 
-    PyTorch's own reader of such files maps a whole one in a way that Linux refuses where it is
-    larger than memory.
-
-    Attributes
-    ----------
-    layout : name → dtype and shape.
-    notes : texts that the file carries, by name.
+    Memory has the pages that are touched; what is written to them stays in this process. PyTorch's
+    own reader maps a file in a way that Linux refuses where it is larger than memory.
 
     Raises
     ------
     InputError
         The file cannot be read, or is no such file.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._mapped: mmap.mmap | None = None
-        try:
-            with utf8_name(path) as utf8, safe_open(utf8, "np") as checked:
-                self.notes: dict[str, str] = checked.metadata() or {}
-            self._file = open(path, "rb", opener=plainly)  # noqa: SIM115
-            size = int.from_bytes(self._file.read(8), "little")
-            header = json.loads(self._file.read(size))
+    try:
+        with utf8_name(path) as utf8, safe_open(utf8, "np") as checked:
+            notes: dict[str, str] = checked.metadata() or {}
+        with open(path, "rb", opener=plainly) as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
             header.pop("__metadata__", None)
-            self.layout = {name: (_DTYPES[entry["dtype"]], tuple(entry["shape"]))
-                           for name, entry in header.items()}
-        except (OSError, SafetensorError, KeyError) as error:
-            raise InputError(f"cannot read {path}: {error}") from None
-        self._begins = {name: 8 + size + entry["data_offsets"][0]
-                        for name, entry in header.items()}
-
-    def __enter__(self) -> StoredTensors:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._file.close()
-
-    def rows(self, name: str, low: int, high: int) -> Tensor:
-        """Rows `low … high - 1` of a tensor; nothing else is read.
-
-        Raises
-        ------
-        KeyError, ValueError
-            There is no such tensor, or it has not these rows.
-        """
-        dtype, shape = self.layout[name]
-        if not 0 <= low <= high <= (shape[0] if shape else 0):
-            raise ValueError(f"{name} has the shape {list(shape)}, so not rows {low} to {high}")
-        rows = torch.empty((high - low, *shape[1:]), dtype=dtype)
-        if rows.numel():
-            self._file.seek(self._begins[name] + low * (rows.nbytes // len(rows)))
-            if self._file.readinto(rows.view(-1).view(torch.uint8).numpy()) != rows.nbytes:
-                raise InputError(f"cannot read {self._path}: it was cut off")
-        return rows
-
-    def mapped(self, name: str) -> Tensor:
-        """A tensor whose pages are read when they are touched. What is written to it stays in this
-        process."""
-        dtype, shape = self.layout[name]
-        if not math.prod(shape):
-            return torch.empty(shape, dtype=dtype)
-        if self._mapped is None:
-            self._mapped = mmap.mmap(self._file.fileno(), 0, mmap.MAP_PRIVATE | _NO_RESERVE,
-                                     mmap.PROT_READ | mmap.PROT_WRITE)
-        return torch.frombuffer(self._mapped, dtype=dtype, count=math.prod(shape),
-                                offset=self._begins[name]).reshape(shape)
+            data = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | _NO_RESERVE,
+                             mmap.PROT_READ | mmap.PROT_WRITE)
+        tensors = {}
+        for name, entry in header.items():
+            (first, end), dtype = entry["data_offsets"], _DTYPES[entry["dtype"]]
+            flat = (torch.frombuffer(data, dtype=dtype, offset=8 + size + first,
+                                     count=(end - first) // dtype.itemsize)
+                    if first < end else torch.empty(0, dtype=dtype))
+            tensors[name] = flat.reshape(entry["shape"])
+        return tensors, notes
+    except (OSError, SafetensorError, KeyError) as error:
+        raise InputError(f"cannot read {path}: {error}") from None
 
 
 @contextmanager
@@ -171,28 +131,3 @@ def write_tables(path: Path, tables: Mapping[str, Table]) -> None:
                 for part in PARTS:
                     file.put(f"{name}.{part}", block[part], first)
                 first += len(block["value"])
-
-
-def load_tables(path: Path, tables: Mapping[str, Table]) -> None:
-    """Read what :func:`write_tables` wrote into tables of the same names and shapes.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read.
-    KeyError, ValueError
-        It holds other tables.
-    """
-    with StoredTensors(path) as file:
-        for name, table in tables.items():
-            for part in PARTS:
-                dtype, shape = file.layout[f"{name}.{part}"]
-                if shape != tuple(table.shape) or dtype != table.dtype:
-                    raise ValueError(f"{name}.{part} is {_TYPES[dtype]}{list(shape)}, not "
-                                     f"{_TYPES[table.dtype]}{list(table.shape)}")
-            table.load(_blocks(file, name, table.shape[0]), int(file.notes[name]))
-
-
-def _blocks(file: StoredTensors, table: str, rows: int) -> Iterator[dict[str, Tensor]]:
-    for low in range(0, rows, BLOCK):
-        yield {part: file.rows(f"{table}.{part}", low, min(low + BLOCK, rows)) for part in PARTS}

@@ -27,7 +27,7 @@ from dgl_heta.system.checksums import check_file, read_signed, write_signed
 from dgl_heta.training.checkpoint_files import recovery, written_sum
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.recorded import check_model
-from dgl_heta.training.table_files import StoredTensors, TensorFile, written
+from dgl_heta.training.table_files import TensorFile, mapped_tensors, written
 
 MODEL_FILE, SPEC_FILE = "model.safetensors", "model.json"
 _BLOCK = 2**16  # rows
@@ -116,29 +116,29 @@ def load_model(run_dir: str | Path, provider: ModelProvider | None = None) -> Pl
     run_dir = Path(run_dir)
     spec, shapes, named = read_spec(run_dir, plugins(), given=provider)
     check_weights(run_dir)
-    with StoredTensors(run_dir / MODEL_FILE) as file:
-        model = PlainModel(spec, learned_tables(file, shapes), named)
-        load_weights(model.model, file)
+    tensors, _ = mapped_tensors(run_dir / MODEL_FILE)
+    model = PlainModel(spec, learned_tables(tensors, shapes), named)
+    load_weights(model.model, tensors)
     return model
 
 
-def learned_tables(file: StoredTensors, shapes: Mapping[str, tuple[int, int]]) -> dict[str, Tensor]:
-    """The learnable features of a model's file, mapped: node type → rows.
+def learned_tables(tensors: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, int]]
+                   ) -> dict[str, Tensor]:
+    """The learnable features in a model's file, by node type.
 
     Raises
     ------
     InputError
         They do not have the shapes that `model.json` says.
     """
-    names = {t: f"features.{slot(t)}.weight" for t in shapes}
-    for ntype, name in names.items():
-        if name not in file.layout or file.layout[name][1] != shapes[ntype]:
-            raise InputError(f"the model in the run's {MODEL_FILE} is not the one that {SPEC_FILE} "
-                             f"describes: {name} has no {list(shapes[ntype])} numbers")
-    return {t: file.mapped(name) for t, name in names.items()}
+    tables = {t: tensors.get(f"features.{slot(t)}.weight", torch.empty(0)) for t in shapes}
+    for ntype, rows in tables.items():
+        if rows.shape != shapes[ntype]:
+            raise _another(f"rows of '{ntype}' have the shape {list(rows.shape)}")
+    return tables
 
 
-def load_weights(model: nn.Module, file: StoredTensors) -> None:
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Load the parameters in a model's file, in their own precision.
 
     Raises
@@ -146,14 +146,18 @@ def load_weights(model: nn.Module, file: StoredTensors) -> None:
     InputError
         They are not those of the model.
     """
-    weights = {name.removeprefix("model."): file.mapped(name) for name in file.layout
+    weights = {name.removeprefix("model."): tensor for name, tensor in tensors.items()
                if name.startswith("model.")}
     try:
         model.to(next(w.dtype for w in weights.values() if w.is_floating_point()))
         model.load_state_dict(weights)
-    except (RuntimeError, TypeError, StopIteration) as error:
-        raise InputError(f"the model in the run's {MODEL_FILE} is not the one that {SPEC_FILE} "
-                         f"describes: {' '.join(str(error).split()) or 'it is empty'}") from None
+    except (RuntimeError, StopIteration) as error:
+        raise _another(" ".join(str(error).split()) or "it is empty") from None
+
+
+def _another(why: str) -> InputError:
+    return InputError(f"the model in the run's {MODEL_FILE} is not the one that {SPEC_FILE} "
+                      f"describes: {why}")
 
 
 def read_spec(run_dir: Path, registry: Plugins, name: str | None = None,

@@ -82,10 +82,10 @@ def state(run: Path, epoch: int) -> dict[str, np.ndarray]:
     for rank in range(json.loads((folder / "complete-0.json").read_text())["workers"]):
         rows = load_file(folder / f"rows-{rank}.safetensors")
         note = json.loads((folder / f"complete-{rank}.json").read_text())
-        for table, ntype, low, start, count in note["rows"]:
+        for table, ntype, low, high, start in note["rows"]:
             for part in ("value", "first", "second"):
                 whole = found.setdefault(f"{ntype}.{part}", np.full((80, 8), np.nan))
-                whole[low:low + count] = rows[f"{table}.{part}"][start:start + count]
+                whole[low:high] = rows[f"{table}.{part}"][start:start + high - low]
     return found
 
 
@@ -114,7 +114,7 @@ def test_a_run_goes_on_with_other_workers(
         assert list(run.glob("checkpoints/epoch-00001-step-*"))
     else:
         train(store, run, before, "train.epochs=1", *first)
-    assert f"a checkpoint of {before} worker" in train(store, run, after, *then, resume=True)
+    assert f"from a checkpoint of {before}\n" in train(store, run, after, *then, resume=True)
     np.testing.assert_allclose(epochs(run), epochs(whole), rtol=1e-10, atol=1e-12)
     assert_equal(state(run, 3), state(whole, 3))
     # Of the best epoch, which others trained.
@@ -127,7 +127,7 @@ def test_of_rows_that_several_had_copies_of_the_mean_goes_on(store: Path, tmp_pa
     run, settings = tmp_path / "run", ("train.learnable=replica", "train.epochs=1")
     train(store, run, 3, *settings)
     model = load_file(run / "model.safetensors")
-    assert "their mean" in train(store, run, 2, *settings, resume=True)
+    assert "a checkpoint of 3" in train(store, run, 2, *settings, resume=True)
     assert_equal(load_file(run / "model.safetensors"), model)
 
 
@@ -160,4 +160,4 @@ def test_what_others_cannot_go_on_from_is_refused_and_stays(store: Path, tmp_pat
     (folder / "complete-1.json").rename(tmp_path / "note")  # of a machine with a disk of its own
     assert told in refused()
     shutil.copy(tmp_path / "note", folder / "complete-1.json")
-    assert "of 2 workers" in train(store, run, 3, "train.epochs=1", resume=True)
+    assert "a checkpoint of 2" in train(store, run, 3, "train.epochs=1", resume=True)

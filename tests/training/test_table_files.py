@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from dgl_heta.errors import HetaError
 from dgl_heta.training import table_files
-from dgl_heta.training.table_files import StoredTensors, TensorFile
+from dgl_heta.training.table_files import TensorFile, mapped_tensors
 
 TENSORS = {
     "steps": torch.tensor(5), "none": torch.zeros(0, 3), "mask": torch.tensor([True, False]),
@@ -32,12 +32,9 @@ def test_tensors_of_any_kind_come_back(tmp_path: Path) -> None:
     read = load_file(tmp_path / "file")
     assert read.keys() == layout.keys()
     assert all(torch.equal(read[name], t) for name, t in {**TENSORS, "rows": rows}.items())
-    with StoredTensors(tmp_path / "file") as stored:
-        assert all(torch.equal(stored.mapped(name), t) for name, t in read.items())
-        assert torch.equal(stored.rows("rows", 1, 4), rows[1:4])
-        with pytest.raises(ValueError, match=r"rows has the shape \[5, 3\], so not rows 4 to 6"):
-            stored.rows("rows", 4, 6)
-        stored.mapped("rows")[0] = 7  # of this process alone
+    mapped, _ = mapped_tensors(tmp_path / "file")
+    assert all(torch.equal(mapped[name], t) for name, t in read.items())
+    mapped["rows"][0] = 7  # of this process alone
     assert torch.equal(load_file(tmp_path / "file")["rows"], rows)
 
 
@@ -50,9 +47,7 @@ def test_a_table_larger_than_memory_is_read(
     count, path = 2 * memory // 256, tmp_path / "file"
     with TensorFile(path, {"rows": (torch.float32, (count, 64))}) as file:
         file.put("rows", torch.ones(3, 64), count - 3)
-    with StoredTensors(path) as stored:
-        assert stored.rows("rows", count - 4, count).sum(1).tolist() == [0, 64, 64, 64]
-        assert stored.mapped("rows")[[0, count - 1]].sum(1).tolist() == [0, 64]
+    assert mapped_tensors(path)[0]["rows"][[0, count - 1]].sum(1).tolist() == [0, 64]
 
 
 def test_a_disk_without_room_is_told_before_rows_are_asked_for(
