@@ -64,7 +64,7 @@ _LAZY = {
     "disable": "dgl_heta.distdgl.activate",
     "all_seeds": "dgl_heta.distdgl.loading.all_seeds",
     "register_hetero_conv": "dgl_heta.distdgl.modules.registered_convs",
-    "load_model": "dgl_heta.training.checkpoint",
+    "load_model": "dgl_heta.training.trained_model",
     "HetaError": "dgl_heta.errors",
     "InputError": "dgl_heta.errors",
 }
@@ -171,7 +171,7 @@ if TYPE_CHECKING:
     from dgl_heta.planning.plan import Plan
     from dgl_heta.store import Store, write_store
     from dgl_heta.store.reader import as_source
-    from dgl_heta.training.checkpoint import load_model
+    from dgl_heta.training.trained_model import load_model
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -69,6 +69,16 @@ class Table(Protocol):
     def update(self, rows: np.ndarray, grads: Tensor, scale: float, adam: AdamSettings) -> None: ...
     def blocks(self) -> Iterator[Mapping[str, Tensor]]: ...
     def load(self, blocks: Iterable[Mapping[str, Tensor]], step: int) -> None: ...
+
+
+class Place(NamedTuple):
+    """Rows `low … high - 1` of a type, in a table from its row `start` on."""
+
+    table: str
+    ntype: str
+    low: int
+    high: int
+    start: int
 
 
 class LearnableFeatures:
@@ -236,6 +246,12 @@ class LearnableFeatures:
             if rows and value is not None:
                 shards[ntype] = (low, value[start:start + rows])
         return shards
+
+    def places(self) -> list[Place]:
+        """Where the rows are that this worker has, in the order of its tables."""
+        return [*(Place(f"local.{t}", t, 0, table.shape[0], 0) for t, table in self.local.items()),
+                *(Place("owned", t, low, low + rows, start)
+                  for t, (low, start, rows) in self.owned_ranges().items())]
 
     def tables(self) -> dict[str, Table]:
         """The tables with optimizer state, by a name that is stable for a checkpoint."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from torch import Tensor, nn
+from torch import Tensor
 
 from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
 from dgl_heta.errors import InputError
@@ -22,11 +20,11 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.prediction.layerwise import Layerwise, head
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
-from dgl_heta.system.atomic_files import utf8_name
-from dgl_heta.training.checkpoint import MODEL_FILE, read_spec
 from dgl_heta.training.engine import not_finite
 from dgl_heta.training.setup import build_engine
+from dgl_heta.training.table_files import mapped_tensors
 from dgl_heta.training.tasks import NodeStep
+from dgl_heta.training.trained_model import MODEL_FILE, learned_tables, load_weights, read_spec
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -57,39 +55,38 @@ def _layerwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
     trained = provider.build(spec)
     model = without_decoder(trained)
     assert isinstance(model, HGNN)
-    with _weights(file) as weights:
-        _load(trained, weights)
+    weights, _ = mapped_tensors(file)
+    load_weights(trained, weights)
 
-        def inputs(ntype: str, low: int, high: int) -> Tensor:
-            if store.has_array(ntype, "feat"):
-                return torch.from_numpy(np.array(store.array(ntype, "feat")[low:high]))
-            rows: Tensor = weights.get_slice(f"features.{slot(ntype)}.weight")[low:high]
-            return rows
+    def inputs(ntype: str, low: int, high: int) -> Tensor:
+        if store.has_array(ntype, "feat"):
+            return torch.from_numpy(np.array(store.array(ntype, "feat")[low:high]))
+        return weights[f"features.{slot(ntype)}.weight"][low:high]
 
-        (target,) = plan.targets
-        linked = job["task"] == "link" and slot(target) in model.heads
-        finish = head(model, target) if linked or job["what"] != "embeddings" else None
+    (target,) = plan.targets
+    linked = job["task"] == "link" and slot(target) in model.heads
+    finish = head(model, target) if linked or job["what"] != "embeddings" else None
 
-        wrong = torch.zeros(1)
+    wrong = torch.zeros(1)
 
-        def write(ids: np.ndarray, states: Tensor) -> None:
-            rows = states if finish is None else finish(states)
-            wrong[0] += not_finite(rows)
-            out[ids] = _of_kind(rows, job["what"], job["task"])
+    def write(ids: np.ndarray, states: Tensor) -> None:
+        rows = states if finish is None else finish(states)
+        wrong[0] += not_finite(rows)
+        out[ids] = _of_kind(rows, job["what"], job["task"])
 
-        Layerwise(store, plan.without_owners(), model, inputs, world, Path(job["scratch"]),
-                  job["chunk"], report if world.rank == 0 else lambda event: None).run(write)
-        return int(world.all_reduce(wrong.double(), cause="control").item())
+    Layerwise(store, plan.without_owners(), model, inputs, world, Path(job["scratch"]),
+              job["chunk"], report if world.rank == 0 else lambda event: None).run(write)
+    return int(world.all_reduce(wrong.double(), cause="control").item())
 
 
 @torch.no_grad()
 def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings,
                registry: Plugins, out: np.ndarray, report: Report) -> int:
-    engine = build_engine(store, plan, settings, registry, Path(job["run_dir"]))
-    with _weights(Path(job["run_dir"]) / MODEL_FILE) as weights:
-        _load(engine.model, weights)
-        for ntype, (low, rows) in engine.learnable.shards().items():
-            rows.copy_(weights.get_slice(f"features.{slot(ntype)}.weight")[low:low + len(rows)])
+    run_dir = Path(job["run_dir"])
+    _, shapes, _ = read_spec(run_dir, registry, job["model"])
+    weights, _ = mapped_tensors(run_dir / MODEL_FILE)
+    engine = build_engine(store, plan, settings, registry, run_dir, learned_tables(weights, shapes))
+    load_weights(engine.model, weights)
     engine.model.eval()
     target, size, wrong = job["ntype"], job["chunk"], 0
     for number, low in enumerate(range(0, len(out), size)):
@@ -103,28 +100,6 @@ def _batchwise(job: dict[str, Any], store: Store, plan: Plan, settings: Settings
             report({"event": "progress", "layer": settings.model.layers, "ntype": target,
                     "done": min(low + size, len(out)), "total": len(out)})
     return int(engine.sum_over_workers(torch.tensor([float(wrong)], dtype=torch.float64))[0])
-
-
-@contextmanager
-def _weights(file: Path) -> Iterator[Any]:
-    """The file of a model, open; one that is no such file is an :class:`InputError`."""
-    try:
-        with utf8_name(file) as utf8, safe_open(utf8, "pt") as weights:
-            yield weights
-    except (SafetensorError, OSError) as error:
-        raise InputError(f"model {file} is damaged: {error}") from None
-
-
-def _load(model: nn.Module, weights: Any) -> None:
-    """Load what stands under `model.`, in its own precision."""
-    names = [k for k in weights.keys() if k.startswith("model.")]  # noqa: SIM118
-    parameters = {k.removeprefix("model."): weights.get_tensor(k) for k in names}
-    try:
-        model.to(next(iter(parameters.values())).dtype)
-        model.load_state_dict(parameters)
-    except (RuntimeError, TypeError, StopIteration) as error:
-        raise InputError("the model in the run's model.safetensors is not the one that model.json "
-                         f"describes: {' '.join(str(error).split()) or 'it is empty'}") from None
 
 
 def _of_kind(rows: Tensor, what: str, kind: str) -> np.ndarray:

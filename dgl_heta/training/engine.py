@@ -186,11 +186,13 @@ class Engine:
         for traffic in self._traffic:
             traffic.reset()
 
-    def start_epoch(self, epoch: int) -> None:
-        """Reset counters, and the generator of dropout, which each worker has its own of."""
+    def start_epoch(self, epoch: int, done: int = 0) -> None:
+        """Reset counters, and the generator of dropout, which each worker has its own of, for an
+        epoch or for what is left of it after the `done` steps of other workers."""
         # Of the epoch, not of what was drawn before: a run that goes on from a checkpoint draws the
         # same.
-        torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank) % 2**63)
+        begun = [done] if done else []
+        torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank, *begun) % 2**63)
         self.seconds = dict.fromkeys(STAGES, 0.0)
         self.making.reset()
         self.reset_traffic()

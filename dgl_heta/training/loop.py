@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from dgl_heta.errors import HetaError, InputError
+from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.report.epoch_records import CAUSES, STAGES, EpochRecord
 from dgl_heta.report.metrics_log import Line, log_line, log_lines
@@ -20,13 +20,8 @@ from dgl_heta.settings import Settings
 from dgl_heta.system.atomic_files import plainly, write_atomic
 from dgl_heta.system.checksums import write_signed
 from dgl_heta.system.memory import peak_rss_mb
-from dgl_heta.training.checkpoint import (
-    consolidate,
-    latest_position,
-    load_checkpoint,
-    recovery,
-    save_checkpoint,
-)
+from dgl_heta.training.checkpoint import latest_position, load_checkpoint, save_checkpoint
+from dgl_heta.training.checkpoint_files import recovery
 from dgl_heta.training.engine import Engine
 from dgl_heta.training.evaluating import NOTHING, Evaluated, evaluate, followed, not_finite_text
 from dgl_heta.training.loggers import Loggers
@@ -41,6 +36,7 @@ from dgl_heta.training.preemption import (
 from dgl_heta.training.recorded import best_epoch
 from dgl_heta.training.resumed_identity import Identity
 from dgl_heta.training.summary import OwnEpoch, further_scores, summarize
+from dgl_heta.training.trained_model import consolidate
 
 logger = logging.getLogger("dgl_heta")
 Report = Callable[[dict[str, Any]], None]
@@ -66,13 +62,13 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     validates = bool(engine.steps("val"))
     _check_validation(engine, validates)
     log = run_dir / "metrics.jsonl"
-    start, best, history, begun = _go_on(engine, settings, run_dir, log, identity, resume)
+    said = report if first else lambda event: None
+    start, best, history, begun = _go_on(engine, settings, run_dir, log, identity, resume, said)
     last, stopped = start, _stops(settings, start, best)
     if first:
         write_atomic(log, "".join(log_line(record.to_json()) for record in history))
     registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
     own: list[OwnEpoch] = []
-    said = report if first else lambda event: None
     with (Loggers(registry, settings, run_dir, start, first) as logs,
           Preemption(engine.world) as preemption):
         for epoch in range(start + 1, settings.train.epochs + 1):
@@ -100,7 +96,7 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
                 logs.epoch(record.to_json())
             if preemption.agreed():
                 raise PreemptedError(Position(epoch), run_dir)
-        best = _finish(engine, run_dir, best, last)
+        best = _finish(engine, run_dir, best, last, identity)
         engine.reset_traffic()
         evaluated = _test(engine, said)
         consolidate(engine, run_dir)
@@ -136,16 +132,16 @@ def _test(engine: Engine, report: Report) -> dict[str, Evaluated]:
 
 
 def _go_on(engine: Engine, settings: Settings, run_dir: Path, log: Path, identity: Identity,
-           resume: bool) -> tuple[int, dict[str, Any], list[EpochRecord], Begun]:
+           resume: bool, report: Report) -> tuple[int, dict[str, Any], list[EpochRecord], Begun]:
     """Be where an earlier run was, if one is to go on; returns its epochs, the best of them, their
     records, and the epoch in which it was."""
-    start = latest_position(run_dir, engine.rank, engine.world, identity) if resume else Position()
+    start = latest_position(engine, run_dir, identity) if resume else Position()
     _check_directory(engine, run_dir, resume)
-    best, begun = _restore(engine, run_dir, start)
+    best, begun = _restore(engine, run_dir, start, identity, report)
     if begun.step and (start.epoch >= settings.train.epochs
                        or _stops(settings, start.epoch, best)):
         # It is to have no further epoch now, so the steps of one do not count.
-        best, begun = _restore(engine, run_dir, Position(start.epoch))
+        best, begun = _restore(engine, run_dir, Position(start.epoch), identity)
     history = _history(log, start.epoch)
     if engine.schedule is not None:
         # A schedule is not saved: it takes the same steps again, from the same scores.
@@ -154,11 +150,15 @@ def _go_on(engine: Engine, settings: Settings, run_dir: Path, log: Path, identit
     return start.epoch, best, history, begun
 
 
-def _restore(engine: Engine, run_dir: Path, at: Position) -> tuple[dict[str, Any], Begun]:
+def _restore(engine: Engine, run_dir: Path, at: Position, identity: Identity,
+             report: Report = lambda event: None) -> tuple[dict[str, Any], Begun]:
     """Load the checkpoint of a position; returns the best epoch so far, and the one begun."""
     if not any(at):
         return {}, Begun()
-    note, state = load_checkpoint(engine, run_dir, at)
+    note, state = load_checkpoint(engine, run_dir, at, identity)
+    if not identity.same_workers(note):
+        report({"event": "note", "text": "goes on by another plan, with "
+                f"{several(engine.world.size, 'worker')}, from a checkpoint of {note['workers']}"})
     return best_epoch(note, at.epoch, run_dir), Begun(at.step, state)
 
 
@@ -170,7 +170,8 @@ def _better(engine: Engine, validates: bool, score: float | None, best: Mapping[
     return not validates or (score is not None and (not best or score > best["val_acc"]))
 
 
-def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> dict[str, Any]:
+def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int, identity: Identity
+            ) -> dict[str, Any]:
     """Finish, and leave the best model on all workers; returns what is known of its epoch.
 
     Where workers differ after the last epoch, what finishing makes of it is a candidate, too.
@@ -183,7 +184,7 @@ def _finish(engine: Engine, run_dir: Path, best: dict[str, Any], last: int) -> d
         if not best or score is None or score > best["val_acc"]:
             return {"epoch": last, "val_acc": score}
     if best and best["epoch"] != last:
-        load_checkpoint(engine, run_dir, Position(best["epoch"]))
+        load_checkpoint(engine, run_dir, Position(best["epoch"]), identity)
     if not apart:
         engine.wrapped.finish()
     return best
@@ -250,7 +251,7 @@ def _epoch(engine: Engine, epoch: int, run_dir: Path, own: list[OwnEpoch], repor
     """Train an epoch, or what is left of it, and validate it; adds to `own`. Returns how far it
     came where all workers are to end."""
     settings = engine.settings
-    engine.start_epoch(epoch)
+    engine.start_epoch(epoch, begun.step)
     started, proving = time.perf_counter(), engine.proof.seconds if engine.proof else 0.0
     steps = engine.steps("train", epoch)
     if begun.step:

@@ -98,7 +98,8 @@ def generators(device: torch.device) -> dict[str, Tensor]:
 
 
 def set_generators(states: Mapping[str, Tensor], device: torch.device) -> None:
-    """Go on from states that :func:`generators` gave."""
-    torch.set_rng_state(states["cpu"])
+    """Go on from states that :func:`generators` gave, as far as they are there."""
+    if "cpu" in states:
+        torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)

@@ -17,6 +17,7 @@ from dgl_heta.training.engine import Engine
 _OTHERS = "other settings, another plan or another graph"
 _NUMBERS_STAY = {"epochs", "threads", "device", "eval_every", "precompute_mb", "batches",
                  "sampling_threads", "early_stopping", "metrics"}
+_OF_WORKERS = ("batch_size", "global_batch_size", "trainers")
 _LATER: dict[str, dict[str, Any]] = {  # settings that runs from before do not know: what they did
     "train": {"global_batch_size": None, "exchange_dtype": "same", "autocast": "off",
               "optimizer": "Adam", "optimizer_options": {}, "schedule": None,
@@ -36,12 +37,16 @@ class Identity:
     plan : SHA-256 of the plan.
     settings : section → setting → value, of those that change numbers.
     mark : SHA-256 of all of it.
+    follows : what of the plan numbers follow from whatever the partitions: `targets`, `metapaths`.
+    workers : how many there are.
     """
 
     graph: str
     plan: str
     settings: dict[str, dict[str, Any]]
     mark: str
+    follows: dict[str, Any]
+    workers: int
 
     @classmethod
     def of(cls, engine: Engine, settings: Settings) -> Identity:
@@ -67,27 +72,45 @@ class Identity:
             content.append(own)
         return cls(_sum(sums), _sum(plan), {**sections, **{f"plugins.{name}": dict(given)
                                                            for name, given in own.items()}},
-                   _sum(content))
+                   _sum(content), {"targets": list(engine.plan.targets),
+                                   "metapaths": plan["metapaths"]}, engine.plan.num_parts)
 
     def to_json(self) -> dict[str, Any]:
         return {"fingerprint": self.mark, "graph": self.graph, "plan": self.plan,
-                "settings": self.settings}
+                "settings": self.settings, **self.follows, "workers": self.workers}
+
+    def same_workers(self, note: Mapping[str, Any]) -> bool:
+        """Return whether a checkpoint is of the same workers, each with its part of the plan."""
+        return note.get("fingerprint") == self.mark or note.get("plan") == self.plan
 
     def difference(self, note: Mapping[str, Any]) -> str:
         """The differences of the run that a checkpoint's note speaks of; "" where nothing does."""
         if note.get("fingerprint") == self.mark:
             return ""
         before = note.get("settings")
-        if not isinstance(before, Mapping):
+        if not isinstance(before, Mapping) or not isinstance(before.get("train"), Mapping):
             return _OTHERS
+        now, then = self.settings, note.get("workers")
+        if then is not None:  # notes of earlier versions are of the same workers only
+            before, now = _of_any_workers(before, then), _of_any_workers(now, self.workers)
         changed = [f"{section}.{name} = {_short(old)} (now {_short(new)})"
-                   for section in {**before, **self.settings}
-                   for name, old, new in _changed(section, before.get(section),
-                                                  self.settings.get(section))]
+                   for section in {**before, **now}
+                   for name, old, new in _changed(section, before.get(section), now.get(section))]
         differences = [*([f"other settings: {', '.join(changed)}"] if changed else []),
                  *(["another graph"] if note.get("graph") != self.graph else []),
-                 *(["another plan"] if note.get("plan") != self.plan else [])]
-        return listing(differences) if differences else _OTHERS
+                 *([f"other {name}" for name, value in self.follows.items()
+                    if note.get(name) != value] if then is not None else
+                   ["another plan"] if note.get("plan") != self.plan else [])]
+        if not differences:
+            return _OTHERS if then is None else ""
+        return listing(differences)
+
+
+def _of_any_workers(settings: Mapping[str, Any], workers: int) -> dict[str, Any]:
+    """Settings that say how many seeds a step has, not who has which."""
+    train = settings["train"]
+    size = train.get("global_batch_size") or train["batch_size"] * workers
+    return {**settings, "train": {**train, **dict.fromkeys(_OF_WORKERS), "global_batch_size": size}}
 
 
 def _changed(section: str, old: Any, new: Any) -> list[tuple[str, Any, Any]]:

@@ -42,7 +42,8 @@ PRECOMPUTED = "averages"
 
 
 def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
-                 scratch: Path | None = None) -> Engine:
+                 scratch: Path | None = None, trained: Mapping[str, torch.Tensor] | None = None
+                 ) -> Engine:
     """The engine of the worker that the environment names; all workers must call it alike.
 
     Parameters
@@ -51,6 +52,7 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
         the plan. With T trainers per partition, worker `rank` runs partition `rank // T`.
     settings, plugins : which providers, with which settings.
     scratch : directory for inputs that some models compute first, and for tables on disk.
+    trained : learnable features that are only read, by node type.
 
     Raises
     ------
@@ -71,7 +73,7 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
                              "own, so train.global_batch_size means nothing; set train.batch_size")
         _check_apart(store, plan, settings)
     inputs = _inputs(store, plan, settings, workers, spec, task,
-                     _precomputed(provider, plugins), scratch)
+                     _precomputed(provider, plugins), scratch, trained)
     torch.manual_seed(train.seed % 2**63)
     model = provider.build(spec).to(workers.device, _dtype(settings))
     samplers = _samplers(store, plan, settings, workers, task, inputs.precomputed, attends(model))
@@ -155,8 +157,8 @@ def join(plan: Plan, settings: Settings) -> Workers:
 
 
 def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec: ModelSpec,
-            task: TrainingTask, precomputed: ModelInputs | None, scratch: Path | None
-            ) -> Inputs:
+            task: TrainingTask, precomputed: ModelInputs | None, scratch: Path | None,
+            trained: Mapping[str, torch.Tensor] | None) -> Inputs:
     """Where this worker's input features come from."""
     train, model, dtype = settings.train, settings.model, _dtype(settings)
     if scratch is None and (precomputed is not None or settings.cache.tables == "disk"):
@@ -172,7 +174,7 @@ def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec
     featureless = [t for t in store.schema.node_types
                    if t in used and not store.has_array(t, "feat") and reader is None]
     tables = 0  # bytes on disk, at most
-    if settings.cache.tables == "disk":
+    if settings.cache.tables == "disk" and trained is None:
         tables = 3 * model.hidden * dtype.itemsize * sum(
             store.schema.node_counts[t] for t in featureless if t in own)
     rows = sum(store.array(t, "feat").nbytes for t in own if store.has_array(t, "feat"))
@@ -181,6 +183,10 @@ def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec
     if tables and scratch is not None:
         make = DiskTables(scratch, fits)
     static = StaticFeatures(store, own, dtype, workers.device, settings.cache.reads, fits)
+    if trained is not None:  # without moments, as nothing is updated
+        learnable = LearnableFeatures({}, {}, model.hidden, dtype, workers.world)
+        learnable.local.update({t: RowTable(rows, rows, rows) for t, rows in trained.items()})
+        return Inputs(static, learnable, reader, fits)
     twice = {*(plan.targets if plan.metapaths or task.held_out else ()),
              *(r.dst for r in plan.offloaded)}
     learnable = LearnableFeatures(

@@ -1,14 +1,16 @@
-"""Tables of learnable features in safetensors files, a block at a time.
+"""Safetensors files that are written a block of rows at a time, and mapped to be read.
 
-The tables can be larger than memory, so neither side holds one as a whole. The layout is that of
-safetensors: the length of the header, the header in JSON, the data.
+Tables of learnable features can be larger than memory, so neither side holds one as a whole. The
+layout is that of safetensors: the length of the header, the header in JSON, the data.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import mmap
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +18,18 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from dgl_heta.errors import InputError
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.features.learnable import Table
-from dgl_heta.features.row_table import BLOCK
-from dgl_heta.system.atomic_files import utf8_name
+from dgl_heta.system.atomic_files import plainly, replacing, utf8_name
 from dgl_heta.system.disk import reserve
 
-_PARTS = ("value", "first", "second")
+PARTS = ("value", "first", "second")
+"""Of a table: its rows and their moments."""
 _TYPES = {torch.float32: "F32", torch.float64: "F64", torch.float16: "F16",
           torch.bfloat16: "BF16", torch.int64: "I64", torch.int32: "I32", torch.int16: "I16",
           torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
+_DTYPES = {name: dtype for dtype, name in _TYPES.items()}
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)  # of Linux; Python names it from 3.13 on
 
 
 class TensorFile:
@@ -73,44 +77,57 @@ class TensorFile:
             self._file.write(flat.view(torch.uint8).numpy().data)
 
 
-def write_tables(path: Path, tables: Mapping[str, Table]) -> None:
-    """Write all rows of the tables with their moments and steps."""
-    layout = {f"{name}.{part}": (table.dtype, table.shape)
-              for name, table in tables.items() for part in _PARTS}
-    with TensorFile(path, layout, {n: str(t.step) for n, t in tables.items()}) as file:
-        for name, table in tables.items():
-            first = 0
-            for block in table.blocks():
-                for part in _PARTS:
-                    file.put(f"{name}.{part}", block[part], first)
-                first += len(block["value"])
+def mapped_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and the texts that it carries, by name.
 
-
-def load_tables(path: Path, tables: Mapping[str, Table]) -> None:
-    """Read what :func:`write_tables` wrote into tables of the same names and shapes.
+    Memory has the pages that are touched; what is written to them stays in this process. PyTorch's
+    own reader maps a file in a way that Linux refuses where it is larger than memory.
 
     Raises
     ------
     InputError
-        The file cannot be read.
-    KeyError, ValueError
-        It holds other tables.
+        The file cannot be read, or is no such file.
     """
     try:
-        with utf8_name(path) as utf8, safe_open(utf8, "pt") as file:
-            steps = file.metadata() or {}
-            for name, table in tables.items():
-                slices = {part: file.get_slice(f"{name}.{part}") for part in _PARTS}
-                for part, stored in slices.items():
-                    shape = tuple(stored.get_shape())
-                    if shape != tuple(table.shape) or stored.get_dtype() != _TYPES[table.dtype]:
-                        raise ValueError(f"{name}.{part} is {stored.get_dtype()}{list(shape)}, not "
-                                         f"{_TYPES[table.dtype]}{list(table.shape)}")
-                table.load(_blocks(slices, table.shape[0]), int(steps[name]))
-    except (OSError, SafetensorError) as error:
+        with utf8_name(path) as utf8, safe_open(utf8, "np") as checked:
+            notes: dict[str, str] = checked.metadata() or {}
+        with open(path, "rb", opener=plainly) as file:
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size))
+            header.pop("__metadata__", None)
+            data = mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE | _NO_RESERVE,
+                             mmap.PROT_READ | mmap.PROT_WRITE)
+        tensors = {}
+        for name, entry in header.items():
+            (first, end), dtype = entry["data_offsets"], _DTYPES[entry["dtype"]]
+            flat = (torch.frombuffer(data, dtype=dtype, offset=8 + size + first,
+                                     count=(end - first) // dtype.itemsize)
+                    if first < end else torch.empty(0, dtype=dtype))
+            tensors[name] = flat.reshape(entry["shape"])
+        return tensors, notes
+    except (OSError, SafetensorError, KeyError) as error:
         raise InputError(f"cannot read {path}: {error}") from None
 
 
-def _blocks(slices: Mapping[str, Any], rows: int) -> Iterator[dict[str, Tensor]]:
-    for start in range(0, rows, BLOCK):
-        yield {part: stored[start:start + BLOCK] for part, stored in slices.items()}
+@contextmanager
+def written(path: Path) -> Iterator[Path]:
+    """:func:`replacing`, for writers of tensors too."""
+    try:
+        with replacing(path) as temporary:
+            yield temporary
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise HetaError(f"cannot write {path}: {reason}") from error
+
+
+def write_tables(path: Path, tables: Mapping[str, Table]) -> None:
+    """Write all rows of the tables with their moments and steps."""
+    layout = {f"{name}.{part}": (table.dtype, table.shape)
+              for name, table in tables.items() for part in PARTS}
+    with TensorFile(path, layout, {n: str(t.step) for n, t in tables.items()}) as file:
+        for name, table in tables.items():
+            first = 0
+            for block in table.blocks():
+                for part in PARTS:
+                    file.put(f"{name}.{part}", block[part], first)
+                first += len(block["value"])

@@ -16,7 +16,7 @@ from dgl_heta import Edges, Relation
 from dgl_heta.models import BlockModel
 from dgl_heta.sampling.blocks import Block, RelationBlock
 from dgl_heta.store import write_store
-from dgl_heta.training.checkpoint import load_model
+from dgl_heta.training.trained_model import load_model
 from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.waiting import PATIENCE

@@ -17,7 +17,7 @@ from dgl_heta.launch.jobs import run_directory
 from dgl_heta.launch.jobs.run_directory import claimed, holds_run
 from dgl_heta.report.reading import read_run
 from dgl_heta.system.checksums import check_file, read_signed, write_signed
-from dgl_heta.training import checkpoint, loop
+from dgl_heta.training import checkpoint_files, loop
 from dgl_heta.training.preemption import Position
 
 FILES = (".lock", "metrics.jsonl", "job.json", "job.next.json", "worker-0.log", "started.json",
@@ -81,10 +81,10 @@ def test_a_link_that_comes_while_a_run_goes_on_is_not_written_through(tmp_path, 
         (tmp_path / "metrics.jsonl").symlink_to(victim / "kept")
         with pytest.raises(HetaError, match=r"cannot write .*metrics\.jsonl: it is a link to "):
             loop._append(tmp_path / "metrics.jsonl", {})
-        checkpoint._new_folder(tmp_path, Position(1))
+        checkpoint_files.new_folder(tmp_path, Position(1), 0)
         (tmp_path / "checkpoints/epoch-00002").symlink_to(victim)
         with pytest.raises(InputError, match=r"epoch-00002 is a link to .*elsewhere, where a dir"):
-            checkpoint._new_folder(tmp_path, Position(2))
+            checkpoint_files.new_folder(tmp_path, Position(2), 0)
 
 
 def test_a_pipe_is_not_waited_for_by_who_reads_a_run(tmp_path) -> None:

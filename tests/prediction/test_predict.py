@@ -23,7 +23,7 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.sampling.sampler import NeighborSampler
 from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.store import Store, write_store
-from dgl_heta.training.checkpoint import load_model
+from dgl_heta.training.trained_model import load_model
 from tests.support import warm
 from tests.support.graphs import academic, with_tasks
 from tests.support.signing import edit_text

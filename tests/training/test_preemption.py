@@ -11,7 +11,7 @@ import pytest
 
 from dgl_heta.errors import InputError
 from dgl_heta.store import write_store
-from dgl_heta.training.checkpoint import check_checkpoints
+from dgl_heta.training.checkpoint_files import check_checkpoints
 from tests.support import warm
 from tests.support.graphs import academic
 from tests.support.runs import assert_same_training

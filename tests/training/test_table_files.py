@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 from dgl_heta.errors import HetaError
-from dgl_heta.training.table_files import TensorFile
+from dgl_heta.training import table_files
+from dgl_heta.training.table_files import TensorFile, mapped_tensors
 
 TENSORS = {
     "steps": torch.tensor(5), "none": torch.zeros(0, 3), "mask": torch.tensor([True, False]),
@@ -31,6 +32,22 @@ def test_tensors_of_any_kind_come_back(tmp_path: Path) -> None:
     read = load_file(tmp_path / "file")
     assert read.keys() == layout.keys()
     assert all(torch.equal(read[name], t) for name, t in {**TENSORS, "rows": rows}.items())
+    mapped, _ = mapped_tensors(tmp_path / "file")
+    assert all(torch.equal(mapped[name], t) for name, t in read.items())
+    mapped["rows"][0] = 7  # of this process alone
+    assert torch.equal(load_file(tmp_path / "file")["rows"], rows)
+
+
+def test_a_table_larger_than_memory_is_read(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file has holes in place of most rows: it takes no room, and is not read as a whole."""
+    monkeypatch.setattr(table_files, "reserve",
+                        lambda handle, size, path: os.truncate(handle, size))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    count, path = 2 * memory // 256, tmp_path / "file"
+    with TensorFile(path, {"rows": (torch.float32, (count, 64))}) as file:
+        file.put("rows", torch.ones(3, 64), count - 3)
+    assert mapped_tensors(path)[0]["rows"][[0, count - 1]].sum(1).tolist() == [0, 64]
 
 
 def test_a_disk_without_room_is_told_before_rows_are_asked_for(

@@ -206,12 +206,13 @@ def test_resumed_run_ends_where_an_uninterrupted_one_ends(
     assert refused.returncode == 2
     assert "made with other settings: train.lr = 0.01 (now 0.5);" in refused.stderr
     kept = (tmp_path / "broken" / "metrics.jsonl").read_bytes()
-    for parts in ("1", "4"):  # the fourth has no checkpoint
+    for parts in ("1", "4"):  # other steps; the fourth has no checkpoint
         refused = subprocess.run(
             command(store, tmp_path / "broken", *extra, "--resume", "--parts", parts),
             capture_output=True, text=True, timeout=PATIENCE)
         assert refused.returncode == 2
-        assert "another plan; resume with the same" in refused.stderr
+        assert f"train.global_batch_size = 24 (now {8 * int(parts)}); resume with the same" in (
+            refused.stderr)
     assert (tmp_path / "broken" / "metrics.jsonl").read_bytes() == kept
     assert (tmp_path / "broken" / "job.json").read_bytes() == job
     assert not (tmp_path / "broken" / "job.next.json").exists()
@@ -308,6 +309,36 @@ def test_a_restart_of_torchrun_goes_on_from_the_last_checkpoint(
     assert summary["epochs"] == same["epochs"] == 2
     one, two = (load_file(run / "model.safetensors") for run in (tmp_path / "run", of_two))
     assert all(torch.equal(one[key], two[key]) for key in one)
+
+
+def test_torchrun_goes_on_with_a_machine_fewer(
+        store: Path, faulty: Path, of_two: Path, tmp_path: Path) -> None:
+    """Rank 2 is killed after the first epoch; the graph is partitioned and staged for two."""
+    opened = Store(store)
+    for count in (3, 2):
+        write_partition(opened, make_plan(opened.schema, "paper", 2, count),
+                        tmp_path / f"parts-{count}")
+    subprocess.run([warm.python(), "-m", "dgl_heta", "stage", tmp_path / "parts-2", "--to",
+                    tmp_path / "staged", "--part", "0", "--part", "1"], check=True,
+                   timeout=PATIENCE, capture_output=True)
+    log, first = tmp_path / "run" / "metrics.jsonl", ""
+    for count, graph, status in (("3", "parts-3", 1), ("2", "staged", 0)):
+        done = subprocess.run(
+            [warm.python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node",
+             count, *command(tmp_path / graph, log.parent, "--auto-resume", settings=[
+                 text.replace("train.batch_size=8", "train.global_batch_size=16")
+                 for text in SETTINGS])[1:]],
+            capture_output=True, text=True, timeout=PATIENCE, env={
+                **os.environ, "PYTHONPATH": os.pathsep.join(
+                    [str(faulty), *filter(None, [os.environ.get("PYTHONPATH")])]),
+                "FAULT": "kill", "FAULT_RANK": "2"})
+        assert done.returncode == status, done.stderr
+        first = first or log.read_text()  # which is not trained again
+    lines = log.read_text().splitlines()
+    assert lines[0] == first.strip()
+    whole = (of_two / "metrics.jsonl").read_text().splitlines()
+    np.testing.assert_allclose(*([json.loads(line)["loss"] for line in of[:2]]
+                                 for of in (lines, whole)), rtol=1e-5)
 
 
 def test_small_batches_and_a_last_batch_smaller_than_the_workers_train(tmp_path: Path) -> None:

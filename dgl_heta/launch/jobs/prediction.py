@@ -25,10 +25,10 @@ from dgl_heta.store import Store
 from dgl_heta.system.checksums import read_signed
 from dgl_heta.system.disk import new_array, sync_directory, sync_file
 from dgl_heta.system.leftovers import scratch_directory
-from dgl_heta.training.checkpoint import check_weights, read_spec
 from dgl_heta.training.per_class import class_names
 from dgl_heta.training.recorded import recorded_settings
 from dgl_heta.training.tasks import make_task, resolve
+from dgl_heta.training.trained_model import check_weights, read_spec
 
 KINDS = ("predictions", "probabilities", "scores", "embeddings")
 ENDINGS = (".npy", ".csv", ".parquet")

@@ -16,8 +16,9 @@ from dgl_heta.report.plan_picture import svg
 from dgl_heta.report.reading import is_run, read_run
 from dgl_heta.store import Store
 from dgl_heta.system.checksums import read_signed
-from dgl_heta.training.checkpoint import SPEC_FILE, check_checkpoints, check_weights
+from dgl_heta.training.checkpoint_files import check_checkpoints
 from dgl_heta.training.recorded import recorded_settings
+from dgl_heta.training.trained_model import SPEC_FILE, check_weights
 
 log = logging.getLogger("dgl_heta")
 

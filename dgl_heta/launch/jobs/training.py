@@ -32,7 +32,7 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store, write_store
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.system.memory import capacity_bytes
-from dgl_heta.training.checkpoint import check_checkpoints, saved_position
+from dgl_heta.training.checkpoint_files import check_checkpoints, saved_position
 from dgl_heta.training.setup import check
 
 Report = Callable[[dict[str, Any]], None]
@@ -201,7 +201,7 @@ class TrainingJob:
 
     def _saved(self, run_dir: Path) -> str:
         """Return a sentence on what an interrupted training has saved, and how it goes on."""
-        at = saved_position(run_dir, self.workers)
+        at = saved_position(run_dir)
         if not any(at):
             return "interrupted; no epoch was saved yet"
         return (f"interrupted; {at.saved}: go on by the same command with --resume --run-dir "
@@ -259,7 +259,7 @@ class TrainingJob:
 
     def saved_epoch(self, run_dir: Path) -> int:
         """The last epoch that all workers have saved there; 0 if none."""
-        return saved_position(run_dir, self.workers).epoch
+        return saved_position(run_dir).epoch
 
     def _store(self, run_dir: Path, resume: bool, shared: bool) -> Store:
         if self.opened.store is not None:

@@ -16,11 +16,14 @@ def test_the_model_is_an_average_and_resumed_runs_end_alike(heta_here, tmp_path)
         done = heta_here(*words)
         assert done.returncode == 0, done.stderr
 
+    def words(name, epochs, *more, parts=2):
+        return ("train", "communities:nodes=600", "--parts", parts, "--set",
+                f"train.epochs={epochs}", "--set", "train.wrapper=model_average", "--set",
+                "plugins.model_average.sync_every=3", "--set", "train.lr=0.2", "--set",
+                "train.eval_fanouts=[-1,-1]", "--run-dir", name, "--json", *more)
+
     def train(name, epochs, *more):
-        run("train", "communities:nodes=600", "--parts", 2, "--set", f"train.epochs={epochs}",
-            "--set", "train.wrapper=model_average", "--set", "plugins.model_average.sync_every=3",
-            "--set", "train.lr=0.2", "--set", "train.eval_fanouts=[-1,-1]", "--run-dir", name,
-            "--json", *more)
+        run(*words(name, epochs, *more))
         return json.loads((tmp_path / name / "summary.json").read_text("utf-8"))
 
     arrays = Communities().load(nodes=600).node_arrays["node"]
@@ -38,6 +41,9 @@ def test_the_model_is_an_average_and_resumed_runs_end_alike(heta_here, tmp_path)
     assert part["best_epoch"] == 2
     check("whole", whole)
     check("resumed", part)
+    others = heta_here(*words("resumed", 5, "--resume", parts=3))
+    assert others.returncode == 2
+    assert "train.wrapper = model_average, whose workers differ" in others.stderr
     again = train("resumed", 5, "--resume")
     assert [again[key] for key in ("best_epoch", "test_acc")] == [
         whole[key] for key in ("best_epoch", "test_acc")]
