@@ -167,7 +167,8 @@ class Proof:
             reason = str(error)
         except Exception as error:  # not of the module: a replay names those itself
             place = traceback.extract_tb(error.__traceback__)[-1]
-            reason = (f"the proof itself failed, at {os.path.basename(place.filename)}:{place.lineno}: "
+            file = os.path.basename(place.filename)
+            reason = (f"the proof itself failed, at {file}:{place.lineno}: "
                       f"{type(error).__name__}: {error}")
         world, own = self._setting.world, 0 if reason is not None else number()
         failed, differs, most, least = world.all_reduce(torch.tensor(

@@ -1,7 +1,7 @@
 """Workers that train cases by `training.loop.train` on pretended GPUs, or on the CPU.
 
 A job is a JSON file {"store", "out", "parts", "meeting", "device", "guests", "cases": {name:
-settings}, "again": [name]}. Of each case a worker trains an epoch of two steps, goes on from its
+settings}, "again": [name], "visible": [devices]}, the last one by rank, as CUDA_VISIBLE_DEVICES. Of each case a worker trains an epoch of two steps, goes on from its
 checkpoint with another one if its name is in "again", and predicts; it writes, as
 OUT/DEVICE-PARTS-RANK.json, the losses, what was counted of the second step, and what was wrong.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes seconds)
 
+from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.planning.making import make_plan, plan_without_replication
 from dgl_heta.planning.plan import Plan
@@ -38,28 +40,31 @@ from tests.support.pretended import pretend
 from tests.support.pretended.counts import COUNTS
 from tests.support.waiting import PATIENCE
 
-GPUS = 2
+GPUS = "0,1"
+LOST = "lost"
+"""A case of this name loses the worker that reports steps, the first one, after one."""
 Results = dict[tuple[str, int], list[dict[str, dict[str, Any]]]]
 """(Device, workers): per worker of each case what it found."""
 
 
 def trained(out: Path, cases: dict[int, dict[str, dict[str, Any]]], again: Sequence[str] = (),
-            guests: bool = False) -> Results:
+            guests: bool = False, devices: Sequence[str] = ("cpu", "cuda"),
+            visible: Sequence[str] = ()) -> Results:
     """What workers find of `cases`, by the number of workers, on the CPU and on pretended GPUs."""
     write_store(with_tasks(academic()), out / "store")
     found = {}
     for parts, of_parts in cases.items():
-        for where in ("cpu", "cuda"):
+        for where in devices:
             file = out / f"{where}-{parts}.job"
             file.write_text(json.dumps({
                 "store": str(out / "store"), "out": str(out), "parts": parts, "device": where,
                 "meeting": str(out / f"meeting-{where}-{parts}"), "guests": guests,
-                "again": again,
+                "again": again, "visible": visible or [GPUS] * parts,
                 "cases": {name: _settings(case, parts) for name, case in of_parts.items()}}))
             status, text = copies(__name__).run(file, within(PATIENCE))
-            assert status == 0, text
-            found[where, parts] = [json.loads((out / f"{where}-{parts}-{rank}.json").read_text())
-                                   for rank in range(parts)]
+            assert status == 0 or LOST in of_parts, text
+            written = [out / f"{where}-{parts}-{rank}.json" for rank in range(parts)]
+            found[where, parts] = [json.loads(one.read_text()) for one in written if one.exists()]
     return found
 
 
@@ -78,13 +83,16 @@ def _settings(case: dict[str, Any], parts: int) -> dict[str, dict[str, Any]]:
 class Step:
     """Receives the events of a training; counts its second step."""
 
-    def __init__(self) -> None:
+    def __init__(self, ends: bool) -> None:
+        self._ends = ends
         self.losses: list[float] = []
         self.counted: dict[str, Any] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "step":
             self.losses.append(event["loss"])
+            if self._ends:
+                os.kill(os.getpid(), signal.SIGKILL)
             if event["step"] == 2:  # the first one is proved
                 self.counted = COUNTS.to_json()
             COUNTS.clear()
@@ -98,7 +106,8 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
     plan, run_dir = _plan(store, settings, job["parts"], out), out / name
     check(store, plan, settings, plugins)
     run_dir.mkdir(parents=True, exist_ok=True)
-    step, found = Step(), {}
+    found = {}
+    step = Step(name == LOST)
     for epochs in (1, 2) if name in job["again"] else (1,):
         longer = settings.model_copy(update={"train": settings.train.model_copy(
             update={"epochs": epochs})})
@@ -108,6 +117,7 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
         if epochs == 1:
             found = {"device": str(engine.device),
                      "proved": engine.proof.proved if engine.proof else 0,
+                     "capacity": engine.caches.capacity if engine.caches else 0,
                      "told": engine.proof.told if engine.proof else None,
                      "hits": sum(of["hits"] for of in engine.caches.counted().values())
                      if engine.caches else 0}
@@ -151,13 +161,18 @@ def _plan(store: Store, settings: Settings, workers: int, out: Path) -> Plan:
 def work(job: dict[str, Any]) -> None:
     """Run the cases of a job as the worker that RANK names."""
     rank, found = os.environ["RANK"], {}
-    os.environ |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"]}
-    with pretend(GPUS) if job["device"] == "cuda" else contextlib.nullcontext():
+    os.environ |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"],
+                   "CUDA_VISIBLE_DEVICES": job["visible"][int(rank)]}
+    with contextlib.nullcontext() if job["device"] == "cpu" else pretend():
         for name, base in job["cases"].items():
             base["train"]["device"] = job["device"]
             COUNTS.problems.clear()
             try:
                 found[name] = _case(job, name, base)
+            except HetaError as error:
+                if job["parts"] > 1 and not isinstance(error, InputError) and name != LOST:
+                    raise
+                found[name] = {"error": str(error), "status": error.exit_status}
             except BaseException:  # the others wait for this worker in vain, so all end
                 traceback.print_exc()
                 print("case:", name, [" | ".join(key) for key in COUNTS.problems], flush=True)
@@ -168,4 +183,4 @@ def work(job: dict[str, Any]) -> None:
 
 def main(file: Path) -> int:
     """Run the workers of a job (:mod:`tests.support.copies`)."""
-    return fork_all(file, work)
+    return fork_all(file, work, until_one_fails=LOST not in json.loads(file.read_text())["cases"])

@@ -15,9 +15,11 @@ There is no way back: tests do this in processes of their own
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -25,19 +27,22 @@ import torch
 from tests.support.pretended import collectives, device, streams
 from tests.support.pretended.driver import library
 
+MEMORY = 6 << 30
+"""Bytes of a GPU."""
+
 
 @contextmanager
-def pretend(gpus: int = 1) -> Iterator[None]:
-    """Let this process have so many GPUs (8 at most); for the body, and threads that are started in
-    it, tensors can be made there."""
+def pretend() -> Iterator[None]:
+    """Let this process see the GPUs that CUDA_VISIBLE_DEVICES names (8 at most); for the body, and
+    threads that are started in it, tensors can be made there."""
     import torch._dynamo  # looks at the classes of torch.cuda when it is imported
     from torch.optim import optimizer
 
     library().pretend()
+    gpus = len([*filter(None, os.environ["CUDA_VISIBLE_DEVICES"].split(","))])
     cuda: Any = torch.cuda
     cuda._initialized = True
-    for name in ("_lazy_init", "manual_seed_all", "set_rng_state"):
-        setattr(cuda, name, lambda *args, **kwargs: None)
+    cuda._lazy_init = lambda: None
     cuda.is_available = cuda.is_initialized = lambda: gpus > 0
     cuda.is_bf16_supported = lambda *args: True
     cuda.is_current_stream_capturing = lambda: False
@@ -48,10 +53,13 @@ def pretend(gpus: int = 1) -> Iterator[None]:
     cuda.Stream, cuda.Event = streams.Stream, streams.Event
     cuda.current_stream, cuda.stream = streams.current_stream, streams.stream
     cuda.synchronize = lambda chosen=None: streams.DEFAULT.synchronize()
-    cuda.mem_get_info = lambda chosen=None: (80 << 30, 80 << 30)
+    cuda.mem_get_info = lambda chosen=None: (MEMORY, MEMORY)
+    cuda.get_device_properties = lambda chosen: SimpleNamespace()  # no uuid, as before torch 2.4
     cuda.get_device_name = lambda chosen=None: "pretended"
-    cuda.get_rng_state = lambda chosen=None: torch.zeros(16, dtype=torch.uint8)
-    cuda.default_generators = ()
+    cuda.default_generators = (device.GENERATOR,)
+    cuda.manual_seed_all = device.GENERATOR.manual_seed
+    cuda.get_rng_state = lambda chosen=None: device.GENERATOR.get_state()
+    cuda.set_rng_state = lambda state, chosen=None: device.GENERATOR.set_state(state)
     torch.tensor = _tensor_of(torch.tensor)  # type: ignore[assignment]
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     if hasattr(optimizer, "_foreach_supported_types"):

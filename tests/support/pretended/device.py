@@ -7,7 +7,8 @@ and are counted; a mix of devices that CUDA refuses is refused.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -32,6 +33,10 @@ WITH_NUMBERS = set(
     "add sub mul div where maximum minimum eq ne lt gt le ge fill pow masked_fill rsub addcmul "
     "addcdiv lerp full_like bitwise_and bitwise_or logical_and".split())
 """Operators that take a CPU tensor of one number beside tensors of a GPU."""
+DRAWS = set("bernoulli uniform normal rand randn randint rand_like randn_like randperm multinomial "
+            "native_dropout random exponential".split())
+"""Operators that draw from the device's generator."""
+GENERATOR = torch.Generator()
 _pinned: dict[int, weakref.finalize] = {}
 
 
@@ -211,7 +216,8 @@ def _launched(func: Any, name: str, args: Any, kwargs: dict[str, Any], tensors: 
     asked = {k: _host(v) for k, v in kwargs.items()}
     if asked.get("device") is not None:
         asked["device"] = torch.device("cpu")
-    made = func(*map(_host, args), **asked)
+    with _drawing() if name.rstrip("_") in DRAWS else nullcontext():
+        made = func(*map(_host, args), **asked)
     if name == "_local_scalar_dense":
         streams.use(inputs, [], name)
         return made
@@ -228,6 +234,18 @@ def _launched(func: Any, name: str, args: Any, kwargs: dict[str, Any], tensors: 
     if name not in VIEWS and not written:
         streams.use(inputs, [x.host for x in _tensors([wrapped])], name)
     return wrapped
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """What the body draws is the device's generator's."""
+    before = torch.get_rng_state()
+    torch.set_rng_state(GENERATOR.get_state())
+    try:
+        yield
+    finally:
+        GENERATOR.set_state(torch.get_rng_state())
+        torch.set_rng_state(before)
 
 
 def _tensors(values: Iterable[Any]) -> list[Tensor]:
