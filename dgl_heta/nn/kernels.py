@@ -63,7 +63,7 @@ class BaseKernel(Kernel):
 
     def copy_v(self, edges: Sequence[InEdges], rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """Each edge gets its destination's values: (R, H) to (E, H)."""
-        return [torch.repeat_interleave(v, csc.indptr.diff(), dim=0)
+        return [torch.repeat_interleave(v, csc.indptr.diff(), dim=0, output_size=len(csc.indices))
                 for csc, v in zip(edges, rows)]
 
     def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> Sequence[Tensor]:

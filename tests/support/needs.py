@@ -23,6 +23,9 @@ from dgl_heta.launch.emulated import NAMESPACES, emulation_refused
 from tests.support import slurm
 from tests.support.ssh_hosts import SSHD
 
+if "HETA_TESTS_GPU" not in os.environ:
+    # Tests compare numbers of CPUs, and start workers that would share one GPU.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 REQUIRED = frozenset(filter(None, os.environ.get("HETA_TESTS_NEED", "").split(",")))
 
 

@@ -1,9 +1,10 @@
 """Workers that train cases by `training.loop.train` on pretended GPUs, or on the CPU.
 
 A job is a JSON file {"store", "out", "parts", "meeting", "device", "guests", "cases": {name:
-settings}, "again": [name], "visible": [devices]}, the last one by rank, as CUDA_VISIBLE_DEVICES. Of each case a worker trains an epoch of two steps, goes on from its
-checkpoint with another one if its name is in "again", and predicts; it writes, as
-OUT/DEVICE-PARTS-RANK.json, the losses, what was counted of the second step, and what was wrong.
+settings}, "again": [name], "visible": [devices]}, the last one by rank, as CUDA_VISIBLE_DEVICES. Of
+each case a worker trains an epoch of two steps, goes on from its checkpoint with another one if its
+name is in "again", and predicts; it writes, as OUT/DEVICE-PARTS-RANK.json, the losses, what was
+counted of the second step, and what was wrong.
 """
 
 from __future__ import annotations

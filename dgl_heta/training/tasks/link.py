@@ -23,7 +23,7 @@ from dgl_heta.store import Store
 from dgl_heta.store.structure import edge_ends
 from dgl_heta.training.metrics import RankTally, Tally
 from dgl_heta.training.tasks.given_links import Links, read_links
-from dgl_heta.training.tasks.task import SPLITS, Owned, Step, share_of
+from dgl_heta.training.tasks.task import SPLITS, Owned, Step, in_memory, share_of
 
 _PIECE = 2**22  # edges
 ALL = "*"
@@ -237,9 +237,7 @@ class LinkPrediction:
              ) -> tuple[Tensor, Tensor]:
         right, wrong, ranks, _ = self._scores(outputs, step, worker, workers)
         summed = F.softplus(-right).sum() + F.softplus(wrong).sum() / max(wrong.shape[1], 1)
-        reciprocal = float((1 / ranks.double()).sum())
-        statistics = torch.tensor([float(summed.detach()), len(right), reciprocal],
-                                  dtype=torch.float64)
+        statistics = in_memory([summed.detach(), len(right), (1 / ranks.double()).sum()])
         return summed * (workers / max(step.size, 1)), statistics
 
     def score(self, statistics: Tensor) -> tuple[float, float]:

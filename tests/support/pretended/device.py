@@ -122,6 +122,9 @@ def dispatch(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     name = func._schema.name.split("::")[1]
     tensors = _tensors((*args, *kwargs.values()))
     if name in ("_pin_memory", "pin_memory"):
+        if isinstance(args[0], OnDevice):
+            COUNTS.problem("pinned", "a CUDA tensor cannot be pinned")
+            raise RuntimeError("cannot pin a CUDA tensor, only dense CPU tensors can be pinned")
         return _pin(args[0].clone())
     if name == "is_pinned":
         return not isinstance(args[0], OnDevice) and streams._address(args[0]) in _pinned
@@ -159,8 +162,14 @@ def _moved(func: Any, name: str, args: Any, kwargs: dict[str, Any], source: Tens
     """A copy between memory and the device."""
     host = _host(source)
     if name == "copy_":
-        func(_host(args[0]), host)
         made = args[0]
+        asynchronous = kwargs.get("non_blocking") or (len(args) > 2 and args[2])
+        if target.type == "cpu" and asynchronous and streams._address(made) in _pinned:
+            COUNTS.down[line()] += host.nbytes
+            streams.use([host], [], name)
+            streams.copy_writes(lambda: made.copy_(host))
+            return made
+        func(_host(made), host)
     else:
         kept = {k: v for k, v in kwargs.items() if k not in ("device", "non_blocking")}
         made = func(host, **kept)

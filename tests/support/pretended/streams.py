@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,6 +26,7 @@ _times: dict[int, defaultdict[int, int]] = defaultdict(lambda: defaultdict(int))
 _host: defaultdict[int, int] = defaultdict(int)  # how far the host has waited for each stream
 _memory: dict[int, _Memory] = {}  # by address
 _live: defaultdict[int, int] = defaultdict(int)  # tensors at an address
+_copies: list[tuple[int, int, Callable[[], object]]] = []  # to memory: stream, time, what it does
 _reads_of_pinned: dict[int, tuple[int, int]] = {}  # address: stream, time of the copy
 
 
@@ -41,6 +42,14 @@ def _sees(stream: int, other: int, time: int) -> bool:
 def _join(times: defaultdict[int, int], others: dict[int, int]) -> None:
     for stream, time in others.items():
         times[stream] = max(times[stream], time)
+
+
+def _host_joins(times: dict[int, int]) -> None:
+    """The host has waited; copies to memory that it has waited for are there now."""
+    _join(_host, times)
+    for copy in [copy for copy in _copies if _host[copy[0]] >= copy[1]]:
+        _copies.remove(copy)
+        copy[2]()
 
 
 class Event:
@@ -61,7 +70,7 @@ class Event:
     def synchronize(self) -> None:
         COUNTS.sync("Event.synchronize")
         with _lock:
-            _join(_host, self._times)
+            _host_joins(self._times)
 
     def query(self) -> bool:
         return True
@@ -116,7 +125,7 @@ def host_waits(number: int | None = None) -> None:
     number = current_stream().number if number is None else number
     with _lock:
         _tick(number)
-        _join(_host, _times[number])
+        _host_joins(_times[number])
 
 
 class _Memory:
@@ -201,6 +210,13 @@ def copy_reads(pinned: Tensor) -> None:
     number = current_stream().number
     with _lock:
         _reads_of_pinned[_address(pinned)] = number, _tick(number)
+
+
+def copy_writes(copy: Callable[[], object]) -> None:
+    """A copy that nobody waits for writes to memory: when the host has waited for the stream."""
+    number = current_stream().number
+    with _lock:
+        _copies.append((number, _tick(number), copy))
 
 
 def host_writes(tensor: Tensor) -> None:
