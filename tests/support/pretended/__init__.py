@@ -90,8 +90,10 @@ def _device(chosen: Any) -> Iterator[None]:
 
 def _tensor_of(made: Any) -> Any:
     """`torch.tensor`, which copies to the device where no mode sees it."""
-    def tensor(data: Any, *, device: Any = None, requires_grad: bool = False, **kwargs: Any) -> Any:
+    def tensor(data: Any, *, device: Any = None, requires_grad: bool = False,
+               pin_memory: bool = False, **kwargs: Any) -> Any:
         out = made(data, **kwargs)
+        out = out.pin_memory() if pin_memory else out
         out = out if device is None else out.to(device)
         return out.requires_grad_() if requires_grad else out
     return tensor
