@@ -15,10 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from dgl_heta.errors import InputError, quoted
-from dgl_heta.graph.readers.column_sizes import DAMAGED, arrow_buffers, parquet_chunks
+from dgl_heta.graph.readers.column_sizes import (
+    DAMAGED,
+    arrow_buffers,
+    parquet_chunks,
+    parquet_footer,
+)
 from dgl_heta.graph.readers.column_values import arrow, decoded_bytes, plain
 from dgl_heta.graph.readers.sizes import EXPANSION, FREE_BYTES, expanded
 from dgl_heta.graph.readers.whole_numbers import file_blocks
@@ -44,11 +49,11 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _describing(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file whose description is read; what is wrong with it becomes an error."""
-    with reading(path), path.open("rb") as file:
+def _describing(path: Path) -> Iterator[None]:
+    """What is wrong with the description in a file that is read becomes an error."""
+    with reading(path):
         try:
-            yield file
+            yield
         except DAMAGED as error:
             raise ValueError(str(error)) from None
 
@@ -199,11 +204,14 @@ class ParquetColumns:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._metadata: Any = None
-        with self._open() as file:
-            self._metadata, self.schema = file.metadata, file.schema_arrow
-            self.names = _apart(path, self.schema.names)
-            self.num_rows = int(file.metadata.num_rows)
+        with _describing(path), path.open("rb") as file:
+            self._footer = parquet_footer(file)
+        parquet = arrow("pyarrow.parquet")
+        with reading(path):
+            self._metadata = parquet.read_metadata(io.BytesIO(self._footer))
+            self.schema = self._metadata.schema.to_arrow_schema()
+        self.names = _apart(path, self.schema.names)
+        self.num_rows = int(self._metadata.num_rows)
 
     def read(self, names: Sequence[str]) -> list[Any]:
         batches, size = [], 0
@@ -233,8 +241,8 @@ class ParquetColumns:
     @contextmanager
     def _open(self) -> Iterator[Any]:
         parquet = arrow("pyarrow.parquet")
-        with reading(self._path), parquet.ParquetFile(
-                self._path, metadata=self._metadata, page_checksum_verification=True) as file:
+        with reading(self._path), self._path.open("rb") as raw, parquet.ParquetFile(
+                raw, metadata=self._metadata, page_checksum_verification=True) as file:
             yield file
 
     def _batch_rows(self, names: Sequence[str]) -> int:
@@ -256,8 +264,8 @@ class ParquetColumns:
     def _chunks(self) -> dict[str, list[tuple[int, int]]]:
         """Of each column the bytes without compression and the values of its chunks."""
         chunks: dict[str, list[tuple[int, int]]] = {name: [] for name in self.names}
-        with _describing(self._path) as file:
-            for name, size, values in parquet_chunks(file):
+        with _describing(self._path):
+            for name, size, values in parquet_chunks(self._footer):
                 if name in chunks:
                     chunks[name].append((size, values))
         return chunks
@@ -273,7 +281,7 @@ class ArrowColumns:
             self.names = _apart(path, file.schema.names)
 
     def read(self, names: Sequence[str]) -> list[Any]:
-        with _describing(self._path) as raw:
+        with _describing(self._path), self._path.open("rb") as raw:
             for size in arrow_buffers(raw):
                 check_size(self._path, size)
         places = {name: index for index, name in enumerate(self.names)}
@@ -290,8 +298,8 @@ class ArrowColumns:
     @contextmanager
     def _open(self, **options: Any) -> Iterator[Any]:
         ipc = arrow("pyarrow.ipc")
-        with reading(self._path), ipc.open_file(
-                str(self._path), options=ipc.IpcReadOptions(**options)) as file:
+        with reading(self._path), self._path.open("rb") as raw, ipc.open_file(
+                raw, options=ipc.IpcReadOptions(**options)) as file:
             yield file
 
 
