@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.cache.slots import Slots
-from dgl_heta.features.row_files import CPU, MappedRows, RowSource
+from dgl_heta.features.row_files import CPU, MappedRows, RowSource, move
 from dgl_heta.features.row_kernels import gather_cached, gather_rows, gather_to
 
 _FILL = 8 * 2**20  # bytes copied at a time
@@ -81,8 +81,8 @@ class CachedRows:
         wait = self._staging.put(out, misses, self.source.read(missed))
         for index, copy in enumerate(self.copies):
             here = slice(None) if len(self.copies) == 1 else ids[places] % len(self.copies) == index
-            where = torch.from_numpy(places[here]).to(device)
-            taken = torch.from_numpy(slots[here]).to(copy.device)
+            where = move(torch.from_numpy(places[here]), device)
+            taken = move(torch.from_numpy(slots[here]), copy.device)
             out.index_copy_(0, where, copy.index_select(0, taken).to(device))
         wait()
         self._admit(slots, missed, misses, out)
@@ -93,9 +93,9 @@ class CachedRows:
         """Let rows that were missed, and are in `out[places]`, take the places of others."""
         admitted, taken, _ = self.slots.admit(slots, missed)
         if len(admitted):
-            rows = out.index_select(0, torch.from_numpy(places[admitted]).to(out.device))
+            rows = out.index_select(0, move(torch.from_numpy(places[admitted]), out.device))
             copy = self.copies[0]
-            copy.index_copy_(0, torch.from_numpy(taken).to(copy.device), rows.to(copy.device))
+            copy.index_copy_(0, move(torch.from_numpy(taken), copy.device), rows.to(copy.device))
 
 
 class Staging:
@@ -127,7 +127,7 @@ class Staging:
         current = torch.cuda.current_stream(out.device)
         self._stream.wait_stream(current)  # `out` was allocated there
         with torch.cuda.stream(self._stream):
-            where = torch.from_numpy(places).to(out.device, non_blocking=True)
+            where = move(torch.from_numpy(places), out.device)
             out.index_copy_(0, where, staged.to(out.device, non_blocking=True))
             self._free = self._stream.record_event()
         out.record_stream(self._stream)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from dgl_heta.cache.cached_rows import CPU, Staging
 from dgl_heta.cache.slots import Slots
+from dgl_heta.features.row_files import move, to_memory
 from dgl_heta.features.row_optimizers import (
     AdamSettings,
     cached_step,
@@ -95,7 +96,7 @@ class CachedTable:
         missed = ids[misses]
         wait = self._staging.put(out_rows, misses, self.table.read(missed, CPU))
         for where, rows, copy in self._by_device(ids[places], slots):
-            out_rows.index_copy_(0, torch.from_numpy(places[where]).to(device),
+            out_rows.index_copy_(0, move(torch.from_numpy(places[where]), device),
                                  copy[:, :self.width].index_select(0, rows).to(device))
         wait()
         self._admit(slots, missed)
@@ -115,9 +116,9 @@ class CachedTable:
                         *state, *constants)
             return
         places, slots, misses = self.slots.split(rows)
-        missed = grads[torch.from_numpy(misses).to(grads.device)].cpu().contiguous()
+        missed = to_memory(grads[move(torch.from_numpy(misses), grads.device)]).contiguous()
         for where, taken, copy in self._by_device(rows[places], slots):
-            here = torch.from_numpy(places[where]).to(grads.device)
+            here = move(torch.from_numpy(places[where]), grads.device)
             some = grads.index_select(0, here).to(copy.device)
             if copy.device == CPU:
                 fused_step(taken.numpy(), some.contiguous().numpy(),
@@ -155,7 +156,7 @@ class CachedTable:
         """For each device: which of the ids are there, their slots on it, its copies."""
         for index, copy in enumerate(self.copies):
             where = np.flatnonzero(ids % len(self.copies) == index)
-            yield where, torch.from_numpy(slots[where]).to(copy.device), copy
+            yield where, move(torch.from_numpy(slots[where]), copy.device), copy
 
     def _fill(self) -> None:
         for copy, rows_on in zip(self.copies, self.slots.rows):
@@ -168,7 +169,7 @@ class CachedTable:
                           for part in (table.value, table.first, table.second)], 1)
 
     def _write(self, ids: np.ndarray, state: Tensor) -> None:
-        rows, parts = torch.from_numpy(ids), state.cpu().chunk(3, 1)
+        rows, parts = torch.from_numpy(ids), to_memory(state).chunk(3, 1)
         for whole, part in zip((self.table.value, self.table.first, self.table.second), parts):
             whole[rows] = part
 
@@ -177,9 +178,9 @@ class CachedTable:
         admitted, taken, left = self.slots.admit(slots, missed)
         if len(admitted):
             copy = self.copies[0]
-            where = torch.from_numpy(taken).to(copy.device)
+            where = move(torch.from_numpy(taken), copy.device)
             self._write(left, copy.index_select(0, where))
-            copy.index_copy_(0, where, self._state(missed[admitted]).to(copy.device))
+            copy.index_copy_(0, where, move(self._state(missed[admitted]), copy.device))
 
 
 @kernel

@@ -25,6 +25,9 @@ _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp
         "or": dist.ReduceOp.BOR}
 
 
+CPU = torch.device("cpu")
+
+
 class PeerLostError(HetaError):
     """A collective failed because another worker is gone or did not answer in time."""
 
@@ -97,7 +100,7 @@ class Comm:
         # A copy: the collective works in place, and callers keep what they gave, for the backward
         # pass.
         work = tensor.to(self.device(tensor), copy=True).contiguous()
-        with self._watched(cause, self._reduced_bytes(work)):
+        with self._watched(cause, self._reduced_bytes(work), work.device):
             dist.all_reduce(work, _OPS[op], group=self.group)
         return work.to(tensor.device)
 
@@ -111,11 +114,11 @@ class Comm:
         if self.size == 1:
             return lambda: tensor
         work = tensor.to(self.device(tensor), copy=True)
-        with self._watched(cause, self._reduced_bytes(work)):
+        with self._watched(cause, self._reduced_bytes(work), work.device):
             begun = dist.all_reduce(work, _OPS[op], group=self.group, async_op=True)
 
         def end() -> Tensor:
-            with self._watched(cause, 0):
+            with self._watched(cause, 0, work.device):
                 begun.wait()
             return work.to(tensor.device)
         return end
@@ -177,7 +180,7 @@ class Comm:
         out = work.new_empty((sum(receive), *rows.shape[1:]))
         # What a worker sends to itself stays in memory, and is not counted.
         width = rows.element_size() * (rows[:1].numel() if len(rows) else 0)
-        with self._watched(cause, (sum(send) - send[self.rank]) * width):
+        with self._watched(cause, (sum(send) - send[self.rank]) * width, work.device):
             dist.all_to_all_single(out, work, list(receive), list(send), group=self.group)
         return out.to(rows.device)
 
@@ -186,7 +189,7 @@ class Comm:
         if self.size == 1:
             return
         work = tensor.to(self.device(tensor)).contiguous()
-        with self._watched(cause, work.nbytes if self.rank == 0 else 0):
+        with self._watched(cause, work.nbytes if self.rank == 0 else 0, work.device):
             dist.broadcast(work, self.ranks[0], group=self.group)
         tensor.copy_(work)
 
@@ -195,15 +198,19 @@ class Comm:
         self.all_reduce(torch.zeros(1), cause="control")
 
     def device(self, tensor: Tensor) -> torch.device:
-        """Where a tensor must be for this group's collectives: NCCL takes GPU memory only."""
-        if dist.get_backend(self.group) != "nccl":
-            return torch.device("cpu")
-        if tensor.device.type != "cuda":
-            return torch.device("cuda", torch.cuda.current_device())
-        return tensor.device
+        """Where a tensor must be for this group's collectives: where it is if there is a backend
+        for that; NCCL takes GPU memory, and gloo is given what is in memory."""
+        backend = dist.get_backend(self.group)
+        if "nccl" not in backend:
+            return CPU
+        if tensor.device.type == "cuda" or "gloo" in backend:
+            return tensor.device
+        return torch.device("cuda", torch.cuda.current_device())
 
     @contextmanager
-    def _watched(self, cause: str, size: int) -> Iterator[None]:
+    def _watched(self, cause: str, size: int, device: torch.device) -> Iterator[None]:
+        if device.type == "cuda":  # what is computed there before is no waiting for others
+            torch.cuda.current_stream(device).synchronize()
         start = time.perf_counter()
         try:
             yield
@@ -250,9 +257,29 @@ def init_workers(backend: str, timeout_s: float) -> None:
                             f"{error}") from error
 
 
+def everyone(traffic: Traffic, group: dist.ProcessGroup | None = None,
+             wire: torch.dtype | None = None) -> Comm:
+    """All workers, by the process group that they have joined, or another one of all."""
+    if not dist.is_initialized():
+        return Comm(traffic)
+    return Comm(traffic, range(dist.get_world_size()), group, wire)
+
+
+def _backend(device: torch.device) -> str | None:
+    """That of groups whose tensors are on a device, too; None: that of all workers."""
+    if device.type == "cpu":
+        return None
+    # Else a collective returns before it has begun, its seconds are not those of waiting, and
+    # PyTorch aborts the process when another worker is lost.
+    os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    return "cpu:gloo,cuda:nccl"
+
+
 def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = False,
-               wire: torch.dtype | None = None) -> tuple[Comm, Comm]:
+               wire: torch.dtype | None = None, device: torch.device = CPU) -> tuple[Comm, Comm]:
     """`(all workers, this worker's model-parallel group)`; every worker must call it alike.
+
+    On GPUs what is on one goes by NCCL, and what is in memory by gloo.
 
     With `apart` the group has a process group of its own even if it is all workers: collectives of
     two threads must not meet in one, and not on one GPU, so it is in memory.
@@ -265,15 +292,17 @@ def make_comms(plan: Plan, traffic: Traffic, timeout_s: float, apart: bool = Fal
     """
     if not dist.is_initialized():
         return Comm(traffic), Comm(traffic)
-    world = Comm(traffic, range(dist.get_world_size()), wire=wire)
+    timeout = timedelta(seconds=timeout_s)
+    backend = "gloo" if apart else _backend(device)
+    whole = None if apart or backend is None else dist.new_group(timeout=timeout, backend=backend)
+    world = everyone(traffic, whole, wire)
     comms: dict[tuple[int, ...], Comm | None] = {} if apart else {world.ranks: world}
 
     def comm(ranks: Sequence[int]) -> Comm | None:
         """The group of some workers, or None for a worker outside."""
         key = tuple(ranks)
         if key not in comms:
-            group = (dist.new_group(list(key), timeout=timedelta(seconds=timeout_s),
-                                    backend="gloo" if apart else None)
+            group = (dist.new_group(list(key), timeout=timeout, backend=backend)
                      if len(key) > 1 else None)
             comms[key] = Comm(traffic, key, group, wire) if dist.get_rank() in key else None
         return comms[key]

@@ -95,8 +95,8 @@ class GradientAverage:
             torch.cat([flags, *(_flat(p).to(flags.dtype) for p in own)]),
             [len(params) + size for size in sizes], "gradients")
         pieces = gathered.split([len(params) + size for size in sizes])
-        everyone = torch.stack([piece[:len(params)] for piece in pieces]) > 0
-        users = [torch.nonzero(column).flatten().tolist() for column in everyone.T]
+        everyone = torch.stack([piece[:len(params)] for piece in pieces], 1).tolist()
+        users = [[rank for rank, has in enumerate(of) if has] for of in everyone]
         reached = [len(params)] * world.size
         for param, owner, used in zip(params, self.owners, users):
             if owner < 0:

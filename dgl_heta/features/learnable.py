@@ -23,6 +23,7 @@ from dgl_heta.comm.collectives import Comm
 from dgl_heta.comm.row_routing import RowRoute
 from dgl_heta.errors import InputError
 from dgl_heta.features.disk_tables import memory_tables
+from dgl_heta.features.row_files import move, to_memory
 from dgl_heta.features.row_kernels import sum_rows
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
@@ -166,7 +167,7 @@ class LearnableFeatures:
         self._nodes = nodes
         # Leaves, so that autograd stops here: gradients of rows leave the graph and go to the
         # owners, and no table is ever a parameter of the model.
-        leaves = {t: x.to(device).requires_grad_(train) for t, x in rows.items()}
+        leaves = {t: move(x, device).requires_grad_(train) for t, x in rows.items()}
         self._leaves = leaves if train else {}
         return leaves
 
@@ -183,7 +184,7 @@ class LearnableFeatures:
             if leaf is not None and leaf.grad is not None:
                 rows, grads = self._nodes[ntype], leaf.grad
                 if ntype in self._repeated:
-                    rows, sums = sum_rows(rows, grads.cpu().numpy(), self._repeated[ntype])
+                    rows, sums = sum_rows(rows, to_memory(grads).numpy(), self._repeated[ntype])
                     grads = torch.from_numpy(sums)
                 table.update(rows, grads, scale, self._adam)
             else:
@@ -204,8 +205,8 @@ class LearnableFeatures:
 
     def _grad(self, ntype: str) -> Tensor:
         leaf = self._leaves[ntype]
-        return leaf.grad.cpu() if leaf.grad is not None else torch.zeros(leaf.shape,
-                                                                         dtype=leaf.dtype)
+        return (to_memory(leaf.grad) if leaf.grad is not None
+                else torch.zeros(leaf.shape, dtype=leaf.dtype))
 
     def _route_to_owners(self, nodes: Mapping[str, np.ndarray]) -> RowRoute:
         """Ask the owners for rows of shared types; keys are ids, types one after the other."""

@@ -75,6 +75,8 @@ class MappedRows:
             os.close(self.cold)
 
     def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
+        if device.type == "cuda" and self.dtype.isnative:
+            return through_pinned(self, ids, device)
         self._ask(ids)
         return move(as_tensor(gather_rows(self.array, ids)), device)
 
@@ -187,6 +189,8 @@ class DirectRows:
             os.close(self._file)
 
     def read(self, ids: np.ndarray, device: torch.device = CPU) -> Tensor:
+        if device.type == "cuda" and self.dtype.isnative:
+            return through_pinned(self, ids, device)
         out = np.empty((len(ids), self.shape[1]), self.dtype)
         self.read_to(ids, out, np.arange(len(ids)))
         return move(as_tensor(out), device)
@@ -216,9 +220,28 @@ class DirectRows:
         return done + int(rows)
 
 
+def through_pinned(source: RowSource, ids: np.ndarray, device: torch.device) -> Tensor:
+    """Rows on a GPU, read into pinned memory, from where they are copied."""
+    like = torch.from_numpy(np.empty(0, source.dtype))
+    rows = torch.empty((len(ids), source.shape[1]), dtype=like.dtype, pin_memory=True)
+    source.read_to(ids, rows.numpy(), np.arange(len(ids)))
+    return rows.to(device, non_blocking=True)
+
+
+def to_memory(rows: Tensor) -> Tensor:
+    """Rows in memory; from a GPU by pinned memory, as fast as the bus is."""
+    if rows.device.type != "cuda":
+        return rows
+    out = torch.empty(rows.shape, dtype=rows.dtype, pin_memory=True)
+    out.copy_(rows, non_blocking=True)
+    torch.cuda.current_stream(rows.device).synchronize()
+    return out
+
+
 def move(rows: Tensor, device: torch.device) -> Tensor:
-    """Rows on a device; to a GPU from pinned memory, on the current stream, without waiting."""
-    if device.type == "cuda":
+    """Rows on a device; from memory to a GPU they are pinned, and go on the current stream without
+    waiting."""
+    if device.type == "cuda" and rows.device.type == "cpu":
         return rows.pin_memory().to(device, non_blocking=True)
     return rows.to(device)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.features.row_files import CPU
+from dgl_heta.features.row_files import CPU, move, to_memory
 from dgl_heta.features.row_kernels import gather_rows
 from dgl_heta.features.row_optimizers import AdamSettings, fused_step
 
@@ -52,7 +52,7 @@ class RowTable:
         """Values of the rows `ids` (int64, in range), in their order."""
         if self.prefetch is not None:
             self.prefetch(ids)
-        return torch.from_numpy(gather_rows(self.value.numpy(), ids)).to(device)
+        return move(torch.from_numpy(gather_rows(self.value.numpy(), ids)), device)
 
     def blocks(self) -> Iterator[dict[str, Tensor]]:
         """All rows, in order, a block of value, first and second moment at a time."""
@@ -78,6 +78,6 @@ class RowTable:
         self.step += 1
         # On the CPU, where the table is; a GPU's gradient is copied once, of the touched rows
         # alone.
-        grads = grads.detach().to("cpu", self.dtype)
+        grads = to_memory(grads.detach()).to(self.dtype)
         fused_step(rows, grads.contiguous().numpy(), self.value.numpy(), self.first.numpy(),
                    self.second.numpy(), *adam.constants(self.step, scale, self.dtype))

@@ -13,7 +13,7 @@ kernel derives from :class:`BaseKernel` and overrides what it does better.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -23,8 +23,14 @@ from dgl_heta.hooks.kernel_protocol import Kernel
 from dgl_heta.nn import messages, segments
 from dgl_heta.nn.precision import InFloat32, is_mixed
 from dgl_heta.nn.row_sums import extreme, sums
+from dgl_heta.planning.extremes import EXTREMES
 from dgl_heta.sampling.blocks import InEdges
 from dgl_heta.system.jit import COMPILES
+
+Join = Callable[[Tensor, str], Tensor]
+"""Rows (R, …) joined over the workers by `sum`, `max` or `min`; sums are differentiable."""
+
+_NOWHERE = torch.iinfo(torch.int64).max
 
 
 class BaseKernel(Kernel):
@@ -57,7 +63,7 @@ class BaseKernel(Kernel):
 
     def copy_v(self, edges: Sequence[InEdges], rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """Each edge gets its destination's values: (R, H) to (E, H)."""
-        return [torch.repeat_interleave(v, csc.indptr.diff(), dim=0)
+        return [torch.repeat_interleave(v, csc.indptr.diff(), dim=0, output_size=len(csc.indices))
                 for csc, v in zip(edges, rows)]
 
     def edge_softmax(self, edges: Sequence[InEdges], scores: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -231,8 +237,35 @@ def _reduce(csc: InEdges, states: Tensor, op: str) -> Tensor:
     if op in ("sum", "mean"):
         out = out.index_add(0, rows, messages)
         return out / csc.indptr.diff().clamp(min=1).unsqueeze(1) if op == "mean" else out
-    index = rows.unsqueeze(1).expand_as(messages)
-    return out.scatter_reduce(0, index, messages, "a" + op, include_self=False)
+    return first_extreme(rows, messages, out, op)
+
+
+def first_extreme(rows: Tensor, messages: Tensor, zeros: Tensor, op: str,
+                  order: Tensor | None = None, join: Join = lambda values, op: values) -> Tensor:
+    """Maxima or minima of messages (E, D) by the row of each, (E,) int64: as `zeros` (R, D), which
+    stay where a row has no message; NaN stays NaN.
+
+    Of several messages with the extreme the first has its gradient, as in the compiled kernels and
+    in `torch.max` over a dimension; `amax` and `amin` of PyTorch divide it among them.
+
+    Parameters
+    ----------
+    order : of the messages of a row, (E,) int64, where other workers have some; default: as they
+        stand.
+    join : joins rows over the workers that have messages.
+    """
+    order = torch.arange(len(rows), device=rows.device) if order is None else order
+    with torch.no_grad():
+        index = rows.unsqueeze(1).expand_as(messages)
+        best = torch.full_like(zeros, EXTREMES[op])
+        best = join(best.scatter_reduce(0, index, messages, "a" + op), op)
+        attained = messages == best[rows]
+        places = torch.where(attained, order.unsqueeze(1), _NOWHERE)
+        first = places.new_full(zeros.shape, _NOWHERE).scatter_reduce(0, index, places, "amin")
+        chosen = attained & (places == join(first, "min")[rows])
+    messages = torch.where(chosen, messages, 0)  # no product: infinity times 0 is no number
+    out = join(zeros.index_add(0, rows, messages), "sum")
+    return torch.where(torch.isnan(best), best, out)
 
 
 def _edge_max(csc: InEdges, scores: Tensor) -> Tensor:

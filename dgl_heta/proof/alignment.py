@@ -109,7 +109,7 @@ def agree(comm: Comm, tensors: Iterable[tuple[Path, Tensor, list[Level]]]) -> li
          str(tensor.dtype).removeprefix("torch."), bool(tensor.requires_grad),
          bool(tensor.grad_fn is not None),
          projections(tensor.detach().reshape(1, -1))[0].tolist()
-         if not levels and tensor.numel() <= _SMALL else None]
+         if not levels and tensor.numel() <= _SMALL else None, tensor.device.type]
         for name, (path, tensor, levels) in own.items()], CAUSE)
     of: dict[str, list[Any]] = {}
     for worker in every:
@@ -139,7 +139,8 @@ def agree(comm: Comm, tensors: Iterable[tuple[Path, Tensor, list[Level]]]) -> li
             raise NotProvedError(f"argument {show(path)} of shape {tuple(many[0][3])} has not as "
                                  "many rows as any layer of the batch has nodes")
         tensor = own[name][1] if name in own else torch.empty(
-            (0, *many[0][3][1:]), dtype=getattr(torch, many[0][4]))
+            (0, *many[0][3][1:]), dtype=getattr(torch, many[0][4]), device=next(
+                (x.device for _, x, _ in own.values() if x.device.type == many[0][8]), many[0][8]))
         everywhere = len(entries) == len(every) and (level is None or all(
             list(level) in e[2] for e in entries))
         arguments.append(Argument(

@@ -77,7 +77,7 @@ def perturbed(value: Tensor, ids: Tensor, dtype: torch.dtype) -> Tensor:
     rows = value.detach().to(dtype)
     if not rows.is_floating_point() or rows.dim() < 2:
         return rows
-    flat = id_noise(ids.reshape(-1), rows.shape[-1], dtype)
+    flat = id_noise(ids.reshape(-1).to(rows.device), rows.shape[-1], dtype)
     return rows + _NOISE * flat.view(*ids.shape, *[1] * (rows.dim() - ids.dim() - 1),
                                        rows.shape[-1])
 

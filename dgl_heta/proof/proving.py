@@ -6,6 +6,8 @@ does, and a difference that one finds is an error on all.
 
 from __future__ import annotations
 
+import os
+import traceback
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -163,8 +165,11 @@ class Proof:
             raise
         except NotProvedError as error:
             reason = str(error)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
+        except Exception as error:  # not of the module: a replay names those itself
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            file = os.path.basename(place.filename)
+            reason = (f"the proof itself failed, at {file}:{place.lineno}: "
+                      f"{type(error).__name__}: {error}")
         world, own = self._setting.world, 0 if reason is not None else number()
         failed, differs, most, least = world.all_reduce(torch.tensor(
             [int(reason is not None), int(bool(texts)), own, -own]), "max", CAUSE).tolist()

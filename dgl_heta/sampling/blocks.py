@@ -62,6 +62,8 @@ class RelationBlock:
     each other: then `rows` (int64) has them, and `start` is 0. With `shared` the edges are a part
     of these rows' edges; all workers that have the relation have these rows, in one order. `sample`
     says how the edges were sampled, for who asks which they are; None where that is not known.
+    `filled` is what :meth:`with_edges` returns where that was found before the edges were moved to
+    a GPU, which would have to be waited for.
     """
 
     relation: Relation
@@ -72,6 +74,7 @@ class RelationBlock:
     rows: Tensor | None = None
     shared: SharedRows | None = None
     sample: EdgeSample | None = None
+    filled: RelationBlock | None = None
 
     @property
     def in_edges(self) -> InEdges:
@@ -89,6 +92,8 @@ class RelationBlock:
         """The same edges over those rows only that have any, if that are many fewer."""
         if self.shared is not None:
             return self
+        if self.filled is not None:
+            return self.filled
         degrees = self.indptr.diff()
         kept = torch.nonzero(degrees).flatten()
         if 4 * len(kept) > 3 * self.num_rows:
@@ -286,19 +291,28 @@ class MiniBatch:
         """Move the edges to a device, all in one copy, from pinned memory."""
         if device.type == "cpu":
             return self
+        every = [edges for block in self.blocks for edges in block.edges]
+        for edges in every:
+            edges.filled = edges.with_edges()
         moved = iter(_together(self.tensors(), device))
-        for edges in (edges for block in self.blocks for edges in block.edges):
+        for edges in every:
             edges.indptr, edges.indices = next(moved), next(moved)
             if edges.rows is not None:
                 edges.rows = next(moved)
             if edges.shared is not None:
                 edges.shared = SharedRows(next(moved), next(moved))
+            some = edges.filled
+            if some is not None and some is not edges:
+                some.indptr, some.rows, some.indices = next(moved), next(moved), edges.indices
         return self
 
 
 def _tensors(edges: RelationBlock) -> list[Tensor]:
     rows = [] if edges.rows is None else [edges.rows]
-    return [edges.indptr, edges.indices, *rows, *(edges.shared or ())]
+    some = edges.filled
+    filled = [some.indptr, some.rows] if some is not None and some is not edges else []
+    return [edges.indptr, edges.indices, *rows, *(edges.shared or ()),
+            *(x for x in filled if x is not None)]
 
 
 def _together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:

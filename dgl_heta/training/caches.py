@@ -207,7 +207,8 @@ class FeatureCaches:
         cache = engine.settings.cache
         start = time.perf_counter()
         self._engine, self.policy, self.notes = engine, policy.name, profiler.notes
-        self.capacity = capacity_bytes(cache.capacity_mb, engine.device, engine.local_workers)
+        sharers = engine.local_workers if engine.device == CPU else 1  # a GPU is one worker's
+        self.capacity = capacity_bytes(cache.capacity_mb, engine.device, sharers)
         self._types = engine.store.schema.node_types
         self._cached: dict[str, tuple[CachedRows | CachedTable, int]] = {}
         self._rows = dict.fromkeys(self._types, 0)

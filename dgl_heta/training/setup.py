@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from dgl_heta.comm.collectives import Traffic, init_workers, make_comms
+from dgl_heta.comm.collectives import Traffic, everyone, init_workers, make_comms
 from dgl_heta.comm.exchange_dtype import wire_dtype
 from dgl_heta.comm.machines import join_machine, machine_name
 from dgl_heta.comm.sampled_rows import agreement, delivery
@@ -32,6 +32,7 @@ from dgl_heta.settings import Settings
 from dgl_heta.store import Store
 from dgl_heta.system.memory import fit_in_memory
 from dgl_heta.training import optimizers
+from dgl_heta.training.device import choose_device
 from dgl_heta.training.engine import Engine, Inputs, Sampler, Workers
 from dgl_heta.training.step_proof import StepProof
 from dgl_heta.training.tasks import TrainingTask, make_task
@@ -135,7 +136,6 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
 def join(plan: Plan, settings: Settings) -> Workers:
     """Meet the other workers, and form the plan's groups."""
     train = settings.train
-    device = _device(train.device)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size != plan.num_parts:
         raise InputError(f"{size} workers were started for {plan.num_parts} "
@@ -143,10 +143,11 @@ def join(plan: Plan, settings: Settings) -> Workers:
                          "partition")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     torch.set_num_threads(train.threads or max(_cores() // local, 1))
-    init_workers("nccl" if device.type == "cuda" else "gloo", settings.run.timeout_s)
+    init_workers("gloo", settings.run.timeout_s)
     training, sampling = Traffic(), Traffic()
+    device = choose_device(train.device, everyone(training))
     world, group = make_comms(plan, training, settings.run.timeout_s,
-                              wire=wire_dtype(settings.train.exchange_dtype))
+                              wire=wire_dtype(settings.train.exchange_dtype), device=device)
     if world.size > 1 and train.learnable == "exact":
         join_machine(world, world.all_gather_json(machine_name(), "control"),
                      settings.run.timeout_s)
@@ -266,20 +267,6 @@ def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def _device(choice: str) -> torch.device:
-    """The device of this worker: a GPU of its own where there is one for every local worker."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    workers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if choice == "cpu" or (choice == "auto" and gpus < workers):
-        return torch.device("cpu")
-    if gpus < workers:
-        raise InputError(f"train.device is 'cuda', but this machine has {gpus} CUDA devices for "
-                         f"{workers} workers; use train.device=cpu or fewer workers")
-    torch.cuda.set_device(local)
-    return torch.device("cuda", local)
 
 
 def _dtype(settings: Settings) -> torch.dtype:

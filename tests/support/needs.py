@@ -1,4 +1,5 @@
-"""What some tests need: DGL, its METIS, GraphStorm, hosts that can be emulated, sshd, SLURM.
+"""What some tests need: DGL, its METIS, GraphStorm, hosts that can be emulated, sshd, SLURM, a
+compiler for the pretended CUDA device.
 
 Where it is missing, those tests are skipped, and the reason is shown. Where HETA_TESTS_NEED
 names it (`dgl,hosts`), they fail instead: scripts/test.sh says so of DGL and GraphStorm
@@ -22,12 +23,16 @@ from dgl_heta.launch.emulated import NAMESPACES, emulation_refused
 from tests.support import slurm
 from tests.support.ssh_hosts import SSHD
 
+if "HETA_TESTS_GPU" not in os.environ:
+    # Tests compare numbers of CPUs, and start workers that would share one GPU.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 REQUIRED = frozenset(filter(None, os.environ.get("HETA_TESTS_NEED", "").split(",")))
 
 
 @cache
 def lacking(what: str) -> str | None:
-    """Why `dgl`, `graphstorm`, `hosts`, `metis`, `sshd` or `slurm` cannot be used here, or None."""
+    """Why `dgl`, `graphstorm`, `hosts`, `metis`, `pretended`, `sshd` or `slurm` cannot be used
+    here, or None."""
     if what == "dgl":
         return None if importlib.util.find_spec("dgl") else "DGL is not installed"
     if what == "graphstorm":
@@ -38,6 +43,10 @@ def lacking(what: str) -> str | None:
         return None if refused is None else f"hosts cannot be emulated: {refused}"
     if what == "metis":
         return lacking("dgl") or _metis_fails()
+    if what == "pretended":
+        from tests.support.pretended import driver  # torch, which other tests do without
+
+        return driver.lacking()
     if what == "sshd":
         if SSHD is None or shutil.which("ssh") is None or shutil.which("rsync") is None:
             return "sshd, ssh or rsync is not installed (on Debian, openssh-server and rsync)"
@@ -46,8 +55,8 @@ def lacking(what: str) -> str | None:
             None if os.geteuid() == made.returncode == 0 else "sshd on hosts of its own needs root")
     if what == "slurm":
         return slurm.lacks()
-    raise ValueError(f"'{what}' is not what a test can need: dgl, graphstorm, hosts, metis, sshd, "
-                     "slurm")
+    raise ValueError(f"'{what}' is not what a test can need: dgl, graphstorm, hosts, metis, "
+                     "pretended, sshd, slurm")
 
 
 def _metis_fails() -> str | None:

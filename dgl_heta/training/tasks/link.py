@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dgl_heta.errors import InputError
+from dgl_heta.features.row_files import move
 from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.protocols import ModelProvider
 from dgl_heta.models.link_model import Linked, decoded
@@ -23,7 +24,7 @@ from dgl_heta.store import Store
 from dgl_heta.store.structure import edge_ends
 from dgl_heta.training.metrics import RankTally, Tally
 from dgl_heta.training.tasks.given_links import Links, read_links
-from dgl_heta.training.tasks.task import SPLITS, Owned, Step, share_of
+from dgl_heta.training.tasks.task import SPLITS, Owned, Step, in_memory, share_of
 
 _PIECE = 2**22  # edges
 ALL = "*"
@@ -237,9 +238,7 @@ class LinkPrediction:
              ) -> tuple[Tensor, Tensor]:
         right, wrong, ranks, _ = self._scores(outputs, step, worker, workers)
         summed = F.softplus(-right).sum() + F.softplus(wrong).sum() / max(wrong.shape[1], 1)
-        reciprocal = float((1 / ranks.double()).sum())
-        statistics = torch.tensor([float(summed.detach()), len(right), reciprocal],
-                                  dtype=torch.float64)
+        statistics = in_memory([summed.detach(), len(right), (1 / ranks.double()).sum()])
         return summed * (workers / max(step.size, 1)), statistics
 
     def score(self, statistics: Tensor) -> tuple[float, float]:
@@ -265,16 +264,16 @@ class LinkPrediction:
         scored = []
         for src, dst, own in self._by_types(links):
             rows, known = outputs[dst], ids[dst]
-            left = outputs[src][_places(ids[src], links.sources[own])]
+            left = outputs[src][_places(ids[src], links.sources[own], rows.device)]
             if self._vectors is not None:
-                left = left * self._vectors[torch.from_numpy(links.places[own]).to(left.device)]
-            right = (left * rows[_places(known, links.destinations[own])]).sum(1)
-            others = rows[_places(known, negatives[own].ravel())].view(
+                left = left * self._vectors[move(torch.from_numpy(links.places[own]), rows.device)]
+            right = (left * rows[_places(known, links.destinations[own], rows.device)]).sum(1)
+            others = rows[_places(known, negatives[own].ravel(), rows.device)].view(
                 *negatives[own].shape, rows.shape[1])
             wrong = (left.unsqueeze(1) * others).sum(2)
             ranks = 1 + (wrong > right.unsqueeze(1)).sum(1) + (
-                (wrong == right.unsqueeze(1)) & torch.as_tensor(
-                    negatives[own] != links.destinations[own, None]).to(wrong.device)).sum(1)
+                (wrong == right.unsqueeze(1)) & move(torch.as_tensor(
+                    negatives[own] != links.destinations[own, None]), wrong.device)).sum(1)
             scored.append((right, wrong, ranks, torch.from_numpy(links.places[own])))
         right, wrong, ranks, places = map(torch.cat, zip(*scored))
         return right, wrong, ranks, places.numpy()
@@ -311,5 +310,5 @@ class LinkPrediction:
                          self._store.schema.node_counts)
 
 
-def _places(known: np.ndarray, ids: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.searchsorted(known, ids))
+def _places(known: np.ndarray, ids: np.ndarray, device: torch.device) -> Tensor:
+    return move(torch.from_numpy(np.searchsorted(known, ids)), device)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dgl_heta.errors import InputError, several
+from dgl_heta.features.row_files import move
 from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.readers.arrays import class_labels
 from dgl_heta.graph.schema import Relation
@@ -22,7 +23,7 @@ from dgl_heta.settings import TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.store.structure import file_of
 from dgl_heta.training.metrics import ClassTally, LabelTally, Tally, ValueTally, coefficient
-from dgl_heta.training.tasks.task import SPLITS, Owned, Step, share_of
+from dgl_heta.training.tasks.task import SPLITS, Owned, Step, in_memory, share_of
 
 
 @dataclass(frozen=True)
@@ -104,15 +105,14 @@ class NodePrediction:
     def loss(self, outputs: Mapping[str, Tensor], step: Step, worker: int, workers: int
              ) -> tuple[Tensor, Tensor]:
         assert isinstance(step, NodeStep)
-        total, statistics = torch.zeros(()), []
+        total, statistics = torch.zeros(()), []  # moved to a GPU by what is added
         for ntype, ids in self.seeds(step, worker, workers).items():
             head, labels = self._heads[ntype], self._labels[ntype]
             values = labels.rows(ids)
             summed, counts = head.loss(outputs[ntype], values)
             whole = head.weight(labels.rows(step.nodes[ntype]))
-            total = total.to(summed) + summed * (workers / whole if whole else 0.0)
-            statistics.append(torch.tensor([float(summed.detach()), head.weight(values), *counts],
-                                           dtype=torch.float64))
+            total = total + summed * (workers / whole if whole else 0.0)
+            statistics.append(in_memory([summed.detach(), head.weight(values), *counts]))
         return total, torch.cat(statistics)
 
     def score(self, statistics: Tensor) -> tuple[float, float]:
@@ -183,8 +183,9 @@ class Head(Protocol):
     metric: str
     statistics: int
 
-    def loss(self, outputs: Tensor, values: np.ndarray) -> tuple[Tensor, list[float]]:
-        """The sum of the nodes' losses, and `statistics` numbers that add up."""
+    def loss(self, outputs: Tensor, values: np.ndarray) -> tuple[Tensor, list[float | Tensor]]:
+        """The sum of the nodes' losses, and `statistics` numbers that add up; those that are on a
+        GPU stay there."""
 
     def weight(self, values: np.ndarray) -> float:
         """The divisor of the sum of these nodes' losses: their number as a rule."""
@@ -208,10 +209,10 @@ class Classification:
     def __init__(self, outputs: int) -> None:
         self._classes = outputs
 
-    def loss(self, outputs: Tensor, values: np.ndarray) -> tuple[Tensor, list[float]]:
-        labels = torch.from_numpy(values).to(outputs.device)
+    def loss(self, outputs: Tensor, values: np.ndarray) -> tuple[Tensor, list[float | Tensor]]:
+        labels = move(torch.from_numpy(values), outputs.device)
         weights = None if self._weights is None else torch.from_numpy(self._weights).to(outputs)
-        right = float((outputs.argmax(1) == labels).sum())
+        right = (outputs.argmax(1) == labels).sum()
         return (F.cross_entropy(outputs, labels, weights, reduction="sum"),
                 [right, float(len(values))])
 
@@ -256,10 +257,10 @@ class MultiLabel:
     def __init__(self, outputs: int) -> None:
         self._labels = outputs
 
-    def loss(self, outputs: Tensor, values: np.ndarray) -> tuple[Tensor, list[float]]:
+    def loss(self, outputs: Tensor, values: np.ndarray) -> tuple[Tensor, list[float | Tensor]]:
         rows, labels, known = _known(outputs, values)
         got, want = rows > 0, labels > 0
-        counts = [float(x.sum()) for x in (got & want, got & ~want, ~got & want)]
+        counts: list[float | Tensor] = [x.sum() for x in (got & want, got & ~want, ~got & want)]
         loss = F.binary_cross_entropy_with_logits(rows, labels, reduction="sum")
         return loss / self._labels, [*counts, float(known.sum())]
 
@@ -285,7 +286,7 @@ class Regression:
     def __init__(self, outputs: int) -> None:
         self._outputs, self.statistics = outputs, 4 * outputs
 
-    def loss(self, outputs: Tensor, values: np.ndarray) -> tuple[Tensor, list[float]]:
+    def loss(self, outputs: Tensor, values: np.ndarray) -> tuple[Tensor, list[float | Tensor]]:
         rows, labels, known = _known(outputs, values)
         squares = (rows - labels) ** 2
         wrong = np.zeros(values.shape)
@@ -314,7 +315,7 @@ _HEADS: dict[str, Callable[[int], Head]] = {
 def _known(outputs: Tensor, values: np.ndarray) -> tuple[Tensor, Tensor, np.ndarray]:
     """Outputs and labels of the entries that have a label, and which these are."""
     known = ~np.isnan(values)
-    labels = torch.from_numpy(values).to(outputs)
+    labels = move(torch.from_numpy(values).to(outputs.dtype), outputs.device)
     if known.all():
         return outputs, labels, known
     there = torch.from_numpy(known).to(outputs.device)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from dgl_heta.graph.schema import Relation
@@ -93,3 +94,10 @@ def share_of(rows: np.ndarray, worker: int, workers: int) -> np.ndarray:
     """A worker's share of a step's nodes or edges: even, contiguous."""
     share = SeedShares.even(len(rows), workers, worker)
     return rows[share.before:share.before + share.own]
+
+
+def in_memory(numbers: Sequence[float | Tensor]) -> Tensor:
+    """Numbers as one tensor, float64; those on a GPU come in one copy."""
+    moved = iter(torch.stack([x.double() for x in numbers if isinstance(x, Tensor)]).tolist())
+    return torch.tensor([next(moved) if isinstance(x, Tensor) else x for x in numbers],
+                        dtype=torch.float64)

@@ -232,8 +232,9 @@ def _index(rows: Sequence[Tensor | slice], starts: Sequence[int], lengths: Seque
 
 def _repeated(values: Sequence[int], counts: Sequence[int], device: torch.device) -> Tensor:
     """Each value as often as its count says."""
-    of, times = (torch.tensor(x, dtype=torch.int64).to(device, non_blocking=True)
-                 for x in (values, counts))
+    both = torch.tensor([[*values], [*counts]], dtype=torch.int64,
+                        pin_memory=device.type == "cuda")  # else the copy is waited for
+    of, times = both.to(device, non_blocking=True)
     return torch.repeat_interleave(of, times, output_size=sum(counts))
 
 

@@ -75,11 +75,12 @@ class Pipeline(BatchSource):
 
 
 def _can_overlap() -> bool:
-    """Return whether something can be computed beside training: with a core to spare, or a GPU."""
+    """Return whether something can be computed beside training: with a core to spare, or where a
+    GPU is used."""
     cores = (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity")
              else os.cpu_count() or 1)
     threads = torch.get_num_threads()
-    if cores > threads or torch.cuda.is_available():
+    if cores > threads or torch.cuda.is_initialized():
         return True
     _say_once(cores)
     return False

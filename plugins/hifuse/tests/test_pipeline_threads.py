@@ -137,7 +137,7 @@ def test_where_training_has_all_cores_nothing_runs_beside_it(monkeypatch: pytest
     """But where workers agree on what they sample, which all do equally far ahead."""
     cores = set(range(torch.get_num_threads()))
     monkeypatch.setattr("os.sched_getaffinity", lambda process: cores, raising=False)
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)  # nobody uses it
     seen: list[tuple[str, int]] = []
     for taken, batch in enumerate(Pipeline().staged(4, stages(seen), False)):
         assert batch == taken
@@ -149,6 +149,11 @@ def test_where_training_has_all_cores_nothing_runs_beside_it(monkeypatch: pytest
         assert sys.getswitchinterval() < interval
         assert "dgl-heta sample" in {thread.name for thread in threading.enumerate()}
     assert sys.getswitchinterval() == interval
+    with monkeypatch.context() as used:
+        used.setattr("torch.cuda.is_initialized", lambda: True)
+        with closing(Pipeline().staged(4, stages([]), False)) as batches:
+            next(batches)
+            assert "dgl-heta sample" in {thread.name for thread in threading.enumerate()}
     cores.add(len(cores))  # one to spare
     with closing(Pipeline().staged(4, stages([]), False)) as batches:
         next(batches)

@@ -1,0 +1,205 @@
+"""Workers that train cases by `training.loop.train` on pretended GPUs, or on the CPU.
+
+A job is a JSON file {"store", "out", "parts", "meeting", "device", "guests", "cases": {name:
+settings}, "again": [name], "visible": [devices]}, the last one by rank, as CUDA_VISIBLE_DEVICES. Of
+each case a worker trains an epoch of two steps, goes on from its checkpoint with another one if its
+name is in "again", and predicts; it writes, as OUT/DEVICE-PARTS-RANK.json, the losses, what was
+counted of the second step, and what was wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch._dynamo  # (every optimizer imports it, which takes seconds)
+from torch import Tensor, nn
+
+from dgl_heta import Edges, HGNNLayer, ModelSpec
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.planning.making import make_plan, plan_without_replication
+from dgl_heta.planning.plan import Plan
+from dgl_heta.prediction import prediction_worker
+from dgl_heta.settings import Settings, load_settings
+from dgl_heta.store import Store, write_store
+from dgl_heta.training import caches
+from dgl_heta.training.engine import Engine
+from dgl_heta.training.loop import train
+from dgl_heta.training.setup import build_engine, check
+from dgl_heta.training.tasks import resolve
+from tests.support.copies import copies, within
+from tests.support.exact_worker import deal_pieces, delegating, fork_all
+from tests.support.graphs import academic, with_tasks
+from tests.support.pretended import device, pretend
+from tests.support.pretended.counts import COUNTS
+from tests.support.waiting import PATIENCE
+
+GPUS = "0,1"
+LOST = "lost"
+"""A case of this name loses the worker that reports steps, the first one, after one."""
+Results = dict[tuple[str, int], list[dict[str, dict[str, Any]]]]
+"""(Device, workers): per worker of each case what it found."""
+
+
+def trained(out: Path, cases: dict[int, dict[str, dict[str, Any]]], again: Sequence[str] = (),
+            guests: bool = False, devices: Sequence[str] = ("cpu", "cuda"),
+            visible: Sequence[str] = ()) -> Results:
+    """What workers find of `cases`, by the number of workers, on the CPU and on pretended GPUs."""
+    write_store(with_tasks(academic()), out / "store")
+    found = {}
+    for parts, of_parts in cases.items():
+        for where in devices:
+            file = out / f"{where}-{parts}.job"
+            file.write_text(json.dumps({
+                "store": str(out / "store"), "out": str(out), "parts": parts, "device": where,
+                "meeting": str(out / f"meeting-{where}-{parts}"), "guests": guests,
+                "again": again, "visible": visible or [GPUS] * parts,
+                "cases": {name: _settings(case, parts) for name, case in of_parts.items()}}))
+            status, text = copies(__name__).run(file, within(PATIENCE))
+            assert status == 0 or LOST in of_parts, text
+            written = [out / f"{where}-{parts}-{rank}.json" for rank in range(parts)]
+            found[where, parts] = [json.loads(one.read_text()) for one in written if one.exists()]
+    return found
+
+
+def _settings(case: dict[str, Any], parts: int) -> dict[str, dict[str, Any]]:
+    settings: dict[str, dict[str, Any]] = {
+        "model": {"hidden": 8, "heads": 2},
+        "train": {"batch_size": 24 // parts, "fanouts": [3, 3], "threads": 1, "epochs": 1,
+                  "dtype": "float64"},
+        "run": {"timeout_s": PATIENCE, "verify": False, "prove": "1"}}
+    for key, value in case.items():
+        section, name = key.split(".")
+        settings.setdefault(section, {})[name] = value
+    return settings
+
+
+class Draws(HGNNLayer):
+    """Draws random numbers where it computes."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__("sum", spec.hidden)
+
+    def aggregate(self, edges: Edges) -> Tensor:
+        rows = edges.reduce("mean")
+        return rows + torch.rand_like(rows) if self.training else rows
+
+
+class Step:
+    """Receives the events of a training; counts its second step."""
+
+    def __init__(self, ends: bool) -> None:
+        self._ends = ends
+        self.losses: list[float] = []
+        self.counted: dict[str, Any] = {}
+
+    def __call__(self, event: dict[str, Any]) -> None:
+        if event["event"] == "step":
+            self.losses.append(event["loss"])
+            if self._ends:
+                os.kill(os.getpid(), signal.SIGKILL)
+            if event["step"] == 2:  # the first one is proved
+                self.counted = COUNTS.to_json()
+            COUNTS.clear()
+
+
+def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any]:
+    store = Store(job["store"])
+    settings = load_settings(base=base, environ={})
+    plugins = Plugins(job["guests"]).configured(settings)
+    out = Path(job["out"]) / f"{job['device']}-{job['parts']}"
+    plan, run_dir = _plan(store, settings, job["parts"], out), out / name
+    check(store, plan, settings, plugins)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    found = {}
+    step = Step(name == LOST)
+    for epochs in (1, 2) if name in job["again"] else (1,):
+        longer = settings.model_copy(update={"train": settings.train.model_copy(
+            update={"epochs": epochs})})
+        engine = build_engine(store, plan, longer, plugins, run_dir)
+        caches.attach(engine, plugins, run_dir / "profiles")
+        summary = train(engine, run_dir, longer, plugins, resume=epochs > 1, report=step)
+        if epochs == 1:
+            found = {"device": str(engine.device),
+                     "proved": engine.proof.proved if engine.proof else 0,
+                     "capacity": engine.caches.capacity if engine.caches else 0,
+                     "told": engine.proof.told if engine.proof else None,
+                     "hits": sum(of["hits"] for of in engine.caches.counted().values())
+                     if engine.caches else 0}
+    sampled = settings.task.relation is None  # what links need is predicted layer by layer, on CPUs
+    return {**found, "losses": step.losses, "counts": step.counted,
+            "scores": [summary["val_acc"], summary["test_acc"]],
+            "predicted": _predicted(job, engine, plugins, run_dir) if sampled else []}
+
+
+def _predicted(job: dict[str, Any], engine: Engine, plugins: Plugins, run_dir: Path
+               ) -> list[float]:
+    """The scores of all nodes of a target, by all workers."""
+    (target, *_), store, settings = engine.plan.targets, engine.store, engine.settings
+    written, shape = run_dir / "out.npy", (store.schema.node_counts[target],
+                                           engine.spec.num_classes[target])
+    if engine.rank == 0:
+        np.lib.format.open_memmap(written, "w+", np.float64, shape)
+    engine.world.barrier()
+    prediction_worker.run({
+        "store": job["store"], "plan": _plan(store, settings, job["parts"], run_dir).to_json(),
+        "settings": settings.model_dump(), "run_dir": str(run_dir), "out": str(written),
+        "ntype": target, "chunk": 64, "what": "scores", "task": settings.task.kind,
+        "layerwise": False, "model": None}, plugins, lambda event: None)
+    engine.world.barrier()
+    scores: list[float] = np.load(written).ravel().tolist()
+    return scores
+
+
+def _plan(store: Store, settings: Settings, workers: int, out: Path) -> Plan:
+    targets = resolve(settings.task, store.manifest.task, store.schema).targets or []
+    parts = workers // settings.train.trainers
+    if settings.partition.replication == "none":
+        return plan_without_replication(store.schema, targets, settings.model.layers, parts,
+                                        deal_pieces(True), "test")
+    plan = make_plan(store.schema, targets, settings.model.layers, parts)
+    if settings.partition.shared == "delegate":
+        return delegating(plan, 1, out / f"plan-{os.environ['RANK']}")
+    return plan
+
+
+def work(job: dict[str, Any]) -> None:
+    """Run the cases of a job as the worker that RANK names."""
+    rank, found = os.environ["RANK"], {}
+    os.environ |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": os.environ["WORLD_SIZE"],
+                   "CUDA_VISIBLE_DEVICES": job["visible"][int(rank)]}
+    with contextlib.nullcontext() if job["device"] == "cpu" else pretend():
+        if job["guests"]:
+            from dgl_heta_hifuse import kernel  # which asks for the tensors of nobody's class
+
+            kernel._plain = lambda tensors: all(
+                type(x) in (Tensor, nn.Parameter, device.OnDevice) for x in kernel._each(tensors))
+        for name, base in job["cases"].items():
+            base["train"]["device"] = job["device"]
+            COUNTS.problems.clear()
+            try:
+                found[name] = _case(job, name, base)
+            except HetaError as error:
+                if job["parts"] > 1 and not isinstance(error, InputError) and name != LOST:
+                    raise
+                found[name] = {"error": str(error), "status": error.exit_status}
+            except BaseException:  # the others wait for this worker in vain, so all end
+                traceback.print_exc()
+                print("case:", name, [" | ".join(key) for key in COUNTS.problems], flush=True)
+                raise
+            found[name]["problems"] = [" | ".join(key) for key in COUNTS.problems]
+    Path(job["out"], f"{job['device']}-{job['parts']}-{rank}.json").write_text(json.dumps(found))
+
+
+def main(file: Path) -> int:
+    """Run the workers of a job (:mod:`tests.support.copies`)."""
+    return fork_all(file, work, until_one_fails=LOST not in json.loads(file.read_text())["cases"])

@@ -1,0 +1,109 @@
+"""`train.device = "cuda"` on GPUs that are pretended: the same numbers as on the CPU, and nothing
+that a GPU refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.pretended import MEMORY
+from tests.support.pretended_worker import Results, trained
+
+pytestmark = pytest.mark.needs("pretended")
+
+LINKS = {"task.relation": "writes", "task.reverse": "rev-writes", "task.negatives": 2}
+CACHED = {"cache.gate": False, "cache.capacity_mb": 0.002, "cache.epochs": 1}
+BOTH: dict[str, dict[str, Any]] = {
+    "rgcn": {"model.bases": 2, "model.dropout": 0.5, "train.clip_grad_norm": 1.0},
+    "rgat": {"model.name": "rgat"},
+    "hgt": {"model.name": "hgt", "model.layer_norm": True},
+    "han": {"model.name": "han"},
+    "maxima": {"model.aggregate": "max", "model.reduce": "max"},
+    "links": LINKS,
+    "labels": {"task.kind": "multilabel", "task.label": "keywords", "train.metrics": ["f1_macro"]},
+    "autocast": {"model.name": "rgat", "train.dtype": "float32", "train.autocast": "bfloat16"},
+    "cache miss_penalty": {**CACHED, "cache.policy": "miss_penalty", "cache.capacity_mb": None},
+    "cache clock": {**CACHED, "cache.policy": "clock"},
+}
+ONE: dict[str, dict[str, Any]] = {
+    "minima, operators of torch": {"model.aggregate": "min", "train.kernel": "torch"},
+    **{f"cache {policy}": {**CACHED, "cache.policy": policy}
+       for policy in ("density", "hotness", "degree", "fifo")},
+}
+TWO: dict[str, dict[str, Any]] = {
+    "random numbers": {"model.name": "tests.support.pretended_worker:Draws"},
+    "sent in bfloat16": {"train.dtype": "float32", "train.exchange_dtype": "bfloat16"},
+    "replicas": {"train.learnable": "replica"},
+    "trainers": {"train.trainers": 2},
+    "each its own": {"train.wrapper": "ddp"},
+    "nothing replicated": {"partition.replication": "none"},
+    "delegated": {"partition.shared": "delegate", "model.name": "hgt"},
+}
+COUNTED: dict[tuple[int, str], tuple[int, int, int, int]] = {
+    (1, "rgcn"): (414, 7, 11096, 2752),
+    (1, "rgat"): (950, 7, 10848, 2688),
+    (1, "hgt"): (1366, 7, 10848, 2688),
+    (1, "han"): (1036, 7, 10848, 2688),
+    (1, "links"): (440, 7, 17632, 2880),
+    (1, "labels"): (321, 7, 11232, 2688),
+    (1, "cache miss_penalty"): (354, 9, 7232, 0),
+    (1, "cache clock"): (366, 13, 13140, 3648),
+    (2, "rgcn"): (345, 14, 8944, 2560),
+    (2, "rgat"): (767, 15, 8676, 2368),
+    (2, "hgt"): (1134, 17, 9252, 2368),
+    (2, "han"): (846, 22, 8788, 2368),
+    (2, "links"): (390, 19, 14032, 2880),
+    (2, "cache miss_penalty"): (295, 16, 6160, 1920),
+    (2, "trainers"): (337, 11, 8348, 2176),
+    (2, "nothing replicated"): (343, 19, 10432, 2688),
+    (2, "delegated"): (1038, 21, 8196, 1792),
+}
+"""Kernels, waits of the host, and bytes up and down in a step, as measured with torch 2.2; four
+waits are for the seconds of the stages."""
+LESS = ("autocast", "sent in bfloat16")  # names of cases in less than double precision begin so
+CASES = [(1, name) for name in (*BOTH, *ONE)] + [(2, name) for name in (*BOTH, *TWO)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return trained(tmp_path_factory.mktemp("pretended"), {1: {**BOTH, **ONE}, 2: {**BOTH, **TWO}},
+                   again=["rgcn", "links", "cache clock"])
+
+
+@pytest.mark.parametrize(("parts", "name"), CASES)
+def test_it_trains_goes_on_and_predicts_as_on_the_cpu(results: Results, parts: int, name: str
+                                                      ) -> None:
+    tolerance = 0.03 if name.startswith(LESS) else 1e-9
+    for rank, (want, got) in enumerate(zip(results["cpu", parts], results["cuda", parts])):
+        assert got[name]["device"] == f"cuda:{rank}"
+        assert not got[name]["problems"]
+        for key in ("losses", "predicted"):
+            assert got[name][key] == pytest.approx(want[name][key], rel=tolerance, abs=tolerance)
+        assert got[name]["proved"] == want[name]["proved"]
+        assert got[name]["told"] == want[name]["told"]
+
+
+@pytest.mark.parametrize(("parts", "name"), COUNTED)
+def test_a_step_launches_waits_and_copies_no_more_than_this(results: Results, parts: int, name: str
+                                                            ) -> None:
+    kernels, *others = COUNTED[parts, name]
+    found = results["cuda", parts][0][name]["counts"]
+    assert found["kernels"] <= 1.05 * kernels, found["of kernels"]  # releases of torch differ
+    for what, most in zip(("syncs", "up", "down"), others):
+        assert found[what] <= most, (what, found["of syncs"])
+
+
+def test_rows_are_found_in_caches_and_a_gpu_is_one_workers(results: Results) -> None:
+    for (device, _), workers in results.items():
+        for worker in workers:
+            cases = [case for name, case in worker.items() if name.startswith("cache")]
+            assert cases
+            assert all(case["hits"] for case in cases)
+            if device == "cuda":  # half of what is free on the GPU, however many workers there are
+                assert worker["cache miss_penalty"]["capacity"] == MEMORY // 2
+
+
+def test_a_model_that_draws_on_the_gpu_is_not_proved(results: Results) -> None:
+    for worker in results["cuda", 2]:
+        assert "draws random numbers" in worker["random numbers"]["told"]
