@@ -109,8 +109,9 @@ def _below_last(plan: Plan, work: Workload) -> dict[str, float]:
             for layer in rows[1:]:
                 sent[ntype] += traffic.partials(holders, layer.get(ntype, 0.0) / holders,
                                                 traffic.lower_layer(work))
-            # What a holder reached is new once, at the layer that reached it.
-            reached = step.layers[-1].sources.get(ntype, 0.0)
+            # What a holder reached is new once, at the layer that reached it; sources of the first
+            # layer nobody completes.
+            reached = step.layers[-1].inner.get(ntype, 0.0)
             sent[ntype] += traffic.common_ids(holders, reached / holders,
                                                schema.node_counts[ntype])
     return sent

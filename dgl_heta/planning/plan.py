@@ -83,6 +83,11 @@ class Plan:
     def num_parts(self) -> int:
         return len(self.partitions)
 
+    @property
+    def exchanges_while_sampling(self) -> bool:
+        """Whether workers of a group tell each other rows while they sample, all in one order."""
+        return self.replication == "none" or bool(self.offloaded)
+
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Model-parallel groups, each a tuple of partition indices."""
