@@ -589,7 +589,8 @@ SESSION: dict[str, Refusal] = {
         "a partition that cuts the in-edges of single nodes (hubs)", "a DistGraph is made",
         "the partition {part_config} cuts the in-edges of single nodes by '{relation}', which "
         "modules and message functions of scripts see whole; {remedy}",
-        "make it again with partition.hubs = 0 or partition.cut = ranges",
+        "make it again with partition.cut = ranges, or by `dgl-heta partition` with "
+        "partition.hubs = 0",
         "distdgl/test_session.py::test_in_edges_of_a_node_that_are_cut_are_refused", InputError),
     "reference of metapaths": Refusal(
         "`dgl-heta prove` with a partition that follows metapaths", "a DistGraph is made",

@@ -9,7 +9,6 @@ import logging
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ class Session:
         if cut := [r for r, own in plan.ownership.items() if own.hubs]:
             refuse("in-edges of a node that are cut", part_config=self.part_config,
                    relation=cut[0])
-        return plan if plan.replication == "full" else _with_common_types(plan)
+        return plan.for_scripts()
 
     def _choose_providers(self, plugins: Plugins) -> None:
         settings = self.settings
@@ -276,18 +275,6 @@ class Session:
         self.scope.end()
         use_kernel(self._kernel_before)
         self.groups.agreed.forget()
-
-
-def _with_common_types(plan: Plan) -> Plan:
-    """Return the plan with all partitions as users of each type that several use.
-
-    Trainers of a script merge alike, and agree on what they merge: all take part wherever rows are
-    in common.
-    """
-    common = {t for t in plan.schema.node_types if len(plan.users(t)) > 1}
-    return replace(plan, partitions=tuple(replace(p, node_types=tuple(
-        t for t in plan.schema.node_types if t in common or t in p.node_types))
-        for p in plan.partitions))
 
 
 def _check_settings(settings: Settings) -> None:

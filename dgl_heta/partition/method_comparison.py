@@ -278,7 +278,7 @@ class Counting:
                     sharing, rows / sharing, row_bytes))
             for partition in plan.partitions:
                 reached: dict[str, list[np.ndarray]] = {}
-                for relation, indices in _drawn(batch, block.layer, partition):
+                for relation, indices in _drawn(batch, block.layer, partition, plan):
                     edges[partition.index] += len(indices)
                     reached.setdefault(relation.src, []).append(indices)
                 for ntype in partition.node_types:
@@ -370,7 +370,7 @@ def _edges(batch: MiniBatch) -> int:
     return sum(len(part.indices) for block in batch.blocks for part in block.edges)
 
 
-def _drawn(batch: MiniBatch, layer: int, partition: Partition
+def _drawn(batch: MiniBatch, layer: int, partition: Partition, plan: Plan
            ) -> Iterator[tuple[Relation, np.ndarray]]:
     """Source rows of the edges of a layer that a partition draws, relation by relation."""
     (block,) = [block for block in batch.blocks if block.layer == layer]
@@ -378,10 +378,11 @@ def _drawn(batch: MiniBatch, layer: int, partition: Partition
         if edges.relation not in partition.layers[layer]:
             continue
         indices = edges.indices.numpy()
-        if edges.relation in partition.ranges:
-            low, high = partition.ranges[edges.relation]
+        if edges.relation in {**partition.ranges, **partition.owned}:
             nodes = batch.input_nodes[edges.relation.dst][edges.start:edges.stop]
-            own = (nodes >= low) & (nodes < high)
+            low, high = partition.ranges.get(edges.relation, (0, 0))
+            own = ((nodes >= low) & (nodes < high) if high else
+                   plan.ownership[edges.relation].owner[nodes] == partition.index)
             indices = indices[np.repeat(own, np.diff(edges.indptr.numpy()))]
         yield edges.relation, indices
 

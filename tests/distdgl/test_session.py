@@ -53,7 +53,7 @@ def test_in_edges_of_a_node_that_are_cut_are_refused(tmp_path: Path) -> None:
     whole = parts(whole_graph(), 2, tmp_path / "whole")
     where = str(cut_partition(whole, "hubs", tmp_path / "parts"))
     with pytest.raises(InputError, match="cuts the in-edges of single nodes by '.*', which modules "
-                                         ".* make it again with partition.hubs = 0"):
+                                         ".* make it again with partition.cut = ranges"):
         opened(where)
 
 
