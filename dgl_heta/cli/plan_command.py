@@ -103,7 +103,7 @@ def plan(
     if machines.cluster is not None:
         refuse({"--compare": compare or None, **{
             option: given.get(option) for option in (
-                "--metapaths", "--svg", "--parts", "--replication", "--memory-mb", "--cut")}},
+                "--metapaths", "--svg", "--parts")}},
             "no effect on --cluster, whose file says how many machines have a partition each; "
             "leave one of them out")
         _estimate(opened, registry, options, work, machines, settings, as_json)
@@ -176,7 +176,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     """Predict a partition's own plan if it is for so many machines, else a new one."""
     from dataclasses import asdict, replace
 
-    from dgl_heta.cli.requests import partition_request, targets_of
+    from dgl_heta.cli.requests import cutter_of, partition_request, targets_of
     from dgl_heta.planning.cluster_estimate import Cluster, Coefficients, estimate
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
     from dgl_heta.report.console_tables import show_estimates
@@ -195,26 +195,28 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
         workload, model=model, fanouts=workload.fanouts_of(hops),
         seeds=_train_nodes(opened, targets_of(opened, options.target), machines.train_nodes),
         classes=opened.task.num_classes if opened.task else 0)
-    if own is not None and own.num_parts == cluster.machines and own.replication == "full":
+    if own is not None and own.num_parts == cluster.machines:
         chosen, method = own, own.method
     else:
         method = options.method or "meta"
         backend = registry.get("partition backend", method)
         chosen = backend.plan(opened.schema, partition_request(
-            backend, opened, options, parts=cluster.machines, hops=hops, replication="full",
-            workload=workload))
+            backend, opened, options, parts=cluster.machines, hops=hops,
+            replication=options.replication or "full", workload=workload,
+            cutter=cutter_of(options, registry)))
     counted, how = _counted(opened, chosen, workload, cluster, coefficients, options.seed or 0)
     systems = estimate(chosen, workload, cluster, coefficients, counted)
     if as_json:
         print_json({
             "cluster": cluster.model_dump(), "training": asdict(workload), "method": method,
             "coefficients": coefficients.model_dump(), "rows": how,
+            "unmeasured": coefficients.unmeasured(chosen, cluster),
             "systems": [system.to_json() for system in systems]})
         return
     show_estimates(systems, coefficients, (
         f"plan by {method}: {cluster.machines} × {cluster.trainers} trainers, "
         f"{systems[0].steps:,} steps per epoch, {model}, batch {workload.batch_size} per trainer, "
-        f"hidden {workload.hidden}; {how}"), out)
+        f"hidden {workload.hidden}; {how}"), coefficients.unmeasured(chosen, cluster), out)
 
 
 def _counted(opened: GraphInput, plan: Plan, work: Workload, cluster: Cluster,

@@ -585,12 +585,13 @@ SESSION: dict[str, Refusal] = {
         "train.trainers = {trainers} has no effect on DistDGL scripts: the launcher says how many "
         "trainers a machine has; {remedy}",
         "leave it out", "distdgl/test_session.py::test_refused_settings", InputError),
-    "replication": Refusal(
-        "a partition without full replication of boundary nodes", "a DistGraph is made",
-        "the partition {part_config} was made with replication = {replication}, which DistDGL "
-        "scripts cannot use: their blocks have common rows for seeds alone; {remedy}",
-        "partition with --replication full",
-        "distdgl/test_session.py::test_a_partition_without_replication_is_refused", InputError),
+    "in-edges of a node that are cut": Refusal(
+        "a partition that cuts the in-edges of single nodes (hubs)", "a DistGraph is made",
+        "the partition {part_config} cuts the in-edges of single nodes by '{relation}', which "
+        "modules and message functions of scripts see whole; {remedy}",
+        "make it again with partition.cut = ranges, or by `dgl-heta partition` with "
+        "partition.hubs = 0",
+        "distdgl/test_session.py::test_in_edges_of_a_node_that_are_cut_are_refused", InputError),
     "reference of metapaths": Refusal(
         "`dgl-heta prove` with a partition that follows metapaths", "a DistGraph is made",
         "the partition follows metapaths, so plain DGL samples other edges and there is nothing to "

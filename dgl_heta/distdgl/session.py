@@ -107,9 +107,10 @@ class Session:
         self._stored_names = {(t, given): stored for t in self.store.schema.node_types
                               for stored, given in graph_names(self.store.manifest, t).items()}
         plan = share_rows_as_partitioned(plan, self.settings, self.part_config)
-        if plan.replication != "full":
-            refuse("replication", part_config=self.part_config, replication=plan.replication)
-        return plan
+        if cut := [r for r, own in plan.ownership.items() if own.hubs]:
+            refuse("in-edges of a node that are cut", part_config=self.part_config,
+                   relation=cut[0])
+        return plan.for_scripts()
 
     def _choose_providers(self, plugins: Plugins) -> None:
         settings = self.settings
@@ -252,14 +253,18 @@ class Session:
                    for item in self.store.manifest.relations if name not in item.arrays}
         return {relation: read for relation, read in columns.items() if read is not None}
 
-    def rows(self, name: str) -> np.ndarray | None:
-        """Return the stored array of a DistTensor (its name in the key-value store), if it is
-        here."""
+    def stored(self, name: str) -> tuple[str, str] | None:
+        """Return node type and name of the array that the store has for a DistTensor, by its name
+        in the key-value store; None if it has none."""
         ntype, _, array = name.removeprefix("node~").partition("~")
         array = self._stored_names.get((ntype, array), array)
-        if not name.startswith("node~") or not self.store.has_array(ntype, array):
-            return None
-        return self.store.held_array(ntype, array)
+        there = name.startswith("node~") and self.store.has_array(ntype, array)
+        return (ntype, array) if there else None
+
+    def rows(self, name: str) -> np.ndarray | None:
+        """Return the stored array of such a DistTensor, if it is on this machine."""
+        stored = self.stored(name)
+        return self.store.held_array(*stored) if stored and self.store.is_here(*stored) else None
 
     def users(self, ntype: str) -> list[int]:
         """Return the ranks of the trainers that use a node type's features."""

@@ -41,14 +41,12 @@ def source_trainers(batch: MiniBatch, group: Comm, ranks: Sequence[int], ntypes:
     """
     if not ntypes:
         return []
-    shares = batch.blocks[-1].seeds
-    words = trainers_of_seeds(shares, ranks)
+    first, words = batch.blocks[0], trainers_of_seeds(batch.blocks[-1].seeds, ranks)
+    # Below the first block nothing follows from the words: only embeddings need them.
+    inputs = {t: share for t, share in first.seeds.items() if t in ntypes}
     levels: SourceTrainers = []
-    for block in reversed(batch.blocks):
-        # Below the first block nothing follows from the words: only embeddings need them.
-        asked = shares if block is not batch.blocks[0] else {
-            t: share for t, share in shares.items() if t in ntypes}
-        words = trainers_of_sources(block, words, asked, group, "seeds")
+    for below, block in reversed([(None, first), *itertools.pairwise(batch.blocks)]):
+        words = trainers_of_sources(block, words, below.seeds if below else inputs, group, "seeds")
         levels.insert(0, words)
     return levels
 
@@ -64,8 +62,9 @@ def trainers_of_sources(block: Block, words: Words, shares: Mapping[str, SeedSha
                         cause: str) -> Words:
     """Return the words of a block's source rows, from those of its destinations.
 
-    Those of seeds in `shares` are united over the group: a seed of one trainer that is a neighbour
-    of another's has both, which only the machine with that relation sees.
+    Those of `shares`, the leading rows that the group has in common, are united over it: a seed of
+    one trainer that is a neighbour of another's has both, which only the machine with that relation
+    sees.
     """
     sources = {t: np.zeros(n, np.int64) for t, n in block.num_src.items()}
     for t, destinations in words.items():
@@ -73,14 +72,14 @@ def trainers_of_sources(block: Block, words: Words, shares: Mapping[str, SeedSha
     every = trainers_of_destinations(block, words, group, cause)
     for edges in block.edges:
         unite_along_edges(edges.indptr.numpy(), edges.indices.numpy(),
-                          every[edges.relation.dst][edges.start:edges.stop],
+                          edges.of(torch.from_numpy(every[edges.relation.dst])).numpy(),
                           sources[edges.relation.src])
     if group.size > 1:
         for t, share in shares.items():
-            # Each worker has the seeds in an order of its own (its own ones first), so they are
+            # Each worker has the seeds in an order of its own (its own ones first), so rows are
             # united in the one that all know.
-            seeds = share.canonical(torch.from_numpy(sources[t][:share.total]))
-            sources[t][:share.total] = share.local(group.all_reduce(seeds, "or", cause)).numpy()
+            rows = share.canonical(torch.from_numpy(sources[t][:share.total]))
+            sources[t][:share.total] = share.local(group.all_reduce(rows, "or", cause)).numpy()
     return sources
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dgl_heta.comm.collectives import Comm, Traffic, init_workers
+from dgl_heta.comm.collectives import Comm, Traffic, everyone, init_workers
 from dgl_heta.store.builders import Builders
 
 _LONGEST_S = 24 * 3600.0
@@ -27,9 +27,7 @@ class WorkerBuilders(Builders):
     def of_scheduler(cls, timeout_s: float) -> WorkerBuilders:
         """The workers that torchrun or SLURM has started; they come within `timeout_s`."""
         init_workers("gloo", timeout_s)
-        ranks = range(dist.get_world_size())
-        group = dist.new_group([*ranks], timeout=timedelta(seconds=_LONGEST_S))
-        return cls(Comm(Traffic(), ranks, group))
+        return cls(everyone(Traffic(), dist.new_group(timeout=timedelta(seconds=_LONGEST_S))))
 
     def gather(self, value: Any) -> list[Any]:
         return self._comm.all_gather_json(value, "what was written")

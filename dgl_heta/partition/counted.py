@@ -35,8 +35,7 @@ class CountedRows:
 
 def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: int = 3
                ) -> CountedRows:
-    """Count the rows that move in some steps over a plan with full replication, over METIS's parts
-    and over random ones.
+    """Count the rows that move in some steps over a plan, over METIS's parts and over random ones.
 
     Raises
     ------
@@ -55,7 +54,8 @@ def count_rows(store: Store, plan: Plan, work: Workload, seed: int = 0, steps: i
 
     rng = np.random.default_rng(seed)
     random = {t: rng.integers(0, plan.num_parts, n) for t, n in store.schema.node_counts.items()}
-    by_system = {"dgl-heta": per_machine(counting.raf("dgl-heta", plan.without_owners())),
+    own = plan.without_owners().for_scripts()
+    by_system = {"dgl-heta": per_machine(counting.raf("dgl-heta", own)),
              "DistDGL random": per_machine(counting.distdgl("", random))}
     owner, missing = metis_or_why(store, plan.num_parts)
     if owner is None:

@@ -89,7 +89,7 @@ def partition_graph(
         on, else the length of the longest metapath, else 2.
     metapaths : a list of metapaths, each a list of relations in edge direction.
     seed : for methods that draw at random (default 0).
-    replication : full, none, or (default) the method's own; DistDGL scripts need full.
+    replication : full, none, or (default) the method's own.
     memory_mb : MB that a partition may hold, as predicted.
     cut : the cutter of relations that are too large for a partition, without replication.
     shared : whether rows of learnable features that several partitions read move (rows), or one

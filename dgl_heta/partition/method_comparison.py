@@ -234,13 +234,16 @@ class Counting:
             if owners:
                 self._delegated(asking.partitions[partition.index], batch, seeds, owners, sent)
             for ntype, ids in batch.input_nodes.items():
-                users = plan.users(ntype)
-                if ntype not in owners and not self._widths.get(ntype) and len(users) > 1:
-                    own = Share(users.index(partition.index), len(users))
-                    low, high = own.rows(plan.schema.node_counts[ntype])
-                    away = int(((ids < low) | (ids >= high)).sum())
-                    _add(sent, "learnable", traffic.learnable(
-                        away, self._work, len(ids) / max(plan.schema.node_counts[ntype], 1)))
+                if ntype not in owners:
+                    self._read(plan, partition.index, ntype, ids, sent)
+
+    def _read(self, plan: Plan, part: int, ntype: str, ids: np.ndarray, sent: Counter[str]) -> None:
+        """Rows of a type that a partition reads, where they are learnable and another owns them."""
+        users, nodes = plan.users(ntype), plan.schema.node_counts[ntype]
+        if not self._widths.get(ntype) and len(users) > 1:
+            low, high = Share(users.index(part), len(users)).rows(nodes)
+            away = int(((ids < low) | (ids >= high)).sum())
+            _add(sent, "learnable", traffic.learnable(away, self._work, len(ids) / max(nodes, 1)))
 
     def _delegated(self, own: Partition, batch: MiniBatch, seeds: Mapping[str, np.ndarray],
                    owners: Mapping[str, int], sent: Counter[str]) -> None:
@@ -275,20 +278,19 @@ class Counting:
                     sharing, rows / sharing, row_bytes))
             for partition in plan.partitions:
                 reached: dict[str, list[np.ndarray]] = {}
-                for relation, indices in _drawn(batch, block.layer, partition):
+                for relation, indices in _drawn(batch, block.layer, partition, plan):
                     edges[partition.index] += len(indices)
                     reached.setdefault(relation.src, []).append(indices)
-                for ntype, pieces in reached.items():
-                    sources = np.unique(np.concatenate(pieces))
-                    new = int((sources >= block.num_dst.get(ntype, 0)).sum())
-                    _add(sent, "sampling", traffic.common_ids(
-                        holders[ntype], new, plan.schema.node_counts[ntype]))
-        for ntype, ids in batch.input_nodes.items():
-            # All holders have all these rows, and each row has one owner among them.
-            if not self._widths.get(ntype) and holders[ntype]:
-                _add(sent, "learnable", traffic.learnable(
-                    len(ids) * (holders[ntype] - 1), work,
-                    len(ids) / max(plan.schema.node_counts[ntype], 1)))
+                for ntype in partition.node_types:
+                    # Every holder has all destinations, and those sources that its edges read.
+                    old = block.num_dst.get(ntype, 0)
+                    read = np.unique(np.concatenate([np.arange(old), *reached.get(ntype, ())]))
+                    if block.layer > 1:
+                        _add(sent, "sampling", traffic.common_ids(
+                            holders[ntype], len(read) - old, plan.schema.node_counts[ntype]))
+                    elif len(read):
+                        self._read(plan, partition.index, ntype, batch.input_nodes[ntype][read],
+                                   sent)
 
     def distdgl(self, name: str, owner: Owner) -> Partitioning:
         """The bytes that data-parallel training over a partition of the nodes sends and holds."""
@@ -368,7 +370,7 @@ def _edges(batch: MiniBatch) -> int:
     return sum(len(part.indices) for block in batch.blocks for part in block.edges)
 
 
-def _drawn(batch: MiniBatch, layer: int, partition: Partition
+def _drawn(batch: MiniBatch, layer: int, partition: Partition, plan: Plan
            ) -> Iterator[tuple[Relation, np.ndarray]]:
     """Source rows of the edges of a layer that a partition draws, relation by relation."""
     (block,) = [block for block in batch.blocks if block.layer == layer]
@@ -376,10 +378,11 @@ def _drawn(batch: MiniBatch, layer: int, partition: Partition
         if edges.relation not in partition.layers[layer]:
             continue
         indices = edges.indices.numpy()
-        if edges.relation in partition.ranges:
-            low, high = partition.ranges[edges.relation]
+        if edges.relation in {**partition.ranges, **partition.owned}:
             nodes = batch.input_nodes[edges.relation.dst][edges.start:edges.stop]
-            own = (nodes >= low) & (nodes < high)
+            low, high = partition.ranges.get(edges.relation, (0, 0))
+            own = ((nodes >= low) & (nodes < high) if high else
+                   plan.ownership[edges.relation].owner[nodes] == partition.index)
             indices = indices[np.repeat(own, np.diff(edges.indptr.numpy()))]
         yield edges.relation, indices
 

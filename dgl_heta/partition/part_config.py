@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from dgl_heta.errors import InputError
 from dgl_heta.planning.partition_shares import holders
 from dgl_heta.planning.plan import Plan
@@ -65,15 +67,8 @@ def _tile(parts: Sequence[int],
     `owned` is name → (count, owners). Ids go through the parts and in a part through the
     names, as DistDGL numbers them.
     """
-    ranges: dict[str, list[list[int]]] = {name: [] for name in owned}
-    places = {name: {part: i for i, part in enumerate(owners)}
-              for name, (_, owners) in owned.items()}
-    offset = 0
-    for part in parts:
-        for name, (count, owners) in owned.items():
-            index, size = places[name].get(part), 0
-            if index is not None:
-                size = count * (index + 1) // len(owners) - count * index // len(owners)
-            ranges[name].append([offset, offset + size])
-            offset += size
-    return ranges
+    sizes = np.zeros((len(parts), len(owned)), np.int64)
+    for column, (count, owners) in enumerate(owned.values()):
+        sizes[list(owners), column] = np.diff(count * np.arange(len(owners) + 1) // len(owners))
+    ends = sizes.cumsum().reshape(sizes.shape)
+    return dict(zip(owned, np.stack([ends - sizes, ends], 2).swapaxes(0, 1).tolist()))

@@ -20,6 +20,7 @@ from dgl_heta.errors import InputError, listing, nearest, quoted
 from dgl_heta.graph.schema import read_json
 from dgl_heta.planning import traffic
 from dgl_heta.planning.compute import UNITS, parameter_groups, step_units
+from dgl_heta.planning.cost import below_last
 from dgl_heta.planning.footprint import distdgl_footprint, footprint, type_bytes
 from dgl_heta.planning.making import MOST_PARTS
 from dgl_heta.planning.plan import Plan
@@ -33,6 +34,9 @@ from dgl_heta.settings import read_toml
 
 SERIAL = ("step", "module", "exchange")
 """Units that more cores do not make faster."""
+MEASURED = ("machines", "link_gbit", "cores")
+"""What of a cluster is compared with the measurements that coefficients were fitted to; `cores` are
+those of a trainer."""
 
 
 class _File(BaseModel):
@@ -44,12 +48,22 @@ class Coefficients(_File):
 
     `seconds` has one value per key of :data:`UNITS`; `metis_cut` is the number of edges between
     METIS's parts ÷ that between random ones; `errors` are relative, of measurements held out.
+    `most` has the largest values of :data:`MEASURED` among the measurements.
     """
 
     seconds: dict[str, float]
     metis_cut: float = Field(ge=0, le=1)
     errors: dict[str, dict[str, float]] = {}
     measured_on: str = ""
+    most: dict[str, float] = {}
+
+    def unmeasured(self, plan: Plan, cluster: Cluster) -> list[str]:
+        """Return what of a prediction is outside of the measurements, as far as they are known."""
+        of = {"machines": cluster.machines, "link_gbit": cluster.link_gbit,
+              "cores": cluster.cores / cluster.trainers}
+        beyond = [f"{name} = {of[name]:g} (measured: at most {most:g})"
+                  for name, most in self.most.items() if of[name] > most]
+        return [*beyond, *(["a plan without replication"] if plan.replication == "none" else [])]
 
     @classmethod
     def load(cls, path: Path | None = None) -> Coefficients:
@@ -59,6 +73,8 @@ class Coefficients(_File):
         if set(read.seconds) != set(UNITS) or min(read.seconds.values()) < 0:
             raise InputError(f"coefficients {path}: 'seconds' must have a number, 0 or more, for "
                              f"each of {listing(UNITS)}")
+        if not {*read.most} <= {*MEASURED}:
+            raise InputError(f"coefficients {path}: 'most' can have {listing(MEASURED)}")
         return read
 
 
@@ -168,7 +184,7 @@ def estimate(plan: Plan, work: Workload, cluster: Cluster,
     Raises
     ------
     InputError
-        A plan without replication, or for another number of machines.
+        A plan for another number of machines.
     """
     coefficients = coefficients or Coefficients.load(
         Path(cluster.coefficients) if cluster.coefficients else None)
@@ -217,31 +233,42 @@ def network_seconds(load: Load, cluster: Cluster) -> float:
 def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
               learnable: str) -> list[Load]:
     """The work of every partition in a step of `seeds` seeds per trainer."""
-    if plan.replication != "full" or plan.num_parts != cluster.machines:
-        raise InputError(f"a plan with replication = {plan.replication} for {plan.num_parts} "
-                         f"partitions cannot be predicted on {cluster.machines} machines; it must "
-                         "have replication = full and a partition per machine")
-    schema, machines = plan.schema, cluster.machines
+    if plan.num_parts != cluster.machines:
+        raise InputError(f"a plan for {plan.num_parts} partitions cannot be predicted on "
+                         f"{cluster.machines} machines; it must have a partition per machine")
+    schema, machines, whole = plan.schema, cluster.machines, plan.replication == "full"
     groups = [(size, owners * cluster.trainers) for size, owners in parameter_groups(plan, work)]
     gradients = traffic.gradients(machines, sum(size for size, owners in groups if owners > 1),
                                   sum(size for size, owners in groups if owners == 1), work)
     row_bytes, script = traffic.script_bytes(plan.hops, work), replace(work, in_script=True)
-    users = {t: len(plan.users(t)) for t in schema.node_types}
+    in_scripts = plan.for_scripts()
+    users = {t: len(in_scripts.users(t)) for t in schema.node_types}
+    common = {} if whole else below_last(in_scripts, replace(script, batch_size=seeds))  # type: ignore[arg-type]
     steps: dict[Any, ReceptiveField] = {}
-    fields = ReceptiveFields(plan, work.fanouts_of(plan.hops))
+    fields = ReceptiveFields(in_scripts, work.fanouts_of(plan.hops))
     loads = []
     for partition in plan.partitions:
         size = len(plan.groups[partition.group])
-        key = (size, tuple(partition.sub_metatrees.items()))
+        key = (size, tuple(partition.sub_metatrees.items()) if whole else partition.index)
         if key not in steps:
-            steps[key] = fields.field(partition.index, seeds * size, seeds)
+            # Without replication every worker completes the rows of all seeds below the last layer.
+            steps[key] = fields.field(partition.index, seeds * size,
+                                      seeds if whole else seeds * size)
         step = steps[key]
-        # Forward and backward: one at the last layer, a ring at each below; then gradients.
-        exchanges = 2 * plan.hops * (size > 1) + 2 * (machines > 1)
-        rounds = (2 + 4 * (size - 1) * (plan.hops - 1)) * (size > 1) + (2 * machines - 1) * (
+        # Forward and backward: one at the last layer, a ring for each type at each below, of
+        # which all first tell each other the rows; then gradients.
+        merges = (plan.hops - 1) * (1 if whole else len(common))
+        told = 0 if whole else plan.hops - 1 + merges
+        exchanges = (2 + 2 * merges + told) * (size > 1) + 2 * (machines > 1)
+        rounds = (2 + 4 * (size - 1) * merges + told) * (size > 1) + (2 * machines - 1) * (
             machines > 1)
         sent = {"partials": traffic.partials(size, seeds, row_bytes) * cluster.trainers,
                 "gradients": gradients}
+        if common:
+            sent["partials"] = cluster.trainers * (
+                traffic.partials(size, seeds, traffic.last_layer(script))
+                + sum(partials for partials, _ in common.values()))
+            sent["sampling"] = cluster.trainers * sum(ids for _, ids in common.values())
         memory = float(footprint(schema, partition, work))
         for ntype, rows in step.inputs.items():
             if not schema.feature_bytes.get(ntype) and users[ntype] > 1 and learnable == "exact":
@@ -251,7 +278,9 @@ def raf_loads(plan: Plan, work: Workload, cluster: Cluster, seeds: float,
                     traffic.learnable(rows * away, script, share))
                 exchanges += 2
                 rounds += 4
-                memory -= away * type_bytes(schema, [ntype], work)[1]
+                if ntype in partition.node_types:  # else it has no row of it
+                    memory -= (traffic.owned_elsewhere(len(plan.users(ntype)))
+                               * type_bytes(schema, [ntype], work)[1])
         loads.append(Load(step_units(schema, step, work, exchanges, work.model == "rgcn"),
                           sent, rounds, memory))
     return loads

@@ -48,7 +48,8 @@ def predict(plan: Plan, work: Workload, beside: Mapping[str | Relation, int] | N
             ) -> list[PartitionCost]:
     """Predict each partition's cost in `dgl-heta train`; `beside` as for
     :func:`~dgl_heta.planning.footprint.disk_bytes`, as far as it is known."""
-    per_type = _below_last(plan, work) if plan.replication == "none" else {}
+    per_type = {t: sum(each) for t, each in (
+        below_last(plan, work).items() if plan.replication == "none" else ())}
     for_others = _for_others(plan, work)
     costs = []
     for partition in plan.partitions:
@@ -92,27 +93,31 @@ def _for_others(plan: Plan, work: Workload) -> list[float]:
     return sent
 
 
-def _below_last(plan: Plan, work: Workload) -> dict[str, float]:
-    """Bytes that a holder of each node type sends below the last layer, without replication.
+def below_last(plan: Plan, work: Workload) -> dict[str, tuple[float, float]]:
+    """Bytes that a holder of each node type that several have sends below the last layer, without
+    replication.
 
-    Every layer completes the rows of types that several partitions have, and the holders tell
-    each other which they are.
+    Every layer completes the rows of these types, and the holders tell each other which they are.
+
+    Returns
+    -------
+    Node type → bytes of partial aggregations, and of ids.
     """
     schema = plan.schema
     step = field_of_one_process(plan, work.fanouts_of(plan.hops),
                                 work.batch_size * len(plan.groups[0]))
     rows = destinations(step, plan)
-    sent = dict.fromkeys(schema.node_types, 0.0)
+    sent = {}
     for ntype in schema.node_types:
         holders = len(plan.users(ntype, 0))
         if holders > 1:
-            for layer in rows[1:]:
-                sent[ntype] += traffic.partials(holders, layer.get(ntype, 0.0) / holders,
-                                                traffic.lower_layer(work))
-            # What a holder reached is new once, at the layer that reached it.
-            reached = step.layers[-1].sources.get(ntype, 0.0)
-            sent[ntype] += traffic.common_ids(holders, reached / holders,
-                                               schema.node_counts[ntype])
+            partials = sum(traffic.partials(holders, layer.get(ntype, 0.0) / holders,
+                                            traffic.lower_layer(work)) for layer in rows[1:])
+            # What a holder reached is new once, at the layer that reached it; sources of the first
+            # layer nobody completes.
+            reached = step.layers[-1].inner.get(ntype, 0.0)
+            sent[ntype] = partials, traffic.common_ids(holders, reached / holders,
+                                                       schema.node_counts[ntype])
     return sent
 
 

@@ -83,6 +83,11 @@ class Plan:
     def num_parts(self) -> int:
         return len(self.partitions)
 
+    @property
+    def exchanges_while_sampling(self) -> bool:
+        """Whether workers of a group tell each other rows while they sample, all in one order."""
+        return self.replication == "none" or bool(self.offloaded)
+
     @cached_property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Model-parallel groups, each a tuple of partition indices."""
@@ -99,6 +104,14 @@ class Plan:
     def owners(self, layer: int, relation: Relation) -> tuple[int, ...]:
         """Partitions that run `relation` at `layer` (1 … hops)."""
         return tuple(p.index for p in self.partitions if relation in p.layers[layer])
+
+    def held(self, part: int) -> dict[Relation, float]:
+        """Relations of a partition, with the share of their destinations that it has: 1 but for
+        those that are cut."""
+        own, counts = self.partitions[part], self.schema.node_counts
+        rows = {**{r: high - low for r, (low, high) in own.ranges.items()},
+                **{r: rows for r, (rows, _) in own.owned.items()}}
+        return {r: rows[r] / max(counts[r.dst], 1) if r in rows else 1.0 for r in own.relations}
 
     def keepers(self, ntype: str) -> tuple[int, ...]:
         """Partitions that keep the rows of a learnable node type for all that use it."""
@@ -150,6 +163,19 @@ class Plan:
         roots = [set(self.roots(p.index)) for p in self.partitions]
         return replace(self, offloaded=offloaded, partitions=partitions_with_owners(
             self.schema, self.targets, roots, self.partitions, offloaded))
+
+    def for_scripts(self) -> Plan:
+        """The plan as trainers of a DistDGL script run it.
+
+        They merge alike, and agree on what they merge. So without replication all take part
+        wherever rows are in common, as users of each type that several partitions use.
+        """
+        if self.replication == "full":
+            return self
+        common = {t for t in self.schema.node_types if len(self.users(t)) > 1}
+        return replace(self, partitions=tuple(replace(p, node_types=tuple(
+            t for t in self.schema.node_types if t in common or t in p.node_types))
+            for p in self.partitions))
 
     def without_owners(self) -> Plan:
         """The plan in which every partition runs its relations by itself."""

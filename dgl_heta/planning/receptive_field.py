@@ -92,7 +92,10 @@ class ReceptiveField:
 
 def receptive_field(plan: Plan, part: int, fanouts: Sequence[int], seeds: float, own: float
                     ) -> ReceptiveField:
-    """Expected figures of a step of a partition of a plan with full replication.
+    """Expected figures of a step of a partition.
+
+    Without replication it has all rows of its types that the group reaches, and of the edges those
+    of its relations; sources of the first layer that only others read it has not.
 
     Parameters
     ----------
@@ -116,7 +119,9 @@ class ReceptiveFields:
     ten thousand relations, and a plan hundreds of partitions that run most of them."""
 
     def __init__(self, plan: Plan, fanouts: Sequence[int]) -> None:
-        self._plan, schema = plan, plan.schema
+        self._stored, schema = plan, plan.schema
+        self._plan = plan if plan.replication == "full" else make_plan(
+            schema, plan.targets, plan.hops, 1)
         self._fanouts = [f if f >= 0 else math.inf for f in fanouts]
         self._order = schema.order
         types = {t: i for i, t in enumerate(schema.node_types)}
@@ -128,7 +133,12 @@ class ReceptiveFields:
         self._indices: dict[int, np.ndarray] = {}
 
     def field(self, part: int, seeds: float, own: float) -> ReceptiveField:
-        plan, partition = self._plan, self._plan.partitions[part]
+        plan, alone = self._plan, self._plan is not self._stored
+        if alone:
+            types, share = self._stored.partitions[part].node_types, np.zeros(len(self._src))
+            held, part = self._stored.held(part), 0
+            share[[self._order[r] for r in held]] = [*held.values()]
+        partition = plan.partitions[part]
         shares = {self._order[r]: s.width / s.count for r, s in plan.roots(part).items()}
         roots = np.array([*shares], np.int64)
         seed_rows = np.minimum(seeds / len(plan.targets) * np.array([*shares.values()]),
@@ -150,10 +160,15 @@ class ReceptiveFields:
                 at, rows, mean = (x[rows > 0] for x in (at, rows, mean))
                 each = taken(mean, self._fanouts[number - 1])
                 new, before[kind][:, at] = _draw(before[kind][:, at], rows, each, mean)
+                if alone and number == 1:
+                    new = new * share[at]
                 draws += np.bincount(self._src[at], new, len(draws))
                 touched[self._src[at]] = True
                 counts[kind, at], counts[2 + kind, at] = rows, rows * each
             reached = reached + (self._counts - reached) * covered(draws / self._counts)
+            if alone:
+                counts *= share
+                touched &= np.isin(plan.schema.node_types, types)
             run = np.flatnonzero(counts[:2].any(0))
             layers.append(LayerField(above, self._by_type(reached, touched), [
                 plan.schema.relations[i] for i in run.tolist()], counts[:, run]))

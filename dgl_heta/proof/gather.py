@@ -63,8 +63,7 @@ def edges_of(block: Block, ids: Ids, relations: Sequence[Relation]) -> list[Pair
     pairs_of: list[list[Pairs]] = [[] for _ in relations]
     hosted: list[list[np.ndarray]] = [[] for _ in relations]
     for edges in block.edges:
-        rows = edges.in_edges.rows().cpu().numpy()
-        rows = rows + edges.start if edges.rows is None else edges.rows.cpu().numpy()[rows]
+        rows = edges.rows_at(edges.in_edges.rows()).cpu().numpy()
         sources = ids[edges.relation.src][edges.indices.cpu().numpy()]
         pairs_of[edges.place].append((_destinations(block, ids, edges.relation.dst)[rows], sources))
         if edges.relation.dst in block.remote:

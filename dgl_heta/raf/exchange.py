@@ -236,11 +236,10 @@ class GroupExchange:
         """How the seeds are shared; None if there are none, on all workers alike."""
         # By the seeds of all workers, not by this one's: a worker without seeds must take part, and
         # if nobody has one, all leave the exchange out.
-        shares = block.seeds.get(ntype)
-        if shares is None or not shares.total:
+        if not block.exchanged(ntype):
             return None
         self._note(block, ntype)
-        return shares
+        return block.seeds[ntype]
 
     def _note(self, block: Block, ntype: str) -> None:
         self.done.add((block.layer, ntype))

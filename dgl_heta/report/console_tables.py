@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from dgl_heta.store.manifest import Manifest
 
 
-def show_estimates(systems: Sequence[Estimate], coefficients: Coefficients, what: str, out: Console
-                   ) -> None:
-    """Predictions for a cluster, with the error of the model; `what` says what they are for."""
+def show_estimates(systems: Sequence[Estimate], coefficients: Coefficients, what: str,
+                   unmeasured: Sequence[str], out: Console) -> None:
+    """Predictions for a cluster, with the error of the model; `what` says what they are for, and
+    `unmeasured` what of them is outside of the measurements."""
     numbers = ("s/step", "s/epoch", "GB/epoch", "memory")
     rows = table("system", *numbers, title="Predicted", right=numbers)
     for one in systems:
@@ -38,6 +39,7 @@ def show_estimates(systems: Sequence[Estimate], coefficients: Coefficients, what
         f"{off['bytes_median']:.0%} (largest {off['bytes_max']:.0%}) in "
         f"{off['measurements']:.0f} measurements on {escape(coefficients.measured_on)}; other "
         "machines, links and larger graphs were not measured"
+        + (f"; outside of what was measured: {', '.join(unmeasured)}" if unmeasured else "")
         if off and {"seconds_max", "seconds_median", "bytes_max", "bytes_median", "measurements"}
         <= set(off) else "not known"),
         style="dim", highlight=False)

@@ -99,8 +99,8 @@ class RelationBlock:
         if 4 * len(kept) > 3 * self.num_rows:
             return self
         indptr = torch.cat([self.indptr[kept], self.indptr[-1:]])
-        rows = kept + self.start if self.rows is None else self.rows[kept]
-        return RelationBlock(self.relation, 0, indptr, self.indices, self.place, rows)
+        return RelationBlock(self.relation, 0, indptr, self.indices, self.place,
+                             self.rows_at(kept))
 
     def owned(self, values: Tensor) -> tuple[RelationBlock, Tensor]:
         """The rows that count here where relations are merged, without their edges, and their
@@ -111,6 +111,10 @@ class RelationBlock:
         rows = self.rows[self.shared.own]
         return RelationBlock(self.relation, 0, self.indptr.new_zeros(len(rows) + 1),
                              self.indices[:0], self.place, rows), values[self.shared.own]
+
+    def rows_at(self, positions: Tensor) -> Tensor:
+        """Which destination rows the relation's rows at these positions are, int64."""
+        return positions + self.start if self.rows is None else self.rows[positions]
 
     @property
     def index(self) -> Tensor | slice:
@@ -202,6 +206,11 @@ class Block:
     def num_seeds(self, ntype: str) -> int:
         """The number of leading destination rows that are the group's seeds."""
         return self.seeds[ntype].total if ntype in self.seeds else 0
+
+    def exchanged(self, ntype: str) -> bool:
+        """Whether the workers of a group exchange destination rows of a type; the same on all."""
+        return ntype in self.seeds and (
+            self.seeds[ntype].common or self.seeds[ntype].total > 0)
 
     def num_own(self, ntype: str) -> int:
         """The number of destination rows without those of other workers."""

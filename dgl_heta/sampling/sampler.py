@@ -108,7 +108,7 @@ class NeighborSampler:
     def sample(self, seeds: Mapping[str, np.ndarray],
                shares: Mapping[str, SeedShares] | None = None, step: int = 0,
                without: Mapping[Relation, np.ndarray] | None = None,
-               deliver: Deliver | None = None,
+               deliver: Deliver | None = None, agree: Agree | None = None,
                excluded: Mapping[Relation, np.ndarray] | None = None) -> MiniBatch:
         """Sample the blocks of one step.
 
@@ -121,7 +121,8 @@ class NeighborSampler:
         step : any number that differs from step to step, the same on all workers.
         without : relation → pairs to leave out besides those held out, as
             :meth:`HeldOut.edges_of` has them.
-        deliver : how rows come to the workers that aggregate them, this time; default: as always.
+        deliver, agree : how rows come to the workers that aggregate them, and how workers agree on
+            common ones, this time; default: as always.
         excluded : relation → positions in its CSC of edges that are drawn like others and dropped,
             ascending, int64; the same on all workers of the group.
         """
@@ -133,11 +134,12 @@ class NeighborSampler:
                    for t in targets}
         with self._scratch.borrow() as rows:
             return self._sample(ordered, shares, step, rows, without or {},
-                                deliver or self._deliver, excluded or {})
+                                deliver or self._deliver, agree or self._agree, excluded or {})
 
     def _sample(self, seeds: dict[str, np.ndarray], shares: Mapping[str, SeedShares],
                 step: int, rows: dict[str, NodeRows], without: Mapping[Relation, np.ndarray],
-                deliver: Deliver | None, excluded: Mapping[Relation, np.ndarray]) -> MiniBatch:
+                deliver: Deliver | None, agree: Agree | None,
+                excluded: Mapping[Relation, np.ndarray]) -> MiniBatch:
         scope, hops = self._scope, self._scope.hops
         blocks = []
         if self._seed_states:
@@ -162,8 +164,10 @@ class NeighborSampler:
                 edges = sample_on_threads(wanted, rows, self._threads)
             else:
                 edges = sample_in_turn(wanted, rows)
-            if not scope.replicated:
-                self._settle(rows, before, edges)
+            # Sources of the first layer are nobody's destinations, so each has those of its edges.
+            if not scope.replicated and layer > 1:
+                assert agree is not None
+                self._settle(rows, before, edges, agree)
             merged = scope.merged.get(layer)
             blocks.append(Block(
                 layer=layer,
@@ -223,7 +227,7 @@ class NeighborSampler:
                 sharing[ntype] = shares[ntype]
             elif ntype in self._scope.common:
                 seeds = shares[ntype] if ntype in shares and self._seed_states else SeedShares((0,))
-                sharing[ntype] = replace(seeds, others=len(ids) - seeds.total)
+                sharing[ntype] = replace(seeds, others=len(ids) - seeds.total, common=True)
             elif ntype in self._scope.targets and self._seed_states:
                 sharing[ntype] = shares[ntype]
         return sharing
@@ -311,12 +315,11 @@ class NeighborSampler:
                 for start, chosen, nodes, hubs in parts]
 
     def _settle(self, rows: Mapping[str, NodeRows], before: Mapping[str, int],
-                edges: Iterable[RelationBlock]) -> None:
+                edges: Iterable[RelationBlock], agree: Agree) -> None:
         """Give the new nodes of common types the same rows on all workers that have them."""
-        assert self._agree is not None
         common = [t for t in self._types if t in self._scope.common]
         own = {t: rows[t].ids()[before[t]:].copy() for t in common}
-        for ntype, of_workers in self._agree(own).items():
+        for ntype, of_workers in agree(own).items():
             table = rows[ntype]
             # New rows were numbered in the order in which this worker met them. They are taken back
             # and given out again in one order: that of the workers, each one's ids sorted.

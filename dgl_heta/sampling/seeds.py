@@ -32,11 +32,14 @@ class SeedShares:
     sizes : number of seeds of each worker of the group.
     rank : this worker in the group.
     others : number of shared rows that are no seeds.
+    common : whether all rows of the type are shared; then they are exchanged though there be none,
+        or who has a weight below them alone would get no gradient of it in place of zeros.
     """
 
     sizes: tuple[int, ...]
     rank: int = 0
     others: int = 0
+    common: bool = False
 
     @property
     def total(self) -> int:

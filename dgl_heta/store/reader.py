@@ -150,6 +150,10 @@ class Store:
     def has_array(self, ntype: str, name: str) -> bool:
         return name in self.manifest.arrays.get(ntype, {})
 
+    def is_here(self, ntype: str, name: str) -> bool:
+        """Whether a node array is on this machine: a staged store has those that are read there."""
+        return self._is_here(self.manifest.arrays[ntype][name])
+
     def verify(self, ntypes: Iterable[str] | None = None,
                relations: Iterable[Relation] | None = None,
                progress: Callable[[str, float], None] | None = None) -> list[str]:

@@ -222,7 +222,7 @@ class Engine:
         sampler = self._eval_sampler if evaluate else self._sampler
         batches = self.making.start(
             # Where sampling is a collective, batches are sampled in their order, by one thread.
-            self._source, len(steps), self.plan.replication == "none" or bool(self.plan.offloaded),
+            self._source, len(steps), self.plan.exchanges_while_sampling,
             {"sample": lambda index: self._batch(sampler, steps[index], first + index),
              "fetch": self._fetching.fetch})
         with self._fetching.of_pass(), _closed(batches):

@@ -152,7 +152,7 @@ def join(plan: Plan, settings: Settings) -> Workers:
         join_machine(world, world.all_gather_json(machine_name(), "control"),
                      settings.run.timeout_s)
     apart = (make_comms(plan, sampling, settings.run.timeout_s, apart=True)[1]
-             if plan.replication == "none" or plan.offloaded else group)
+             if plan.exchanges_while_sampling else group)
     return Workers(int(os.environ.get("RANK", "0")), local, device, world, group, apart,
                    (training, sampling))
 

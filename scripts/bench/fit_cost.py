@@ -44,6 +44,7 @@ from dgl_heta.partition.backends.meta_shared import MetaShared
 from dgl_heta.partition.backends.relation_random import RelationRandom
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cluster_estimate import (
+    MEASURED,
     Cluster,
     Coefficients,
     Load,
@@ -341,7 +342,8 @@ def main() -> None:
     machine = json.loads(args.runs[0].read_text())["machine"]
     coefficients = fit(measured).model_copy(update={
         "errors": {name: figures(scored) for name, scored in by_group.items() if scored},
-        "measured_on": f"emulated hosts of one core, {machine['cpu']}"})
+        "measured_on": f"emulated hosts of one core, {machine['cpu']}",
+        "most": {name: max(getattr(m.cluster, name) for m in measured) for name in MEASURED}})
     print("## Cost model: errors of held-out measurements\n")
     print(f"{error_table(coefficients.errors)}\n\n{rows_table(by_group['settings'])}\n")
     print(markdown(["unit", "amount", "nanoseconds each"], [

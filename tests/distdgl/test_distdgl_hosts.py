@@ -19,6 +19,7 @@ import pytest
 
 from dgl_heta.partition.staging import Staging, opened_partition
 from tests.support import warm
+from tests.support.cuts import cut_partition
 from tests.support.dist_reference import compare_all, parts, read, whole_graph
 from tests.support.dist_script import cases, delegated_cases
 from tests.support.waiting import PATIENCE, PROMPT
@@ -36,6 +37,8 @@ EXACT = ("--set", "train.learnable=exact")
 DELEGATED = {"hops": 3, "shared": "delegate"}
 SOME_DELEGATED = ["deep sage", "deep max", "deep udf", "few graph", "shallow", "SparseAdam deep",
                   "SparseAdagrad"]
+SOME_UNREPLICATED = ["sage-mean", "gat-stack", "multi-max", "udf", "rgcn", "sparse table",
+                     "one layer", "SparseAdam", "SparseAdagrad ahead", "uneven", "evaluate"]
 
 
 @dataclass
@@ -61,9 +64,11 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def launch(graph, directory: Path, hosts: int, names: Sequence[str], *options: str,
-           staged: bool = False, **partition: Any) -> Launched:
+           staged: bool = False, cut: str | None = None, **partition: Any) -> Launched:
     """Run the cases; everything that is started has the directory in its command line."""
-    config = parts(graph, hosts, directory / "parts", **partition)
+    config = parts(graph, hosts, directory / ("whole" if cut else "parts"), **partition)
+    if cut:
+        config = cut_partition(config, cut, directory / "parts")
     first = []
     if staged:
         first = [directory / "on_its_disk.py", directory / "staged", config.parent]
@@ -135,6 +140,21 @@ def test_hosts_that_aggregate_for_each_other_compute_what_one_process_does(tmp_p
     result = launch(graph, tmp_path, 3, names, *EXACT, staged=True, **DELEGATED)
     assert result.status == 0, result.text
     assert compare_all(graph, names, tmp_path, 3) == []
+
+
+@pytest.mark.parametrize(("hosts", "cut", "names"), [
+    (2, "ranges", SOME_UNREPLICATED), (3, "whole", SOME_UNREPLICATED),
+    pytest.param(3, "permuted", ALL, marks=pytest.mark.thorough)])
+def test_hosts_without_replication_compute_what_one_process_does(tmp_path, hosts, cut, names):
+    """Some of three hosts have no file of a type that the two others have in common."""
+    graph, staged = whole_graph(), cut != "permuted"
+    result = launch(graph, tmp_path, hosts, names, *EXACT, staged=staged, cut=cut)
+    assert result.status == 0, result.text
+    assert compare_all(graph, names, tmp_path, hosts) == []
+    if staged:
+        kept = [{file.name for file in (tmp_path / f"staged/part-{part}/store/nodes").iterdir()}
+                for part in range(hosts)]
+        assert (cut == "whole") == (kept[-1] < kept[0])
 
 
 @pytest.mark.thorough

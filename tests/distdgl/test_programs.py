@@ -37,6 +37,18 @@ def test_where_one_trainer_aggregates_for_others(tmp_path) -> None:
     assert differences(programs, 3, 1, tmp_path, settings=["partition.shared=delegate"]) == {}
 
 
+@pytest.mark.parametrize(("machines", "trainers", "cut"), [(3, 1, "permuted"), (2, 2, "ranges")])
+def test_without_replication(machines: int, trainers: int, cut: str, tmp_path) -> None:
+    """Rows of every type are partial; modules, message functions and data of edges see whole
+    in-edges, of destinations that do not follow each other. Each step proves itself."""
+    updates = [f'{HERE}.multi_update:kind "{kind}"' for kind in (
+        "own, in order", "applied", "min of max and sum")]
+    programs = [USUAL[0], *GRADIENTS, *LOOPS[-3:], *updates,
+                f'{HERE}.edge_data:weighted {{"conv": "right"}}']
+    assert differences(programs, machines, trainers, tmp_path, cut=cut,
+                       settings=["run.prove=auto"]) == {}
+
+
 def test_a_second_backward_pass_that_nobody_averages_is_refused(tmp_path) -> None:
     found = run([f"{HERE}.loops:retained"], 2, 1, tmp_path, raf=True)
     for each in found[f"{HERE}.loops:retained"]:

@@ -25,6 +25,11 @@ def test_every_step_is_exact_and_proved(machines: int, trainers: int, tmp_path: 
                        settings=["run.prove=every 1"]) == {}
 
 
+def test_every_step_without_replication_is_exact_and_proved(tmp_path: Path) -> None:
+    assert differences(drawn(3 * COUNT, COUNT), 3, 1, tmp_path, rare=True, cut="permuted",
+                       settings=["run.prove=every 1"]) == {}
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES)
 def test_more_of_them_where_one_trainer_aggregates_for_others(machines: int, trainers: int,

@@ -23,6 +23,7 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.chain import Chain
 from dgl_heta.sampling.blocks import Block
 from dgl_heta.settings import load_settings
+from tests.support.cuts import cut_partition
 from tests.support.dist_reference import parts, whole_graph
 
 
@@ -48,9 +49,11 @@ def test_refused_settings(config: str, settings: list[str], message: str
         opened(config, *settings)
 
 
-def test_a_partition_without_replication_is_refused(tmp_path: Path) -> None:
-    where = str(parts(whole_graph(), 2, tmp_path / "parts", replication="none"))
-    with pytest.raises(InputError, match="replication = none, .* with --replication full"):
+def test_in_edges_of_a_node_that_are_cut_are_refused(tmp_path: Path) -> None:
+    whole = parts(whole_graph(), 2, tmp_path / "whole")
+    where = str(cut_partition(whole, "hubs", tmp_path / "parts"))
+    with pytest.raises(InputError, match="cuts the in-edges of single nodes by '.*', which modules "
+                                         ".* make it again with partition.cut = ranges"):
         opened(where)
 
 

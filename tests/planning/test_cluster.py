@@ -10,6 +10,7 @@ from dgl_heta import cli
 from dgl_heta.errors import InputError
 from dgl_heta.graph.datasets.synthetic import SHAPES, shape_schema
 from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.partition.backends.meta import Meta
 from dgl_heta.partition.backends.meta_shared import MetaShared
 from dgl_heta.partition.request import PartitionRequest
 from dgl_heta.planning.cluster_estimate import (
@@ -23,6 +24,7 @@ from dgl_heta.planning.cluster_estimate import (
 )
 from dgl_heta.planning.compute import UNITS
 from dgl_heta.planning.making import make_plan
+from dgl_heta.planning.receptive_field import receptive_fields
 from dgl_heta.planning.workload import MODELS, Workload
 
 MAG = shape_schema("mag")
@@ -203,10 +205,39 @@ def test_the_command_as_json_with_own_coefficients(plan, tmp_path):
     assert one["fits"] is None
 
 
+def test_a_plan_without_replication_is_said_to_be_unmeasured(plan, tmp_path):
+    wide = "machines = 4\nlink_gbit = 25\ncores = 8\n"
+    status, out, _ = plan("--cluster", tmp_path / "c.toml", "--replication", "none", "--json",
+                          text=wide)
+    assert status in (0, None)
+    found = json.loads(out)
+    assert found["unmeasured"] == [
+        "machines = 4 (measured: at most 3)", "link_gbit = 25 (measured: at most 10)",
+        "cores = 8 (measured: at most 1)", "a plan without replication"]
+    systems = {one["system"]: one["causes"] for one in found["systems"]}
+    assert systems["dgl-heta"]["sampling"] > 0
+    status, out, _ = plan("--cluster", tmp_path / "c.toml")
+    assert "outside of what was measured" not in out
+
+
+def test_without_replication_partitions_run_each_edge_once_and_fit_a_limit(plan, tmp_path):
+    work, whole = Workload(), make_plan(MAG, "paper", 2, 1)
+    alone = Meta().plan(MAG, PartitionRequest(4, ("paper",), 2, replication="none",
+                                              memory_limit=1_300_000_000, workload=work))
+    assert any(p.ranges for p in alone.partitions)
+    one, *_ = receptive_fields(whole, (25, 20), 4096, 4096)
+    fields = receptive_fields(alone, (25, 20), 4096, 4096)
+    for number, layer in enumerate(one.layers):
+        assert sum(f.layers[number].edges for f in fields) == pytest.approx(layer.edges)
+    loads = raf_loads(alone, work, cluster(4), 1024, "replica")
+    for ntype, rows in one.inputs.items():
+        assert max(f.inputs.get(ntype, 0) for f in fields) <= rows * (1 + 1e-9)
+    assert max(load.memory for load in loads) <= 1_300_000_000
+
+
 @pytest.mark.parametrize(("args", "words"), [
     (["--parts", 2], "--parts has no effect on --cluster"),
     (["--compare"], "--compare has no effect"),
-    (["--replication", "none"], "--replication has no effect"),
     (["--svg", "x.svg"], "--svg has no effect"),
     (["--model", "gin"], "it must be one of rgcn, rgat, hgt"),
     (["--train-nodes", 0], "--train-nodes is 0"),

@@ -49,8 +49,15 @@ def test_plan_comparison_and_estimate_agree(store: Store, parts: int) -> None:
                                         work).methods
         assert (row.name, unreplicated.name) == ("meta", "meta, replication none")
         if unreplicated.missing is None:
-            expected = sum(cost.partial_bytes for cost in predict(Meta().plan(
-                store.schema, PartitionRequest(parts, ("paper",), hops, replication="none")), work))
+            alone = Meta().plan(store.schema, PartitionRequest(parts, ("paper",), hops,
+                                                               replication="none"))
+            expected = sum(cost.partial_bytes for cost in predict(alone, work))
+            estimated = sum(load.sent["partials"] + load.sent.get("sampling", 0) for load in
+                            raf_loads(alone, work, Cluster(machines=parts, link_gbit=1),
+                                      work.batch_size, "replica"))
+            # In scripts all trainers take part where two have a type in common.
+            assert estimated == pytest.approx(expected, abs=2 * parts) if parts < 3 else (
+                estimated >= expected - parts)
             sent = unreplicated.bytes_per_epoch
             assert expected == pytest.approx(
                 sent.get("partials", 0) + sent.get("sampling", 0), rel=0.1)

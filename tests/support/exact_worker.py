@@ -7,12 +7,11 @@ takes longest, importing torch, is done once and not by each.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,25 +19,16 @@ import torch._dynamo  # noqa: F401  (every optimizer imports it, which takes sec
 from safetensors.numpy import save_file
 
 from dgl_heta.comm.machines import VARIABLE
-from dgl_heta.graph.schema import Relation, Schema
 from dgl_heta.hooks.manager import Plugins
-from dgl_heta.partition.cutters import in_degrees
-from dgl_heta.planning.hubs import share_hubs
-from dgl_heta.planning.making import (
-    Deal,
-    make_plan,
-    plan_without_replication,
-    with_ownership,
-)
+from dgl_heta.planning.making import make_plan, plan_without_replication
 from dgl_heta.planning.metatree import parse_metapaths
-from dgl_heta.planning.ownership import Ownership
-from dgl_heta.planning.partition_shares import Piece
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.sharing import make_shared_plan
 from dgl_heta.settings import load_settings
 from dgl_heta.store import Store
 from dgl_heta.training.setup import build_engine
 from dgl_heta.training.tasks import NodeStep, resolve
+from tests.support.cuts import cut_by_array, deal_pieces
 
 EPOCHS = 2
 
@@ -114,64 +104,6 @@ def delegating(plan: Plan, first: int, directory: Path) -> Plan:
     plan.save(directory / "plan.json")
     assert Plan.load(directory / "plan.json") == plan
     return plan
-
-
-def cut_by_array(plan: Plan, store: Store, how: str, directory: Path) -> Plan:
-    """The plan read back from files, its relations cut anew.
-
-    `how` is "permuted", for as many destinations at random; "hubs", for the same with the in-edges
-    of three nodes of each relation cut at random; or a cutter, as `module:attribute`.
-    """
-    generator, ownership = np.random.default_rng(5), {}
-    source = store.source()
-    for relation in plan.schema.relations:
-        pieces = {p.index: p.ranges[relation] for p in plan.partitions if relation in p.ranges}
-        if not pieces:
-            continue
-        sizes, hubs = [high - low for low, high in pieces.values()], {}
-        degrees = in_degrees(source, relation)
-        if how in ("permuted", "hubs"):
-            chosen = generator.permutation(np.repeat(np.arange(len(pieces)), sizes))
-        else:
-            module, _, name = how.partition(":")
-            chosen = getattr(importlib.import_module(module), name)().cut(source, relation, sizes)
-            hubs = share_hubs(chosen, degrees, sizes, 0.3)
-        if how == "hubs":
-            for node in np.argsort(-degrees)[:3].tolist():
-                ends = np.sort(generator.integers(1, degrees[node], len(pieces) - 1)).tolist()
-                bounds = [0, *ends, int(degrees[node])]
-                order = generator.permutation(len(pieces)).tolist()
-                hubs[node] = [(piece, low, high) for piece, low, high in
-                              zip(order, bounds, bounds[1:]) if low < high]
-        ownership[relation] = Ownership.of(chosen, relation, plan.schema, list(pieces),
-                                           plan.num_parts, "test", degrees, hubs)
-    assert ownership
-    assert how != "hubs" or all(own.hubs for own in ownership.values())
-    directory.mkdir(exist_ok=True)
-    with_ownership(plan, ownership).save(directory / "plan.json")
-    read = Plan.load(directory / "plan.json")
-    assert read.ownership == ownership
-    assert not any(p.ranges for p in read.partitions)
-    read.verify()
-    return read
-
-
-def deal_pieces(cut: bool | str) -> Deal:
-    """Relations in turn to the partitions; with `cut`, every second one is cut in uneven parts."""
-
-    def deal(schema: Schema, relations: Sequence[Relation], parts: int) -> list[list[Piece]]:
-        dealt: list[list[Piece]] = [[] for _ in range(parts)]
-        for i, relation in enumerate(relations):
-            count = schema.node_counts[relation.dst]
-            if cut and i % 2:
-                bounds = [count * (p + 1) * p // (parts * (parts + 1)) for p in range(parts + 1)]
-                for part, low, high in zip(range(parts), bounds, bounds[1:]):
-                    dealt[part].append((relation, low, high))
-            else:
-                dealt[i % parts].append((relation, 0, count))
-        return dealt
-
-    return deal
 
 
 def work(job: dict) -> None:

@@ -30,6 +30,7 @@ import numpy as np
 from torch.distributed import TCPStore
 
 from tests.support.copies import copies
+from tests.support.cuts import cut_partition
 from tests.support.dist_reference import parts as make_parts
 from tests.support.dist_reference import whole_graph
 from tests.support.waiting import PATIENCE
@@ -61,7 +62,7 @@ class Found:
 
 def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
         settings: Sequence[str] = (), sabotage: Sequence[str] = (), patience: float = PATIENCE,
-        rare: bool = False) -> dict[str, list[Found]]:
+        rare: bool = False, cut: str | None = None) -> dict[str, list[Found]]:
     """What the trainers found in each program.
 
     Parameters
@@ -71,9 +72,10 @@ def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, 
     settings : of dgl-heta, as `--set`.
     sabotage : functions of :mod:`tests.support.sabotage` to call first.
     rare : on the graph in which small batches reach not every node type.
+    cut : without replication, as of :func:`cut_partition`.
     """
     found, text = run_some(programs, machines, trainers, directory, raf=raf, settings=settings,
-                           sabotage=sabotage, patience=patience, rare=rare)
+                           sabotage=sabotage, patience=patience, rare=rare, cut=cut)
     assert len(found) == len(programs), text
     return dict(zip(programs, found))
 
@@ -81,7 +83,8 @@ def run(programs: Sequence[str], machines: int, trainers: int, directory: Path, 
 def run_some(programs: Sequence[str], machines: int, trainers: int, directory: Path, *, raf: bool,
              settings: Sequence[str] = (), sabotage: Sequence[str] = (),
              patience: float = PATIENCE, timeout_s: int = 120, trace: bool = False,
-             nudge: float = 0.0, rare: bool = False) -> tuple[list[list[Found]], str]:
+             nudge: float = 0.0, rare: bool = False, cut: str | None = None
+             ) -> tuple[list[list[Found]], str]:
     """The same, of the first programs up to one that ends a trainer or the patience; and what the
     trainers printed.
 
@@ -93,7 +96,10 @@ def run_some(programs: Sequence[str], machines: int, trainers: int, directory: P
     config = out / "parts" / "academic.json" if raf else Path()
     if raf and not config.exists():
         shared = {"shared": "delegate"} if "partition.shared=delegate" in settings else {}
-        make_parts(whole_graph(rare), machines, out / "parts", **shared)
+        made = make_parts(whole_graph(rare), machines, out / ("whole" if cut else "parts"),
+                          **shared)
+        if cut:
+            cut_partition(made, cut, out / "parts")
     meeting = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = machines * trainers
     job = {"programs": list(programs), "trainers": trainers, "world": world, "raf": raf,

@@ -126,10 +126,13 @@ class BatchCounts:
         """
         if not np.isfinite(row).all() or not row.any():
             return
-        everywhere = _constant(row)
+        everywhere, columns = _constant(row), counts.shape[1]
         if everywhere:
-            # The same on all trainers, as after an all_reduce: it may be a count of all together.
-            counts = np.broadcast_to(counts.sum(0), counts.shape)
+            # The same on all trainers, as after an all_reduce: it may be a count of all together,
+            # or of rows that all have in common, but for those of all seeds.
+            common = (counts == counts[0]).all(0) & ~np.isin(counts[0], seeds.sum(0))
+            counts = np.concatenate([np.broadcast_to(counts.sum(0), counts.shape),
+                                     np.where(common, counts, np.nan)], 1)
         elif any(_constant(row / form(own)) for own in seeds.T for form in _FORMS):
             return
         # Means over own seeds are usual, so a count may be divided or multiplied by their number.
@@ -146,7 +149,8 @@ class BatchCounts:
                 if everywhere:
                     alike &= np.abs(one - 1) < _LIKE
                 for column in np.flatnonzero(alike & np.isfinite(one) & (one != 0)):
-                    name = (self._names[column] if column < len(self._names) else
+                    name = (self._names[column % columns]
+                            if column % columns < len(self._names) else
                             "a number that was taken out of rows")
                     yield (_Suspect(position, name, form, scaling), float(one[column]),
                            tuple(counts[:, column].tolist()))

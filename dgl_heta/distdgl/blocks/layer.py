@@ -58,7 +58,7 @@ class Layer:
     def exchanges(self, ntype: str) -> bool:
         """Return whether trainers exchange rows of these destinations; the same on all of them."""
         return self.session.group.size > 1 and (
-            self.block.num_seeds(ntype) > 0 or ntype in self.block.remote)
+            self.block.exchanged(ntype) or ntype in self.block.remote)
 
     def destination_ids(self, ntype: str) -> Tensor:
         """Return node ids of all destination rows of a type, those of other trainers included."""

@@ -61,4 +61,5 @@ def _pieces(tensor: Any) -> Iterator[np.ndarray]:
     """Yield all rows of a DistTensor, some at a time: they need not fit in memory."""
     starts = row_starts(len(tensor), math.prod(tensor.shape[1:]) * tensor.dtype.itemsize)
     for low in starts:
-        yield as_numpy(peek(tensor[torch.arange(low, min(low + starts.step, len(tensor)))]))
+        rows = peek(tensor[torch.arange(low, min(low + starts.step, len(tensor)))])
+        yield as_numpy(rows.to(tensor.dtype))  # `dgl-heta prove --double` reads them in double

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.comm.sampled_rows import delivery
+from dgl_heta.comm.sampled_rows import agreement, delivery
 from dgl_heta.distdgl.loading.typed_ids import TypedIds, check_once, gather_seeds
 from dgl_heta.distdgl.session import Session
 from dgl_heta.distdgl.source_trainers import SourceTrainers, source_trainers
@@ -73,12 +73,12 @@ def sample_blocks(session: Session, sampler: NeighborSampler, key: int, group: C
     ----------
     key : that the samples follow from; the same on all trainers.
     group : the trainers, by process groups that nobody else uses meanwhile. They exchange rows here
-        where relations are offloaded to another partition.
+        where the plan says so (`Plan.exchanges_while_sampling`).
     excluded : edges to leave out, as :meth:`NeighborSampler.sample` has them.
     """
     every, shares = join_seeds(seeds, session.group.rank)
-    deliver = delivery(session.store, group) if session.plan.offloaded else None
-    batch = sampler.sample(every, shares, key, deliver=deliver, excluded=excluded)
+    batch = sampler.sample(every, shares, key, deliver=delivery(session.store, group),
+                           agree=agreement(session.store, group), excluded=excluded)
     if len(batch.blocks) > 1 and not session.all_complete:
         mark_reads(batch.blocks[-2], batch.blocks[-1])
     return batch

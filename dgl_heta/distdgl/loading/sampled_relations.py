@@ -8,13 +8,12 @@ belongs to one machine of the group, one that has it in the plan where there is 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dgl_heta.distdgl.refusals import refuse
 from dgl_heta.distdgl.session import Session
 from dgl_heta.errors import listing
 from dgl_heta.graph.schema import Relation
-from dgl_heta.planning.partition_shares import Share
 from dgl_heta.sampling.sampling_scope import SamplingScope
 
 
@@ -41,10 +40,11 @@ def loader_scope(session: Session, ntypes: Iterable[str], layers: int) -> Loader
         return LoaderScope(plan.targets, SamplingScope.of(plan, session.part, layers), True)
     schema = session.store.schema
     targets = tuple(schema.node_types)
-    relations = {relation: Share() for relation, part in _samplers_of(session).items()
-                 if part == session.part}
-    return LoaderScope(targets, SamplingScope(
-        targets, 1, relations, {1: ()}, {t: schema.into.get(t, ()) for t in targets}), False)
+    into = {t: schema.into.get(t, ()) for t in targets}
+    return LoaderScope(targets, replace(
+        SamplingScope.of(plan, session.part, 1), targets=targets, roots={}, inner={1: ()},
+        seed_relations=into, seeds_apart=False, replicated=False, common=frozenset(),
+        on_common={1: _relations_here(session)}, merged={1: into}), False)
 
 
 def check_types(session: Session, ntypes: Iterable[str], layers: int) -> None:
@@ -63,16 +63,21 @@ def check_types(session: Session, ntypes: Iterable[str], layers: int) -> None:
                    targets=listing(targets))
 
 
-def _samplers_of(session: Session) -> dict[Relation, int]:
-    """Return the partition of this group that samples each relation, the same on all trainers.
+def _relations_here(session: Session) -> tuple[Relation, ...]:
+    """Return the relations that this partition samples for its group.
 
-    Largest relations first, each by the least loaded partition among those that have it by plan.
+    Largest relations first, each by the least loaded partition among those that have it by plan; a
+    relation that is cut by all that have pieces.
     """
     plan, schema = session.plan, session.store.schema
     load = dict.fromkeys(session.groups.members, 0)
-    samplers = {}
+    here = []
     for relation in sorted(schema.relations, key=lambda r: (-schema.edge_counts[r], r)):
         holders = [part for part in load if relation in plan.partitions[part].relations]
-        samplers[relation] = min(holders or load, key=load.__getitem__)
-        load[samplers[relation]] += schema.edge_counts[relation]
-    return samplers
+        if plan.replication == "full" or not holders:
+            holders = [min(holders or load, key=load.__getitem__)]
+        for part in holders:
+            load[part] += schema.edge_counts[relation] // len(holders)
+        if session.part in holders:
+            here.append(relation)
+    return tuple(here)

@@ -7,6 +7,7 @@ of all trainers of its group, so this must be known for each of them.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,11 +62,11 @@ def presence(layer: Layer) -> Presence:
             refuse("own functions in a large group", trainers=group.size, most=MOST_TRAINERS)
         blocks = layer.blocks
         rows = trainers_of_destinations(
-            block, _rows(group, blocks[-1], blocks[:block.layer - 1:-1]), group, "control")
+            block, _rows(group, blocks[block.layer - 1:]), group, "control")
         relations = list(layer.session.store.schema.relations)
         words = np.zeros(len(relations), np.int64)
         for edges in block.edges:
-            bits = rows[edges.relation.dst][edges.start:edges.stop]
+            bits = edges.of(torch.from_numpy(rows[edges.relation.dst])).numpy()
             with_edges = bits[edges.indptr.diff().numpy() > 0]
             # A relation can stand several times, for several ranges of rows.
             words[edges.place] |= np.bitwise_or.reduce(with_edges, initial=0)
@@ -75,9 +76,9 @@ def presence(layer: Layer) -> Presence:
     return layer.presence
 
 
-def _rows(group: Comm, last: Block, above: Sequence[Block]) -> Words:
-    """Return the trainers of a worker's own destination rows, from the blocks above, top first."""
-    rows = trainers_of_seeds(last.seeds, range(group.size))
-    for block in above:
-        rows = trainers_of_sources(block, rows, last.seeds, group, "control")
+def _rows(group: Comm, blocks: Sequence[Block]) -> Words:
+    """Return the trainers of a worker's own destination rows of the first of some blocks."""
+    rows = trainers_of_seeds(blocks[-1].seeds, range(group.size))
+    for below, block in reversed([*itertools.pairwise(blocks)]):
+        rows = trainers_of_sources(block, rows, below.seeds, group, "control")
     return rows

@@ -144,11 +144,10 @@ def _columns_of(call: _UpdateCall, number: int, destinations: Mapping[str, Tenso
                 ) -> dict[str, Tensor]:
     """Return the output fields of a part, from the columns of all destinations of its type."""
     layer, edges = call.layer, call.layer.block.edges[number]
-    rows = slice(edges.start, edges.stop)
     graph = layer.graph(number, call.g.device).local_var()
     graph.edata.update(layer.data_of(number, call.g))
-    data = {name: column[rows] for name, column in destinations.items()}
-    data[NID] = layer.destination_ids(edges.relation.dst)[rows].to(call.g.device)
+    data = {name: edges.of(column) for name, column in destinations.items()}
+    data[NID] = edges.of(layer.destination_ids(edges.relation.dst)).to(call.g.device)
     return _columns(call, graph, edges, call.functions[edges.relation], data)
 
 
@@ -254,7 +253,7 @@ def _merge_field(call: _UpdateCall, ntype: str, name: str) -> Tensor:
     if plan.reducer == "stack":
         order = sorted(given)  # as DGL's blocks have relations
     reducer = _reducer(call, len(into))
-    if not layer.block.num_dst.get(ntype) and ntype not in layer.block.remote:
+    if not layer.block.num_dst.get(ntype) and not layer.exchanges(ntype):
         return _without_rows(call, name, ntype, order, reducer, like, shape)
     out = merge_agreed(layer, ntype, _parts(call, ntype, name, order, like), reducer, like,
                        dict.fromkeys(order, True), shape)
@@ -287,7 +286,7 @@ def _parts(call: _UpdateCall, ntype: str, name: str, order: Sequence[Relation], 
         if number in call.outputs.absent:
             kept = torch.nonzero(~call.outputs.absent[number]).flatten()
             value = value[kept.to(like.device)]
-            edges = replace(edges, start=0, rows=kept + edges.start,
+            edges = replace(edges, start=0, rows=edges.rows_at(kept),
                             indptr=torch.zeros(len(kept) + 1, dtype=torch.int64))
         parts.append((edges, value))
     return parts

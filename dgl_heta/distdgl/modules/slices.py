@@ -78,7 +78,7 @@ class SliceCall:
         """Return rows of this trainer's destinations, from (edges.num_rows, …) on every machine; if
         `complete`, those that no edge reads here, too. Collective."""
         block, ntype = self.layer.block, self.relation.dst
-        if not block.num_dst.get(ntype) and ntype not in block.remote:
+        if not block.num_dst.get(ntype) and not self.layer.exchanges(ntype):
             return rows[:0]
         out = merge_agreed(self.layer, ntype, [(edges, rows)], "sum", rows.new_empty(0),
                            {self.relation: True}, rows.shape[1:], complete)

@@ -97,7 +97,7 @@ def _in_single(original: Callable[..., None]) -> Callable[..., None]:
 def _of_the_graph(tensor: Any) -> bool:
     """Return whether a DistTensor is node data of the graph; others are written to as they are."""
     session = current()
-    return session is not None and session.rows(tensor._name) is not None
+    return session is not None and session.stored(tensor._name) is not None
 
 
 def without_randomness() -> None:

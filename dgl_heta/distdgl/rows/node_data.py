@@ -128,7 +128,7 @@ def refuse_write(session: Session | None, tensor: Any) -> None:
     HetaError
         The DistTensor holds an array of the graph.
     """
-    if session is not None and session.rows(tensor._name) is not None:
+    if session is not None and session.stored(tensor._name) is not None:
         refuse("writes to node data", name=tensor.name)
     if tensor._name in state_of(_Cached).names and _cacheable(tensor):
         refuse("writes to cached node data", name=tensor.name)
