@@ -14,6 +14,7 @@ from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeSource, share_of
 from dgl_heta.store.builders import ALONE, Builders
 from dgl_heta.system.jit import late_kernel
+from dgl_heta.system.memory import give_back
 
 
 class CSC(NamedTuple):
@@ -165,6 +166,7 @@ def _sorted_buckets(relation: Relation, indptr: np.ndarray, bounds: np.ndarray, 
             advance(len(rows) - len(rows) // 2)
         if not alone:
             yield indices, ids
+        give_back()
 
 
 def _reread(relation: Relation, edges: EdgeSource, chunk: int, num_edges: int, num_src: int,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import re
 import resource
@@ -31,6 +32,13 @@ def no_memory(error: BaseException | None) -> str | None:
             return f"not enough memory: {text}" if text else "not enough memory"
         error = error.__cause__ or error.__context__
     return None
+
+
+def give_back() -> None:
+    """Give memory that was freed back to the system. glibc keeps arrays of up to 32 MB, one for
+    each round of a loop if something small lies between them."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def free_bytes(device: torch.device) -> int:
