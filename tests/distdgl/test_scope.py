@@ -100,6 +100,15 @@ def test_a_loss_of_rows_or_numbers_of_the_group_is_refused(refused: dict[str, li
     check_losses(refused)
 
 
+def test_a_number_of_rows_that_all_have_in_common_is_refused(tmp_path: Path) -> None:
+    """Without replication, where it is the same on all trainers: in the second batch."""
+    program = GROUPS["root of a shape"]
+    for each in run([program], 2, 1, tmp_path, raf=True, settings=PROVE, cut="permuted")[program]:
+        assert "the loss depends on the number of" in str(each.error)
+        assert "of type 'author'" in str(each.error)
+        assert "step (2)" not in each.arrays
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(("machines", "trainers"), SHAPES[1:])
 def test_and_in_other_shapes(machines: int, trainers: int, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from dgl_heta.graph.readers import read_graphbolt
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.planning.making import make_plan
 from tests.support import warm
+from tests.support.cuts import cut_partition
 from tests.support.waiting import PATIENCE
 
 dgl = pytest.importorskip("dgl")
@@ -95,9 +96,9 @@ def write_dataset(directory: Path, seed: int = 0, papers: int = 60) -> Path:
     return directory
 
 
-def make(dataset: Path, out: Path, parts: int) -> None:
+def make(dataset: Path, out: Path, parts: int) -> Path:
     source = read_graphbolt(dataset)
-    write_partition(source, make_plan(source.schema(), "paper", 2, parts), out)
+    return write_partition(source, make_plan(source.schema(), "paper", 2, parts), out)
 
 
 def run(command: list[str]) -> subprocess.CompletedProcess[str]:
@@ -118,15 +119,18 @@ def data(tmp_path_factory) -> Path:
     write_dataset(place / "data")
     gb.OnDiskDataset(str(place / "data"))  # preprocesses, which several ranks must not do at once
     for name, parts in (("one", 1), ("two", 2)):
-        make(place / "data", place / name, parts)
+        config = make(place / "data", place / name, parts)
+    cut_partition(config, "permuted", place / "cut")
     return place
 
 
 @known
-def test_training_is_that_of_plain_graphbolt_in_one_process(data, tmp_path):
+@pytest.mark.parametrize("partition", ["two", "cut"])
+def test_training_is_that_of_plain_graphbolt_in_one_process(data, tmp_path, partition):
+    """With full replication, and without, where relations are cut at random."""
     plain = run([warm.with_dgl(), str(SCRIPT), str(data / "data"), str(tmp_path), "2"])
     assert plain.returncode == 0, plain.stderr
-    done = torchrun(2, "--set", f"partition.graphbolt={data / 'two'}", SCRIPT, data / "data",
+    done = torchrun(2, "--set", f"partition.graphbolt={data / partition}", SCRIPT, data / "data",
                     tmp_path, 2)
     assert done.returncode == 0, done.stdout + done.stderr
     one, *ranks = (np.load(tmp_path / f"{name}.npz") for name in ("one", 0, 1))
