@@ -24,7 +24,7 @@ from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource, Task
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
 from dgl_heta.system.atomic_files import new_directory
-from dgl_heta.system.disk import npy_header, row_starts
+from dgl_heta.system.disk import forget, npy_header, row_starts
 
 _MASKS_OF_EDGE_FILES = ("; in a metadata.json give 'task' a 'split', which makes the masks, or "
                         "name arrays or columns for them")
@@ -206,19 +206,9 @@ def _write_rows(directory: Path, file: str, array: np.ndarray, advance: Callable
             if check is not None:
                 check(rows=rows, start=start)
             writer.append(rows)
-            _forget(array)
+            forget(array)
             advance(rows.nbytes)
         return writer.close()
-
-
-def _forget(array: np.ndarray) -> None:
-    """Let go of the pages of a memory map that were read, so that memory stays bounded."""
-    mapped = getattr(array, "_mmap", None)
-    # Pages of a copy-on-write map (mode "c") may hold changes that are nowhere else.
-    if mapped is not None and hasattr(mapped, "madvise") and getattr(array, "mode", "c") != "c":
-        import mmap
-
-        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def check_source(source: GraphSource) -> None:

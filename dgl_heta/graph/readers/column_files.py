@@ -26,6 +26,8 @@ from dgl_heta.graph.readers.whole_numbers import file_blocks
 TEXT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", ".arrow", ".feather")
 DELIMITERS = ",;\t|"
+PIECE = 1 << 17
+"""Rows that are read at a time, where not all are."""
 LONGEST_ROW = 1 << 24
 """Bytes of a row of a CSV, the first line too."""
 
@@ -96,6 +98,9 @@ class ColumnFile(Protocol):
             The file is damaged, or its columns take more memory than they may.
         """
 
+    def pieces(self, names: Sequence[str]) -> Iterator[list[Any]]:
+        """As :meth:`read`, in pieces of about :data:`PIECE` rows, of which one may have none."""
+
 
 def open_columns(path: Path, form: TextForm | None = None) -> ColumnFile:
     """A file with columns, as its name says.
@@ -125,7 +130,32 @@ def _apart(path: Path, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-class TextColumns:
+class _Batched:
+    """A file that is read in Arrow's batches."""
+
+    def read(self, names: Sequence[str]) -> list[Any]:
+        return self._joined([*self._batches(names)], names)
+
+    def pieces(self, names: Sequence[str]) -> Iterator[list[Any]]:
+        batches, rows = list[Any](), 0
+        for batch in self._batches(names):
+            batches.append(batch)
+            rows += batch.num_rows
+            if rows >= PIECE:
+                yield self._joined(batches, names)
+                batches, rows = [], 0
+        yield self._joined(batches, names)
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        """Some columns as the file has them, whose size was checked."""
+        raise NotImplementedError
+
+    def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
+        """What :meth:`read` returns."""
+        raise NotImplementedError
+
+
+class TextColumns(_Batched):
     """A CSV, whatever divides its columns."""
 
     def __init__(self, path: Path, form: TextForm) -> None:
@@ -137,20 +167,40 @@ class TextColumns:
                              f"is {quoted(list(form.header))}; it must name them all")
         self.names = _apart(path, form.header or first)
 
-    def read(self, names: Sequence[str]) -> list[Any]:
+    def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
+        return [arrow().chunked_array([batch.column(name) for batch in batches],
+                                      arrow().large_string()) for name in names]
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        self._check_quotes()
+        done = 0
+        for block in (1 << 20, LONGEST_ROW):  # pyarrow reads 32 blocks ahead
+            row = 0
+            try:
+                with self._reader(names, block) as reader:
+                    for batch in reader:
+                        new, row = batch[max(done - row, 0):], row + batch.num_rows
+                        done = max(done, row)
+                        yield new
+                return
+            except InputError as error:
+                if block == LONGEST_ROW or "straddling object" not in str(error):
+                    raise
+
+    @contextmanager
+    def _reader(self, names: Sequence[str], block: int) -> Iterator[Any]:
+        """Batches of some columns, text, in the order of `names`."""
         pa, pcsv = arrow(), arrow("pyarrow.csv")
-        data = b"".join(file_blocks(self._path))
-        self._check_quotes(data)
-        with reading(self._path):
-            table = pcsv.read_csv(
-                pa.BufferReader(data),
-                read_options=pcsv.ReadOptions(use_threads=False, block_size=LONGEST_ROW,
+        with reading(self._path), _Stream(self._path) as stream, io.BufferedReader(
+                stream) as file, pcsv.open_csv(
+                file,
+                read_options=pcsv.ReadOptions(use_threads=False, block_size=block,
                                               column_names=self._header),
                 parse_options=pcsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
                 convert_options=pcsv.ConvertOptions(
                     column_types={name: pa.large_string() for name in names},
-                    include_columns=list(names), strings_can_be_null=False))
-            return [table.column(name) for name in names]
+                    include_columns=list(names), strings_can_be_null=False)) as reader:
+            yield reader
 
     def _first_row(self, delimiters: str) -> tuple[str, list[str]]:
         """The delimiter by which the first row has most fields, and these."""
@@ -175,20 +225,37 @@ class TextColumns:
             raise InputError(f"the first line of {self._path} is not UTF-8 text; save it as UTF-8")
         return delimiter, rows[delimiter]
 
-    def _check_quotes(self, data: bytes) -> None:
+    def _check_quotes(self) -> None:
         """Refuse a quote without an end, by which the parser would make one row of several."""
-        if data.count(b'"') % 2:
+        quotes = sum(block.count(b'"') for block in file_blocks(self._path))
+        if quotes % 2:
             raise InputError(f"{self._path} has an odd number of double quotes, so one has no end; "
                              "write a quote in a value as two, and the value in quotes")
-        if self._delimiter == "\t" and b'"' in data:  # where many programs give quotes no meaning
-            for number, line in enumerate(io.BytesIO(data), start=1):
+        if self._delimiter == "\t" and quotes:  # where many programs give quotes no meaning
+            for number, line in enumerate(io.BufferedReader(_Stream(self._path)), start=1):
                 if line.count(b'"') % 2:
                     raise InputError(f"{self._path}, line {number}, has an odd number of double "
                                      "quotes; write a quote in a value as two, and the value in "
                                      "quotes")
 
 
-class ParquetColumns:
+class _Stream(io.RawIOBase):
+    """What :func:`file_blocks` yields, as a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._blocks, self._rest = file_blocks(path), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or next(self._blocks, b"")
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+class ParquetColumns(_Batched):
     """A Parquet file.
 
     Attributes
@@ -205,13 +272,15 @@ class ParquetColumns:
             self.names = _apart(path, self.schema.names)
             self.num_rows = int(file.metadata.num_rows)
 
-    def read(self, names: Sequence[str]) -> list[Any]:
-        batches, size = [], 0
+    def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
+        return _validated(self._path, batches, self.schema, names)
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        size = 0
         for batch in self.batches(names):
             size += batch.get_total_buffer_size()
             check_size(self._path, size)
-            batches.append(batch)
-        return _validated(self._path, batches, self.schema, names)
+            yield batch
 
     def batches(self, names: Sequence[str], rows: int = 1 << 17) -> Iterator[Any]:
         """Some columns, at most so many rows at a time, not validated yet.
@@ -263,7 +332,7 @@ class ParquetColumns:
         return chunks
 
 
-class ArrowColumns:
+class ArrowColumns(_Batched):
     """A file of Arrow's IPC format, such as Feather."""
 
     def __init__(self, path: Path) -> None:
@@ -272,20 +341,23 @@ class ArrowColumns:
             self._schema = file.schema
             self.names = _apart(path, file.schema.names)
 
-    def read(self, names: Sequence[str]) -> list[Any]:
+    def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
+        return _validated(self._path, batches, self._schema, names)
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
         with _describing(self._path) as raw:
             for size in arrow_buffers(raw):
                 check_size(self._path, size)
         places = {name: index for index, name in enumerate(self.names)}
         with self._open(included_fields=[places[name] for name in names],
                         use_threads=False) as file:
-            batches, size = [], 0
+            size = 0
             for number in range(file.num_record_batches):
-                batches.append(file.get_batch(number))
-                batches[-1].validate()  # as to the lengths of its columns
-                size += max(batches[-1].get_total_buffer_size(), 8 * batches[-1].num_rows)
+                batch = file.get_batch(number)
+                batch.validate()  # as to the lengths of its columns
+                size += max(batch.get_total_buffer_size(), 8 * batch.num_rows)
                 check_size(self._path, size)
-        return _validated(self._path, batches, self._schema, names)
+                yield batch
 
     @contextmanager
     def _open(self, **options: Any) -> Iterator[Any]:
