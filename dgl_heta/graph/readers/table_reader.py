@@ -42,6 +42,7 @@ class Table:
     names : of the columns, in their order; of several files those of the first.
     is_text : whether every value is text (CSV).
     size : bytes of its files.
+    num_rows : rows, where this is a piece of a table.
 
     Raises
     ------
@@ -60,6 +61,7 @@ class Table:
         self._ends = np.zeros(0, np.int64)
         self._rows: np.ndarray | None = None
         self._kept: dict[str, Any] = {}
+        self.num_rows = 0
         self._start: int | None = None  # of a piece: its first row in the whole table
         self._values: dict[str, set[str]] = {}  # that codes() found in pieces
 
@@ -185,6 +187,7 @@ class Table:
                     if self._rows is not None:
                         own = slice(*np.searchsorted(self._rows, (row, stop)))
                         piece._rows = self._rows[own] - row
+                    piece.num_rows = stop - row if piece._rows is None else len(piece._rows)
                     yield piece
                     row = stop
             self._ends = np.append(self._ends, row)
