@@ -87,23 +87,13 @@ class IdColumns:
         InputError
             An id that no node has, by its row.
         """
-        pa, pc = arrow(), arrow("pyarrow.compute")
-        ids = self.read(table, column, ntype)
-        if known is not None:
-            places = pc.index_in(ids, value_set=known)
-            if (row := first(pc.is_null(places))) is not None:
-                raise table.wrong(column, row, ids,
-                                  f", which is the id of no node of type '{ntype}'")
-            positions: np.ndarray = places.to_numpy(zero_copy_only=False)
-            return positions
-        digits = pc.match_substring_regex(ids, "^[0-9]{1,15}$")
-        numbers = pc.cast(pc.if_else(digits, ids, "-1"), pa.int64())
-        right = pc.and_(digits, pc.less(numbers, count))
-        if (row := first(pc.invert(right))) is not None:
-            raise table.wrong(column, row, ids, f", but node type '{ntype}' has a 'count', so "
-                              f"its ids are whole numbers from 0 to {count - 1}")
-        plain: np.ndarray = numbers.to_numpy(zero_copy_only=False)
-        return plain
+        pc, ids = arrow("pyarrow.compute"), self.read(table, column, ntype)
+        numbers = _whole(ids, count) if known is None else pc.index_in(ids, value_set=known)
+        if (row := first(pc.is_null(numbers))) is not None:
+            raise table.wrong(column, row, ids, _no_number(ntype, count) if known is None else
+                              f", which is the id of no node of type '{ntype}'")
+        positions: np.ndarray = numbers.to_numpy(zero_copy_only=False)
+        return positions
 
     def read(self, table: Table, column: str, ntype: str, use: str = "") -> Any:
         """A column of ids of nodes of a type, as text."""
@@ -166,7 +156,7 @@ class NamedNodes(IdColumns):
 
     def ask(self, relations: Sequence[EdgeTables], counts: Mapping[str, int], is_open: bool
             ) -> set[str]:
-        """Read the ends of edges; returns the types that columns of the tables name.
+        """Read the ends of edges; returns the types that only they name.
 
         Parameters
         ----------
@@ -179,17 +169,17 @@ class NamedNodes(IdColumns):
             A row without an id, one that is no number where the type has a `count`, or a type that
             there is not; by its file, its row and its value.
         """
-        named, ends = set[str](), {
-            f"{end}{part}": kind for end in ("src", "dst") for part, kind in (
-                ("_type", "int32"), ("", "large_string"), ("_number", "int64"))}
+        ends = {f"{end}{part}": kind for end in ("src", "dst") for part, kind in (
+            ("_type", "int32"), ("", "large_string"), ("_number", "int64"))}
         if not relations:
-            return named
+            return set()
+        before = {*self._types}
         with self._writing("edges", row="int64", entry="int32", etype="int32", **ends) as write:
             for entry, edges in enumerate(relations):
                 for table in edges.tables:
                     row = self._rows[-1]
                     for piece, *columns in edges.pieces(table):
-                        sides = [self._ask(piece, end, column, counts, is_open, named)
+                        sides = [self._ask(piece, end, column, counts, is_open)
                                  for end, column in zip((edges.src, edges.dst), columns)]
                         rows = np.arange(row, row + piece.num_rows)
                         write(rows, np.full(len(rows), entry), _coded(
@@ -198,36 +188,28 @@ class NamedNodes(IdColumns):
                         row += len(rows)
                     self._rows.append(row)
                     self._asked.append((table, _edge_columns(table, edges.columns)))
-        return named
+        return {*self._types} - before
 
     def _ask(self, piece: Table, end: str | Column, column: str, counts: Mapping[str, int],
-             is_open: bool, named: set[str]) -> tuple[np.ndarray, Any, Any]:
-        """Of one end of edges what stands for the types, the ids, and the numbers that are known.
-        """
-        pa = arrow()
+             is_open: bool) -> tuple[np.ndarray, Any, Any]:
+        """Of one end of edges the codes of types, the ids, and the numbers that are known."""
+        pa, pc = arrow(), arrow("pyarrow.compute")
         types, codes = _names(piece, end, _AS_TYPE)
-        parts: list[tuple[np.ndarray, Any, Any]] = []
-        for code, rows in _groups(codes) if isinstance(end, Column) else [(0, codes)]:
-            ntype, own = types[code], piece
-            if isinstance(end, Column):
-                if ntype not in counts and not is_open:
-                    raise InputError(f"{piece.at(rows[0])}: column '{end.name}' is "
-                                     f"{quoted(ntype)}, which is no node type; node types: "
-                                     f"{listing(counts)}" + nearest(ntype, counts))
-                named.add(ntype)
-                own = piece.where(rows)
-            if counts.get(ntype) and ntype not in self._tables:
-                parts.append((rows, pa.nulls(len(rows), pa.large_string()),
-                              pa.array(self.numbers(own, column, ntype, counts[ntype]))))
-            else:
-                ids = self.read(own, column, next(iter(self._tables), ALL) if ntype == ALL
-                                else ntype)
-                parts.append((rows, ids, pa.nulls(len(rows), pa.int64())))
-        ids, numbers = (pa.concat_arrays([pa.array([], kind), *(part[i] for part in parts)])
-                        for i, kind in ((1, pa.large_string()), (2, pa.int64())))
-        if len(parts) > 1:
-            order = pa.array(np.argsort(np.concatenate([rows for rows, _, _ in parts])))
-            ids, numbers = ids.take(order), numbers.take(order)
+        ids, are_bytes = piece.ids(column)
+        for code, ntype in enumerate(types):
+            if isinstance(end, Column) and ntype not in counts and not is_open:
+                row = int(np.flatnonzero(codes == code)[0])
+                raise InputError(f"{piece.at(row)}: column '{end.name}' is {quoted(ntype)}, which "
+                                 f"is no node type; node types: {listing(counts)}"
+                                 + nearest(ntype, counts))
+            self.check_form(next(iter(self._tables), ALL) if ntype == ALL else ntype, are_bytes,
+                            f"column '{column}' of {piece.path}")
+        limits = pa.array([None if ntype in self._tables else counts.get(ntype) or None
+                           for ntype in types], pa.int64()).take(pa.array(codes))
+        numbers = _whole(ids, limits)
+        if (row := first(pc.and_(pc.is_valid(limits), pc.is_null(numbers)))) is not None:
+            ntype = types[codes[row]]
+            raise piece.wrong(column, row, ids, _no_number(ntype, counts[ntype]))
         return _coded(self._types, types, codes), ids, numbers
 
     def gather(self, types: Sequence[str]) -> dict[str, int]:
@@ -389,7 +371,7 @@ class NamedNodes(IdColumns):
     def _database(self) -> Any:
         database = self._reading.enter_context(arrow("duckdb").connect(config={
             "memory_limit": f"{self._memory}MiB", "threads": max(self._memory // 256, 1),
-            "temp_directory": str(self._scratch),
+            "temp_directory": str(self._scratch), "preserve_insertion_order": False,
             "autoinstall_known_extensions": False, "autoload_known_extensions": False}))
         database.execute(f"SET allowed_directories = [{_literal(self._scratch)}]")
         database.execute("SET enable_external_access = false")  # to all else
@@ -398,6 +380,19 @@ class NamedNodes(IdColumns):
 
 _JOIN = """FROM edges LEFT JOIN ids AS s ON s.type = src_type AND s.id = src
     LEFT JOIN ids AS d ON d.type = dst_type AND d.id = dst"""
+
+
+def _whole(ids: Any, count: Any) -> Any:
+    """Ids that are whole numbers below `count` as int64, others as null."""
+    pa, pc = arrow(), arrow("pyarrow.compute")
+    digits = pc.match_substring_regex(ids, "^[0-9]{1,15}$")
+    numbers = pc.cast(pc.if_else(digits, ids, None), pa.int64())
+    return pc.if_else(pc.less(numbers, count), numbers, None)
+
+
+def _no_number(ntype: str, count: int) -> str:
+    return (f", but node type '{ntype}' has a 'count', so its ids are whole numbers from 0 to "
+            f"{count - 1}")
 
 
 def _literal(path: Path) -> str:
@@ -415,14 +410,6 @@ def _coded(known: dict[str, int], names: Sequence[str], codes: np.ndarray) -> np
     """The numbers of names that rows have; new names get new ones."""
     numbers = [known.setdefault(name, len(known)) for name in names]
     return np.array(numbers, np.int32)[codes]
-
-
-def _groups(codes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each code that rows have, and its rows, ascending."""
-    order = np.argsort(codes, kind="stable")
-    ends = np.flatnonzero(np.diff(codes[order])) + 1
-    for rows in np.split(order, ends) if len(order) else ():
-        yield int(codes[rows[0]]), rows
 
 
 def _runs(*columns: Any) -> Iterator[tuple[list[int], slice]]:
