@@ -29,7 +29,6 @@ _SETTINGS = {"epochs": "cache.epochs", "fanouts": "train.fanouts", "learnable": 
              "batch_size": "train.batch_size", "seed_states": "train.seed_states",
              "global_batch_size": "train.global_batch_size"}
 FORMAT, VERSION = "dgl-heta-profile", 1
-DIRECTORY = "profiles"
 _BROKEN = (OSError, SafetensorError, KeyError, TypeError, ValueError, AttributeError, OverflowError,
            RecursionError)
 """The errors of reading a file that is no profile, however it was signed."""

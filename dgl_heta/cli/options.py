@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dgl_heta.launch.remote import Ssh
 
 Input = Annotated[str, typer.Argument(
-    help="Schema (.json), relation store, partition, directory of edge files or of a GraphBolt "
-    "data set, part_config of DistDGL's parts, or the name of a data set (see `dgl-heta "
+    help="Schema (.json), relation store, partition, directory (or URL) of edge files or of a "
+    "GraphBolt data set, part_config of DistDGL's parts, or the name of a data set (see `dgl-heta "
     "datasets`).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object (last line).")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing output.")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +26,8 @@ from dgl_heta.report.console import out, print_json, progress, table
 
 if TYPE_CHECKING:
     from dgl_heta.graph.source import GraphSource
+    from dgl_heta.partition.request import PartitionResult
+    from dgl_heta.store.builders import Builders
 
 app = typer.Typer()
 _MOST_COLUMNS = 8
@@ -33,7 +37,8 @@ _MOST_COLUMNS = 8
 @grouped
 def partition(
     graph: Input,
-    directory: Annotated[Path, typer.Option("--out", help="Directory to write.")],
+    to: Annotated[str, typer.Option(
+        "--out", metavar="DIR", help="Directory to write, or a URL of object storage.")],
     options: PlanOptions, source: SettingsOptions, files: ReadingOptions,
     staged: Annotated[Path | None, typer.Option(
         "--stage", metavar="DIR", help="Write also a directory for each machine, DIR/part-0 …, as "
@@ -47,8 +52,10 @@ def partition(
     """Write a graph's relation store and a plan over it (or DistDGL's parts).
 
     From an existing store only the plan is written, which refers to the store. What the options
-    leave open is as the settings say, if they do.
+    leave open is as the settings say, if they do. Under torchrun, and under srun with several
+    tasks, all processes write it together, each its share.
     """
+    from dgl_heta.cli.plan_command import show
     from dgl_heta.cli.requests import (
         cutter_of,
         filled,
@@ -59,16 +66,18 @@ def partition(
         without_labels,
     )
     from dgl_heta.hooks.manager import plugins
+    from dgl_heta.launch.scheduler import adopt
     from dgl_heta.partition.backends.metatree_backend import MetatreeBackend, check_divided
     from dgl_heta.partition.graph_input import open_input
     from dgl_heta.partition.staging import stage_all
+    from dgl_heta.planning.shared_rows import share_rows
     from dgl_heta.planning.workload import Workload, wire_itemsize
     from dgl_heta.settings import load_settings
+    from dgl_heta.system.memory import peak_rss_mb
 
     started = time.perf_counter()
-    if Path(graph).exists() and Path(graph).resolve().is_relative_to(directory.resolve()):
-        raise InputError(f"'{graph}' lies in {directory}, which would be overwritten; choose "
-                         "another directory for the partition")
+    adopt()
+    directory = _destination(graph, to)
     settings = load_settings(source.config, source.overrides)
     registry, options = plugins().configured(settings), filled(options, settings)
     opened = open_input(graph, registry, settings.run.verify, reading(files))
@@ -78,9 +87,9 @@ def partition(
                          "`dgl-heta plan`")
     method = options.method or "meta"
     backend = registry.get("partition backend", method)
-    if staged is not None and not isinstance(backend, MetatreeBackend):
-        raise InputError(f"--stage has no effect on --method {method}, whose parts are DGL's, one "
-                         "directory each already; leave it out")
+    _check_method(method, isinstance(backend, MetatreeBackend), staged, directory)
+    builders = _builders(settings.run.timeout_s)
+    quiet = as_json or builders.rank > 0
     request = partition_request(
         backend, opened, options, parts=2 if options.parts is None else options.parts,
         cutter=cutter_of(options, registry), hubs=settings.partition.hubs,
@@ -90,43 +99,93 @@ def partition(
             wire_itemsize=wire_itemsize(settings.train)))
     notes = [*without_labels(opened, request.target, settings.task),
              *of_one_class(opened, request.target, settings.task)]
+    request = replace(request, builders=builders)
     if dry_run:
-        _check(opened.source, directory, overwrite)
-        from dgl_heta.cli.plan_command import show
-        from dgl_heta.planning.shared_rows import share_rows
-
-        plan, _ = share_rows(backend.plan(opened.schema, request), request.workload,
-                             request.shared, request.shared_origin)
-        check_divided(plan, request)
-        say_of_graph(opened, request.target, bool(request.metapaths), notes)
-        show(plan, Workload(), as_json=as_json)
+        if builders.rank == 0:
+            _check(opened.source, directory, overwrite)
+            plan, _ = share_rows(backend.plan(opened.schema, request), request.workload,
+                                 request.shared, request.shared_origin)
+            check_divided(plan, request)
+            say_of_graph(opened, request.target, bool(request.metapaths), notes)
+            show(plan, Workload(), as_json=as_json)
         return
     if opened.store is not None and settings.run.verify and not isinstance(
             backend, MetatreeBackend):
         opened.store.verify()  # which may read all of it
-    with progress(not as_json) as advance:
+    with progress(not quiet) as advance:
         written = backend.partition(content, request, directory, overwrite=overwrite,
                                     progress=advance)
-    say_of_graph(opened, request.target, bool(request.metapaths), notes)
+    if builders.rank == 0:
+        say_of_graph(opened, request.target, bool(request.metapaths), notes)
     if staged is not None:
-        with progress(not as_json) as advance:
-            stage_all(directory, staged, overwrite=overwrite, progress=advance)
-    from dgl_heta.report.text import human_bytes
-    from dgl_heta.system.memory import peak_rss_mb
+        with progress(not quiet) as advance:
+            builders.each(lambda: stage_all(directory, staged, overwrite=overwrite,
+                                            progress=advance, builders=builders))
+    peaks = builders.gather(peak_rss_mb())
+    if builders.rank == 0:
+        _say(written, as_json, {
+            "part_config": str(written.part_config), "method": method, "parts": written.parts,
+            "seconds": time.perf_counter() - started, "peak_rss_mb": max(peaks),
+            "workers": builders.size,
+            "bytes": sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()),
+            "statistics": dict(written.statistics)})
 
-    result: dict[str, Any] = {
-        "part_config": str(written.part_config), "method": method, "parts": written.parts,
-        "seconds": time.perf_counter() - started, "peak_rss_mb": peak_rss_mb(),
-        "bytes": sum(f.stat().st_size for f in directory.rglob("*") if f.is_file()),
-        "statistics": dict(written.statistics)}
+
+def _say(written: PartitionResult, as_json: bool, result: dict[str, Any]) -> None:
+    from dgl_heta.report.text import human_bytes
+
     if as_json:
         print_json(result)
         return
+    peak = f"peak memory {result['peak_rss_mb']:.0f} MB"
+    if result["workers"] > 1:
+        peak = f"{result['workers']} workers, {peak} of one"
     out.print(f"{escape(str(written.part_config))}: {written.parts} "
-              f"partition{'s' * (written.parts != 1)} by {method}, "
-              f"{human_bytes(result['bytes'])} written in {result['seconds']:.1f} s, "
-              f"peak memory {result['peak_rss_mb']:.0f} MB", highlight=False, soft_wrap=True)
+              f"partition{'s' * (written.parts != 1)} by {result['method']}, "
+              f"{human_bytes(result['bytes'])} written in {result['seconds']:.1f} s, {peak}",
+              highlight=False, soft_wrap=True)
     _show_statistics(written.statistics)
+
+
+def _destination(graph: str, to: str) -> Path:
+    """The directory or the URL that is to be written."""
+    from dgl_heta.system.remote_files import file_path, is_remote
+
+    directory = file_path(to)
+    if not is_remote(to) and Path(graph).exists() and Path(graph).resolve().is_relative_to(
+            directory.resolve()):
+        raise InputError(f"'{graph}' lies in {directory}, which would be overwritten; choose "
+                         "another directory for the partition")
+    return directory
+
+
+def _check_method(method: str, ours: bool, staged: Path | None, directory: Path) -> None:
+    """Refuse what only partitions of whole relations (`ours`) can be asked for."""
+    from dgl_heta.launch.scheduler import is_worker
+    from dgl_heta.system.remote_files import RemotePath
+
+    if ours:
+        return
+    if staged is not None:
+        raise InputError(f"--stage has no effect on --method {method}, whose parts are DGL's, one "
+                         "directory each already; leave it out")
+    if isinstance(directory, RemotePath):
+        raise InputError(f"--method {method} writes to a disk; give a directory, and copy it")
+    if is_worker() and os.environ["WORLD_SIZE"] != "1":
+        raise InputError(f"--method {method} is run by one process; start it without torchrun, or "
+                         "with one task")
+
+
+def _builders(timeout_s: float) -> Builders:
+    """This process, or it and the others that a scheduler has started."""
+    from dgl_heta.launch.scheduler import is_worker
+    from dgl_heta.store.builders import ALONE
+
+    if not is_worker() or os.environ["WORLD_SIZE"] == "1":
+        return ALONE
+    from dgl_heta.launch.building import WorkerBuilders
+
+    return WorkerBuilders.of_scheduler(timeout_s)
 
 
 def _show_statistics(statistics: Mapping[str, Any]) -> None:

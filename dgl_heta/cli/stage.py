@@ -12,7 +12,6 @@ import typer
 from rich.markup import escape
 
 from dgl_heta.cli.options import AsJson, Overwrite, SshOptions, grouped, refuse
-from dgl_heta.errors import InputError
 from dgl_heta.report.console import out, print_json, progress, table
 
 if TYPE_CHECKING:
@@ -97,7 +96,6 @@ def _planned(opened: OpenedPartition, to: Path, machines: MachineOptions, part: 
     from dgl_heta.launch.cluster import read_ip_config
     from dgl_heta.launch.sending import parts_of_hosts
     from dgl_heta.partition.staging import Staging
-    from dgl_heta.system.remote_files import is_remote
 
     if machines.hosts is None:
         refuse({"--python": machines.python}, "an effect with --hosts only")
@@ -106,10 +104,6 @@ def _planned(opened: OpenedPartition, to: Path, machines: MachineOptions, part: 
                 for group in groups]
     refuse({"--part": part}, "no effect with --hosts, whose order says who runs what; leave one "
            "of them out")
-    if is_remote(opened.name):
-        raise InputError(f"--hosts sends files of this machine, but {opened.name} is in object "
-                         "storage, which each host reads best itself: run `dgl-heta stage "
-                         f"{opened.name} --to {to} --part N` on host N")
     hosts = read_ip_config(machines.hosts)
     return [_Each(Staging.of(opened, group, also), to.absolute(), host)
             for host, group in zip(hosts, parts_of_hosts(opened.plan.num_parts, hosts))]

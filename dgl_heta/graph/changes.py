@@ -12,7 +12,7 @@ from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.readers.arrays import check_node_array, node_array, task_arrays
 from dgl_heta.graph.schema import Relation, Schema
-from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
+from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task, pieces_of
 
 FEAT = "feat"
 REVERSE = "rev-"
@@ -32,6 +32,9 @@ class ReverseEdges:
     def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for src, dst in self.edges.chunks(size):
             yield dst, src
+
+    def pieces(self) -> list[EdgeSource]:
+        return [ReverseEdges(piece) for piece in pieces_of(self.edges)]
 
 
 def with_reverse(source: GraphSource) -> GraphSource:

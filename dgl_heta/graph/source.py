@@ -6,8 +6,9 @@ are read in chunks, and node arrays may be memory maps. The store writer consume
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,13 +24,20 @@ KINDS = ("classification", "multilabel", "regression")
 MOST_CLASSES = 1 << 16
 """Classes of a task, or labels or numbers per node, at most."""
 
+PIECE = 1 << 22
+"""Edges of a piece of arrays and files that can be read from any place."""
+
 TRAIN_MASK = "train_mask"
 MASKS = (TRAIN_MASK, "val_mask", "test_mask")
 """Node arrays that say which nodes are for training, validation and test."""
 
 
 class EdgeSource(Protocol):
-    """Edges of one relation, readable any number of times."""
+    """Edges of one relation, readable any number of times.
+
+    One that can be read from several places has a method `pieces`, too: its edges as several
+    sources, in their order (:func:`share_of`).
+    """
 
     @property
     def num_edges(self) -> int:
@@ -63,6 +71,46 @@ class EdgeArrays:
                    np.asarray(self.dst[start:start + size]))
             forget(self.src)
             forget(self.dst)
+
+    def pieces(self) -> list[EdgeSource]:
+        return [EdgeArrays(self.src[start:start + PIECE], self.dst[start:start + PIECE])
+                for start in range(0, len(self.src), PIECE)]
+
+
+class JoinedEdges:
+    """The edges of several sources, one after the other."""
+
+    def __init__(self, parts: Sequence[EdgeSource]) -> None:
+        self._parts = tuple(parts)
+
+    @cached_property
+    def num_edges(self) -> int:
+        return sum(part.num_edges for part in self._parts)
+
+    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for part in self._parts:
+            yield from part.chunks(size)
+
+    def pieces(self) -> list[EdgeSource]:
+        return [piece for part in self._parts for piece in pieces_of(part)]
+
+
+def pieces_of(edges: EdgeSource) -> Sequence[EdgeSource]:
+    """The pieces that can be read by themselves, in their order; of most sources one."""
+    pieces: Callable[[], Sequence[EdgeSource]] | None = getattr(edges, "pieces", None)
+    return pieces() if pieces else [edges]
+
+
+def share_of(edges: EdgeSource, index: int, count: int) -> tuple[int, EdgeSource]:
+    """One of `count` even shares of edges, and the position of its first edge; whole pieces."""
+    if count == 1:
+        return 0, edges
+    pieces = pieces_of(edges)
+    ends = np.cumsum([piece.num_edges for piece in pieces])
+    # A piece is of the share in which its middle lies, so that every piece is of one.
+    middle = ends - [piece.num_edges / 2 for piece in pieces]
+    low, high = np.searchsorted(middle, [ends[-1] * i / count for i in (index, index + 1)])
+    return int(ends[low - 1]) if low else 0, JoinedEdges(pieces[low:high])
 
 
 @dataclass(frozen=True)

@@ -87,6 +87,9 @@ class Reader(Provider, Protocol):
     description: str
     options: Mapping[str, Any] | BaseModel = {}
     """The options that `read` takes, as those of a :class:`Dataset`."""
+    remote: bool = False
+    """Whether `path` may be in object storage: a :class:`~dgl_heta.system.remote_files.RemotePath`,
+    which has no name on this machine's disk."""
 
     @abstractmethod
     def matches(self, path: Path) -> bool:

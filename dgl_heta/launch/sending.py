@@ -1,4 +1,5 @@
-"""Staging to other machines: rsync over ssh sends what they lack, and they compare it.
+"""Staging to other machines: rsync over ssh sends what they lack, and they compare it; what is in
+object storage they read there themselves.
 
 rsync goes on with a file that was interrupted, and sends nothing that is there. What it brings lies
 in a working directory until all checksums agree (:mod:`dgl_heta.partition.staging`).
@@ -24,9 +25,11 @@ from dgl_heta.launch.remote import Ssh
 from dgl_heta.partition.staged_directory import working_directory
 from dgl_heta.partition.staging import Staging
 from dgl_heta.system.leftovers import scratch_directory
+from dgl_heta.system.remote_files import is_remote
 
 AT_ONCE = 8  # hosts
 ANSWER_S = 120.0  # for a host that was reached to say what it has
+RECEIVER = ["dgl_heta.launch.receiving"]
 SILENT_S = 600  # without a byte from or to a host
 
 
@@ -92,7 +95,7 @@ class Sender:
         report(host, "asking")
         told = {"overwrite": self.overwrite, "staged": staging.staged.to_json(sums=False)}
         # With overwrite it compares the files that it has, however many these are.
-        answer = self._call(host, "ask", told,
+        answer = self._call(host, [*RECEIVER, "ask", str(self.out)], told,
                             None if self.overwrite else self.ssh.timeout + ANSWER_S)
         if answer["version"] != __version__:
             raise InputError(f"{host} has dgl-heta {answer['version']}, this machine "
@@ -105,6 +108,10 @@ class Sender:
         if answer["room"] < staging.bytes:
             raise HetaError(f"{host} has room for {answer['room']:,} bytes where {self.out} is to "
                             f"be, but {staging.staged} need {staging.bytes:,}; nothing was sent")
+        if is_remote(staging.source):
+            report(host, "reading")
+            self._call(host, self._stage_there(staging))
+            return True
         with scratch_directory(None, "dgl-heta-stage") as scratch:
             try:
                 staging.link(scratch)
@@ -114,8 +121,16 @@ class Sender:
             report(host, "sending")
             self._rsync(host, scratch)
         report(host, "comparing")
-        self._call(host, "finish", told)
+        self._call(host, [*RECEIVER, "finish", str(self.out)], told)
         return True
+
+    def _stage_there(self, staging: Staging) -> list[str]:
+        """The command by which a host stages from object storage, with its own keys."""
+        options = [("--part", str(part)) for part in staging.staged.parts]
+        options += [("--also", name) for name in staging.also]
+        return ["dgl_heta", "stage", staging.source, "--to", str(self.out), "--json",
+                *(word for option in options for word in option),
+                *["--overwrite"] * self.overwrite]
 
     def _rsync(self, host: Host, directory: Path) -> None:
         work = working_directory(self.out)
@@ -135,10 +150,10 @@ class Sender:
             raise HetaError(f"{host}: rsync ended with status {done.returncode}: {first}; what "
                             f"arrived stays in {work} there, and the same command goes on with it")
 
-    def _call(self, host: Host, what: str, told: dict[str, Any], limit: float | None = None
-              ) -> dict[str, Any]:
-        """Run the other end, for so many seconds at most; returns its answer."""
-        command = shlex.join([self.python, "-m", "dgl_heta.launch.receiving", what, str(self.out)])
+    def _call(self, host: Host, module: list[str], told: dict[str, Any] | None = None,
+              limit: float | None = None) -> dict[str, Any]:
+        """Run a module of dgl-heta there, for so many seconds at most; returns its answer."""
+        command = shlex.join([self.python, "-m", *module])
         try:
             done = subprocess.run(self.ssh.command(host, command), input=json.dumps(told),
                                   capture_output=True, text=True, errors="replace", timeout=limit)

@@ -8,20 +8,25 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from dgl_heta.errors import InputError
 from dgl_heta.graph.schema import Schema
 from dgl_heta.graph.source import GraphSource
-from dgl_heta.partition.part_config import PLAN_FILE, config_name, part_config
+from dgl_heta.partition.part_config import PLAN_FILE, PROFILES_DIR, config_name, part_config
+from dgl_heta.partition.uploading import uploaded_directory
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
+from dgl_heta.store.builders import ALONE, Builders
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
 from dgl_heta.store.staged import FILE_NAME as STAGED_FILE
 from dgl_heta.store.staged import plan_sum
 from dgl_heta.store.writer import Progress, check_source, fill_store
 from dgl_heta.system.atomic_files import new_directory
+from dgl_heta.system.remote_files import RemotePath, file_path
 
 STORE_DIR = "store"
 
@@ -29,11 +34,12 @@ STORE_DIR = "store"
 def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
                     graph_name: str | None = None, overwrite: bool = False,
                     progress: Progress | None = None, memory_mb: int = 512,
-                    edge_ids: bool = False) -> Path:
+                    edge_ids: bool = False, builders: Builders = ALONE) -> Path:
     """Write a partition directory for a plan; returns the path of its part_config JSON.
 
     A source is written as a store inside the directory; an existing store is referred to, by
-    its relative path, so that the two can be moved together.
+    its relative path, so that the two can be moved together. Several builders write one directory,
+    which all of them must see, or to one URL, where each needs room for what it writes.
 
     Raises
     ------
@@ -41,9 +47,12 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
         The plan is for another graph, a name that part_config cannot hold, or as
         :func:`dgl_heta.store.write_store`.
     """
-    out = Path(out)
+    out = file_path(out)
     if isinstance(source, Store):
         source.check_whole()
+        if isinstance(out, RemotePath):
+            raise InputError(f"a plan over the store {source.directory} refers to it, so it cannot "
+                             f"lie in {out}; give the files that the store was made from")
         schema, name = source.schema, graph_name or source.manifest.name
         store = source.directory.resolve()
         destination = Path(os.path.realpath(out))
@@ -61,14 +70,40 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
     config = part_config(plan, name, location)
     file = config_name(name)
     # Written beside and put in place whole: a partition that was interrupted is none.
-    with new_directory(out, overwrite=overwrite, kind=PLAN_FILE, others=others_in) as directory:
+    if isinstance(out, RemotePath):
+        builders = builders.apart()
+        new = uploaded_directory(out, PLAN_FILE, overwrite=overwrite, builders=builders)
+    else:
+        new = _directory_of_all(out, overwrite, builders)
+    with new as directory:
         if not isinstance(source, Store):
-            (directory / STORE_DIR).mkdir()
+            (directory / STORE_DIR).mkdir(exist_ok=True)
             fill_store(source, directory / STORE_DIR, memory_mb=memory_mb, edge_ids=edge_ids,
-                       progress=progress)
-        plan.save(directory / PLAN_FILE)
-        (directory / file).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+                       progress=progress, builders=builders)
+        if builders.rank == 0:
+            plan.save(directory / PLAN_FILE)
+            (directory / file).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
     return out / file
+
+
+@contextmanager
+def _directory_of_all(out: Path, overwrite: bool, builders: Builders) -> Iterator[Path]:
+    """The new directory that all builders write; the first one makes it, and puts it in place."""
+    with ExitStack() as undo:
+        def make() -> str:
+            return "" if builders.rank else str(undo.enter_context(new_directory(
+                out, overwrite=overwrite, kind=PLAN_FILE, others=others_in)))
+
+        def look() -> None:
+            if not directory.is_dir():
+                raise InputError(f"{out} is not one directory for all workers: {platform.node()} "
+                                 "does not see what worker 0 writes there; give a directory that "
+                                 "all machines share")
+
+        directory = Path(builders.gather(builders.each(make))[0])
+        builders.each(look)
+        yield directory
+        builders.each(undo.close)
 
 
 def _same(one: Schema, other: Schema) -> bool:
@@ -84,6 +119,9 @@ def others_in(directory: Path) -> Iterator[Path]:
             yield from (file for file in path.rglob("*") if not file.is_dir()
                         and file.suffix != ".npy"
                         and file not in (path / MANIFEST_FILE, path / STAGED_FILE))
+        elif path.name == PROFILES_DIR and path.is_dir() and not path.is_symlink():
+            yield from (file for file in path.iterdir() if not (
+                file.match("visits-*.safetensors") or file.match("penalties-*.json")))
         elif not (path.is_file() and (path.match("owner-*.npy") or path.name == PLAN_FILE
                                       or (path.suffix == ".json" and is_part_config(path)))):
             yield path

@@ -18,6 +18,7 @@ from dgl_heta.hooks.packaged import to_install
 from dgl_heta.partition.directory import is_partition, open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
+from dgl_heta.system.remote_files import RemotePath, file_path, is_remote
 
 
 @dataclass(frozen=True)
@@ -125,8 +126,8 @@ def open_input(text: str, plugins: Plugins, verify: bool = False,
 
     A JSON file is a schema, or a part_config of DistDGL's parts. A directory is a partition, a
     relation store, or what a reader knows, told apart by what it holds; a file other than JSON is
-    for a reader, too. Any other text is a data set of a plugin or a name that a reader knows
-    (`ogbn-…`, in the directory `dataset`).
+    for a reader, too. A URL is of a directory of edge files. Any other text is a data set of a
+    plugin or a name that a reader knows (`ogbn-…`, in the directory `dataset`).
     Options of a data set or reader follow after a colon: `name:option=value,…`.
 
     Raises
@@ -143,8 +144,8 @@ def _opened(text: str, plugins: Plugins, verify: bool) -> GraphInput:
     from dgl_heta.graph.readers import find_reader, open_source
 
     datasets = plugins.providers("dataset")
-    name, options = _name_and_options(text, datasets)
-    path = Path(name)
+    name, options = (text, "") if is_remote(text) else _name_and_options(text, datasets)
+    path = file_path(name)
     if name in datasets and not Path(text).exists():  # `name:option=1`, whatever is in `name`
         source = load_dataset(plugins.get("dataset", name), options)
         return GraphInput(source.schema(), source.name, source=source)
@@ -186,6 +187,9 @@ def _written(path: Path, verify: bool) -> GraphInput | None:
         return GraphInput(Schema.load(path), path.stem)
     if not path.is_dir():
         return None
+    if isinstance(path, RemotePath) and (is_partition(path) or Store.is_store(path)):
+        raise InputError(f"{path} is a partition or a store in object storage; `dgl-heta stage "
+                         f"{path} --to DIR` brings a partition here, and a store is to be copied")
     if is_partition(path):
         store, plan = open_partition(path, verify)
         return GraphInput(store.schema, store.manifest.name, store, plan)

@@ -18,6 +18,7 @@ from dgl_heta.planning.metatree import Metapath, load_metapaths, parse_metapaths
 from dgl_heta.planning.owner_choice import WAYS
 from dgl_heta.planning.workload import DEFAULT_HOPS, Workload
 from dgl_heta.settings import Origin
+from dgl_heta.store.builders import ALONE, Builders
 
 MOST_MB = 1e12
 AUTO = 0
@@ -53,6 +54,8 @@ class PartitionRequest:
     script: ScriptArguments = field(default_factory=ScriptArguments)
     shared_origin: Origin = Origin.DEFAULT
     """Who asked for `shared`."""
+    builders: Builders = ALONE
+    """The processes that write the partition together."""
 
 
 @dataclass(frozen=True)

@@ -36,17 +36,13 @@ from dgl_heta.partition.staged_directory import (
 )
 from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
+from dgl_heta.store.builders import ALONE, Builders
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
 from dgl_heta.store.manifest import ArrayEntry, Manifest, RelationEntry
 from dgl_heta.store.staged import Pieces, Staged, pieces_of, pieces_sum, plan_sum
 from dgl_heta.system.checksums import KEY, file_sum
 from dgl_heta.system.leftovers import scratch_directory
-from dgl_heta.system.remote_files import (
-    FileDirectory,
-    LocalDirectory,
-    file_directory,
-    is_remote,
-)
+from dgl_heta.system.remote_files import RemotePath, blocks, is_remote
 
 
 @dataclass(frozen=True)
@@ -60,15 +56,17 @@ class Staging:
     files : the store's files, wherever they are.
     staged : which files, without checksums of pieces.
     whose : file → the relation or node type that it is of.
+    also : relations and node types that are staged beside those of the partitions, by name.
     """
 
     source: str
     graph_name: str
     store: Store
     plan: Plan
-    files: FileDirectory
+    files: Path
     staged: Staged
     whose: dict[str, str]
+    also: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, partition: OpenedPartition, parts: Sequence[int] | None = None,
@@ -93,7 +91,7 @@ class Staging:
         files, whose = _files(store, plan, chosen, *_also(store, also))
         return cls(source, partition.graph_name, store, plan, partition.files, Staged(
             chosen, plan.num_parts, plan_sum(plan.to_json()),
-            store.manifest.to_json()[KEY], files), whose)
+            store.manifest.to_json()[KEY], files), whose, tuple(also))
 
     @property
     def entries(self) -> list[ArrayEntry]:
@@ -155,12 +153,12 @@ class Staging:
         pieces = self.staged.files[entry.file]
         if pieces is None and file.exists() and file.stat().st_size == entry.bytes:
             return None
-        if pieces is not None and isinstance(self.files, LocalDirectory):
-            return self._cut(entry, pieces, self.files.path / entry.file, file)
+        if pieces is not None and not isinstance(self.files, RemotePath):
+            return self._cut(entry, pieces, self.files / entry.file, file)
         if partial.exists() and partial.stat().st_size > entry.bytes:
             partial.unlink()  # of another graph
         with partial.open("ab") as written:
-            for data in self.files.blocks(entry.file, written.tell()):
+            for data in blocks(self.files / entry.file, written.tell()):
                 written.write(data)
         if pieces is None:
             partial.replace(file)
@@ -225,7 +223,7 @@ class OpenedPartition:
     graph_name: str
     store: Store
     plan: Plan
-    files: FileDirectory
+    files: Path
 
 
 @contextlib.contextmanager
@@ -248,40 +246,42 @@ def opened_partition(source: str) -> Iterator[OpenedPartition]:
             raise InputError(f"{source} is staged for {store.staged} already; stage from the "
                              "partition that it was staged from")
         name = graph_name_of(part_config_file(Path(source)))
-        yield OpenedPartition(source, name, store, plan, LocalDirectory(store.directory))
+        yield OpenedPartition(source, name, store, plan, store.directory)
         return
-    directory = file_directory(source)
+    directory = RemotePath.of(source)
     with scratch_directory(None, "dgl-heta-stage") as scratch:
-        names = directory.names()
+        names = [file.name for file in directory.iterdir() if file.is_file()]
         if PLAN_FILE not in names:
             raise InputError(f"{source} is no partition: it holds no {PLAN_FILE}; write one with "
                              "`dgl-heta partition`, and copy it there with its store")
         for name in names:
             if name.endswith(".json") or name.startswith("owner-"):
-                _fetch(directory, name, scratch / name)
+                _fetch(directory / name, scratch / name)
         config = part_config_file(scratch)
         location, name = store_of_config(config), graph_name_of(config)
         if location is None:
             raise InputError(f"{source}: part_config {config.name} is damaged; make the partition "
                              "again")
-        files = directory.below(os.path.relpath(location, scratch))
+        files = (directory / os.path.relpath(location, scratch)).resolve()
         here = scratch / STORE_DIR
-        _fetch(files, MANIFEST_FILE, here / MANIFEST_FILE)
+        _fetch(files / MANIFEST_FILE, here / MANIFEST_FILE)
         plan = Plan.load(scratch / PLAN_FILE)
         manifest = Manifest.load(here)
         write_part_config(scratch, plan, name)
         cut = _cut_relations(plan)
         pointers = [item.indptr.file for item in manifest.relations if item.relation in cut]
         for file in pointers:
-            _fetch(files, file, here / file)
+            _fetch(files / file, here / file)
         Staged((), plan.num_parts, plan_sum(plan.to_json()), manifest.to_json()[KEY],
                dict.fromkeys(pointers)).save(here)
         opened, plan = open_partition(scratch, verify=True)
         yield OpenedPartition(source, name, opened, plan, files)
 
 
-def stage_all(partition: Path, to: Path, *, overwrite: bool, progress: Progress) -> None:
-    """Stage each partition of a directory into one of its own, `part-0` … in `to`.
+def stage_all(partition: Path, to: Path, *, overwrite: bool, progress: Progress,
+              builders: Builders = ALONE) -> None:
+    """Stage each partition of a directory into one of its own, `part-0` … in `to`; several builders
+    stage a share of them each.
 
     Raises
     ------
@@ -289,15 +289,15 @@ def stage_all(partition: Path, to: Path, *, overwrite: bool, progress: Progress)
         As :meth:`Staging.write`.
     """
     with opened_partition(str(partition)) as opened:
-        for part in range(opened.plan.num_parts):
+        for part in range(builders.rank, opened.plan.num_parts, builders.size):
             Staging.of(opened, [part]).write(to / f"part-{part}", overwrite=overwrite,
                                              progress=progress)
 
 
-def _fetch(directory: FileDirectory, name: str, to: Path) -> None:
+def _fetch(path: Path, to: Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     with to.open("wb") as file:
-        for data in directory.blocks(name):
+        for data in blocks(path):
             file.write(data)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +11,8 @@ import numpy as np
 
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import EdgeSource
+from dgl_heta.graph.source import EdgeSource, share_of
+from dgl_heta.store.builders import ALONE, Builders
 from dgl_heta.system.jit import late_kernel
 
 
@@ -32,19 +33,34 @@ def index_dtype(num_src: int) -> np.dtype:
 
 def count_in_degrees(
     relation: Relation, edges: EdgeSource, num_src: int, num_dst: int, chunk: int,
-    advance: Callable[[int], None],
+    advance: Callable[[int], None], builders: Builders = ALONE,
 ) -> np.ndarray:
     """First pass: `indptr`, with every id checked. Memory: destination nodes and a chunk.
+
+    Several builders read a share of the edges each.
 
     Raises
     ------
     InputError
         An id out of range, or chunks with unequal numbers of sources and destinations.
     """
-    indptr = np.zeros(num_dst + 1, dtype=np.int64)
+    indptr = builders.each(lambda: _counts(
+        relation, *share_of(edges, builders.rank, builders.size), num_src, num_dst, chunk, advance))
+    indptr = builders.total(indptr)
+    np.cumsum(indptr, out=indptr)
+    if not indptr[-1]:
+        raise InputError(f"relation '{relation}' has 0 edges; it must have at least 1 "
+                         "(leave an empty relation out of the graph)")
+    return indptr
+
+
+def _counts(relation: Relation, first: int, edges: EdgeSource, num_src: int, num_dst: int,
+            chunk: int, advance: Callable[[int], None]) -> np.ndarray:
+    """In-degrees of a share that begins with edge `first`, those of node v at v + 1."""
+    counts = np.zeros(num_dst + 1, dtype=np.int64)
     seen = 0
     for src, dst in edges.chunks(chunk):
-        bad = _count(*_as_int64(relation, src, dst), num_src, indptr)
+        bad = _count(*_as_int64(relation, src, dst), num_src, counts)
         if bad >= 0:
             out_of_range = not 0 <= src[bad] < num_src
             side, ntype, value, limit = (
@@ -52,84 +68,103 @@ def count_in_degrees(
                 else ("destination", relation.dst, dst[bad], num_dst)
             )
             raise InputError(
-                f"relation '{relation}': edge {seen + bad} has {side} id {value}, but node "
+                f"relation '{relation}': edge {first + seen + bad} has {side} id {value}, but node "
                 f"type '{ntype}' has {limit} nodes (ids 0 … {limit - 1})"
             )
         seen += len(src)
         advance(len(src))
     if seen != edges.num_edges:
         raise InputError(f"relation '{relation}': {edges.num_edges} edges announced, {seen} read")
-    if seen == 0:
-        raise InputError(f"relation '{relation}' has 0 edges; it must have at least 1 "
-                         "(leave an empty relation out of the graph)")
-    np.cumsum(indptr, out=indptr)
-    return indptr
+    return counts
+
+
+Pieces = Iterator[tuple[np.ndarray, np.ndarray]]
 
 
 def sorted_indices(
     relation: Relation, edges: EdgeSource, indptr: np.ndarray, num_src: int, chunk: int,
-    want_ids: bool, scratch: Path, advance: Callable[[int], None],
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Second pass: `(indices, edge ids)` in CSC order, piece by piece.
+    want_ids: bool, scratch: Path, advance: Callable[[int], None], builders: Builders = ALONE,
+) -> tuple[int, Pieces]:
+    """Second pass: `(indices, edge ids)` in CSC order, piece by piece, and the position of the
+    first.
 
-    Up to `chunk` edges are sorted in memory. More are first dealt to files, one per range of
-    destinations that holds about a chunk of edges; then each file is sorted by itself. Edge
-    ids are empty unless `want_ids`.
+    Up to `chunk` edges are sorted in memory. More are first dealt to files in the new directory
+    `scratch`, one per range of destinations that holds about a chunk of edges; then each file is
+    sorted by itself. Edge ids are empty unless `want_ids`. Several builders deal a share of the
+    edges each, and sort a share of the ranges, which are one after the other.
 
     Raises
     ------
     HetaError
         The edges are not those of the first pass (a file that is still being written).
     """
-    dtype = index_dtype(num_src)
     num_edges = int(indptr[-1])
-    if num_edges <= chunk:
-        indices = np.empty(num_edges, dtype)
-        ids = np.empty(num_edges if want_ids else 0, np.int64)
-        cursor = indptr[:-1].copy()
-        for done, src, dst in _reread(relation, edges, chunk, num_edges, num_src, len(cursor)):
-            places = np.arange(done, done + len(src) if want_ids else done)
-            if not _scatter(src, dst, 0, cursor, indptr[1:], indices, ids, places):
-                raise _changed(relation)
-            advance(len(src))
-        yield indices, ids
-        return
+    if num_edges <= chunk and builders.size == 1:
+        return 0, _sorted_in_memory(relation, edges, indptr, num_src, chunk, want_ids, advance)
     bounds = _ranges(indptr, chunk)
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="buckets-") as name:
-        record = np.dtype([("src", dtype), ("dst", np.int64)]
-                          + ([("id", np.int64)] if want_ids else []))
-        buckets = _Buckets(Path(name), len(bounds) - 1, record)
-        # Edges that are dealt or read back are held several times over: as read, as records, as
-        # sorted, as bytes.
-        piece = max(chunk // 4, 1024)
-        for done, src, dst in _reread(relation, edges, piece, num_edges, num_src,
+    dtypes = [index_dtype(num_src), index_dtype(len(indptr) - 1)]
+    record = np.dtype([*zip(("src", "dst"), dtypes)] + ([("id", np.int64)] if want_ids else []))
+    buckets = _Buckets(scratch, len(bounds) - 1, record, builders)
+    # Edges that are dealt or read back are held several times over: as read, as records, as
+    # sorted, as bytes.
+    piece = max(chunk // 4, 1024)
+
+    def deal() -> None:
+        scratch.mkdir(parents=True, exist_ok=True)
+        first, own = share_of(edges, builders.rank, builders.size)
+        for done, src, dst in _reread(relation, own, piece, own.num_edges, num_src,
                                       len(indptr) - 1):
             rows = np.empty(len(src), record)
             rows["src"], rows["dst"] = src, dst
             if want_ids:
-                rows["id"] = np.arange(done, done + len(src))
-            buckets.deal(rows, np.searchsorted(bounds, dst, side="right") - 1)
+                rows["id"] = np.arange(first + done, first + done + len(src))
+            buckets.deal(rows, *_by_range(dst, bounds))
             advance(len(src) // 2)
-        for bucket in range(len(bounds) - 1):
-            low, high = int(bounds[bucket]), int(bounds[bucket + 1])
-            base, size = int(indptr[low]), int(indptr[high] - indptr[low])
-            if buckets.size(bucket) != size:
+
+    builders.each(deal)
+    low, high = np.searchsorted(indptr[bounds[:-1]], [
+        num_edges * rank / builders.size for rank in (builders.rank, builders.rank + 1)])
+    return int(indptr[bounds[low]]), _sorted_buckets(
+        relation, indptr, bounds[low:high + 1], buckets, int(low), piece, want_ids, advance)
+
+
+def _sorted_in_memory(relation: Relation, edges: EdgeSource, indptr: np.ndarray, num_src: int,
+                      chunk: int, want_ids: bool, advance: Callable[[int], None]) -> Pieces:
+    num_edges = int(indptr[-1])
+    indices = np.empty(num_edges, index_dtype(num_src))
+    ids = np.empty(num_edges if want_ids else 0, np.int64)
+    cursor = indptr[:-1].copy()
+    for done, src, dst in _reread(relation, edges, chunk, num_edges, num_src, len(cursor)):
+        places = np.arange(done, done + len(src) if want_ids else done)
+        if not _scatter(src, dst, 0, cursor, indptr[1:], indices, ids, places):
+            raise _changed(relation)
+        advance(len(src))
+    yield indices, ids
+
+
+def _sorted_buckets(relation: Relation, indptr: np.ndarray, bounds: np.ndarray, buckets: _Buckets,
+                    first: int, piece: int, want_ids: bool, advance: Callable[[int], None]
+                    ) -> Pieces:
+    """The buckets from `first` on, one for each range between `bounds`."""
+    for bucket, (low, high) in enumerate(itertools.pairwise(bounds.tolist()), start=first):
+        base, size = int(indptr[low]), int(indptr[high] - indptr[low])
+        if buckets.size(bucket) != size:
+            raise _changed(relation)
+        alone = high - low == 1  # one destination, perhaps larger than a chunk: in order
+        indices = np.empty(0 if alone else size, buckets.record["src"])
+        ids = np.empty(size if want_ids and not alone else 0, np.int64)
+        cursor, ends = indptr[low:high] - base, indptr[low + 1:high + 1] - base
+        for rows in buckets.read(bucket, piece):
+            src = np.ascontiguousarray(rows["src"])
+            places = np.ascontiguousarray(rows["id"]) if want_ids else ids[:0]
+            if alone:
+                yield src, places
+            elif not _scatter(src, np.ascontiguousarray(rows["dst"], np.int64), low, cursor, ends,
+                              indices, ids, places):
                 raise _changed(relation)
-            alone = high - low == 1  # one destination, perhaps larger than a chunk: in order
-            indices = np.empty(0 if alone else size, dtype)
-            ids = np.empty(size if want_ids and not alone else 0, np.int64)
-            cursor, ends = indptr[low:high] - base, indptr[low + 1:high + 1] - base
-            for rows in buckets.read(bucket, piece):
-                src = np.ascontiguousarray(rows["src"])
-                places = np.ascontiguousarray(rows["id"]) if want_ids else ids[:0]
-                if alone:
-                    yield src, places
-                elif not _scatter(src, np.ascontiguousarray(rows["dst"]), low, cursor, ends,
-                                  indices, ids, places):
-                    raise _changed(relation)
-                advance(len(rows) - len(rows) // 2)
-            if not alone:
-                yield indices, ids
+            advance(len(rows) - len(rows) // 2)
+        if not alone:
+            yield indices, ids
 
 
 def _reread(relation: Relation, edges: EdgeSource, chunk: int, num_edges: int, num_src: int,
@@ -164,39 +199,37 @@ def _ranges(indptr: np.ndarray, chunk: int) -> np.ndarray:
 
 
 class _Buckets:
-    """Append-only files of edge records; opened for each append, so their number is free."""
+    """Append-only files of edge records, for each bucket one of each builder; opened for each
+    append, so their number is free."""
 
-    def __init__(self, directory: Path, count: int, record: np.dtype) -> None:
-        self._paths = [directory / f"{i}.bin" for i in range(count)]
-        self._record = record
+    def __init__(self, directory: Path, count: int, record: np.dtype, builders: Builders) -> None:
+        self.record, self._rank = record, builders.rank
+        self._paths = [[directory / f"{i}-{rank}.bin" for rank in range(builders.size)]
+                       for i in range(count)]
 
-    def deal(self, rows: np.ndarray, bucket: np.ndarray) -> None:
-        if len(self._paths) < 2**16:
-            bucket = bucket.astype(np.uint16)  # which NumPy sorts by radix
-        rows = rows[np.argsort(bucket, kind="stable")]
-        ends = np.cumsum(np.bincount(bucket, minlength=len(self._paths)))
+    def deal(self, rows: np.ndarray, order: np.ndarray, ends: np.ndarray) -> None:
+        """Append rows, which are bucket by bucket in this order, each to its end."""
+        rows = rows[order]
         start = 0
-        for path, end in zip(self._paths, ends):
+        for paths, end in zip(self._paths, ends.tolist()):
             if end > start:
-                with path.open("ab") as file:
+                with paths[self._rank].open("ab") as file:
                     file.write(rows[start:end].tobytes())
-            start = int(end)
+            start = end
 
     def size(self, bucket: int) -> int:
-        path = self._paths[bucket]
-        return path.stat().st_size // self._record.itemsize if path.exists() else 0
+        return sum(path.stat().st_size // self.record.itemsize
+                   for path in self._paths[bucket] if path.exists())
 
     def read(self, bucket: int, chunk: int) -> Iterator[np.ndarray]:
-        path = self._paths[bucket]
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            while True:
-                data = file.read(chunk * self._record.itemsize)
-                if not data:
-                    break
-                yield np.frombuffer(data, self._record)
-        path.unlink()
+        """The records in the order of the edges: shares of builders are one after the other."""
+        for path in self._paths[bucket]:
+            if not path.exists():
+                continue
+            with path.open("rb") as file:
+                while data := file.read(chunk * self.record.itemsize):
+                    yield np.frombuffer(data, self.record)
+            path.unlink()
 
 
 def _as_int64(relation: Relation, src: np.ndarray,
@@ -226,6 +259,29 @@ def _count(src, dst, num_src, counts):  # type: ignore[no-untyped-def]
             return i
         counts[row + 1] += 1
     return -1
+
+
+@late_kernel
+def _by_range(ids, bounds):  # type: ignore[no-untyped-def]
+    """The order of ids by the range between bounds that each is in, and where each range ends."""
+    count = len(bounds) - 1
+    ends, which = np.zeros(count, np.int64), np.empty(len(ids), np.int32)
+    for i in range(len(ids)):
+        low, high = 0, count
+        while high - low > 1:
+            middle = (low + high) // 2
+            if bounds[middle] <= ids[i]:
+                low = middle
+            else:
+                high = middle
+        which[i] = low
+        ends[low] += 1
+    at, order = np.cumsum(ends) - ends, np.empty(len(ids), np.int32)
+    ends += at
+    for i in range(len(ids)):
+        order[at[which[i]]] = i
+        at[which[i]] += 1
+    return order, ends
 
 
 @late_kernel

@@ -21,6 +21,7 @@ from dgl_heta.store.csc import CSC
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, Manifest, RelationEntry
 from dgl_heta.store.staged import Staged, pieces_sum
 from dgl_heta.store.structure import Finite, Rule, pointers, rule_of
+from dgl_heta.system.remote_files import file_path
 
 _BLOCK = 2**22  # bytes
 
@@ -69,7 +70,7 @@ class Store:
     @staticmethod
     def is_store(directory: str | Path) -> bool:
         """Return whether `directory` looks like a relation store."""
-        return (Path(directory) / FILE_NAME).is_file()
+        return (file_path(directory) / FILE_NAME).is_file()
 
     def relation(self, relation: Relation, pieces: bool = False) -> CSC:
         """The CSC of a relation, memory-mapped; its pointers ascend to the number of edges.

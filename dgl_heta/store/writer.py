@@ -7,11 +7,12 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,10 +21,12 @@ from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.readers.arrays import check_finite, task_arrays
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource, Task
+from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource, Task, pieces_of
+from dgl_heta.store.builders import ALONE, Builders
 from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
 from dgl_heta.system.atomic_files import new_directory
+from dgl_heta.system.checksums import file_sum
 from dgl_heta.system.disk import forget, npy_header, row_starts
 
 _MASKS_OF_EDGE_FILES = ("; in a metadata.json give 'task' a 'split', which makes the masks, or "
@@ -69,26 +72,41 @@ def write_store(
 
 
 def fill_store(source: GraphSource, directory: Path, *, memory_mb: int = 512,
-               edge_ids: bool = False, progress: Progress | None = None) -> Manifest:
-    """Write a checked source into an existing directory that the caller throws away on failure."""
-    _check_space(source, directory, edge_ids, _chunk(memory_mb))
-    manifest = _write(source, directory, _chunk(memory_mb), edge_ids,
-                      progress or (lambda *_: None))
-    manifest.save(directory)
+               edge_ids: bool = False, progress: Progress | None = None,
+               builders: Builders = ALONE) -> Manifest:
+    """Write a checked source into an existing directory that the caller throws away on failure.
+
+    Several builders share the arrays and the relations among them, and each relation that is more
+    than a builder's share of all edges.
+    """
+    builders.each(lambda: _check_space(source, directory, edge_ids, _chunk(memory_mb),
+                                       1 if builders.one_disk else builders.size))
+    manifest = _Writing(source, directory, _chunk(memory_mb), edge_ids, progress, builders).write()
+    builders.each(lambda: None if builders.rank else manifest.save(directory))
     return manifest
 
 
 class NpyWriter:
-    """A `.npy` file written in pieces, hashed on the way; a context manager."""
+    """A `.npy` file written in pieces, hashed on the way; a context manager.
 
-    def __init__(self, directory: Path, file: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
+    Parameters
+    ----------
+    start : the row at which a file that is there is written on; it is not hashed then.
+    """
+
+    def __init__(self, directory: Path, file: str, dtype: np.dtype, shape: tuple[int, ...],
+                 start: int | None = None) -> None:
         self._file, self._dtype, self._shape = file, np.dtype(dtype).newbyteorder("="), shape
         path = directory / file
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = path.open("wb")
+        self._handle = path.open("wb" if start is None else "r+b")
         self._hash = hashlib.sha256()
         self._bytes = 0
-        self._raw(npy_header(self._dtype, shape))
+        header = npy_header(self._dtype, shape)
+        if start is None:
+            self._raw(header)
+        else:
+            self._handle.seek(len(header) + start * self._dtype.itemsize * math.prod(shape[1:]))
 
     def __enter__(self) -> NpyWriter:
         return self
@@ -117,69 +135,165 @@ def _chunk(memory_mb: int) -> int:
     return max(memory_mb * 2**20 // 40, 1024)
 
 
-def _write(source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
-           progress: Progress) -> Manifest:
-    total = _work(source)
-    done = 0
+class _Writing:
+    """A store that is being written: files of arrays, and those of relations, by tasks that are
+    independent of each other."""
 
-    def advancing(what: str) -> Callable[[int], None]:
-        def advance(amount: int) -> None:
-            nonlocal done
-            done += amount
-            progress(what, min(done / total, 1.0))
-        return advance
+    def __init__(self, source: GraphSource, directory: Path, chunk: int, edge_ids: bool,
+                 progress: Progress | None, builders: Builders) -> None:
+        self.source, self.directory, self.chunk = source, directory, chunk
+        self.edge_ids, self.builders = edge_ids, builders
+        self._progress, self._done = progress or (lambda *_: None), 0
+        self._total = max(_work(source) // builders.size, 1)
+        self._written: dict[str, ArrayEntry] = {}
+        # Indices in file names keep apart what safe_name makes alike ("a/b" and "a_b").
+        self._types = {ntype: f"nodes/{index}-{safe_name(ntype)}"
+                       for index, ntype in enumerate(source.node_counts)}
+        self._relations = {Relation(*triple): f"relations/{index}-{safe_name('__'.join(triple))}"
+                           for index, triple in enumerate(source.edges)}
+        self._kept = {relation: kept_edge_arrays(source, relation, edge_ids)
+                      for relation in self._relations}
 
-    # Indices in file names keep apart what safe_name makes alike ("a/b" and "a_b").
-    arrays: dict[str, dict[str, ArrayEntry]] = {}
-    named: dict[str, IdsEntry] = {}
-    for index, ntype in enumerate(source.node_counts):
-        arrays[ntype] = {}
-        for number, (name, array) in enumerate(source.node_arrays.get(ntype, {}).items()):
-            file = f"nodes/{index}-{safe_name(ntype)}/{number}-{safe_name(name)}.npy"
-            arrays[ntype][name] = _write_rows(
-                directory, file, array, advancing(f"{ntype} {name}"),
-                partial(check_finite, name, ntype=ntype)
-                if name == "feat" and name not in source.given.get(ntype, {}) else None)
-        if ntype in source.node_ids:
-            named[ntype] = IdsEntry(*(
-                _write_rows(directory, f"nodes/{index}-{safe_name(ntype)}/ids-{part}.npy",
-                            getattr(source.node_ids[ntype], part), advancing(f"{ntype} ids"))
-                for part in ("offsets", "text")))
-    relations = []
-    for index, (triple, edges) in enumerate(source.edges.items()):
-        relation = Relation(*triple)
-        num_src, num_dst = source.node_counts[relation.src], source.node_counts[relation.dst]
-        folder = f"relations/{index}-{safe_name('__'.join(relation))}"
-        advance = advancing(str(relation))
-        indptr = count_in_degrees(relation, edges, num_src, num_dst, chunk, advance)
+    def write(self) -> Manifest:
+        """Write all files; returns the manifest that describes them."""
+        # The others would wait for the builder of a relation that is more than its share.
+        most = sum(edges.num_edges for edges in self.source.edges.values()) / self.builders.size
+        tasks = self._array_tasks()
+        for relation in self._relations:
+            edges = self.source.edges[relation]
+            if self.builders.one_disk and edges.num_edges > most and len(pieces_of(edges)) > 1:
+                self._write_relation(relation, self.builders)
+            else:  # read twice, dealt and sorted: more than the bytes that are written
+                tasks.append((24 * edges.num_edges, partial(self._write_relation, relation, ALONE)))
+
+        def own() -> None:
+            for task in self.builders.dealt([weight for weight, _ in tasks]):
+                tasks[task][1]()
+
+        self.builders.each(own)
+        for written in self.builders.gather([asdict(entry) for entry in self._written.values()]):
+            self._written |= {entry["file"]: ArrayEntry(**entry | {"shape": tuple(entry["shape"])})
+                              for entry in written}
+        return self._manifest()
+
+    def _advance(self, what: str, amount: int) -> None:
+        self._done += amount
+        self._progress(what, min(self._done / self._total, 1.0))
+
+    def _array_tasks(self) -> list[tuple[int, Callable[[], None]]]:
+        """For each array of nodes and of edges its bytes, and what writes it."""
+        tasks: list[tuple[int, Callable[[], None]]] = []
+
+        def add(file: str, array: np.ndarray, what: str, check: Callable[..., None] | None = None
+                ) -> None:
+            tasks.append((array.nbytes, partial(self._write_rows, file, array, what, check)))
+
+        for ntype, folder in self._types.items():
+            for name, array in self.source.node_arrays.get(ntype, {}).items():
+                add(self._array_file(folder, self.source.node_arrays[ntype], name), array,
+                    f"{ntype} {name}", partial(check_finite, name, ntype=ntype)
+                    if name == "feat" and name not in self.source.given.get(ntype, {}) else None)
+            if ids := self.source.node_ids.get(ntype):
+                add(f"{folder}/ids-offsets.npy", ids.offsets, f"{ntype} ids")
+                add(f"{folder}/ids-text.npy", ids.text, f"{ntype} ids")
+        for relation, folder in self._relations.items():
+            for name, array in self._kept[relation].items():
+                add(self._array_file(folder, self._kept[relation], name), array,
+                    f"{relation} {name}")
+        return tasks
+
+    def _array_file(self, folder: str, arrays: Mapping[str, Any], name: str) -> str:
+        return f"{folder}/{list(arrays).index(name)}-{safe_name(name)}.npy"
+
+    def _write_rows(self, file: str, array: np.ndarray, what: str,
+                    check: Callable[..., None] | None) -> None:
+        """Write an array in pieces; `check` gets the `rows` of each, the first of which is `start`.
+        """
+        row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
+        starts = row_starts(len(array), row_bytes)
+        with NpyWriter(self.directory, file, array.dtype, array.shape) as writer:
+            for start in starts:
+                rows = np.asarray(array[start:start + starts.step])
+                if check is not None:
+                    check(rows=rows, start=start)
+                writer.append(rows)
+                forget(array)
+                self._advance(what, rows.nbytes)
+            self._written[file] = writer.close()
+
+    def _write_relation(self, relation: Relation, builders: Builders) -> None:
+        """Write the CSC of a relation; several builders write its indices side by side."""
+        edges, folder = self.source.edges[relation], self._relations[relation]
+        num_src = self.source.node_counts[relation.src]
+        advance = partial(self._advance, str(relation))
+        indptr = count_in_degrees(relation, edges, num_src, self.source.node_counts[relation.dst],
+                                  self.chunk, advance, builders)
         shape = (int(indptr[-1]),)
-        with NpyWriter(directory, f"{folder}/indptr.npy", indptr.dtype, indptr.shape) as pointer:
-            pointer.append(indptr)
-        with ExitStack() as files:
-            body = files.enter_context(
-                NpyWriter(directory, f"{folder}/indices.npy", index_dtype(num_src), shape))
-            ids = files.enter_context(
-                NpyWriter(directory, f"{folder}/edge_ids.npy", np.dtype(np.int64), shape)
-            ) if edge_ids else None
-            for indices, positions in sorted_indices(relation, edges, indptr, num_src, chunk,
-                                                     edge_ids, directory, advance):
-                body.append(indices)
-                if ids:
-                    ids.append(positions)
-            entry = RelationEntry(relation, shape[0], pointer.close(), body.close(),
-                                  ids.close() if ids else None)
-        kept = kept_edge_arrays(source, relation, edge_ids)
-        for number, (name, array) in enumerate(kept.items()):
-            entry.arrays[name] = _write_rows(directory, f"{folder}/{number}-{safe_name(name)}.npy",
-                                             array, advancing(f"{relation} {name}"))
-        relations.append(entry)
-    task = source.task and replace(
-        source.task, num_classes=int(source.task.num_classes), unlabelled=None
-        if source.task.unlabelled is None else float(source.task.unlabelled))
-    given = {kind: known for kind, known in source.given.items()
-             if known and (edge_ids or kind in source.node_counts)}
-    return Manifest(source.name, {t: int(n) for t, n in source.node_counts.items()}, arrays,
-                    tuple(relations), task, source.info, f"dgl-heta {__version__}", named, given)
+        types = {f"{folder}/indices.npy": index_dtype(num_src)} | (
+            {f"{folder}/edge_ids.npy": np.dtype(np.int64)} if self.edge_ids else {})
+        scratch = self.directory / f"{folder}-buckets"
+        first, pieces = sorted_indices(relation, edges, indptr, num_src, self.chunk, self.edge_ids,
+                                       scratch, advance, builders)
+
+        def begin() -> None:
+            if builders.rank:
+                return
+            with NpyWriter(self.directory, f"{folder}/indptr.npy", indptr.dtype, indptr.shape
+                           ) as pointer:
+                pointer.append(indptr)
+                self._written[f"{folder}/indptr.npy"] = pointer.close()
+            if builders.size > 1:
+                for file, dtype in types.items():
+                    NpyWriter(self.directory, file, dtype, shape).close()
+
+        def write() -> None:
+            with ExitStack() as files:
+                writers = [files.enter_context(NpyWriter(
+                    self.directory, file, dtype, shape, first if builders.size > 1 else None))
+                    for file, dtype in types.items()]
+                for columns in pieces:
+                    for writer, rows in zip(writers, columns):
+                        writer.append(rows)
+                if builders.size == 1:
+                    self._written |= {file: writer.close() for file, writer in zip(types, writers)}
+
+        def end() -> None:
+            if scratch.exists():
+                shutil.rmtree(scratch)
+            for file, dtype in types.items() if builders.size > 1 else ():
+                path = self.directory / file
+                self._written[file] = ArrayEntry(file, dtype.str, shape, path.stat().st_size,
+                                                 file_sum(path))
+
+        builders.each(begin)
+        builders.each(write)
+        builders.each(lambda: None if builders.rank else end())
+
+    def _manifest(self) -> Manifest:
+        source = self.source
+
+        def entries(folder: str, arrays: Mapping[str, Any]) -> dict[str, ArrayEntry]:
+            return {name: self._written[self._array_file(folder, arrays, name)] for name in arrays}
+
+        relations = []
+        for relation, folder in self._relations.items():
+            indices = self._written[f"{folder}/indices.npy"]
+            relations.append(RelationEntry(
+                relation, indices.shape[0], self._written[f"{folder}/indptr.npy"], indices,
+                self._written.get(f"{folder}/edge_ids.npy"), entries(folder, self._kept[relation])))
+        task = source.task and replace(
+            source.task, num_classes=int(source.task.num_classes), unlabelled=None
+            if source.task.unlabelled is None else float(source.task.unlabelled))
+        given = {kind: known for kind, known in source.given.items()
+                 if known and (self.edge_ids or kind in source.node_counts)}
+        return Manifest(
+            source.name, {t: int(n) for t, n in source.node_counts.items()},
+            {t: entries(folder, source.node_arrays.get(t, {}))
+             for t, folder in self._types.items()},
+            tuple(relations), task, source.info, f"dgl-heta {__version__}",
+            {t: IdsEntry(*(self._written[f"{self._types[t]}/ids-{part}.npy"]
+                           for part in ("offsets", "text")))
+             for t in self._types if t in source.node_ids}, given)
 
 
 def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
@@ -195,20 +309,6 @@ def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
                 array.dtype.kind in "fiub" and array.dtype.itemsize <= 8))}
 
 
-def _write_rows(directory: Path, file: str, array: np.ndarray, advance: Callable[[int], None],
-                check: Callable[..., None] | None = None) -> ArrayEntry:
-    """Write an array in pieces; `check` gets the `rows` of each, the first of which is `start`."""
-    row_bytes = array.dtype.itemsize * math.prod(array.shape[1:])
-    starts = row_starts(len(array), row_bytes)
-    with NpyWriter(directory, file, array.dtype, array.shape) as writer:
-        for start in starts:
-            rows = np.asarray(array[start:start + starts.step])
-            if check is not None:
-                check(rows=rows, start=start)
-            writer.append(rows)
-            forget(array)
-            advance(rows.nbytes)
-        return writer.close()
 
 
 def check_source(source: GraphSource) -> None:
@@ -282,7 +382,9 @@ def _check_task(source: GraphSource, task: Task) -> None:
         labels.check(in_mask(mask), name)
 
 
-def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: int) -> None:
+def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: int,
+                 disks: int) -> None:
+    """Refuse a disk that has no room for the store, or for its share on several disks."""
     need = _node_bytes(source)
     need += sum(array.nbytes for relation in source.edges
                 for array in kept_edge_arrays(source, relation, edge_ids).values())
@@ -293,6 +395,7 @@ def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: in
         if edges.num_edges > chunk:
             scratch = max(scratch, edges.num_edges * (width + 8))
     free = shutil.disk_usage(directory).free
+    need //= disks
     if need + scratch > free:
         raise HetaError(f"no space left on the disk: the store needs {need:,} bytes and "
                         f"{scratch:,} more while it is written, but {free:,} are free")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,50 @@ def test_directories_and_wildcards_are_tables_in_the_order_of_names(
         described(tmp_path, {"a": {}, "b": {}}, [relation(files=[*files, "[pb]*/*"])])
     with pytest.raises(InputError, match=r"(00|x)\.parquet, row 2: column 'dst' is 'b0' as in"):
         described(tmp_path, {"a": {}, "b": {"table": table, "id": "dst"}}, [relation(files=files)])
+
+
+def test_directories_named_by_a_column_and_its_value_give_the_column(tmp_path: Path) -> None:
+    for number, folder in enumerate(("year=2020/kind=a%20b", "year=2021/kind=c",
+                                     "year=__HIVE_DEFAULT_PARTITION__/kind=c")):
+        (tmp_path / "nodes" / folder).mkdir(parents=True)
+        table(tmp_path / "nodes" / folder, "part.parquet", id=[f"n{number}"], own=[number])
+    for etype in ("to", "from"):
+        (tmp_path / f"edges/etype={etype}/own=9").mkdir(parents=True)
+        table(tmp_path / f"edges/etype={etype}/own=9", "part.parquet", src=["n0"], dst=["n1"],
+              own=["its"])
+        (tmp_path / f"edges/etype={etype}/last.csv").write_text("src,dst\nn1,n2\n")
+        table(tmp_path / f"edges/etype={etype}", "two.parquet", head=["n2"], tail=["n0"])
+    source = described(tmp_path, {"n": {"table": "nodes", "features": {
+        "year": "number:indicator", "kind": "category", "own": "vector"}}},
+        [relation(src="n", etype={"column": "etype"}, dst="n", files=["edges"])])
+    assert source.node_arrays["n"]["feat"].tolist() == [
+        [-1, 0, 1, 0, 0], [1, 0, 0, 1, 1], [0, 1, 0, 1, 2]]
+    assert source.info["columns"]["n"][1]["values"] == ["a b", "c"]
+    for etype in ("from", "to"):
+        assert pairs(source, Relation("n", etype, "n")) == [
+            ("n1", "n2"), ("n0", "n1"), ("n2", "n0")]
+    with pytest.raises(InputError, match=r"no column 'x'.*; its columns: dst, etype, own, src"):
+        described(tmp_path, {"n": {}}, [relation(
+            src="n", etype={"column": "x"}, dst="n", files=["edges/*/*/*.parquet"])])
+
+
+def test_any_number_of_files_is_read_with_few_of_them_open(tmp_path: Path) -> None:
+    for number in range(200):
+        table(tmp_path, f"e-{number:03}.parquet", src=[number], dst=[0])
+        table(tmp_path, f"n-{number:03}.parquet", id=[f"n{number}"])
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 60, limits[1]))
+    try:
+        source = described(tmp_path, {"a": {"count": 200}, "b": {"count": 1},
+                                      "n": {"table": "n-*"}},
+                           [relation(files=["e-*"])])
+        ids = [int(u) for edges in source.edges.values()
+               for chunk, _ in edges.chunks(1000) for u in chunk]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert ids == [*range(200)]
+    assert source.node_counts["n"] == 200
 
 
 @pytest.mark.parametrize(("columns", "said"), [

@@ -53,10 +53,22 @@ def test_a_relation_may_be_in_parquet(tmp_path):
     assert read_edge_files(tmp_path).edges[Relation("a", "r", "a")].num_edges == 5
 
 
+def test_dictionary_encoded_ids_are_ids(tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    src, dst = (pa.array(ids.tolist()).dictionary_encode() for ids in EDGES)
+    path = parquet(tmp_path / "edges.parquet", src=src, dst=dst)
+    np.testing.assert_array_equal(
+        np.concatenate(list(open_edges(path).chunks(3)), axis=1), EDGES)
+    parquet(path, src=src, dst=pa.array([1, 0, None, 6, 3]).dictionary_encode())
+    with pytest.raises(InputError, match="an edge without an end"):
+        list(open_edges(path).chunks(10))
+
+
 @pytest.mark.parametrize(("columns", "message"), [
     ({"src": [0, 1]}, "has columns src; edges are the columns src and dst"),
     ({"a": [0], "b": [0], "c": [0]}, "has columns a, b, c"),
     ({"src": [0.5], "dst": [1]}, "column 'src' of .* holds double values"),
+    ({"src": [[0], [1]], "dst": [1, 2]}, r"column 'src' of .* holds list<.*> values"),
     ({"src": [0, None], "dst": [1, 2]}, "an edge without an end"),
 ])
 def test_parquet_that_is_not_edges_is_refused(tmp_path, columns, message):

@@ -19,8 +19,8 @@ from dgl_heta.graph.readers import (
     open_source,
     read_edge_files,
 )
-from dgl_heta.graph.readers.array_files import CsvEdges, JoinedEdges, NpyEdges
-from dgl_heta.graph.source import EdgeSource, Task
+from dgl_heta.graph.readers.array_files import CsvEdges, NpyEdges
+from dgl_heta.graph.source import EdgeSource, JoinedEdges, Task
 from tests.support.reading import (
     AUTHORS,
     CITES,

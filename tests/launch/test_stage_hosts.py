@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,7 +26,8 @@ from dgl_heta.store import Store, write_store
 from dgl_heta.system.checksums import file_sum
 from tests.support.graphs import academic
 from tests.support.launching import over_ssh
-from tests.support.ssh_hosts import ADDRESSES, SshHosts
+from tests.support.ssh_hosts import ADDRESSES, LAUNCHER, SshHosts
+from tests.support.storage import server, storage_port, upload
 from tests.support.waiting import PATIENCE
 
 HOSTS = [Host(i, address) for i, address in enumerate(ADDRESSES)]
@@ -98,6 +100,38 @@ def test_hosts_without_a_common_disk_train_as_one_machine_does(place, partition,
                            capture_output=True, text=True, timeout=PATIENCE)
     assert alone.returncode == 0, alone.stderr
     assert file_sum(tmp_path / "alone" / "model.safetensors") == checksum
+
+
+@over_ssh
+def test_each_host_reads_object_storage_with_its_own_keys(place, partition, disk, tmp_path,
+                                                           monkeypatch):
+    pytest.importorskip("moto.server")
+    hosts = place.ssh_hosts()
+    listed = place.script("".join(f"{address}\n" for address in ADDRESSES), "hosts.txt")
+    port = storage_port(monkeypatch, LAUNCHER)
+    keys = hosts.directory / "home" / ".aws"
+    keys.mkdir()
+    (keys / "credentials").write_text("[default]\naws_access_key_id = its\n"
+                                      "aws_secret_access_key = own\n")
+    (keys / "config").write_text(f"[default]\nendpoint_url = http://{LAUNCHER}:{port}\n"
+                                 "region = us-east-1\n")
+    with server(port, LAUNCHER), hosts.mounted(0, disk), hosts.mounted(1, disk):
+        url = upload(partition.parent, "bucket/graph") + "/parts"
+        command = [sys.executable, "-m", "dgl_heta", "stage", url, "--hosts", str(listed), "--to",
+                   str(disk / "graph"), "--ssh-config", str(hosts.config), "--json"]
+        for copied in (True, False):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+            assert done.returncode == 0, done.stderr
+            assert [each["copied"] for each in json.loads(done.stdout)["stagings"]] == [copied] * 2
+        sums = [on(hosts, host, ["sh", "-c", f"cd {shlex.quote(str(disk))} && find . -name '*.npy' "
+                                 "-exec sha256sum {} +"]) for host in HOSTS]
+        there = [process.communicate(timeout=PATIENCE)[0].split() for process in sums]
+    shutil.rmtree(keys)
+    for host, words in zip(HOSTS, there):
+        one = staging(partition, host.index)
+        assert dict(zip(words[1::2], words[::2])) == {
+            f"./graph/store/{entry.file}": entry.sha256 for entry in one.entries}
+    assert not list(disk.iterdir())
 
 
 @over_ssh

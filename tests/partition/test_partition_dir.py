@@ -232,6 +232,19 @@ def test_dgl_parts_are_replaced_but_not_any_directory_with_json_in_it(tmp_path):
     assert tree(tmp_path) == ["parts", "parts/new", "site", "site/some.json"]
 
 
+def test_profiles_of_the_cache_go_with_their_partition_what_a_user_keeps_there_does_not(tmp_path):
+    source, out = academic(), tmp_path / "parts"
+    write_partition(source, plan_of(source), out)
+    (out / "profiles").mkdir()
+    (out / "profiles" / "visits-0a-0.safetensors").touch()
+    (out / "profiles" / "notes.txt").touch()
+    with pytest.raises(InputError, match="holds profiles/notes.txt, which dgl-heta did not write"):
+        write_partition(source, plan_of(source), out, overwrite=True)
+    (out / "profiles" / "notes.txt").unlink()
+    write_partition(source, plan_of(source), out, overwrite=True)
+    assert not (out / "profiles").exists()
+
+
 # Damaged partitions
 
 

@@ -17,35 +17,16 @@ from dgl_heta.planning.making import make_plan
 from dgl_heta.store import Store, write_store
 from tests.partition.test_staging import cut_by_array
 from tests.support.graphs import academic
-from tests.support.launching import free_port
+from tests.support.storage import end_credentials, server, storage_port
+from tests.support.storage import upload as upload_directory
 
-moto = pytest.importorskip("moto.server")
+pytest.importorskip("moto.server")
 pytest.importorskip("s3fs")
-
-
-@contextlib.contextmanager
-def server(port: int = 0) -> Iterator[int]:
-    """An S3 server; its objects are the process's, and stay."""
-    started = moto.ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    started.start()
-    try:
-        yield started.get_host_and_port()[1]
-    finally:
-        started.stop()
 
 
 @pytest.fixture
 def port(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Where the storage of this test is to be, by the environment, as a user would say it."""
-    from fsspec.registry import get_filesystem_class
-
-    chosen = free_port("127.0.0.1")
-    for name, value in {"ENDPOINT_URL": f"http://127.0.0.1:{chosen}", "ACCESS_KEY_ID": "key",
-                        "SECRET_ACCESS_KEY": "secret", "DEFAULT_REGION": "us-east-1",
-                        "MAX_ATTEMPTS": "1"}.items():
-        monkeypatch.setenv(f"AWS_{name}", value)
-    get_filesystem_class("s3").clear_instance_cache()
-    return chosen
+    return storage_port(monkeypatch)
 
 
 @pytest.fixture
@@ -60,13 +41,7 @@ def partition(tmp_path: Path) -> Path:
 
 
 def upload(partition: Path) -> str:
-    import s3fs
-
-    files = s3fs.S3FileSystem()
-    with contextlib.suppress(FileExistsError):
-        files.mkdir("bucket")
-    files.put(str(partition.parent), "bucket/graph", recursive=True)
-    return "s3://bucket/graph/parts"
+    return upload_directory(partition.parent, "bucket/graph") + "/parts"
 
 
 def test_what_is_staged_is_what_the_directory_gives(port: int, partition: Path, tmp_path: Path
@@ -130,11 +105,9 @@ def test_what_is_not_there_is_named(port: int, partition: Path) -> None:
 
 def test_credentials_that_end_are_named(port: int, partition: Path,
                                         monkeypatch: pytest.MonkeyPatch) -> None:
-    from moto import settings
-
     with server(port):
         upload(partition)
-        monkeypatch.setattr(settings, "INITIAL_NO_AUTH_ACTION_COUNT", 0.0)
+        end_credentials(monkeypatch)
         with pytest.raises(InputError, match="s3://bucket/graph/parts may not be read: .*look at "
                            "the credentials"), opened_partition("s3://bucket/graph/parts"):
             pass

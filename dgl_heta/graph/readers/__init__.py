@@ -24,6 +24,7 @@ from dgl_heta.graph.reading_options import read_options
 from dgl_heta.graph.source import GraphSource
 from dgl_heta.hooks.manager import Plugins, plugins
 from dgl_heta.hooks.protocols import Reader
+from dgl_heta.system.remote_files import RemotePath, file_path
 
 __all__ = ["DistDGLParts", "EdgeFiles", "GraphBolt", "HeteroData", "Ogb", "detect", "find_reader",
            "open_source", "read_dgl_graph", "read_edge_files", "read_graphbolt", "read_hetero_data",
@@ -64,13 +65,14 @@ class EdgeFiles(Reader):
 
     name = "edges"
     description = "edge files (.npy, CSV, Parquet) with metadata.json"
+    remote = True
 
     def matches(self, path: Path) -> bool:
         metadata = path / edge_files.METADATA
         if not metadata.is_file():
             return False
         try:
-            data = json.loads(metadata.read_text(encoding="utf-8"))
+            data = json.loads(metadata.read_bytes())
         except (OSError, ValueError, RecursionError):
             return True  # the reader says what is wrong with it
         return isinstance(data, dict) and bool({"nodes", "edges"} & data.keys())
@@ -162,7 +164,9 @@ def find_reader(path: Path, registry: Plugins) -> Reader | None:
     InputError
         Several plugins read it.
     """
-    matching = [p for p in registry.providers("reader").values() if p.value.matches(path)]
+    here = not isinstance(path, RemotePath)
+    matching = [p for p in registry.providers("reader").values()
+                if (here or getattr(p.value, "remote", False)) and p.value.matches(path)]
     guests = [p for p in matching if p.source != "built in"]
     if len(guests) > 1:
         raise InputError(f"several plugins read '{path}': "
@@ -175,7 +179,7 @@ def find_reader(path: Path, registry: Plugins) -> Reader | None:
 
 def detect(path: str | Path) -> str | None:
     """The name of the reader of what is there: `graphbolt`, `edges`, `ogb`, …, or None."""
-    reader = find_reader(Path(path), plugins())
+    reader = find_reader(file_path(path), plugins())
     return None if reader is None else reader.name
 
 
@@ -185,7 +189,8 @@ def open_source(path_or_name: str | Path, registry: Plugins | None = None, **opt
 
     Parameters
     ----------
-    path_or_name : a file, a directory, or a name that a reader knows (`ogbn-mag`).
+    path_or_name : a file, a directory, the URL of a directory of edge files, or a name that a
+        reader knows (`ogbn-mag`).
     options : of the reader, as text or as values.
 
     Raises
@@ -194,7 +199,7 @@ def open_source(path_or_name: str | Path, registry: Plugins | None = None, **opt
         Nothing that can be read is there, an option that its reader does not have, or what
         the reader finds wrong.
     """
-    path = Path(path_or_name)
+    path = file_path(path_or_name)
     registry = registry or plugins()
     reader = find_reader(path, registry)
     if reader is None:
@@ -207,5 +212,7 @@ def open_source(path_or_name: str | Path, registry: Plugins | None = None, **opt
             f"{graphbolt_dataset.METADATA} (a GraphBolt OnDiskDataset), or with raw/ and split/ of "
             "an OGB data set (its name must be OGB's, as ogbn_mag), with a part_config of "
             "DistDGL's parts, or an OGB name such as ogbn-mag"
-            + (f", or for a reader of a plugin ({listing(guests)})" if guests else ""))
+            + (f", or for a reader of a plugin ({listing(guests)})" if guests else "")
+            + ("; from object storage edge files are read, and nothing else" * isinstance(
+                path, RemotePath)))
     return reader.read(path, **read_options("reader", reader.name, reader.options, options))

@@ -6,18 +6,23 @@ streaming a mapped file of 100 GB would look like using 100 GB. Nothing here unp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
 
-from dgl_heta.errors import InputError, listing
+from dgl_heta.errors import HetaError, InputError, listing
 from dgl_heta.graph.readers.column_files import TEXT_ENDINGS, ParquetColumns
+from dgl_heta.graph.readers.column_values import arrow, sort_of
 from dgl_heta.graph.readers.whole_numbers import header_lines, pairs
-from dgl_heta.graph.source import EdgeSource
+from dgl_heta.graph.source import PIECE, EdgeSource
+from dgl_heta.system.remote_files import RemotePath, file_path
 
 #: Rows of a CSV file that are in memory at once while its edges are counted.
 COUNT_CHUNK = 1 << 18
@@ -77,47 +82,126 @@ def _relative(directory: Path, text: Any, where: str) -> PurePosixPath:
     return relative
 
 
-def open_npy(path: Path) -> np.ndarray:
-    """Map a `.npy` file. Pickled contents (arrays of objects) are refused, never loaded."""
-    try:
-        with path.open("rb") as file:
+@dataclass(frozen=True)
+class NpyRows:
+    """A `.npy` file of which the header was read; rows are read when they are asked for.
+
+    It is an array for whoever asks for dtype, shape, size, and some rows in order (`[...]`: all).
+    """
+
+    path: Path
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    fortran: bool
+    offset: int
+
+    @classmethod
+    def open(cls, path: Path) -> NpyRows:
+        """Read the header of a file.
+
+        Raises
+        ------
+        InputError
+            It is no such file, ends too early, or has pickled contents (arrays of objects).
+        """
+        with _reading_npy(path), path.open("rb") as file:
             begin = file.read(len(_NPY))
-        if begin != _NPY and not begin.startswith(b"PK"):
-            raise InputError(f"{path} does not begin as a .npy file does; if it has numbers alone, "
-                             "as tofile and np.memmap write them, save it by np.save")
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except InputError:
+            if begin.startswith(b"PK"):
+                raise InputError(f"{path} is a .npz archive; it must be a .npy file with one array")
+            if begin != _NPY:
+                raise InputError(f"{path} does not begin as a .npy file does; if it has numbers "
+                                 "alone, as tofile and np.memmap write them, save it by np.save")
+            file.seek(0)
+            version, _ = np.lib.format.read_magic(file)
+            shape, fortran, dtype = (np.lib.format.read_array_header_1_0 if version == 1 else
+                                     np.lib.format.read_array_header_2_0)(file)
+            rows = cls(path, dtype, shape, fortran and len(shape) > 1, file.tell())
+            if dtype.hasobject:
+                raise ValueError("it has Python objects, which are never loaded")
+            if rows.offset + rows.nbytes > path.stat().st_size:
+                raise ValueError("it ends before its last number")
+            return rows
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: Any) -> np.ndarray:
+        if rows is ...:
+            return self.items(0, math.prod(self.shape), "its last row").reshape(
+                self.shape, order="F" if self.fortran else "C")
+        start, stop, _ = rows.indices(len(self))
+        width, count = math.prod(self.shape[1:]), max(stop - start, 0)
+        return self.items(start * width, count * width, f"row {stop}").reshape(
+            count, *self.shape[1:])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[...].astype(dtype or self.dtype, copy=False)
+
+    def items(self, first: int, count: int, last: str) -> np.ndarray:
+        """Some numbers in the order of the file, in the byte order of this machine; `last` says
+        what the last of them is of."""
+        values = np.empty(count, self.dtype)
+        with _reading_npy(self.path), self.path.open("rb") as file:
+            file.seek(self.offset + first * self.dtype.itemsize)
+            read = file.readinto(values.view(np.uint8).data) if count else 0
+        if read != values.nbytes:
+            raise InputError(f"{self.path} ends before {last}; it was cut while being read")
+        return values.astype(self.dtype.newbyteorder("="), copy=False)
+
+
+@contextmanager
+def _reading_npy(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except HetaError:
         raise
     except Exception as error:  # numpy's parser raises almost anything at a damaged header
-        raise InputError(
-            f"cannot read {path} as a .npy array of numbers: {_one_line(error)}"
-        ) from None
-    if not isinstance(array, np.ndarray):
-        array.close()
-        raise InputError(f"{path} is a .npz archive; it must be a .npy file with one array")
-    return array
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(f"cannot read {path} as a .npy array of numbers: {reason}") from None
+
+
+def open_npy(path: Path) -> Any:
+    """A `.npy` file as an array: mapped, or, in object storage, :class:`NpyRows` where rows lie one
+    after the other.
+
+    Raises
+    ------
+    InputError
+        As :meth:`NpyRows.open`.
+    """
+    rows = NpyRows.open(path)
+    if isinstance(path, RemotePath):
+        return rows[...] if rows.fortran else rows
+    with _reading_npy(path):
+        return np.load(path, mmap_mode="r", allow_pickle=False)
 
 
 @dataclass(frozen=True)
 class _Column:
-    """`count` integers in a file, `step` items apart."""
+    """`count` integers in a file from its item `first` on, `step` items apart; those of a piece of
+    the file's edges begin with edge `edge`."""
 
-    path: Path
-    dtype: np.dtype
-    offset: int
+    rows: NpyRows
+    first: int
     count: int
     step: int = 1
+    edge: int = 0
+
+    def between(self, start: int, stop: int) -> _Column:
+        return replace(self, first=self.first + start * self.step, edge=self.edge + start,
+                       count=min(stop, self.count) - start)
 
     def read(self, start: int, stop: int) -> np.ndarray:
-        items = (stop - start - 1) * self.step + 1
-        try:
-            values = np.fromfile(self.path, self.dtype, items,
-                                 offset=self.offset + start * self.step * self.dtype.itemsize)
-        except OSError as error:
-            raise InputError(f"cannot read {self.path}: {error.strerror or error}") from None
-        if len(values) != items:
-            raise InputError(f"{self.path} ends before edge {stop}; it was cut while being read")
-        return values[::self.step].astype(self.dtype.newbyteorder("="), copy=False)
+        return self.rows.items(self.first + start * self.step, (stop - start - 1) * self.step + 1,
+                               f"edge {self.edge + stop}")[::self.step]
 
 
 class NpyEdges:
@@ -143,36 +227,42 @@ class NpyEdges:
             stop = min(start + size, self.num_edges)
             yield self._src.read(start, stop), self._dst.read(start, stop)
 
+    def pieces(self) -> list[EdgeSource]:
+        pieces: list[EdgeSource] = []
+        for start in range(0, self.num_edges, PIECE):
+            piece = copy(self)
+            piece._src, piece._dst = (column.between(start, start + PIECE)
+                                      for column in (self._src, self._dst))
+            pieces.append(piece)
+        return pieces
 
-def _integers(path: Path) -> tuple[np.ndarray, int]:
-    """The mapped array and the position of its first byte in the file."""
-    array = open_npy(path)
-    if array.dtype.kind not in "iu":
-        raise InputError(f"{path} holds {array.dtype} values; node ids must be integers")
-    return array, int(getattr(array, "offset", 0))
+
+def _integers(path: Path) -> NpyRows:
+    rows = NpyRows.open(path)
+    if rows.dtype.kind not in "iu":
+        raise InputError(f"{path} holds {rows.dtype} values; node ids must be integers")
+    return rows
 
 
 def _both_rows(path: Path) -> tuple[_Column, _Column]:
-    array, offset = _integers(path)
-    if array.ndim != 2 or array.shape[0] != 2:
+    rows = _integers(path)
+    if rows.ndim != 2 or rows.shape[0] != 2:
         raise InputError(
-            f"{path} has shape {array.shape}; edges must have shape (2, number of edges): source "
+            f"{path} has shape {rows.shape}; edges must have shape (2, number of edges): source "
             "ids in row 0, destination ids in row 1"
         )
-    count, dtype = array.shape[1], array.dtype
-    if array.flags.c_contiguous:
-        return (_Column(path, dtype, offset, count),
-                _Column(path, dtype, offset + count * dtype.itemsize, count))
-    return (_Column(path, dtype, offset, count, step=2),
-            _Column(path, dtype, offset + dtype.itemsize, count, step=2))
+    count = rows.shape[1]
+    if rows.fortran:
+        return _Column(rows, 0, count, step=2), _Column(rows, 1, count, step=2)
+    return _Column(rows, 0, count), _Column(rows, count, count)
 
 
 def _only_row(path: Path) -> _Column:
-    array, offset = _integers(path)
-    if array.ndim != 1:
-        raise InputError(f"{path} has shape {array.shape}; ids of one end of the edges must be "
+    rows = _integers(path)
+    if rows.ndim != 1:
+        raise InputError(f"{path} has shape {rows.shape}; ids of one end of the edges must be "
                          "one-dimensional")
-    return _Column(path, array.dtype, offset, len(array))
+    return _Column(rows, 0, len(rows))
 
 
 class CsvEdges:
@@ -199,14 +289,17 @@ class ParquetEdges:
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, ParquetColumns(path)
-        names = self._file.names
+        names, self._coded = self._file.names, set[str]()
         self._columns = ["src", "dst"] if {"src", "dst"} <= set(names) else list(names)
         if len(self._columns) != 2:
             raise InputError(f"{path} has columns {listing(names)}; edges are the columns src "
                              "and dst, or the only two")
         for name in self._columns:
-            kind = str(self._file.schema.field(name).type)
-            if not kind.removeprefix("u").startswith("int"):
+            kind = self._file.schema.field(name).type
+            if arrow().types.is_dictionary(kind):
+                self._coded.add(name)
+                kind = kind.value_type
+            if sort_of(kind) != "whole":
                 raise InputError(f"column '{name}' of {path} holds {kind} values; node ids "
                                  "must be integers")
 
@@ -216,15 +309,16 @@ class ParquetEdges:
 
     def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         for batch in self._file.batches(self._columns, size):
-            if any(batch[name].null_count for name in self._columns):
+            src, dst = (batch[name].dictionary_decode() if name in self._coded else batch[name]
+                        for name in self._columns)
+            if src.null_count or dst.null_count:
                 raise InputError(f"{self._path} has an edge without an end; every row must "
                                  "have two ids")
-            src, dst = (batch[name].to_numpy() for name in self._columns)
-            yield src, dst
+            yield src.to_numpy(), dst.to_numpy()
 
 
 def open_edges(path: str | Path) -> EdgeSource:
-    """The edges in a file: `.npy` (2, E), CSV or `.parquet`, as its name says.
+    """The edges in a file, by its path or URL: `.npy` (2, E), CSV or `.parquet`, as its name says.
 
     They are read in chunks, anew at each call of `chunks`, and never all at once.
 
@@ -233,7 +327,7 @@ def open_edges(path: str | Path) -> EdgeSource:
     InputError
         Another ending, no such file, or what the file holds is not edges.
     """
-    path = Path(path)
+    path = file_path(path)
     for endings, kind in EDGE_FILES.items():
         if path.name.endswith(endings):
             if not path.is_file():
@@ -247,20 +341,3 @@ EDGE_FILES: dict[tuple[str, ...], Callable[[Path], EdgeSource]] = {
     (".npy",): NpyEdges, TEXT_ENDINGS: CsvEdges, (".parquet",): ParquetEdges}
 
 
-class JoinedEdges:
-    """The edges of several sources, one after the other."""
-
-    def __init__(self, parts: Sequence[EdgeSource]) -> None:
-        self._parts = tuple(parts)
-
-    @cached_property
-    def num_edges(self) -> int:
-        return sum(part.num_edges for part in self._parts)
-
-    def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for part in self._parts:
-            yield from part.chunks(size)
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

@@ -15,10 +15,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any
 
 from dgl_heta.errors import InputError, quoted
-from dgl_heta.graph.readers.column_sizes import DAMAGED, arrow_buffers, parquet_chunks
+from dgl_heta.graph.readers.column_sizes import (
+    DAMAGED,
+    arrow_buffers,
+    parquet_chunks,
+    parquet_footer,
+)
 from dgl_heta.graph.readers.column_values import arrow, decoded_bytes, plain
 from dgl_heta.graph.readers.sizes import EXPANSION, FREE_BYTES, expanded
 from dgl_heta.graph.readers.whole_numbers import file_blocks
@@ -46,11 +51,11 @@ def reading(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _describing(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file whose description is read; what is wrong with it becomes an error."""
-    with reading(path), path.open("rb") as file:
+def _describing(path: Path) -> Iterator[None]:
+    """What is wrong with the description in a file that is read becomes an error."""
+    with reading(path):
         try:
-            yield file
+            yield
         except DAMAGED as error:
             raise ValueError(str(error)) from None
 
@@ -79,14 +84,16 @@ class TextForm:
     decimal: str = "."
 
 
-class ColumnFile(Protocol):
-    """A file with columns.
+class ColumnFile:
+    """A file with columns, which is read in Arrow's batches.
 
     Attributes
     ----------
     names : of its columns, in their order.
     """
 
+    _path: Path
+    _schema: Any
     names: list[str]
 
     def read(self, names: Sequence[str]) -> list[Any]:
@@ -97,9 +104,25 @@ class ColumnFile(Protocol):
         InputError
             The file is damaged, or its columns take more memory than they may.
         """
+        return self._joined([*self._batches(names)], names)
 
     def pieces(self, names: Sequence[str]) -> Iterator[list[Any]]:
         """As :meth:`read`, in pieces of about :data:`PIECE` rows, of which one may have none."""
+        batches, rows = list[Any](), 0
+        for batch in self._batches(names):
+            batches.append(batch)
+            rows += batch.num_rows
+            if rows >= PIECE:
+                yield self._joined(batches, names)
+                batches, rows = [], 0
+        yield self._joined(batches, names)
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        """Some columns as the file has them, whose size was checked."""
+        raise NotImplementedError
+
+    def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
+        return _validated(self._path, batches, self._schema, names)
 
 
 def open_columns(path: Path, form: TextForm | None = None) -> ColumnFile:
@@ -130,32 +153,7 @@ def _apart(path: Path, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-class _Batched:
-    """A file that is read in Arrow's batches."""
-
-    def read(self, names: Sequence[str]) -> list[Any]:
-        return self._joined([*self._batches(names)], names)
-
-    def pieces(self, names: Sequence[str]) -> Iterator[list[Any]]:
-        batches, rows = list[Any](), 0
-        for batch in self._batches(names):
-            batches.append(batch)
-            rows += batch.num_rows
-            if rows >= PIECE:
-                yield self._joined(batches, names)
-                batches, rows = [], 0
-        yield self._joined(batches, names)
-
-    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
-        """Some columns as the file has them, whose size was checked."""
-        raise NotImplementedError
-
-    def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
-        """What :meth:`read` returns."""
-        raise NotImplementedError
-
-
-class TextColumns(_Batched):
+class TextColumns(ColumnFile):
     """A CSV, whatever divides its columns."""
 
     def __init__(self, path: Path, form: TextForm) -> None:
@@ -255,7 +253,7 @@ class _Stream(io.RawIOBase):
         return size
 
 
-class ParquetColumns(_Batched):
+class ParquetColumns(ColumnFile):
     """A Parquet file.
 
     Attributes
@@ -266,14 +264,14 @@ class ParquetColumns(_Batched):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._metadata: Any = None
-        with self._open() as file:
-            self._metadata, self.schema = file.metadata, file.schema_arrow
-            self.names = _apart(path, self.schema.names)
-            self.num_rows = int(file.metadata.num_rows)
-
-    def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
-        return _validated(self._path, batches, self.schema, names)
+        with _describing(path), path.open("rb") as file:
+            self._footer = parquet_footer(file)
+        parquet = arrow("pyarrow.parquet")
+        with reading(path):
+            self._metadata = parquet.read_metadata(io.BytesIO(self._footer))
+            self.schema = self._schema = self._metadata.schema.to_arrow_schema()
+        self.names = _apart(path, self.schema.names)
+        self.num_rows = int(self._metadata.num_rows)
 
     def _batches(self, names: Sequence[str]) -> Iterator[Any]:
         size = 0
@@ -302,8 +300,8 @@ class ParquetColumns(_Batched):
     @contextmanager
     def _open(self) -> Iterator[Any]:
         parquet = arrow("pyarrow.parquet")
-        with reading(self._path), parquet.ParquetFile(
-                self._path, metadata=self._metadata, page_checksum_verification=True) as file:
+        with reading(self._path), self._path.open("rb") as raw, parquet.ParquetFile(
+                raw, metadata=self._metadata, page_checksum_verification=True) as file:
             yield file
 
     def _batch_rows(self, names: Sequence[str]) -> int:
@@ -325,14 +323,14 @@ class ParquetColumns(_Batched):
     def _chunks(self) -> dict[str, list[tuple[int, int]]]:
         """Of each column the bytes without compression and the values of its chunks."""
         chunks: dict[str, list[tuple[int, int]]] = {name: [] for name in self.names}
-        with _describing(self._path) as file:
-            for name, size, values in parquet_chunks(file):
+        with _describing(self._path):
+            for name, size, values in parquet_chunks(self._footer):
                 if name in chunks:
                     chunks[name].append((size, values))
         return chunks
 
 
-class ArrowColumns(_Batched):
+class ArrowColumns(ColumnFile):
     """A file of Arrow's IPC format, such as Feather."""
 
     def __init__(self, path: Path) -> None:
@@ -341,11 +339,8 @@ class ArrowColumns(_Batched):
             self._schema = file.schema
             self.names = _apart(path, file.schema.names)
 
-    def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
-        return _validated(self._path, batches, self._schema, names)
-
     def _batches(self, names: Sequence[str]) -> Iterator[Any]:
-        with _describing(self._path) as raw:
+        with _describing(self._path), self._path.open("rb") as raw:
             for size in arrow_buffers(raw):
                 check_size(self._path, size)
         places = {name: index for index, name in enumerate(self.names)}
@@ -362,8 +357,8 @@ class ArrowColumns(_Batched):
     @contextmanager
     def _open(self, **options: Any) -> Iterator[Any]:
         ipc = arrow("pyarrow.ipc")
-        with reading(self._path), ipc.open_file(
-                str(self._path), options=ipc.IpcReadOptions(**options)) as file:
+        with reading(self._path), self._path.open("rb") as raw, ipc.open_file(
+                raw, options=ipc.IpcReadOptions(**options)) as file:
             yield file
 
 

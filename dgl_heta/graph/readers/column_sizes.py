@@ -15,18 +15,30 @@ DAMAGED = (ValueError, LookupError, TypeError, AttributeError, OverflowError, Re
            struct.error)
 """Errors that reading a damaged description may raise."""
 
+_TAIL = 1 << 16
+"""Bytes that are read at once of the end of a file, where most footers are shorter."""
 
-def parquet_chunks(file: BinaryIO) -> Iterator[tuple[str, int, int]]:
+
+def parquet_footer(file: BinaryIO) -> bytes:
+    """The end of a Parquet file, which describes it; of one that is none whatever is there."""
+    size = file.seek(0, io.SEEK_END)
+    file.seek(max(size - _TAIL, 0))
+    tail = file.read(_TAIL)
+    length = 8 + int.from_bytes(tail[-8:-4], "little")
+    if len(tail) < length <= size:
+        file.seek(size - length)
+        tail = file.read(length)
+    return tail[-length:]
+
+
+def parquet_chunks(footer: bytes) -> Iterator[tuple[str, int, int]]:
     """Of each chunk in a Parquet file the column, its bytes without compression, and its values.
 
     A chunk is a column's part of a group of rows; of lists the values in them are counted.
     """
-    file.seek(-8, io.SEEK_END)
-    length, _ = struct.unpack("<I4s", file.read(8))
-    file.seek(-8 - length, io.SEEK_END)
     groups, columns, metadata = 4, 1, 3  # of FileMetaData, RowGroup, ColumnChunk
     path, values, size = 3, 5, 6  # of ColumnMetaData
-    for group in _Thrift(file.read(length)).struct()[groups]:
+    for group in _Thrift(footer[:-8]).struct()[groups]:
         for column in group[columns]:
             chunk = column[metadata]
             yield chunk[path][0].decode(), chunk[size], chunk[values]

@@ -41,7 +41,6 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, nearest
 from dgl_heta.graph.labels import known_entries
 from dgl_heta.graph.readers.array_files import (
-    JoinedEdges,
     NpyEdges,
     files_of,
     inside,
@@ -57,7 +56,8 @@ from dgl_heta.graph.readers.splits import masks_of
 from dgl_heta.graph.readers.table_features import table_features
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.schema import Relation
-from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, Task
+from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, JoinedEdges, Task
+from dgl_heta.system.remote_files import file_path, for_each
 
 METADATA = "metadata.json"
 TEXT_KEYS = ("header", "delimiter", "decimal")
@@ -65,7 +65,8 @@ TEXT_KEYS = ("header", "delimiter", "decimal")
 
 
 def read_edge_files(directory: str | Path, memory_mb: int = 512) -> GraphSource:
-    """Describe the graph in `directory`. Edges stay in their files, node arrays are mapped.
+    """Describe the graph in `directory`, a path or a URL. Edges stay in their files, node arrays
+    are mapped; what is in object storage is read in ranges.
 
     Edges of nodes with ids of their own are numbered here, by temporary files (`TMPDIR`); the
     numbers stay in one of them, mapped and without a name, 8 bytes an edge. `memory_mb` is memory
@@ -76,7 +77,7 @@ def read_edge_files(directory: str | Path, memory_mb: int = 512) -> GraphSource:
     InputError
         Anything in `metadata.json` or the files that is not as described above.
     """
-    directory = Path(directory)
+    directory = file_path(directory)
     path = directory / METADATA
     data = parse_json(read_text(path), path)
     _keys(data, str(path), required=("name", "nodes", "edges"), optional=("task",))
@@ -149,7 +150,7 @@ class _Nodes:
         for name, text in arrays.items():
             file = inside(self.directory, text, f"{where}: array '{name}'")
             self.arrays.setdefault(ntype, {})[name] = node_array(
-                name, open_npy(file), ntype, count, origin=text)
+                name, _node_rows(name, file), ntype, count, origin=text)
         if "features" in item:
             self.recipes[ntype] = _features(item, where, self.tables.get(ntype),
                                          self.arrays.setdefault(ntype, {}))
@@ -183,7 +184,7 @@ class _Nodes:
         key = (*files, form)
         if key not in self._opened:
             path = files[0] if len(files) == 1 else self.directory / item["table"]
-            self._opened[key] = Table(path, files, form)
+            self._opened[key] = Table(path, files, form, self.directory)
         return self._opened[key]
 
     def _table_of_types(self, item: dict[str, Any], where: str
@@ -274,6 +275,8 @@ def _read_task(nodes: _Nodes, item: Any) -> tuple[Task, dict[str, Any]]:
                                    or not isinstance(unlabelled, int | float)):
         raise InputError(f"{where}: 'unlabelled' is {_short(unlabelled)}; it must be a number")
     labels, info = Labels(), {}
+    if label in (arrays := nodes.arrays.get(target, {})):
+        arrays[label] = arrays[label][...]
     if target in nodes.tables:
         labels = task_columns(nodes.tables[target], label, kind, classes,
                              nodes.arrays.setdefault(target, {}), unlabelled)
@@ -369,20 +372,28 @@ def _edge_tables(directory: Path, src: str | Column, etype: str | Column, dst: s
             and all(isinstance(name, str) and name for name in columns)):
         raise InputError(f"{where}: 'columns' is {_short(columns)}; it must be two names of "
                          "columns: of the sources, of the destinations")
-    tables = []
+    paths, form = [], _text_form(item, where)
     for path, entry in _files(directory, item["files"], where):
         if not isinstance(path, Path) or not path.name.endswith(ENDINGS):
             raise InputError(f"{entry}, but a node type of this relation has ids of its own (no "
                              f"'count'); such edges are tables: {', '.join(ENDINGS)}")
-        tables.append(Table(path, form=_text_form(item, where)))
+        paths.append(path)
+    tables = for_each(lambda path: Table(path, form=form, root=directory), paths)
     return EdgeTables(src, etype, dst, tables, columns)
 
 
 def _edges(directory: Path, files: Any, where: str) -> EdgeSource:
-    parts: list[EdgeSource] = [
-        open_edges(file) if isinstance(file, Path) else NpyEdges(*file)
-        for file, _ in _files(directory, files, where)]
+    parts: list[EdgeSource] = for_each(
+        lambda file: open_edges(file) if isinstance(file, Path) else NpyEdges(*file),
+        [file for file, _ in _files(directory, files, where)])
     return parts[0] if len(parts) == 1 else JoinedEdges(parts)
+
+
+def _node_rows(name: str, file: Path) -> Any:
+    """An array of nodes, mapped; of one in object storage features are read later, in rows."""
+    array = open_npy(file)
+    features = array.ndim == 2 and array.dtype.kind == "f" and array.dtype.isnative
+    return array if features and name not in MASKS else array[...]
 
 
 def _files(directory: Path, files: Any, where: str

@@ -207,8 +207,9 @@ class NamedNodes(IdColumns):
         limits = pa.array([None if ntype in self._tables else counts.get(ntype) or None
                            for ntype in types], pa.int64()).take(pa.array(codes))
         numbers = _whole(ids, limits)
-        if (row := first(pc.and_(pc.is_valid(limits), pc.is_null(numbers)))) is not None:
-            ntype = types[codes[row]]
+        wrong = first(pc.and_(pc.is_valid(limits), pc.is_null(numbers)))
+        if wrong is not None:
+            row, ntype = wrong, types[codes[wrong]]
             raise piece.wrong(column, row, ids, _no_number(ntype, counts[ntype]))
         return _coded(self._types, types, codes), ids, numbers
 
@@ -435,8 +436,8 @@ def _edge_columns(table: Table, given: Sequence[str] | None) -> tuple[str, str]:
         return given[0], given[1]
     if {"src", "dst"} <= set(table.names):
         return "src", "dst"
-    if len(table.names) == 2 and not table.is_text:
-        return table.names[0], table.names[1]
+    if len(table.own_names) == 2 and not table.is_text:
+        return table.own_names[0], table.own_names[1]
     begins = "'s first line names" if table.is_text else " has"
     raise InputError(f"{table.path}{begins} columns {', '.join(map(quoted, table.names[:8]))}; "
                      "edges are in columns src and dst, or say which by \"columns\": "

@@ -7,21 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from copy import copy
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest, quoted
-from dgl_heta.graph.readers.column_files import (
-    PIECE,
-    TEXT_ENDINGS,
-    TextForm,
-    open_columns,
-    reading,
-)
+from dgl_heta.graph.readers.column_files import PIECE, TEXT_ENDINGS, TextForm, reading
 from dgl_heta.graph.readers.column_values import arrow, as_text, first, sort_of
+from dgl_heta.graph.readers.hive_columns import open_hive
 from dgl_heta.graph.source import MOST_CLASSES
+from dgl_heta.system.remote_files import for_each
 
 MISSING = ("nan", "NaN", "NAN")
 """Texts that programs write into a CSV where there is no value."""
@@ -35,11 +32,14 @@ class Table:
     path : the file, or what stands for several: a directory, a name with wildcards.
     files : the files that it stands for, one after the other.
     form : how texts among them are written.
+    root : a directory below which the names of directories may be `column=value`, as Hive writes
+        them: columns of text that the files there do not have themselves.
 
     Attributes
     ----------
     path, form : as given.
     names : of the columns, in their order; of several files those of the first.
+    own_names : those of them that no directory gives.
     is_text : whether every value is text (CSV).
     size : bytes of its files.
     num_rows : rows, where this is a piece of a table.
@@ -50,12 +50,13 @@ class Table:
         Another ending, or a file that cannot be read.
     """
 
-    def __init__(self, path: Path, files: Sequence[Path] = (), form: TextForm | None = None
-                 ) -> None:
+    def __init__(self, path: Path, files: Sequence[Path] = (), form: TextForm | None = None,
+                 root: Path | None = None) -> None:
         self.path, self.form = path, form or TextForm()
         self._paths = tuple(files) or (path,)
-        self._files = [open_columns(file, form) for file in self._paths]
-        self.names, self.size = self._files[0].names, sum(p.stat().st_size for p in self._paths)
+        self._files = for_each(partial(open_hive, form=form, root=root), self._paths)
+        self.names, self.own_names = self._files[0].names, self._files[0].own
+        self.size = sum(path.stat().st_size for path in self._paths)
         self.is_text = self._paths[0].name.endswith(TEXT_ENDINGS)
         self._known = [frozenset(file.names) for file in self._files]
         self._ends = np.zeros(0, np.int64)

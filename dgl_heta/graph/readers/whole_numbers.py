@@ -7,12 +7,10 @@ digits, spaces, and a comma, semicolon or tab, and anything else is an error wit
 from __future__ import annotations
 
 import gzip
-import io
 import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -114,10 +112,10 @@ def file_blocks(path: Path) -> Iterator[bytes]:
         It cannot be read, expands beyond its limit, or is UTF-16 text.
     """
     packed = path.suffix == ".gz"
-    opener: Any = gzip.open if packed else io.open
     try:
         most = expanded(path.stat().st_size) if packed else None
-        with opener(path, "rb") as file:
+        with path.open("rb", buffering=_BLOCK) as raw, (
+                gzip.open(raw) if packed else raw) as file:
             done = 0
             while block := file.read(_BLOCK):
                 if not done:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from dgl_heta.cache.visit_profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch.jobs.choices import open_for, plan_for
 from dgl_heta.launch.local import run_workers
+from dgl_heta.partition.part_config import PROFILES_DIR
 from dgl_heta.store import Store, write_store
 from dgl_heta.system.leftovers import scratch_directory
 from dgl_heta.training.setup import check
@@ -61,7 +61,7 @@ def profile_graph(graph: str, config: Path | None, overrides: Iterable[str], reg
             store.verify({t for p in plan.partitions for t in p.node_types},
                          {r for p in plan.partitions for r in p.relations})
         directory = out if out is not None else (
-            Path(graph) if opened.plan is not None else store.directory) / DIRECTORY
+            Path(graph) if opened.plan is not None else store.directory) / PROFILES_DIR
         job = {"kind": "profile", "settings": settings.model_dump(),
                "store": str(store.directory.resolve()), "plan": plan.to_json(),
                "run_dir": str(scratch), "profiles": str(directory.resolve())}

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from dgl_heta.cache.visit_profile import DIRECTORY
 from dgl_heta.errors import HetaError, InputError, several
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.launch import worker
@@ -22,6 +21,7 @@ from dgl_heta.launch.local import Terminated, run_workers
 from dgl_heta.launch.scheduler import is_worker, restarted
 from dgl_heta.models import find_model
 from dgl_heta.partition.graph_input import GraphInput, Reading
+from dgl_heta.partition.part_config import PROFILES_DIR
 from dgl_heta.planning.cost import predict
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.workload import Workload
@@ -217,7 +217,7 @@ class TrainingJob:
                "store": str(store.directory.resolve()), "plan": self.plan.to_json(),
                "shared": self.plan.shared and self.plan.shared.to_json(),
                "run_dir": str(run_dir.resolve()), "resume": resume,
-               "profiles": str(profiles.resolve() / DIRECTORY)}
+               "profiles": str(profiles.resolve() / PROFILES_DIR)}
         if os.environ.get("RANK", "0") == "0":
             note_start(run_dir, self.opened.name, self.plan.schema, resume)
         if shared:

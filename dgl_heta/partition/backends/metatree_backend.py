@@ -133,7 +133,7 @@ class MetatreeBackend(PartitionBackend):
         plan, _ = share_rows(self._cut_by_edges(plan, source, request), request.workload,
                              request.shared, request.shared_origin)
         config = write_partition(source, plan, out, overwrite=overwrite, progress=progress,
-                                 edge_ids=request.edge_ids)
+                                 edge_ids=request.edge_ids, builders=request.builders)
         return PartitionResult(config, plan.num_parts, statistics={
             "nodes": [p.num_nodes for p in plan.partitions],
             "edges": [p.num_edges for p in plan.partitions],

@@ -1,0 +1,125 @@
+"""A partition that is written to object storage, a real S3 server that the test starts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.partition.directory import write_partition
+from dgl_heta.partition.staging import Staging, opened_partition
+from dgl_heta.planning.making import make_plan
+from tests.support.building import ended, start, write_graph
+from tests.support.graphs import academic
+from tests.support.storage import end_credentials, server, storage_port, upload
+from tests.support.waiting import PATIENCE
+
+pytest.importorskip("moto.server")
+pytest.importorskip("s3fs")
+
+
+@pytest.fixture
+def port(monkeypatch: pytest.MonkeyPatch) -> int:
+    return storage_port(monkeypatch)
+
+
+def objects(url: str) -> dict[str, bytes]:
+    import s3fs
+
+    files, path = s3fs.S3FileSystem(use_listings_cache=False), url.removeprefix("s3://")
+    return {name.removeprefix(path): files.cat_file(name) for name in files.find(path)}
+
+
+def test_two_workers_with_disks_of_their_own_write_what_one_writes_here(
+        port: int, tmp_path: Path) -> None:
+    (tmp_path / "graph").mkdir()
+    with server(port):
+        given = upload(write_graph(tmp_path / "graph"), "bucket/graph")
+        words = ["-m", "dgl_heta", "partition", given, "--target", "paper", "--parts", "2",
+                 "--json", "--out"]
+        alone = subprocess.run([sys.executable, *words, str(tmp_path / "one")],
+                               capture_output=True, text=True, timeout=PATIENCE)
+        assert alone.returncode == 0, alone.stderr
+        disks = [tmp_path / f"disk-{rank}" for rank in (0, 1)]
+        for disk in disks:
+            disk.mkdir()
+        workers = [start(rank, 2, tmp_path / "meeting", [*words, "s3://bucket/parts"],
+                         TMPDIR=str(disks[rank])) for rank in (0, 1)]
+        assert [status for status, _ in ended(workers)] == [0, 0]
+        assert not any(list(disk.iterdir()) for disk in disks)
+        put = objects("s3://bucket/parts/")
+        assert put == {file.relative_to(tmp_path / "one").as_posix(): file.read_bytes()
+                       for file in (tmp_path / "one").rglob("*") if file.is_file()}
+        with opened_partition("s3://bucket/parts") as opened:
+            assert Staging.of(opened, [1]).write(tmp_path / "staged")
+        again = subprocess.run([sys.executable, *words, "s3://bucket/parts"], capture_output=True,
+                               text=True, timeout=PATIENCE)
+        assert again.returncode == 2
+        assert "s3://bucket/parts exists; choose another" in again.stderr
+        assert json.loads(alone.stdout)["bytes"] == sum(map(len, put.values()))
+
+
+def test_what_fails_on_its_way_is_removed(port: int, monkeypatch: pytest.MonkeyPatch,
+                                          tmp_path: Path) -> None:
+    from dgl_heta.system.remote_files import RemotePath
+
+    source = academic(papers=60)
+    plan = make_plan(source.schema(), "paper", 2, 2)
+    put, names = RemotePath.put, []
+
+    def failing(self: RemotePath, file: Path) -> None:
+        names.append(self.name)
+        if len(names) == 5:
+            raise HetaError("the network is gone")
+        put(self, file)
+
+    with server(port):
+        upload(tmp_path, "bucket/empty")
+        monkeypatch.setattr(RemotePath, "put", failing)
+        with pytest.raises(HetaError, match="the network is gone"):
+            write_partition(source, plan, "s3://bucket/failed")
+        assert len(names) == 5
+        assert not objects("s3://bucket/failed/")
+        monkeypatch.undo()
+
+
+def test_only_partitions_are_overwritten(port: int, tmp_path: Path) -> None:
+    source = academic(papers=60)
+    plan = make_plan(source.schema(), "paper", 2, 2)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    with server(port):
+        upload(tmp_path / "mine", "bucket/mine")
+        with pytest.raises(InputError, match="no partition that dgl-heta wrote: it holds thesis"):
+            write_partition(source, plan, "s3://bucket/mine", overwrite=True)
+        write_partition(source, plan, "s3://bucket/other")
+        before = objects("s3://bucket/other/")
+        smaller = academic(papers=50)
+        write_partition(smaller, make_plan(smaller.schema(), "paper", 1, 2), "s3://bucket/other",
+                        overwrite=True)
+        after = objects("s3://bucket/other/")
+        assert before.keys() == after.keys()
+        assert before["plan.json"] != after["plan.json"]
+        assert objects("s3://bucket/mine/") == {"thesis.txt": b"years of work"}
+
+
+def test_keys_that_may_not_write_are_named(port: int, monkeypatch: pytest.MonkeyPatch,
+                                           tmp_path: Path) -> None:
+    source = academic(papers=60)
+    (tmp_path / "file").write_text("")
+    with server(port):
+        upload(tmp_path, "bucket/empty")
+        end_credentials(monkeypatch)
+        with pytest.raises(InputError, match="s3://bucket/parts.* may not be "):
+            write_partition(source, make_plan(source.schema(), "paper", 2, 2), "s3://bucket/parts")
+
+
+def test_a_password_in_a_url_comes_into_no_store(tmp_path: Path) -> None:
+    source = academic(papers=60)
+    with pytest.raises(InputError, match="a URL has a password in it") as said:
+        write_partition(source, make_plan(source.schema(), "paper", 2, 2), "s3://me:secret@b/parts")
+    assert "secret" not in str(said.value)
