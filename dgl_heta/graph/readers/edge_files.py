@@ -31,6 +31,7 @@ of each edge the relation and the types of its ends (:mod:`dgl_heta.graph.reader
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -38,7 +39,7 @@ from typing import Any
 
 import numpy as np
 
-from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.errors import HetaError, InputError, listing, nearest
 from dgl_heta.graph.labels import known_entries
 from dgl_heta.graph.readers.array_files import (
     NpyEdges,
@@ -57,6 +58,7 @@ from dgl_heta.graph.readers.table_features import table_features
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, JoinedEdges, Task
+from dgl_heta.system.disk import is_full
 from dgl_heta.system.remote_files import file_path, for_each
 
 METADATA = "metadata.json"
@@ -76,6 +78,8 @@ def read_edge_files(directory: str | Path, memory_mb: int = 512) -> GraphSource:
     ------
     InputError
         Anything in `metadata.json` or the files that is not as described above.
+    HetaError
+        There is too little memory or disk for ids.
     """
     directory = file_path(directory)
     path = directory / METADATA
@@ -86,10 +90,16 @@ def read_edge_files(directory: str | Path, memory_mb: int = 512) -> GraphSource:
         raise InputError(f"{path}: 'nodes' must be an object of node type: {{\"count\": …}}")
     if not isinstance(data["edges"], list) or not data["edges"]:
         raise InputError(f"{path}: 'edges' must be a list of {{src, etype, dst, files}}")
-    with ExitStack() as reading:
-        nodes = _Nodes(path, data["nodes"], NamedNodes(reading, memory_mb))
-        sources = _read_edges(nodes, data["edges"])
-        node_ids = nodes.named.node_ids()
+    try:
+        with ExitStack() as reading:
+            nodes = _Nodes(path, data["nodes"], NamedNodes(reading, memory_mb))
+            sources = _read_edges(nodes, data["edges"])
+            node_ids = nodes.named.node_ids()
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise HetaError("no space left on the disk: ids of nodes are sorted in "
+                        f"{tempfile.gettempdir()} (TMPDIR)") from None
     task, info = _read_task(nodes, data["task"]) if "task" in data else (None, {})
     info = {"format": "edge files", "path": str(directory), **info}
     if nodes.recipes:

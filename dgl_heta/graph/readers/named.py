@@ -34,6 +34,7 @@ from dgl_heta.system.leftovers import scratch_directory
 
 ALL = "*"
 """As a node type: the one whose table has the id."""
+LEAST_MB = 256
 _AS_TYPE, _AS_RELATION = " as node type", " as relation"
 
 
@@ -118,12 +119,13 @@ class NamedNodes(IdColumns):
     Parameters
     ----------
     reading : closed when all is read, which removes the files by their names.
-    memory_mb : memory for ids; DuckDB needs about 200.
+    memory_mb : memory for ids, of which DuckDB gets half; it cannot do with less than
+        :data:`LEAST_MB`.
     """
 
     def __init__(self, reading: ExitStack, memory_mb: int) -> None:
         super().__init__()
-        self._reading, self._memory = reading, memory_mb
+        self._reading, self._database_mb = reading, max(memory_mb // 2, LEAST_MB)
         self._tables: dict[str, Path] = {}
         self._types, self._etypes = {ALL: 0}, dict[str, int]()  # names, and what stands for them
         self._asked: list[tuple[Table, tuple[str, str]]] = []
@@ -358,7 +360,7 @@ class NamedNodes(IdColumns):
             return self._database.execute(query)
         except arrow("duckdb").Error as error:
             raise HetaError(f"ids of nodes cannot be sorted in {self._scratch.parent} (TMPDIR) "
-                            f"with {self._memory} MB: {str(error).splitlines()[0]}") from None
+                            f"with {self._database_mb} MB: {str(error).splitlines()[0]}") from None
 
     def _file(self, name: str) -> str:
         """A file, or several, as SQL names it."""
@@ -371,11 +373,12 @@ class NamedNodes(IdColumns):
     @cached_property
     def _database(self) -> Any:
         database = self._reading.enter_context(arrow("duckdb").connect(config={
-            "memory_limit": f"{self._memory}MiB", "threads": max(self._memory // 256, 1),
+            "memory_limit": f"{self._database_mb}MiB", "threads": 1,
             "temp_directory": str(self._scratch), "preserve_insertion_order": False,
             "autoinstall_known_extensions": False, "autoload_known_extensions": False}))
         database.execute(f"SET allowed_directories = [{_literal(self._scratch)}]")
         database.execute("SET enable_external_access = false")  # to all else
+        database.execute("SET enable_progress_bar = false")
         return database
 
 
