@@ -74,36 +74,6 @@ def forget(array: np.ndarray) -> None:
         mapped.madvise(mmap.MADV_DONTNEED)
 
 
-class MappedArrays:
-    """Arrays of numbers in one file, written one after the other and mapped together: a map keeps
-    the file, whose name may go, and one descriptor.
-
-    Attributes
-    ----------
-    sizes : bytes of each array, by its key.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._path, self._file = file, file.open("wb")
-        self.sizes: dict[Any, int] = {}
-        self._begins: dict[Any, tuple[int, np.dtype]] = {}
-
-    def append(self, key: Any, values: np.ndarray) -> None:
-        """Append to an array; it must be a new one, or the last."""
-        if key not in self.sizes:
-            self._file.write(bytes(-self._file.tell() % 8))
-            self._begins[key], self.sizes[key] = (self._file.tell(), values.dtype), 0
-        self._file.write(np.ascontiguousarray(values).data)
-        self.sizes[key] += values.nbytes
-
-    def mapped(self) -> dict[Any, np.ndarray]:
-        """All arrays, which can only be read."""
-        self._file.close()
-        data = np.memmap(self._path, np.uint8, "r") if self.sizes else np.empty(0, np.uint8)
-        return {key: data[begin:begin + self.sizes[key]].view(dtype)
-                for key, (begin, dtype) in self._begins.items()}
-
-
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     """Return the header of a `.npy` file."""
     header = io.BytesIO()

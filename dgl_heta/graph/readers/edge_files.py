@@ -221,7 +221,7 @@ def _read_edges(nodes: _Nodes, items: list[Any]) -> dict[Relation, EdgeSource]:
     for ntype in sorted(nodes.named.ask(tables, nodes.counts, nodes.open)):
         nodes.counts.setdefault(ntype, 0)
     nodes.counts |= nodes.named.gather([t for t, count in nodes.counts.items() if not count])
-    numbered = iter(nodes.named.edges(tables, nodes.counts))
+    numbered = iter(nodes.named.edges(nodes.counts))
     sources: dict[Relation, EdgeSource] = {}
     for where, entry in entries:
         read: Mapping[Relation, EdgeSource] = (
