@@ -146,4 +146,4 @@ def test_ids_and_edges_larger_than_memory_are_not_held_in_memory(
     assert not done.returncode, done.stderr[-2000:]
     grown, *counts = map(float, done.stdout.split())
     assert all(0.98 * nodes < count <= nodes for count in counts)
-    assert grown < 1.2 * 268 + 16 * 2 * nodes / 1e6, "MB"  # the ids in all rows have 620 MB
+    assert grown < 550, "MB"  # the ids in all rows have 620 MB; held whole, they took twice as much
