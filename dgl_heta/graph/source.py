@@ -16,6 +16,7 @@ import numpy as np
 from dgl_heta.errors import InputError
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.schema import Relation, Schema
+from dgl_heta.system.disk import forget
 
 KINDS = ("classification", "multilabel", "regression")
 """Kinds of tasks that a graph can come with."""
@@ -68,6 +69,8 @@ class EdgeArrays:
         for start in range(0, len(self.src), size):
             yield (np.asarray(self.src[start:start + size]),
                    np.asarray(self.dst[start:start + size]))
+            forget(self.src)
+            forget(self.dst)
 
     def pieces(self) -> list[EdgeSource]:
         return [EdgeArrays(self.src[start:start + PIECE], self.dst[start:start + PIECE])

@@ -27,7 +27,7 @@ from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
 from dgl_heta.system.atomic_files import new_directory
 from dgl_heta.system.checksums import file_sum
-from dgl_heta.system.disk import npy_header, row_starts
+from dgl_heta.system.disk import forget, npy_header, row_starts
 
 _MASKS_OF_EDGE_FILES = ("; in a metadata.json give 'task' a 'split', which makes the masks, or "
                         "name arrays or columns for them")
@@ -217,7 +217,7 @@ class _Writing:
                 if check is not None:
                     check(rows=rows, start=start)
                 writer.append(rows)
-                _forget(array)
+                forget(array)
                 self._advance(what, rows.nbytes)
             self._written[file] = writer.close()
 
@@ -309,14 +309,6 @@ def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
                 array.dtype.kind in "fiub" and array.dtype.itemsize <= 8))}
 
 
-def _forget(array: np.ndarray) -> None:
-    """Let go of the pages of a memory map that were read, so that memory stays bounded."""
-    mapped = getattr(array, "_mmap", None)
-    # Pages of a copy-on-write map (mode "c") may hold changes that are nowhere else.
-    if mapped is not None and hasattr(mapped, "madvise") and getattr(array, "mode", "c") != "c":
-        import mmap
-
-        mapped.madvise(mmap.MADV_DONTNEED)
 
 
 def check_source(source: GraphSource) -> None:

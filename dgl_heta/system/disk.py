@@ -64,6 +64,16 @@ def row_starts(rows: int, row_bytes: int) -> range:
     return range(0, rows, max(2**25 // max(row_bytes, 1), 1))
 
 
+def forget(array: np.ndarray) -> None:
+    """Let go of the pages of a memory map that were read, so that memory stays bounded."""
+    mapped = getattr(array, "_mmap", None)
+    # Pages of a copy-on-write map (mode "c") may hold changes that are nowhere else.
+    if mapped is not None and hasattr(mapped, "madvise") and getattr(array, "mode", "c") != "c":
+        import mmap
+
+        mapped.madvise(mmap.MADV_DONTNEED)
+
+
 def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
     """Return the header of a `.npy` file."""
     header = io.BytesIO()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,38 @@ def open_for_training(directory: str) -> dict[str, Any]:
             "verify_seconds": timed(store.verify)[0], "peak_rss_mb": peak}
 
 
+def read_ids(directory: str, edges: int, nodes: int, ending: str) -> dict[str, Any]:
+    """Make a table of edges between text ids, where there is none yet, and read it."""
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    from dgl_heta.graph.readers import read_edge_files
+
+    place, rng = Path(directory), np.random.default_rng(0)
+    if not place.exists():
+        place.mkdir(parents=True)
+        schema = pa.schema([("src", pa.string()), ("dst", pa.string())])
+        writer = pa.csv.CSVWriter if ending == "csv" else pa.parquet.ParquetWriter
+        with writer(str(place / f"e.{ending}"), schema) as file:
+            for low in range(0, edges, 1 << 20):
+                ends = rng.integers(0, nodes // 2, (2, min(1 << 20, edges - low))) * 2654435761
+                file.write_table(pa.table([
+                    pa.array(np.char.add(prefix, np.char.mod("%010d", end % 2**32)))
+                    for prefix, end in zip(("https://ex.org/u/", "item-"), ends)], schema))
+        (place / "metadata.json").write_text(json.dumps({
+            "name": "ids", "nodes": {"user": {}, "item": {}}, "edges": [
+                {"src": "user", "etype": "likes", "dst": "item", "files": [f"e.{ending}"]}]}))
+        return {"made": str(place)}
+    before, cpu = memory_mb()["VmHWM"], time.process_time()
+    seconds, source = timed(lambda: read_edge_files(place))
+    return {"seconds": seconds, "cpu_seconds": time.process_time() - cpu,
+            "nodes": source.node_counts, "grown_mb": memory_mb()["VmHWM"] - before}
+
+
 FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
-    "dgl": dgl_partition, "plan": second_plan, "open": open_for_training}
+    "dgl": dgl_partition, "plan": second_plan, "open": open_for_training, "ids": read_ids}
 
 if __name__ == "__main__":
     print(json.dumps(FUNCTIONS[sys.argv[1]](**json.loads(sys.argv[2]))), flush=True)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dgl_heta.errors import InputError, quoted
 from dgl_heta.graph.readers.column_sizes import (
@@ -31,6 +31,8 @@ from dgl_heta.graph.readers.whole_numbers import file_blocks
 TEXT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", ".arrow", ".feather")
 DELIMITERS = ",;\t|"
+PIECE = 1 << 17
+"""Rows that are read at a time, where not all are."""
 LONGEST_ROW = 1 << 24
 """Bytes of a row of a CSV, the first line too."""
 
@@ -82,14 +84,16 @@ class TextForm:
     decimal: str = "."
 
 
-class ColumnFile(Protocol):
-    """A file with columns.
+class ColumnFile:
+    """A file with columns, which is read in Arrow's batches.
 
     Attributes
     ----------
     names : of its columns, in their order.
     """
 
+    _path: Path
+    _schema: Any
     names: list[str]
 
     def read(self, names: Sequence[str]) -> list[Any]:
@@ -100,6 +104,25 @@ class ColumnFile(Protocol):
         InputError
             The file is damaged, or its columns take more memory than they may.
         """
+        return self._joined([*self._batches(names)], names)
+
+    def pieces(self, names: Sequence[str]) -> Iterator[list[Any]]:
+        """As :meth:`read`, in pieces of about :data:`PIECE` rows, of which one may have none."""
+        batches, rows = list[Any](), 0
+        for batch in self._batches(names):
+            batches.append(batch)
+            rows += batch.num_rows
+            if rows >= PIECE:
+                yield self._joined(batches, names)
+                batches, rows = [], 0
+        yield self._joined(batches, names)
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        """Some columns as the file has them, whose size was checked."""
+        raise NotImplementedError
+
+    def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
+        return _validated(self._path, batches, self._schema, names)
 
 
 def open_columns(path: Path, form: TextForm | None = None) -> ColumnFile:
@@ -130,7 +153,7 @@ def _apart(path: Path, names: Sequence[str]) -> list[str]:
     return list(names)
 
 
-class TextColumns:
+class TextColumns(ColumnFile):
     """A CSV, whatever divides its columns."""
 
     def __init__(self, path: Path, form: TextForm) -> None:
@@ -142,20 +165,40 @@ class TextColumns:
                              f"is {quoted(list(form.header))}; it must name them all")
         self.names = _apart(path, form.header or first)
 
-    def read(self, names: Sequence[str]) -> list[Any]:
+    def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
+        return [arrow().chunked_array([batch.column(name) for batch in batches],
+                                      arrow().large_string()) for name in names]
+
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        self._check_quotes()
+        done = 0
+        for block in (1 << 20, LONGEST_ROW):  # pyarrow reads 32 blocks ahead
+            row = 0
+            try:
+                with self._reader(names, block) as reader:
+                    for batch in reader:
+                        new, row = batch[max(done - row, 0):], row + batch.num_rows
+                        done = max(done, row)
+                        yield new
+                return
+            except InputError as error:
+                if block == LONGEST_ROW or "straddling object" not in str(error):
+                    raise
+
+    @contextmanager
+    def _reader(self, names: Sequence[str], block: int) -> Iterator[Any]:
+        """Batches of some columns, text, in the order of `names`."""
         pa, pcsv = arrow(), arrow("pyarrow.csv")
-        data = b"".join(file_blocks(self._path))
-        self._check_quotes(data)
-        with reading(self._path):
-            table = pcsv.read_csv(
-                pa.BufferReader(data),
-                read_options=pcsv.ReadOptions(use_threads=False, block_size=LONGEST_ROW,
+        with reading(self._path), _Stream(self._path) as stream, io.BufferedReader(
+                stream) as file, pcsv.open_csv(
+                file,
+                read_options=pcsv.ReadOptions(use_threads=False, block_size=block,
                                               column_names=self._header),
                 parse_options=pcsv.ParseOptions(delimiter=self._delimiter, newlines_in_values=True),
                 convert_options=pcsv.ConvertOptions(
                     column_types={name: pa.large_string() for name in names},
-                    include_columns=list(names), strings_can_be_null=False))
-            return [table.column(name) for name in names]
+                    include_columns=list(names), strings_can_be_null=False)) as reader:
+            yield reader
 
     def _first_row(self, delimiters: str) -> tuple[str, list[str]]:
         """The delimiter by which the first row has most fields, and these."""
@@ -180,20 +223,37 @@ class TextColumns:
             raise InputError(f"the first line of {self._path} is not UTF-8 text; save it as UTF-8")
         return delimiter, rows[delimiter]
 
-    def _check_quotes(self, data: bytes) -> None:
+    def _check_quotes(self) -> None:
         """Refuse a quote without an end, by which the parser would make one row of several."""
-        if data.count(b'"') % 2:
+        quotes = sum(block.count(b'"') for block in file_blocks(self._path))
+        if quotes % 2:
             raise InputError(f"{self._path} has an odd number of double quotes, so one has no end; "
                              "write a quote in a value as two, and the value in quotes")
-        if self._delimiter == "\t" and b'"' in data:  # where many programs give quotes no meaning
-            for number, line in enumerate(io.BytesIO(data), start=1):
+        if self._delimiter == "\t" and quotes:  # where many programs give quotes no meaning
+            for number, line in enumerate(io.BufferedReader(_Stream(self._path)), start=1):
                 if line.count(b'"') % 2:
                     raise InputError(f"{self._path}, line {number}, has an odd number of double "
                                      "quotes; write a quote in a value as two, and the value in "
                                      "quotes")
 
 
-class ParquetColumns:
+class _Stream(io.RawIOBase):
+    """What :func:`file_blocks` yields, as a file."""
+
+    def __init__(self, path: Path) -> None:
+        self._blocks, self._rest = file_blocks(path), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        self._rest = self._rest or next(self._blocks, b"")
+        size = min(len(buffer), len(self._rest))
+        buffer[:size], self._rest = self._rest[:size], self._rest[size:]
+        return size
+
+
+class ParquetColumns(ColumnFile):
     """A Parquet file.
 
     Attributes
@@ -209,17 +269,16 @@ class ParquetColumns:
         parquet = arrow("pyarrow.parquet")
         with reading(path):
             self._metadata = parquet.read_metadata(io.BytesIO(self._footer))
-            self.schema = self._metadata.schema.to_arrow_schema()
+            self.schema = self._schema = self._metadata.schema.to_arrow_schema()
         self.names = _apart(path, self.schema.names)
         self.num_rows = int(self._metadata.num_rows)
 
-    def read(self, names: Sequence[str]) -> list[Any]:
-        batches, size = [], 0
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
+        size = 0
         for batch in self.batches(names):
             size += batch.get_total_buffer_size()
             check_size(self._path, size)
-            batches.append(batch)
-        return _validated(self._path, batches, self.schema, names)
+            yield batch
 
     def batches(self, names: Sequence[str], rows: int = 1 << 17) -> Iterator[Any]:
         """Some columns, at most so many rows at a time, not validated yet.
@@ -271,7 +330,7 @@ class ParquetColumns:
         return chunks
 
 
-class ArrowColumns:
+class ArrowColumns(ColumnFile):
     """A file of Arrow's IPC format, such as Feather."""
 
     def __init__(self, path: Path) -> None:
@@ -280,20 +339,20 @@ class ArrowColumns:
             self._schema = file.schema
             self.names = _apart(path, file.schema.names)
 
-    def read(self, names: Sequence[str]) -> list[Any]:
+    def _batches(self, names: Sequence[str]) -> Iterator[Any]:
         with _describing(self._path), self._path.open("rb") as raw:
             for size in arrow_buffers(raw):
                 check_size(self._path, size)
         places = {name: index for index, name in enumerate(self.names)}
         with self._open(included_fields=[places[name] for name in names],
                         use_threads=False) as file:
-            batches, size = [], 0
+            size = 0
             for number in range(file.num_record_batches):
-                batches.append(file.get_batch(number))
-                batches[-1].validate()  # as to the lengths of its columns
-                size += max(batches[-1].get_total_buffer_size(), 8 * batches[-1].num_rows)
+                batch = file.get_batch(number)
+                batch.validate()  # as to the lengths of its columns
+                size += max(batch.get_total_buffer_size(), 8 * batch.num_rows)
                 check_size(self._path, size)
-        return _validated(self._path, batches, self._schema, names)
+                yield batch
 
     @contextmanager
     def _open(self, **options: Any) -> Iterator[Any]:

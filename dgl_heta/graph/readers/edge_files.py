@@ -31,13 +31,15 @@ of each edge the relation and the types of its ends (:mod:`dgl_heta.graph.reader
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from dgl_heta.errors import InputError, listing, nearest
+from dgl_heta.errors import HetaError, InputError, listing, nearest
 from dgl_heta.graph.labels import known_entries
 from dgl_heta.graph.readers.array_files import (
     NpyEdges,
@@ -56,6 +58,7 @@ from dgl_heta.graph.readers.table_features import table_features
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, EdgeSource, GraphSource, JoinedEdges, Task
+from dgl_heta.system.disk import is_full
 from dgl_heta.system.remote_files import file_path, for_each
 
 METADATA = "metadata.json"
@@ -63,16 +66,20 @@ TEXT_KEYS = ("header", "delimiter", "decimal")
 """Keys of an entry that describe how its texts are written."""
 
 
-def read_edge_files(directory: str | Path) -> GraphSource:
+def read_edge_files(directory: str | Path, memory_mb: int = 512) -> GraphSource:
     """Describe the graph in `directory`, a path or a URL. Edges stay in their files, node arrays
     are mapped; what is in object storage is read in ranges.
 
-    Edges of nodes with ids of their own are numbered here, and stay in memory (8 bytes each).
+    Edges of nodes with ids of their own are numbered here, by temporary files (`TMPDIR`); the
+    numbers stay in one of them, mapped and without a name, 8 bytes an edge. `memory_mb` is memory
+    for ids.
 
     Raises
     ------
     InputError
         Anything in `metadata.json` or the files that is not as described above.
+    HetaError
+        There is too little memory or disk for ids.
     """
     directory = file_path(directory)
     path = directory / METADATA
@@ -83,8 +90,16 @@ def read_edge_files(directory: str | Path) -> GraphSource:
         raise InputError(f"{path}: 'nodes' must be an object of node type: {{\"count\": …}}")
     if not isinstance(data["edges"], list) or not data["edges"]:
         raise InputError(f"{path}: 'edges' must be a list of {{src, etype, dst, files}}")
-    nodes = _Nodes(path, data["nodes"])
-    sources = _read_edges(nodes, data["edges"])
+    try:
+        with ExitStack() as reading:
+            nodes = _Nodes(path, data["nodes"], NamedNodes(reading, memory_mb))
+            sources = _read_edges(nodes, data["edges"])
+            node_ids = nodes.named.node_ids()
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise HetaError("no space left on the disk: ids of nodes are sorted in "
+                        f"{tempfile.gettempdir()} (TMPDIR)") from None
     task, info = _read_task(nodes, data["task"]) if "task" in data else (None, {})
     info = {"format": "edge files", "path": str(directory), **info}
     if nodes.recipes:
@@ -92,7 +107,7 @@ def read_edge_files(directory: str | Path) -> GraphSource:
     if unread := _unread(nodes, data.get("task", {})):
         info["columns that are not used"] = unread
     return GraphSource(name, nodes.counts, sources, nodes.arrays, task, info,
-                       node_ids=nodes.named.node_ids())
+                       node_ids=node_ids)
 
 
 class _Nodes:
@@ -108,10 +123,10 @@ class _Nodes:
     recipes : how features were made of columns.
     """
 
-    def __init__(self, path: Path, items: dict[str, Any]) -> None:
+    def __init__(self, path: Path, items: dict[str, Any], named: NamedNodes) -> None:
         self.path, self.directory = path, path.parent
         self.counts: dict[str, int] = {}
-        self.named, self.tables = NamedNodes(), dict[str, Table]()
+        self.named, self.tables = named, dict[str, Table]()
         self.arrays: dict[str, dict[str, np.ndarray]] = {}
         self.recipes: dict[str, list[dict[str, Any]]] = {}
         self._opened: dict[tuple[Any, ...], Table] = {}
@@ -203,16 +218,14 @@ def _read_edges(nodes: _Nodes, items: list[Any]) -> dict[Relation, EdgeSource]:
         where, entry = _edge_entry(nodes, item, f"{nodes.path}: edges[{index}]", once)
         entries.append((where, entry))
     tables = [entry for _, entry in entries if isinstance(entry, EdgeTables)]
-    if nodes.open:
-        for ntype in sorted({ntype for entry in tables for ntype in entry.types()}):
-            nodes.counts.setdefault(ntype, 0)
-    if free := [ntype for ntype, count in nodes.counts.items() if not count]:
-        nodes.named.gather(free, tables)
-    nodes.counts |= {ntype: nodes.named.count(ntype) for ntype in free}
+    for ntype in sorted(nodes.named.ask(tables, nodes.counts, nodes.open)):
+        nodes.counts.setdefault(ntype, 0)
+    nodes.counts |= nodes.named.gather([t for t, count in nodes.counts.items() if not count])
+    numbered = iter(nodes.named.edges(nodes.counts))
     sources: dict[Relation, EdgeSource] = {}
     for where, entry in entries:
         read: Mapping[Relation, EdgeSource] = (
-            nodes.named.edges(entry, nodes.counts) if isinstance(entry, EdgeTables) else entry)
+            next(numbered) if isinstance(entry, EdgeTables) else entry)
         for relation, source in read.items():
             if relation in sources:
                 raise InputError(f"{where}: relation '{relation}' is in an entry before, too; one "

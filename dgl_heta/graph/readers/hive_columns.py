@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -21,11 +21,16 @@ class HiveColumns:
         self.own, self.names = file.names, [*file.names, *given]
 
     def read(self, names: Sequence[str]) -> list[Any]:
-        own = [name for name in names if name not in self._given] or self.own[:1]
-        return self._filled(names, dict(zip(own, self._file.read(own))))
+        return self._filled(names, self._file.read(self._own(names)))
 
-    def _filled(self, names: Sequence[str], read: Mapping[str, Any]) -> list[Any]:
-        pa, rows = arrow(), len(next(iter(read.values())))
+    def pieces(self, names: Sequence[str]) -> Iterator[list[Any]]:
+        return (self._filled(names, piece) for piece in self._file.pieces(self._own(names)))
+
+    def _own(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name not in self._given] or self.own[:1]
+
+    def _filled(self, names: Sequence[str], columns: Sequence[Any]) -> list[Any]:
+        pa, read, rows = arrow(), dict(zip(self._own(names), columns)), len(columns[0])
         return [read[name] if name in read else pa.chunked_array(
             [pa.repeat(pa.scalar(self._given[name], pa.large_string()), rows)]) for name in names]
 

@@ -3,28 +3,37 @@
 The nodes of a type are numbered once: in the order of the rows of its table, or, for a type without
 a table, in the order of its ids, sorted as text by code points. So the numbers depend on what is in
 the files and not on how it is divided into files or read.
+
+Tables are read once, in pieces. The ids at the ends of edges are questions
+(:mod:`dgl_heta.graph.readers.id_shards`), answered when all ids are known. So memory does not grow
+with edges or nodes; what is read here stays in one mapped file.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest, quoted
 from dgl_heta.graph.node_ids import NodeIds
-from dgl_heta.graph.readers.column_values import arrow, first, repeated
+from dgl_heta.graph.readers.column_values import arrow, first
+from dgl_heta.graph.readers.id_shards import ArrayFile, IdShards, TextFile, mapped
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays
+from dgl_heta.system.leftovers import scratch_directory
 
 ALL = "*"
 """As a node type: the one whose table has the id."""
-_AS_TYPE = " as node type"
+MB = 1 << 20
+_AS_TYPE, _AS_RELATION = " as node type", " as relation"
 
 
 @dataclass(frozen=True)
@@ -47,25 +56,120 @@ class EdgeTables:
     tables: Sequence[Table]
     columns: Sequence[str] | None = None
 
-    def types(self) -> set[str]:
-        """The node types that columns of the tables name."""
-        return {ntype for table in self.tables for end in (self.src, self.dst)
-                if isinstance(end, Column) for ntype in table.codes(end.name, _AS_TYPE)[0]}
+    def ends(self, table: Table) -> tuple[tuple[str | Column, str], tuple[str | Column, str]]:
+        """Type and column of the sources in a table, and of the destinations."""
+        src, dst = _edge_columns(table, self.columns)
+        return (self.src, src), (self.dst, dst)
 
-    def ends(self) -> Iterator[tuple[Table, tuple[tuple[str | Column, str], ...]]]:
-        """Each table, with type and column of the sources, and of the destinations."""
-        for table in self.tables:
-            src, dst = _edge_columns(table, self.columns)
-            yield table, ((self.src, src), (self.dst, dst))
+    def pieces(self, table: Table) -> Iterator[Table]:
+        """A table with the columns of its edges."""
+        names = {column: "" for _, column in self.ends(table)}
+        names |= {name.name: use for name, use in (
+            (self.src, _AS_TYPE), (self.dst, _AS_TYPE), (self.etype, _AS_RELATION))
+            if isinstance(name, Column)}
+        for name, use in names.items():
+            table.check(name, use)
+        return table.pieces([*names])
+
+    def relations(self, piece: Table) -> list[tuple[Relation, Any]]:
+        """The relations in a piece, and the rows of each; :data:`ALL` is a type here."""
+        return [*_by_relation(_names(piece, self.src, _AS_TYPE),
+                              _names(piece, self.etype, _AS_RELATION),
+                              _names(piece, self.dst, _AS_TYPE))]
 
 
-@dataclass
-class NamedNodes:
-    """Ids of the nodes of some types; a type without a table gets them by :meth:`gather`."""
+class _Piece(NamedTuple):
+    """Edges of a piece of a table, one relation after the other.
 
-    _ids: dict[str, Any] = field(default_factory=dict)
-    _tables: dict[str, Path] = field(default_factory=dict)
-    _forms: dict[str, tuple[bool, str]] = field(default_factory=dict)
+    Attributes
+    ----------
+    relations, counts : places in :attr:`NamedNodes._relations`, and how many edges each has.
+    questions : for sources and destinations, the question of each type that has ids.
+    """
+
+    relations: np.ndarray
+    counts: np.ndarray
+    questions: list[dict[str, int]]
+
+
+class _Asked(NamedTuple):
+    """A table of edges; `values` are places in answers, or numbers where a type has a count."""
+
+    edges: EdgeTables
+    table: Table
+    pieces: list[_Piece]
+    values: tuple[ArrayFile, ArrayFile]
+
+
+class IdColumns:
+    """Columns of ids; for each type of nodes, whether they are bytes."""
+
+    def __init__(self) -> None:
+        self._forms: dict[str, tuple[bool, str]] = {}
+
+    def numbers(self, table: Table, column: str, ntype: str, count: int, known: Any = None
+                ) -> np.ndarray:
+        """The nodes of a type whose ids are in a column, int64 or int32.
+
+        `known` are the ids of all nodes (large_string); None where their numbers are the ids.
+
+        Raises
+        ------
+        InputError
+            An id that no node has, by its row.
+        """
+        pa, pc = arrow(), arrow("pyarrow.compute")
+        ids = self.read(table, column, ntype)
+        if known is not None:
+            places = pc.index_in(ids, value_set=known)
+            if (row := first(pc.is_null(places))) is not None:
+                raise table.wrong(column, row, ids,
+                                  f", which is the id of no node of type '{ntype}'")
+            positions: np.ndarray = places.to_numpy(zero_copy_only=False)
+            return positions
+        digits = pc.match_substring_regex(ids, "^[0-9]{1,15}$")
+        numbers = pc.cast(pc.if_else(digits, ids, "-1"), pa.int64())
+        right = pc.and_(digits, pc.less(numbers, count))
+        if (row := first(pc.invert(right))) is not None:
+            raise table.wrong(column, row, ids, f", but node type '{ntype}' has a 'count', so "
+                              f"its ids are whole numbers from 0 to {count - 1}")
+        plain: np.ndarray = numbers.to_numpy(zero_copy_only=False)
+        return plain
+
+    def read(self, table: Table, column: str, ntype: str, use: str = "") -> Any:
+        """A column of ids of nodes of a type, as text."""
+        ids, are_bytes = table.ids(column, use)
+        self.check_form(ntype, are_bytes, f"column '{column}' of {table.path}")
+        return ids
+
+    def check_form(self, ntype: str, are_bytes: bool, where: str) -> None:
+        """Refuse bytes beside text: one node would have two ids."""
+        known, other = self._forms.setdefault(ntype, (are_bytes, where))
+        if known != are_bytes:
+            one, two = (where, other) if are_bytes else (other, where)
+            raise InputError(f"ids of nodes of type '{ntype}' are bytes in {one}, but text or "
+                             f"numbers in {two}; write them alike")
+
+
+class NamedNodes(IdColumns):
+    """Ids of the nodes of some types, and the edges that name them.
+
+    Call :meth:`add_table`, :meth:`ask`, :meth:`gather`, and then the others.
+
+    Parameters
+    ----------
+    reading : closed when all is read, which removes the files by their names.
+    memory_mb : memory for ids.
+    """
+
+    def __init__(self, reading: ExitStack, memory_mb: int) -> None:
+        super().__init__()
+        self._reading, self._memory, self._paths = reading, memory_mb * MB, itertools.count()
+        self._texts: dict[str, TextFile] = {}
+        self._shards: dict[str, IdShards] = {}
+        self._tables: dict[str, Path] = {}
+        self._asked: list[list[_Asked]] = []
+        self._relations: dict[Relation, int] = {}
 
     def add_table(self, ntype: str, table: Table, column: str) -> int:
         """The nodes of a type are the rows of a table; returns their number.
@@ -75,172 +179,224 @@ class NamedNodes:
         InputError
             No such column, an empty id, two rows with one id, no rows.
         """
-        ids = self._read(table, column, ntype, ' of ids; say which it is by "id"')
-        if not len(ids):
+        use = ' of ids; say which it is by "id"'
+        table.check(column, use)
+        texts, shards = TextFile(self._path()), self._shards_of(ntype, table.size)
+        for piece in table.pieces([column]):
+            ids = self.read(piece, column, ntype, use)
+            shards.add(ids, len(texts))
+            texts.append(ids)
+        if not len(texts):
             raise InputError(f"{table.path} has no rows; node type '{ntype}' needs at least one")
-        if (pair := repeated(ids)) is not None:
-            raise InputError(f"{table.at(pair[1])}: column '{column}' is "
-                             f"{quoted(ids[pair[1]].as_py())} as in {table.at(pair[0])}; every "
-                             "node needs an id of its own")
-        self._ids[ntype], self._tables[ntype] = ids, table.path
-        return len(ids)
+        if (pair := shards.repeated()) is not None:
+            raise InputError(f"{table.at(pair[1])}: column '{column}' is {quoted(pair[2])} as in "
+                             f"{table.at(pair[0])}; every node needs an id of its own")
+        self._texts[ntype], self._tables[ntype] = texts, table.path
+        return len(texts)
 
-    def add_ids(self, ntype: str, ids: NodeIds) -> None:
-        """The nodes of a type have the ids of a store."""
-        self._ids[ntype] = ids.to_arrow()
+    def ask(self, relations: Sequence[EdgeTables], counts: Mapping[str, int], is_open: bool
+            ) -> set[str]:
+        """Read the ends of edges; returns the types that columns of the tables name.
 
-    def gather(self, types: Sequence[str], relations: Sequence[EdgeTables]) -> None:
-        """The nodes of these types are those that edges name.
+        Parameters
+        ----------
+        counts : node type to the number of nodes, 0 where it is not known.
+        is_open : whether columns may name types that are not in `counts`.
+
+        Raises
+        ------
+        InputError
+            A row without an id, one that is no number where the type has a `count`, or a type that
+            there is not; by its file, its row and its value.
+        """
+        size, named = sum(table.size for edges in relations for table in edges.tables), set[str]()
+        for edges in relations:
+            self._asked.append([])
+            for table in edges.tables:
+                asked = _Asked(edges, table, [], (ArrayFile(self._path(), np.int64),
+                                                  ArrayFile(self._path(), np.int64)))
+                self._asked[-1].append(asked)
+                for piece in edges.pieces(table):
+                    sides = [self._ask(piece, *end, counts, is_open, size, named)
+                             for end in edges.ends(table)]
+                    groups = edges.relations(piece)
+                    for file, (_, values) in zip(asked.values, sides):
+                        file.append(np.concatenate([values[:0], *(values[r] for _, r in groups)]))
+                    asked.pieces.append(_Piece(
+                        np.array([self._relations.setdefault(relation, len(self._relations))
+                                  for relation, _ in groups], np.int32),
+                        np.array([len(sides[0][1][rows]) for _, rows in groups]),
+                        [questions for questions, _ in sides]))
+        return named
+
+    def _ask(self, piece: Table, end: str | Column, column: str, counts: Mapping[str, int],
+             is_open: bool, size: int, named: set[str]) -> tuple[dict[str, int], np.ndarray]:
+        """The questions for one end of edges, and the value of each row, as :class:`_Asked` has it.
+        """
+        questions: dict[str, int] = {}
+
+        def value(ntype: str, rows: Table) -> np.ndarray:
+            if counts.get(ntype) and ntype not in self._tables:
+                return self.numbers(rows, column, ntype, counts[ntype])
+            ids = self.read(rows, column, next(iter(self._tables), ALL) if ntype == ALL else ntype)
+            known = sum(texts.size for texts in self._texts.values()) if ntype == ALL else size
+            questions[ntype], places = self._shards_of(ntype, known).ask(ids)
+            return places
+
+        if isinstance(end, str):
+            return questions, value(end, piece)
+        types, codes = piece.codes(end.name, _AS_TYPE)
+        named.update(types)
+        values = np.zeros(len(codes), np.int64)
+        for code, rows in _groups(codes):
+            if types[code] not in counts and not is_open:
+                raise InputError(f"{piece.at(rows[0])}: column '{end.name}' is "
+                                 f"{quoted(types[code])}, which is no node type; node types: "
+                                 f"{listing(counts)}" + nearest(types[code], counts))
+            values[rows] = value(types[code], piece.where(rows))
+        return questions, values
+
+    def gather(self, types: Sequence[str]) -> dict[str, int]:
+        """The nodes of these types are those that edges name; returns how many each has.
 
         Raises
         ------
         InputError
             No relation names any of a type.
         """
-        pa, pc = arrow(), arrow("pyarrow.compute")
-        named_ids: dict[str, list[Any]] = {t: [] for t in types}
-        for edges in relations:
-            for table, ends in edges.ends():
-                for end, column in ends:
-                    for ntype, rows in _rows_by_type(table, end):
-                        if ntype in named_ids:
-                            named_ids[ntype].append(pc.unique(self._read(rows, column, ntype)))
-        for ntype, parts in named_ids.items():
-            ids = pc.unique(pa.chunked_array(parts, pa.large_string()))
-            if not len(ids):
+        for ntype in types:
+            texts = self._texts[ntype] = TextFile(self._path())
+            if ntype in self._shards:
+                self._shards[ntype].number(texts)
+            if not len(texts):
                 raise InputError(f"no edge names a node of type '{ntype}', which has neither "
                                  "'count' nor 'table'; give it one")
-            self._ids[ntype] = ids.take(pc.array_sort_indices(ids))
-
-    def __contains__(self, ntype: str) -> bool:
-        return ntype in self._ids
-
-    def count(self, ntype: str) -> int:
-        """Number of nodes of a type."""
-        return len(self._ids[ntype])
+        return {ntype: len(self._texts[ntype]) for ntype in types}
 
     def node_ids(self) -> dict[str, NodeIds]:
         """The ids of all types."""
-        return {ntype: NodeIds.of_arrow(ids) for ntype, ids in self._ids.items()}
+        arrays = mapped([file for texts in self._texts.values()
+                         for file in (texts.offsets, texts.text)], self._path())
+        return {ntype: NodeIds(*pair)
+                for ntype, pair in zip(self._texts, zip(arrays[::2], arrays[1::2]))}
 
-    def edges(self, edges: EdgeTables, counts: Mapping[str, int]) -> dict[Relation, EdgeArrays]:
-        """The edges by their relation, sorted; ends as numbers, int32 or int64, in memory.
-
-        Raises
-        ------
-        InputError
-            An end that no node has, or that is no number where the type has a `count`, or a type
-            that there is not; by its file, its row and its value.
-        """
-        parts: dict[Relation, tuple[list[np.ndarray], list[np.ndarray]]] = {}
-        for table, ends in edges.ends():
-            (sources, src_codes, src), (destinations, dst_codes, dst) = (
-                self._side(table, column, end, counts) for end, column in ends)
-            etypes, codes = _names(table, edges.etype, " as relation")
-            codes = (codes * len(sources) + src_codes) * len(destinations) + dst_codes
-            one = len(etypes) * len(sources) * len(destinations) == 1
-            for code, rows in [(0, slice(None))] if one else _groups(codes):
-                code, of_dst = divmod(code, len(destinations))
-                code, of_src = divmod(code, len(sources))
-                relation = Relation(sources[of_src], etypes[code], destinations[of_dst])
-                for side, numbers, ntype in zip(parts.setdefault(relation, ([], [])), (src, dst),
-                                                (relation.src, relation.dst)):
-                    wide = counts[ntype] >= 2**31
-                    side.append(numbers[rows].astype(np.int64 if wide else np.int32))
-        return {relation: EdgeArrays(*(np.concatenate(side) for side in parts[relation]))
-                for relation in sorted(parts)}
-
-    def numbers(self, table: Table, column: str, ntype: str, count: int) -> np.ndarray:
-        """The nodes of a type whose ids are in a column, int64 or int32.
+    def edges(self, counts: Mapping[str, int]) -> list[dict[Relation, EdgeArrays]]:
+        """The edges of all that was asked for, by their relation, sorted; ends int32 or int64.
 
         Raises
         ------
         InputError
-            As :meth:`edges`.
+            An end that no node has, by its file, its row and its value.
         """
-        pa, pc = arrow(), arrow("pyarrow.compute")
-        ids = self._read(table, column, ntype)
-        if ntype not in self:
-            digits = pc.match_substring_regex(ids, "^[0-9]{1,15}$")
-            numbers = pc.cast(pc.if_else(digits, ids, "-1"), pa.int64())
-            right = pc.and_(digits, pc.less(numbers, count))
-            if (row := first(pc.invert(right))) is not None:
-                raise table.wrong(column, row, ids, f", but node type '{ntype}' has a 'count', so "
-                                  f"its ids are whole numbers from 0 to {count - 1}")
-            plain: np.ndarray = numbers.to_numpy(zero_copy_only=False)
-            return plain
-        places = pc.index_in(ids, value_set=self._ids[ntype])
-        if (row := first(pc.is_null(places))) is not None:
-            raise table.wrong(column, row, ids, ", which is "
-                              + (f"in no row of {self._tables[ntype]} (node type '{ntype}')"
-                                 if ntype in self._tables else
-                                 f"the id of no node of type '{ntype}'"))
-        positions: np.ndarray = places.to_numpy(zero_copy_only=False)
-        return positions
+        if ALL in self._shards:
+            self._add_all()
+        for shards in self._shards.values():
+            shards.answer()
+        found: list[dict[Relation, tuple[ArrayFile, ArrayFile]]] = []
+        for tables in self._asked:
+            found.append({})
+            for asked in tables:
+                for relation, *numbers in self._answered(asked):
+                    if relation not in found[-1]:
+                        src, dst = (ArrayFile(
+                            self._path(), np.int64 if counts[t] >= 2**31 else np.int32)
+                            for t in (relation.src, relation.dst))
+                        found[-1][relation] = src, dst
+                    for file, side in zip(found[-1][relation], numbers):
+                        file.append(side)
+        arrays = iter(mapped([file for files in found for pair in files.values()
+                              for file in pair], self._path()))
+        every = [{relation: EdgeArrays(next(arrays), next(arrays)) for relation in files}
+                 for files in found]
+        return [{relation: edges[relation] for relation in sorted(edges)} for edges in every]
 
-    def _side(self, table: Table, column: str, end: str | Column, counts: Mapping[str, int]
-              ) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """Types of nodes at one end of edges, and of each row which of them, and which node."""
-        if end == ALL:
-            return self._of_all(table, column)
-        types, codes = _names(table, end, _AS_TYPE)
-        if isinstance(end, str):
-            return types, codes, self.numbers(table, column, end, counts[end])
-        numbers = np.zeros(len(codes), np.int64)
-        for code, rows in _groups(codes):
-            if types[code] not in counts:
-                raise InputError(f"{table.at(rows[0])}: column '{end.name}' is "
-                                 f"{quoted(types[code])}, which is no node type; node types: "
-                                 f"{listing(counts)}" + nearest(types[code], counts))
-            numbers[rows] = self.numbers(table.where(rows), column, types[code],
-                                         counts[types[code]])
-        return types, codes, numbers
+    def _answered(self, asked: _Asked) -> Iterator[tuple[Relation, np.ndarray, np.ndarray]]:
+        """Edges of one relation, some at a time, in their order."""
+        for sides in zip(*(self._of_side(asked, side) for side in (0, 1))):
+            (relation, src), (_, dst) = sides
+            if min(src.min(initial=0), dst.min(initial=0)) < 0:
+                self._refuse(asked)
+            (sources, of_src, src), (destinations, of_dst, dst) = (
+                self._typed(ntype, numbers)
+                for ntype, numbers in ((relation.src, src), (relation.dst, dst)))
+            for one, rows in _by_relation((sources, of_src), ([relation.etype], np.zeros(1, int)),
+                                          (destinations, of_dst)):
+                yield one, src[rows], dst[rows]
 
-    def _of_all(self, table: Table, column: str) -> tuple[list[str], np.ndarray, np.ndarray]:
-        """As :meth:`_side`, where the ids alone say which type a node is of."""
-        pc = arrow("pyarrow.compute")
-        types, ids, ends = self._all
-        own = self._read(table, column, types[0])
-        places = pc.index_in(own, value_set=ids)
-        if (row := first(pc.is_null(places))) is not None:
-            raise table.wrong(column, row, own, f", which is in no table of nodes (types "
-                              f"{listing(types)})")
-        indices = places.to_numpy(zero_copy_only=False).astype(np.int64)
-        codes = np.searchsorted(ends, indices, side="right")
-        return types, codes, indices - np.concatenate([[0], ends])[codes]
+    def _of_side(self, asked: _Asked, side: int) -> Iterator[tuple[Relation, np.ndarray]]:
+        """The numbers at one end, -1 where no node has the id, of a relation in a piece."""
+        relations, low = [*self._relations], 0
+        for piece in asked.pieces:
+            answers = {ntype: self._shards[ntype].answers(question)
+                       for ntype, question in piece.questions[side].items()}
+            for index, count in zip(piece.relations, piece.counts):
+                relation, values = relations[index], asked.values[side].read(low, low + count)
+                ntype = relation.dst if side else relation.src
+                yield relation, answers[ntype][values] if ntype in answers else values
+                low += count
 
-    @cached_property
-    def _all(self) -> tuple[list[str], Any, np.ndarray]:
-        """The types with tables, the ids of them all, and where those of each type end."""
-        types = list(self._tables)
+    def _refuse(self, asked: _Asked) -> NoReturn:
+        """Raise the error of the first id that no node has; its table is read again for its text.
+        """
+        for side, (_, column) in enumerate(asked.edges.ends(asked.table)):
+            numbers = self._of_side(asked, side)
+            for piece in asked.edges.pieces(asked.table):
+                ids, _ = piece.ids(column)
+                if wrong := [(int(np.arange(len(ids))[rows][at]), relation)
+                             for relation, rows in asked.edges.relations(piece)
+                             for at in np.flatnonzero(next(numbers)[1] < 0)[:1]]:
+                    row, relation = min(wrong)
+                    ntype = relation.dst if side else relation.src
+                    raise piece.wrong(column, row, ids, (
+                        f", which is in no table of nodes (types {listing(self._tables)})"
+                        if ntype == ALL else
+                        f", which is in no row of {self._tables[ntype]} (node type '{ntype}')"))
+        raise AssertionError("no id is missing")
+
+    def _typed(self, ntype: str, numbers: np.ndarray) -> tuple[list[str], np.ndarray, np.ndarray]:
+        """The types of nodes, which of them each is of, and their numbers; :data:`ALL` divided."""
+        if ntype != ALL:
+            return [ntype], np.zeros(1, np.int64), numbers
+        ends = self._ends
+        codes = np.searchsorted(ends, numbers, side="right")
+        return [*self._tables], codes, numbers - np.concatenate([[0], ends])[codes]
+
+    @property
+    def _ends(self) -> np.ndarray:
+        """Where the nodes of each type with a table end, if they are numbered one after the other.
+        """
+        return np.cumsum([len(self._texts[ntype]) for ntype in self._tables])
+
+    def _add_all(self) -> None:
+        """Have the ids of all types with tables be known as those of :data:`ALL`."""
+        types, shards, number = [*self._tables], self._shards[ALL], 0
         if not types:
             raise InputError(f"edges between nodes of type '{ALL}' need tables of nodes, which say "
                              "the types; 'nodes' has none")
-        for ntype in types[1:]:
-            self._check_form(ntype, *self._forms[types[0]])
-        ids = arrow().concat_arrays([self._ids[ntype] for ntype in types])
-        ends = np.cumsum([len(self._ids[ntype]) for ntype in types])
-        if (pair := repeated(ids)) is not None:
-            one, other = (types[int(np.searchsorted(ends, row, side="right"))] for row in pair)
-            raise InputError(f"{quoted(ids[pair[0]].as_py())} is the id of a node of type '{one}' "
+        for ntype in types:
+            self.check_form(ntype, *self._forms[types[0]])
+            for ids in self._texts[ntype].batches(self._memory // 16):
+                shards.add(ids, number)
+                number += len(ids)
+        if (pair := shards.repeated()) is not None:
+            one, other = (types[int(i)] for i in np.searchsorted(self._ends, pair[:2], "right"))
+            raise InputError(f"{quoted(pair[2])} is the id of a node of type '{one}' "
                              f"and of one of type '{other}', so it does not say which edges of "
                              f"'{ALL}' mean; give their types by columns, as \"src\": "
                              "{\"column\": \"…\"}")
-        return types, ids, ends
 
-    def _read(self, table: Table, column: str, ntype: str, use: str = "") -> Any:
-        """A column of ids of nodes of a type, as text."""
-        ids, are_bytes = table.ids(column, use)
-        self._check_form(ntype, are_bytes, f"column '{column}' of {table.path}")
-        return ids
+    def _shards_of(self, ntype: str, size: int) -> IdShards:
+        if ntype not in self._shards:
+            self._shards[ntype] = IdShards(self._path(), size, self._memory)
+        return self._shards[ntype]
 
-    def _check_form(self, ntype: str, are_bytes: bool, where: str) -> None:
-        """Refuse bytes beside text: one node would have two ids."""
-        known, other = self._forms.setdefault(ntype, (are_bytes, where))
-        if known != are_bytes:
-            one, two = (where, other) if are_bytes else (other, where)
-            raise InputError(f"ids of nodes of type '{ntype}' are bytes in {one}, but text or "
-                             f"numbers in {two}; write them alike")
+    def _path(self) -> Path:
+        """A name for a new file."""
+        return self._scratch / str(next(self._paths))
+
+    @cached_property
+    def _scratch(self) -> Path:
+        return self._reading.enter_context(scratch_directory(None, "dgl-heta-ids"))
 
 
 def _names(table: Table, name: str | Column, use: str) -> tuple[list[str], np.ndarray]:
@@ -256,14 +412,22 @@ def _groups(codes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
         yield int(codes[rows[0]]), rows
 
 
-def _rows_by_type(table: Table, end: str | Column) -> Iterator[tuple[str, Table]]:
-    """The types of nodes at an end of edges, each with its rows of the table."""
-    if isinstance(end, str):
-        yield end, table
+Names = tuple[list[str], np.ndarray]
+"""Names, and which of them each row has, or one 0 for all rows."""
+
+
+def _by_relation(sources: Names, etypes: Names, destinations: Names
+                 ) -> Iterator[tuple[Relation, Any]]:
+    """The relations that rows are of, with the rows of each, ascending; a slice of all for one."""
+    sizes = len(sources[0]), len(destinations[0])
+    if len(etypes[0]) * sizes[0] * sizes[1] == 1:
+        yield Relation(sources[0][0], etypes[0][0], destinations[0][0]), slice(None)
         return
-    types, codes = table.codes(end.name, _AS_TYPE)
+    codes = (etypes[1] * sizes[0] + sources[1]) * sizes[1] + destinations[1]
     for code, rows in _groups(codes):
-        yield types[code], table.where(rows)
+        code, of_dst = divmod(code, sizes[1])
+        of_etype, of_src = divmod(code, sizes[0])
+        yield Relation(sources[0][of_src], etypes[0][of_etype], destinations[0][of_dst]), rows
 
 
 def _edge_columns(table: Table, given: Sequence[str] | None) -> tuple[str, str]:
@@ -281,8 +445,8 @@ def _edge_columns(table: Table, given: Sequence[str] | None) -> tuple[str, str]:
         return given[0], given[1]
     if {"src", "dst"} <= set(table.names):
         return "src", "dst"
-    if len(table.own_names) == 2 and not table.is_text:
-        return table.own_names[0], table.own_names[1]
+    if len(table.names) == 2 and not table.is_text:
+        return table.names[0], table.names[1]
     begins = "'s first line names" if table.is_text else " has"
     raise InputError(f"{table.path}{begins} columns {', '.join(map(quoted, table.names[:8]))}; "
                      "edges are in columns src and dst, or say which by \"columns\": "

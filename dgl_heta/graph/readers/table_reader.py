@@ -5,7 +5,7 @@ In a CSV everything is text until somebody says what it is. Rows count from 1, t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from copy import copy
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, nearest, quoted
-from dgl_heta.graph.readers.column_files import TEXT_ENDINGS, TextForm, reading
+from dgl_heta.graph.readers.column_files import PIECE, TEXT_ENDINGS, TextForm, reading
 from dgl_heta.graph.readers.column_values import arrow, as_text, first, sort_of
 from dgl_heta.graph.readers.hive_columns import open_hive
 from dgl_heta.graph.source import MOST_CLASSES
@@ -42,6 +42,7 @@ class Table:
     own_names : those of them that no directory gives.
     is_text : whether every value is text (CSV).
     size : bytes of its files.
+    num_rows : rows, where this is a piece of a table.
 
     Raises
     ------
@@ -61,6 +62,9 @@ class Table:
         self._ends = np.zeros(0, np.int64)
         self._rows: np.ndarray | None = None
         self._kept: dict[str, Any] = {}
+        self.num_rows = 0
+        self._start: int | None = None  # of a piece: its first row in the whole table
+        self._values: dict[str, set[str]] = {}  # that codes() found in pieces
 
     def check(self, name: str, use: str = "") -> None:
         """Refuse the name of a column that is not there; `use` says what it is for."""
@@ -80,7 +84,7 @@ class Table:
         for name in names:
             self.check(name, use)
         if self._rows is None:
-            return self._read(names)
+            return self._read(names) if self._start is None else [self._kept[n] for n in names]
         if not self._kept.keys() >= {*names}:
             self._kept.clear()  # they stay, for whoever reads other rows of them
             self._kept.update(zip(names, self._read(names)))
@@ -142,11 +146,12 @@ class Table:
         text = as_text(column)
         if (row := first(pc.fill_null(pc.equal(text, ""), True))) is not None:
             raise self.wrong(name, row, text, f"; every row needs a value{use}")
-        known = pc.unique(text)
+        names = sorted(pc.unique(text).to_pylist())
+        known = {*names} if self._start is None else self._values.setdefault(name, set())
+        known.update(names)
         if len(known) > MOST_CLASSES:
             raise InputError(f"column '{name}' of {self.path} has {len(known):,} different values; "
                              f"there may be {MOST_CLASSES:,}{use}")
-        names = sorted(known.to_pylist())
         codes = pc.index_in(text, value_set=pa.array(names, pa.large_string()))
         return names, codes.to_numpy(zero_copy_only=False)
 
@@ -156,10 +161,43 @@ class Table:
         part._rows = rows if self._rows is None else self._rows[rows]
         return part
 
+    def pieces(self, names: Sequence[str]) -> Iterator[Table]:
+        """The table as tables of some of its rows, one after the other, with some of its columns.
+
+        A piece may have no rows.
+
+        Raises
+        ------
+        InputError
+            As :meth:`columns`.
+        """
+        pa, types, row = arrow(), dict[str, dict[Any, Path]](), 0
+        self._ends = np.zeros(0, np.int64)
+        for path, file in zip(self._paths, self._files):
+            for columns in file.pieces(names):
+                with reading(self.path):
+                    arrays = {name: pa.concat_arrays(self._alike(
+                        name, [column], [path], types.setdefault(name, {}))[0].chunks)
+                        if len(column) else pa.array([], column.type)
+                        for name, column in zip(names, columns)}
+                for low in range(0, max(len(columns[0]), 1), PIECE):
+                    piece = copy(self)
+                    piece._kept = {name: array[low:low + PIECE] for name, array in arrays.items()}
+                    piece._rows, piece._start = None, row
+                    stop = row + len(piece._kept[names[0]])
+                    if self._rows is not None:
+                        own = slice(*np.searchsorted(self._rows, (row, stop)))
+                        piece._rows = self._rows[own] - row
+                    piece.num_rows = stop - row if piece._rows is None else len(piece._rows)
+                    yield piece
+                    row = stop
+            self._ends = np.append(self._ends, row)
+
     def at(self, row: int) -> str:
         """Where a row is, as messages say it; rows of columns that were read, from 0."""
         if self._rows is not None:
             row = int(self._rows[row])
+        row += self._start or 0
         part = int(np.searchsorted(self._ends, row, side="right"))
         begin = int(self._ends[part - 1]) if part else 0
         return f"{self._paths[part]}, row {row - begin + 1}"
@@ -177,19 +215,23 @@ class Table:
         joined = []
         with reading(self.path):
             for name, of_files in zip(names, zip(*parts)):
-                columns = self._alike(name, of_files)
+                columns = self._alike(name, of_files, self._paths, {})
                 chunks = [chunk for column in columns for chunk in column.chunks]
                 joined.append(pa.concat_arrays(chunks) if chunks else
                              pa.array([], columns[0].type))
         return joined
 
-    def _alike(self, name: str, columns: Sequence[Any]) -> Sequence[Any]:
+    def _alike(self, name: str, columns: Sequence[Any], paths: Sequence[Path],
+               types: dict[Any, Path]) -> Sequence[Any]:
         """A column as the files have it, of one type: a file without a value has that of others,
         and whole numbers beside floating point are floating point, as pandas writes both.
+
+        `types` are those of pieces before, to which these are added.
         """
         pa, pc = arrow(), arrow("pyarrow.compute")
-        known = {column.type: path for path, column in zip(self._paths, columns)
-                 if column.null_count < len(column)} or {columns[0].type: self.path}
+        types |= {column.type: path for path, column in zip(paths, columns)
+                  if column.null_count < len(column)}
+        known = types or {columns[0].type: self.path}
         if len(known) > 1 and {sort_of(kind) for kind in known} <= {"whole", "float"}:
             known = {pa.float64(): self.path}
             columns = [pc.cast(column, pa.float64()) for column in columns]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dgl_heta.errors import InputError, listing, quoted
-from dgl_heta.graph.readers.named import NamedNodes
+from dgl_heta.graph.readers.named import IdColumns
 from dgl_heta.graph.readers.splits import WORDS, words
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.schema import Relation
@@ -55,15 +55,13 @@ def read_links(path: str | Path, store: Store, relations: Sequence[Relation]) ->
     if other := [r for r in relations if (r.src, r.dst) != (one.src, one.dst)]:
         raise InputError(f"task.links has links between nodes of two types, but '{other[0]}' does "
                          f"not join those of '{one}'; leave it out, or train for one of them")
-    table, names = Table(path), NamedNodes()
+    table, names = Table(path), IdColumns()
     ends = []
     for column, ntype in (("src", one.src), ("dst", one.dst)):
         own = store.ids(ntype)
-        if own is not None and ntype not in names:
-            names.add_ids(ntype, own)
         table.check(column, f" for the '{ntype}' of task.links")
-        ends.append(names.numbers(table, column, ntype, store.schema.node_counts[ntype])
-                    .astype(np.int64))
+        ends.append(names.numbers(table, column, ntype, store.schema.node_counts[ntype],
+                                  None if own is None else own.to_arrow()).astype(np.int64))
     links = Links(_places(table, store, relations, len(ends[0])), *ends)
     split = words(table, "split", " for task.links")
     _check_apart(table, links, split)
