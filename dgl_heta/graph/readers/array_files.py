@@ -289,6 +289,7 @@ class ParquetEdges:
 
     def __init__(self, path: Path) -> None:
         self._path, self._file = path, ParquetColumns(path)
+        self._group: int | None = None
         names, self._coded = self._file.names, set[str]()
         self._columns = ["src", "dst"] if {"src", "dst"} <= set(names) else list(names)
         if len(self._columns) != 2:
@@ -305,16 +306,25 @@ class ParquetEdges:
 
     @property
     def num_edges(self) -> int:
-        return self._file.num_rows
+        return (self._file.num_rows if self._group is None
+                else self._file.group_rows[self._group])
 
     def chunks(self, size: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        for batch in self._file.batches(self._columns, size):
+        for batch in self._file.batches(self._columns, size, self._group):
             src, dst = (batch[name].dictionary_decode() if name in self._coded else batch[name]
                         for name in self._columns)
             if src.null_count or dst.null_count:
                 raise InputError(f"{self._path} has an edge without an end; every row must "
                                  "have two ids")
             yield src.to_numpy(), dst.to_numpy()
+
+    def pieces(self) -> list[EdgeSource]:
+        pieces: list[EdgeSource] = []
+        for group in range(len(self._file.group_rows)):
+            piece = copy(self)
+            piece._group = group
+            pieces.append(piece)
+        return pieces
 
 
 def open_edges(path: str | Path) -> EdgeSource:

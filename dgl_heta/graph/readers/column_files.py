@@ -280,8 +280,15 @@ class ParquetColumns(ColumnFile):
             check_size(self._path, size)
             yield batch
 
-    def batches(self, names: Sequence[str], rows: int = 1 << 17) -> Iterator[Any]:
-        """Some columns, at most so many rows at a time, not validated yet.
+    @property
+    def group_rows(self) -> list[int]:
+        """The rows of each row group, which can be read by itself."""
+        groups = range(self._metadata.num_row_groups)
+        return [int(self._metadata.row_group(group).num_rows) for group in groups]
+
+    def batches(self, names: Sequence[str], rows: int = 1 << 17, group: int | None = None
+                ) -> Iterator[Any]:
+        """Some columns, at most so many rows at a time, not validated yet; of one row group or all.
 
         Raises
         ------
@@ -289,13 +296,16 @@ class ParquetColumns(ColumnFile):
             The file is damaged, or the columns take more memory than they may.
         """
         rows, read = min(rows, self._batch_rows(names)), 0
+        groups, wanted = (None, self.num_rows) if group is None else ([group],
+                                                                     self.group_rows[group])
         with self._open() as file:
-            for batch in file.iter_batches(rows, columns=list(names), use_threads=False):
+            for batch in file.iter_batches(rows, row_groups=groups, columns=list(names),
+                                           use_threads=False):
                 read += batch.num_rows
                 yield batch
-        if read != self.num_rows:
-            raise InputError(f"cannot read {self._path}: it has {read:,} rows of "
-                             f"{self.num_rows:,} that it names")
+        if read != wanted:
+            raise InputError(f"cannot read {self._path}: it has {read:,} rows of {wanted:,} that "
+                             "it names")
 
     @contextmanager
     def _open(self) -> Iterator[Any]:
