@@ -79,15 +79,18 @@ def partition(
     directory = _destination(graph, to)
     settings = load_settings(source.config, source.overrides)
     registry, options = plugins().configured(settings), filled(options, settings)
-    opened = open_input(graph, registry, settings.run.verify, reading(files))
-    content = opened.store or opened.source
-    if content is None:
-        raise InputError(f"'{graph}' is a schema without edges; partition a graph, or use "
-                         "`dgl-heta plan`")
     method = options.method or "meta"
     backend = registry.get("partition backend", method)
     _check_method(method, isinstance(backend, MetatreeBackend), staged, directory)
     builders = _builders(settings.run.timeout_s)
+    builders.agree({"--out": to, "--stage": str(staged), "--overwrite": str(overwrite),
+                    "--dry-run": str(dry_run), "choice of options": f"{options} {files}"})
+    opened = builders.each(lambda: open_input(graph, registry, settings.run.verify,
+                                              reading(files)))
+    content = opened.store or opened.source
+    if content is None:
+        raise InputError(f"'{graph}' is a schema without edges; partition a graph, or use "
+                         "`dgl-heta plan`")
     quiet = as_json or builders.rank > 0
     request = partition_request(
         backend, opened, options, parts=2 if options.parts is None else options.parts,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import timedelta
 from typing import Any
 
@@ -22,6 +23,7 @@ class WorkerBuilders(Builders):
 
     def __init__(self, comm: Comm) -> None:
         self._comm, self.rank, self.size = comm, comm.rank, comm.size
+        self.beside = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
     @classmethod
     def of_scheduler(cls, timeout_s: float) -> WorkerBuilders:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -25,7 +26,7 @@ from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
 from dgl_heta.store.staged import FILE_NAME as STAGED_FILE
 from dgl_heta.store.staged import plan_sum
 from dgl_heta.store.writer import Progress, check_source, fill_store
-from dgl_heta.system.atomic_files import new_directory
+from dgl_heta.system.atomic_files import failures_told, new_directory
 from dgl_heta.system.remote_files import RemotePath, file_path
 
 STORE_DIR = "store"
@@ -67,6 +68,8 @@ def write_partition(source: GraphSource | Store, plan: Plan, out: str | Path, *,
     if not _same(schema, plan.schema):
         raise InputError("the plan was made for another graph: node types, relations, counts or "
                          "feature sizes differ; make it again with `dgl-heta partition`")
+    if builders.size > 1:
+        builders.agree({"plan, from its settings or its graph": plan_sum(plan.to_json())})
     config = part_config(plan, name, location)
     file = config_name(name)
     # Written beside and put in place whole: a partition that was interrupted is none.
@@ -101,8 +104,14 @@ def _directory_of_all(out: Path, overwrite: bool, builders: Builders) -> Iterato
                                  "all machines share")
 
         directory = Path(builders.gather(builders.each(make))[0])
-        builders.each(look)
-        yield directory
+        try:
+            builders.each(look)
+            with failures_told(directory, out):
+                yield directory
+        except BaseException:
+            # Whoever fails last removes what others wrote while the first one removed it.
+            shutil.rmtree(directory, ignore_errors=True)
+            raise
         builders.each(undo.close)
 
 

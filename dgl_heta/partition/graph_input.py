@@ -162,6 +162,9 @@ def _opened(text: str, plugins: Plugins, verify: bool) -> GraphInput:
         given = {} if reader is None else split_options(options, name, reader.options)
         source = open_source(path, plugins, **given)
         return GraphInput(source.schema(), source.name, source=source)
+    if is_remote(text):
+        raise InputError(f"{text} is no graph: it is not there, or has no metadata.json of edge "
+                         "files; from object storage edge files are read, and nothing else")
     raise InputError(
         f"'{text}' is no file, directory or data set; give a schema (.json), a relation "
         f"store, a partition, a directory of edge files or of a GraphBolt data set, or one of the "

@@ -85,9 +85,8 @@ Pieces = Iterator[tuple[np.ndarray, np.ndarray]]
 def sorted_indices(
     relation: Relation, edges: EdgeSource, indptr: np.ndarray, num_src: int, chunk: int,
     want_ids: bool, scratch: Path, advance: Callable[[int], None], builders: Builders = ALONE,
-) -> tuple[int, Pieces]:
-    """Second pass: `(indices, edge ids)` in CSC order, piece by piece, and the position of the
-    first.
+) -> Pieces:
+    """Second pass: `(indices, edge ids)` in CSC order, piece by piece.
 
     Up to `chunk` edges are sorted in memory. More are first dealt to files in the new directory
     `scratch`, one per range of destinations that holds about a chunk of edges; then each file is
@@ -101,7 +100,7 @@ def sorted_indices(
     """
     num_edges = int(indptr[-1])
     if num_edges <= chunk and builders.size == 1:
-        return 0, _sorted_in_memory(relation, edges, indptr, num_src, chunk, want_ids, advance)
+        return _sorted_in_memory(relation, edges, indptr, num_src, chunk, want_ids, advance)
     bounds = _ranges(indptr, chunk)
     dtypes = [index_dtype(num_src), index_dtype(len(indptr) - 1)]
     record = np.dtype([*zip(("src", "dst"), dtypes)] + ([("id", np.int64)] if want_ids else []))
@@ -111,7 +110,7 @@ def sorted_indices(
     piece = max(chunk // 4, 1024)
 
     def deal() -> None:
-        scratch.mkdir(parents=True, exist_ok=True)
+        scratch.mkdir(exist_ok=True)
         first, own = share_of(edges, builders.rank, builders.size)
         for done, src, dst in _reread(relation, own, piece, own.num_edges, num_src,
                                       len(indptr) - 1):
@@ -125,7 +124,7 @@ def sorted_indices(
     builders.each(deal)
     low, high = np.searchsorted(indptr[bounds[:-1]], [
         num_edges * rank / builders.size for rank in (builders.rank, builders.rank + 1)])
-    return int(indptr[bounds[low]]), _sorted_buckets(
+    return _sorted_buckets(
         relation, indptr, bounds[low:high + 1], buckets, int(low), piece, want_ids, advance)
 
 

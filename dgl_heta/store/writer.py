@@ -7,7 +7,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from functools import partial
@@ -22,11 +22,10 @@ from dgl_heta.graph.labels import NodeLabels, in_mask
 from dgl_heta.graph.readers.arrays import check_finite, task_arrays
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import MASKS, TRAIN_MASK, GraphSource, Task, pieces_of
-from dgl_heta.store.builders import ALONE, Builders
-from dgl_heta.store.csc import count_in_degrees, index_dtype, sorted_indices
+from dgl_heta.store.builders import ALONE, Builders, graph_facts
+from dgl_heta.store.csc import Pieces, count_in_degrees, index_dtype, sorted_indices
 from dgl_heta.store.manifest import FILE_NAME, ArrayEntry, IdsEntry, Manifest, RelationEntry
 from dgl_heta.system.atomic_files import new_directory
-from dgl_heta.system.checksums import file_sum
 from dgl_heta.system.disk import forget, npy_header, row_starts
 
 _MASKS_OF_EDGE_FILES = ("; in a metadata.json give 'task' a 'split', which makes the masks, or "
@@ -79,34 +78,29 @@ def fill_store(source: GraphSource, directory: Path, *, memory_mb: int = 512,
     Several builders share the arrays and the relations among them, and each relation that is more
     than a builder's share of all edges.
     """
-    builders.each(lambda: _check_space(source, directory, edge_ids, _chunk(memory_mb),
-                                       1 if builders.one_disk else builders.size))
+    builders.each(lambda: _check_space(
+        source, directory, edge_ids, _chunk(memory_mb),
+        1.0 if builders.one_disk else min(builders.beside / builders.size, 1.0)))
+    if builders.size > 1:
+        builders.agree(graph_facts(source) | {
+            "choice of edge ids or memory": f"{edge_ids} {memory_mb}"})
     manifest = _Writing(source, directory, _chunk(memory_mb), edge_ids, progress, builders).write()
     builders.each(lambda: None if builders.rank else manifest.save(directory))
     return manifest
 
 
 class NpyWriter:
-    """A `.npy` file written in pieces, hashed on the way; a context manager.
+    """A `.npy` file written in pieces, hashed on the way; a context manager."""
 
-    Parameters
-    ----------
-    start : the row at which a file that is there is written on; it is not hashed then.
-    """
-
-    def __init__(self, directory: Path, file: str, dtype: np.dtype, shape: tuple[int, ...],
-                 start: int | None = None) -> None:
+    def __init__(self, directory: Path, file: str, dtype: np.dtype, shape: tuple[int, ...]) -> None:
         self._file, self._dtype, self._shape = file, np.dtype(dtype).newbyteorder("="), shape
         path = directory / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._handle = path.open("wb" if start is None else "r+b")
+        # Its parents are there: a directory that was removed meanwhile must not come back.
+        path.parent.mkdir(exist_ok=True)
+        self._handle = path.open("wb")
         self._hash = hashlib.sha256()
         self._bytes = 0
-        header = npy_header(self._dtype, shape)
-        if start is None:
-            self._raw(header)
-        else:
-            self._handle.seek(len(header) + start * self._dtype.itemsize * math.prod(shape[1:]))
+        self._raw(npy_header(self._dtype, shape))
 
     def __enter__(self) -> NpyWriter:
         return self
@@ -123,6 +117,13 @@ class NpyWriter:
         rows = np.ascontiguousarray(rows, dtype=self._dtype)
         if rows.size:
             self._raw(rows.reshape(-1).view(np.uint8).data)
+
+    def take(self, file: Path) -> None:
+        """Append the bytes of a file, which is removed."""
+        with file.open("rb") as part:
+            while data := part.read(2**22):
+                self._raw(data)
+        file.unlink()
 
     def close(self) -> ArrayEntry:
         self._handle.close()
@@ -156,6 +157,9 @@ class _Writing:
 
     def write(self) -> Manifest:
         """Write all files; returns the manifest that describes them."""
+        for kind in {Path(folder).parts[0] for folder in (*self._types.values(),
+                                                          *self._relations.values())}:
+            (self.directory / kind).mkdir(exist_ok=True)
         # The others would wait for the builder of a relation that is more than its share.
         most = sum(edges.num_edges for edges in self.source.edges.values()) / self.builders.size
         tasks = self._array_tasks()
@@ -219,55 +223,52 @@ class _Writing:
                 writer.append(rows)
                 forget(array)
                 self._advance(what, rows.nbytes)
-            self._written[file] = writer.close()
+            self._keep(writer)
 
     def _write_relation(self, relation: Relation, builders: Builders) -> None:
-        """Write the CSC of a relation; several builders write its indices side by side."""
+        """Write the CSC of a relation; several builders sort ranges of it side by side."""
         edges, folder = self.source.edges[relation], self._relations[relation]
         num_src = self.source.node_counts[relation.src]
         advance = partial(self._advance, str(relation))
         indptr = count_in_degrees(relation, edges, num_src, self.source.node_counts[relation.dst],
                                   self.chunk, advance, builders)
-        shape = (int(indptr[-1]),)
-        types = {f"{folder}/indices.npy": index_dtype(num_src)} | (
-            {f"{folder}/edge_ids.npy": np.dtype(np.int64)} if self.edge_ids else {})
+        types = {"indices": index_dtype(num_src)} | (
+            {"edge_ids": np.dtype(np.int64)} if self.edge_ids else {})
         scratch = self.directory / f"{folder}-buckets"
-        first, pieces = sorted_indices(relation, edges, indptr, num_src, self.chunk, self.edge_ids,
-                                       scratch, advance, builders)
+        pieces = sorted_indices(relation, edges, indptr, num_src, self.chunk, self.edge_ids,
+                                scratch, advance, builders)
 
-        def begin() -> None:
-            if builders.rank:
-                return
+        parts = [[scratch / f"{name}-{rank}" for rank in range(builders.size)] for name in types]
+
+        def write_first() -> None:
             with NpyWriter(self.directory, f"{folder}/indptr.npy", indptr.dtype, indptr.shape
                            ) as pointer:
                 pointer.append(indptr)
-                self._written[f"{folder}/indptr.npy"] = pointer.close()
-            if builders.size > 1:
-                for file, dtype in types.items():
-                    NpyWriter(self.directory, file, dtype, shape).close()
+                self._keep(pointer)
+            for name, dtype in types.items():
+                writers[name] = opened.enter_context(NpyWriter(
+                    self.directory, f"{folder}/{name}.npy", dtype, (int(indptr[-1]),)))
+            for columns in pieces:
+                for writer, rows in zip(writers.values(), columns):
+                    writer.append(rows)
 
-        def write() -> None:
-            with ExitStack() as files:
-                writers = [files.enter_context(NpyWriter(
-                    self.directory, file, dtype, shape, first if builders.size > 1 else None))
-                    for file, dtype in types.items()]
-                for columns in pieces:
-                    for writer, rows in zip(writers, columns):
-                        writer.append(rows)
-                if builders.size == 1:
-                    self._written |= {file: writer.close() for file, writer in zip(types, writers)}
-
-        def end() -> None:
+        def join() -> None:
+            for writer, paths in zip(writers.values(), parts):
+                for path in paths[1:]:
+                    writer.take(path)
+                self._keep(writer)
             if scratch.exists():
                 shutil.rmtree(scratch)
-            for file, dtype in types.items() if builders.size > 1 else ():
-                path = self.directory / file
-                self._written[file] = ArrayEntry(file, dtype.str, shape, path.stat().st_size,
-                                                 file_sum(path))
 
-        builders.each(begin)
-        builders.each(write)
-        builders.each(lambda: None if builders.rank else end())
+        writers: dict[str, NpyWriter] = {}
+        with ExitStack() as opened:
+            builders.each(write_first if builders.rank == 0 else partial(
+                _write_parts, pieces, [paths[builders.rank] for paths in parts]))
+            builders.each(join if builders.rank == 0 else lambda: None)
+
+    def _keep(self, writer: NpyWriter) -> None:
+        entry = writer.close()
+        self._written[entry.file] = entry
 
     def _manifest(self) -> Manifest:
         source = self.source
@@ -294,6 +295,16 @@ class _Writing:
             {t: IdsEntry(*(self._written[f"{self._types[t]}/ids-{part}.npy"]
                            for part in ("offsets", "text")))
              for t in self._types if t in source.node_ids}, given)
+
+
+def _write_parts(pieces: Pieces, paths: Sequence[Path]) -> None:
+    """Write columns to files of one's own: shared file systems write whole pages, so that of what
+    two machines write to one file some is lost."""
+    with ExitStack() as opened:
+        files = [opened.enter_context(path.open("wb")) for path in paths]
+        for columns in pieces:
+            for file, rows in zip(files, columns):
+                file.write(np.ascontiguousarray(rows).data)
 
 
 def kept_edge_arrays(source: GraphSource, relation: Relation, edge_ids: bool
@@ -383,8 +394,8 @@ def _check_task(source: GraphSource, task: Task) -> None:
 
 
 def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: int,
-                 disks: int) -> None:
-    """Refuse a disk that has no room for the store, or for its share on several disks."""
+                 share: float) -> None:
+    """Refuse a disk that has no room for a share of the store, or all of it."""
     need = _node_bytes(source)
     need += sum(array.nbytes for relation in source.edges
                 for array in kept_edge_arrays(source, relation, edge_ids).values())
@@ -395,7 +406,7 @@ def _check_space(source: GraphSource, directory: Path, edge_ids: bool, chunk: in
         if edges.num_edges > chunk:
             scratch = max(scratch, edges.num_edges * (width + 8))
     free = shutil.disk_usage(directory).free
-    need //= disks
+    need = int(need * share)
     if need + scratch > free:
         raise HetaError(f"no space left on the disk: the store needs {need:,} bytes and "
                         f"{scratch:,} more while it is written, but {free:,} are free")

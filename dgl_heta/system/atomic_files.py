@@ -48,19 +48,27 @@ def new_directory(out: Path, *, overwrite: bool, kind: str,
             except (OSError, ValueError) as error:
                 kind_of_error = HetaError if is_full(error) else InputError
                 raise kind_of_error(f"cannot write {shown}: {_reason(error)}") from error
-            try:
+            with failures_told(temporary, shown, out):
                 yield temporary
                 sync_tree(temporary)
                 _put_in_place(temporary, out, shown, replace)
                 sync_directory(out.parent)
-            except OSError as error:
-                raise HetaError(_failure(error, (temporary, out), shown)) from error
         finally:
             if temporary is not None:
                 shutil.rmtree(temporary, ignore_errors=True)
             for parent in created:
                 with suppress(OSError):  # not empty: `out` is complete
                     parent.rmdir()
+
+
+@contextmanager
+def failures_told(written: Path, shown: object, out: Path | None = None) -> Iterator[None]:
+    """Make an OSError a HetaError that says which file is meant: one in what is `written` for
+    `shown`, or in `out`, where that goes, or one that is read."""
+    try:
+        yield
+    except OSError as error:
+        raise HetaError(_failure(error, (written, out or written), shown)) from error
 
 
 def put_directory(temporary: Path, out: Path, *, overwrite: bool, kind: str,
@@ -160,7 +168,7 @@ def _reason(error: OSError | ValueError) -> str:
     return error.strerror or str(error)
 
 
-def _failure(error: OSError, written: tuple[Path, Path], shown: Path) -> str:
+def _failure(error: OSError, written: tuple[Path, Path], shown: object) -> str:
     if is_full(error):
         return f"no space left on the disk while writing {shown}; nothing was kept"
     file = str(error.filename or "")

@@ -53,6 +53,8 @@ class RemotePath(PosixPath):
         if re.match(r"[^/]*://[^/@]*:[^/@]*@", url):
             raise InputError("a URL has a password in it; give that where the package for its "
                              "scheme looks for it, such as the environment")
+        if url.startswith(("file:", "local:")):
+            raise InputError(f"{url} is on this machine; give its path, without {url[:7]}")
         path = cls(url.rstrip("/").replace("://", _SLASHES, 1))
         path._storage()
         return path

@@ -134,6 +134,27 @@ def test_a_worker_that_is_killed_ends_the_others_who_leave_nothing(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graph", "meeting"]
 
 
+def test_workers_that_read_other_graphs_or_options_are_told_apart(graph: Path, tmp_path: Path
+                                                                  ) -> None:
+    """Before anything is written: a mixture of two graphs would open."""
+    other = tmp_path / "graph"
+    other.mkdir()
+    for file in graph.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    np.save(other / "cites-2.npy", np.load(graph / "cites-2.npy")[:, ::-1])
+    out = tmp_path / "out"
+    for number, (words, told) in enumerate([
+            (command(other, out), "relation 'paper cites paper'"),
+            (command(graph, out, "--reverse"), "choice of options"),
+            (command(graph, out, "--dry-run"), "--dry-run")]):
+        meeting = tmp_path / f"meeting-{number}"
+        ends = ended([start(0, 2, meeting, command(graph, out)), start(1, 2, meeting, words)])
+        assert [status for status, _ in ends] == [2, 2]
+        assert all(f"worker 1 has another {told} than worker 0; all workers must be started "
+                   "alike, on the same graph" in err for _, err in ends), ends
+        assert not out.exists()
+
+
 def test_a_directory_that_machines_do_not_share_is_refused(graph: Path, tmp_path: Path) -> None:
     """The second worker has a file system of its own where the partition is to be written."""
     shared = tmp_path / "data"

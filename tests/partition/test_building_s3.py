@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from dgl_heta.errors import HetaError, InputError
+from dgl_heta.graph.source import EdgeArrays
 from dgl_heta.partition.directory import write_partition
 from dgl_heta.partition.staging import Staging, opened_partition
+from dgl_heta.partition.uploading import WRITING
 from dgl_heta.planning.making import make_plan
 from tests.support.building import ended, start, write_graph
 from tests.support.graphs import academic
@@ -73,7 +75,7 @@ def test_what_fails_on_its_way_is_removed(port: int, monkeypatch: pytest.MonkeyP
 
     def failing(self: RemotePath, file: Path) -> None:
         names.append(self.name)
-        if len(names) == 5:
+        if len(names) == 6:
             raise HetaError("the network is gone")
         put(self, file)
 
@@ -82,29 +84,76 @@ def test_what_fails_on_its_way_is_removed(port: int, monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(RemotePath, "put", failing)
         with pytest.raises(HetaError, match="the network is gone"):
             write_partition(source, plan, "s3://bucket/failed")
-        assert len(names) == 5
+        assert len(names) == 6
         assert not objects("s3://bucket/failed/")
         monkeypatch.undo()
 
 
-def test_only_partitions_are_overwritten(port: int, tmp_path: Path) -> None:
+def test_what_is_not_ours_at_a_url_stays(port: int, tmp_path: Path) -> None:
+    """Whether it was there before or came while the partition was written, and however it is
+    called."""
     source = academic(papers=60)
     plan = make_plan(source.schema(), "paper", 2, 2)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "thesis.txt").write_text("years of work")
+    theirs = tmp_path / "theirs"
+    (theirs / "store" / "nodes").mkdir(parents=True)
+    for name in ("plan.json", "state.json", "store/nodes/mine.npy"):
+        (theirs / name).write_text("{}")
+
+    class Late(EdgeArrays):
+        def chunks(self, size):
+            files.pipe("bucket/late/thesis.txt", b"years of work")
+            return super().chunks(size)
+
     with server(port):
-        upload(tmp_path / "mine", "bucket/mine")
-        with pytest.raises(InputError, match="no partition that dgl-heta wrote: it holds thesis"):
-            write_partition(source, plan, "s3://bucket/mine", overwrite=True)
-        write_partition(source, plan, "s3://bucket/other")
+        import s3fs
+
+        files = s3fs.S3FileSystem(use_listings_cache=False)
+        upload(theirs, "bucket/theirs")
+        with pytest.raises(InputError, match="theirs is no partition that dgl-heta wrote: it holds "
+                           "plan.json"):
+            write_partition(source, plan, "s3://bucket/theirs", overwrite=True)
+        assert len(objects("s3://bucket/theirs/")) == 3
+        late = academic(papers=60)
+        relation, edges = next(iter(late.edges.items()))
+        late.edges[relation] = Late(edges.src, edges.dst)
+        with pytest.raises(InputError, match="late/thesis.txt came while the partition was"):
+            write_partition(late, plan, "s3://bucket/late")
+        assert objects("s3://bucket/late/") == {"thesis.txt": b"years of work"}
+
+
+def test_a_partition_is_overwritten_and_so_is_what_a_killed_command_left(port: int, tmp_path: Path
+                                                                         ) -> None:
+    source, smaller = academic(papers=60), academic(papers=50)
+    plans = [make_plan(graph.schema(), "paper", parts, 2)
+             for graph, parts in ((source, 2), (smaller, 1))]
+    with server(port):
+        upload(tmp_path, "bucket/other")
+        write_partition(source, plans[0], "s3://bucket/other")
         before = objects("s3://bucket/other/")
-        smaller = academic(papers=50)
-        write_partition(smaller, make_plan(smaller.schema(), "paper", 1, 2), "s3://bucket/other",
-                        overwrite=True)
+        write_partition(smaller, plans[1], "s3://bucket/other", overwrite=True)
         after = objects("s3://bucket/other/")
         assert before.keys() == after.keys()
         assert before["plan.json"] != after["plan.json"]
-        assert objects("s3://bucket/mine/") == {"thesis.txt": b"years of work"}
+        import s3fs
+
+        files = s3fs.S3FileSystem(use_listings_cache=False)
+        files.rm_file("bucket/other/plan.json")
+        files.pipe(f"bucket/other/{WRITING}", b"")
+        with pytest.raises(InputError, match="was killed; wait for it, .*--overwrite"):
+            write_partition(source, plans[0], "s3://bucket/other")
+        write_partition(source, plans[0], "s3://bucket/other", overwrite=True)
+        assert objects("s3://bucket/other/") == before
+
+
+def test_a_bucket_that_is_not_there_is_known_before_the_graph_is_read(port: int) -> None:
+    class Unread(EdgeArrays):
+        def chunks(self, size):
+            raise AssertionError("it is read")
+
+    source = academic(papers=60)
+    source.edges.update({r: Unread(e.src, e.dst) for r, e in source.edges.items()})
+    with server(port), pytest.raises(HetaError, match="s3://nowhere/parts"):
+        write_partition(source, make_plan(source.schema(), "paper", 2, 2), "s3://nowhere/parts")
 
 
 def test_keys_that_may_not_write_are_named(port: int, monkeypatch: pytest.MonkeyPatch,

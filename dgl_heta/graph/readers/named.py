@@ -445,8 +445,8 @@ def _edge_columns(table: Table, given: Sequence[str] | None) -> tuple[str, str]:
         return given[0], given[1]
     if {"src", "dst"} <= set(table.names):
         return "src", "dst"
-    if len(table.names) == 2 and not table.is_text:
-        return table.names[0], table.names[1]
+    if len(table.own_names) == 2 and not table.is_text:
+        return table.own_names[0], table.own_names[1]
     begins = "'s first line names" if table.is_text else " has"
     raise InputError(f"{table.path}{begins} columns {', '.join(map(quoted, table.names[:8]))}; "
                      "edges are in columns src and dst, or say which by \"columns\": "
