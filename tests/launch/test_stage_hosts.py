@@ -27,7 +27,7 @@ from dgl_heta.system.checksums import file_sum
 from tests.support.graphs import academic
 from tests.support.launching import over_ssh
 from tests.support.ssh_hosts import ADDRESSES, LAUNCHER, SshHosts
-from tests.support.storage import server, storage_port, upload
+from tests.support.storage import server, storage_port
 from tests.support.waiting import PATIENCE
 
 HOSTS = [Host(i, address) for i, address in enumerate(ADDRESSES)]
@@ -116,7 +116,12 @@ def test_each_host_reads_object_storage_with_its_own_keys(place, partition, disk
     (keys / "config").write_text(f"[default]\nendpoint_url = http://{LAUNCHER}:{port}\n"
                                  "region = us-east-1\n")
     with server(port, LAUNCHER), hosts.mounted(0, disk), hosts.mounted(1, disk):
-        url = upload(partition.parent, "bucket/graph") + "/parts"
+        # By a process of its own: fsspec's thread stays in the network in which it began.
+        url = subprocess.run(
+            [sys.executable, "-c", "import sys, pathlib; from tests.support.storage import upload; "
+             "print(upload(pathlib.Path(sys.argv[1]), 'bucket/graph'))", partition.parent],
+            check=True, capture_output=True, text=True, timeout=PATIENCE,
+            cwd=Path(__file__).parents[2]).stdout.strip() + "/parts"
         command = [sys.executable, "-m", "dgl_heta", "stage", url, "--hosts", str(listed), "--to",
                    str(disk / "graph"), "--ssh-config", str(hosts.config), "--json"]
         for copied in (True, False):
