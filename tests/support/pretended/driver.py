@@ -17,7 +17,10 @@ SOURCE = Path(__file__).with_name("driver.cpp")
 
 
 def lacking() -> str | None:
-    """Why it cannot be built here, or None."""
+    """Why it cannot be built or used here, or None."""
+    if not torch.__version__.startswith("2.2."):
+        return ("the pretended CUDA device is for torch 2.2: 2.14 looks for accelerators in "
+                f"another way, and this is {torch.__version__}")
     if _built().exists() or shutil.which(_compiler()):
         return None
     return f"the pretended CUDA device needs a C++ compiler; there is no {_compiler()}"
