@@ -84,8 +84,8 @@ def test_what_is_not_there_or_not_edge_files_is_named(tmp_path: Path, heta: Call
     write_store(academic(), tmp_path / "store")
     upload(tmp_path / "store", "bucket/store")
     for given, told in (
-            ("s3://nowhere/graph", "'s3://nowhere/graph' is no file, directory or data set"),
-            (f"{url}/edges", f"'{url}/edges' is no file, directory or data set"),
+            *((name, f"{name} is no graph: it is not there, or has no metadata.json")
+              for name in ("s3://nowhere/graph", f"{url}/edges")),
             ("s3://bucket", "'s3://bucket', which holds none: .*from object storage edge files"),
             (f"{url}/metadata.json", f"{url}/metadata.json is in object storage, and this is read "
              "from a disk only"),
