@@ -102,10 +102,8 @@ def plan(
     given = {**options.given(), "--svg": svg}
     if machines.cluster is not None:
         refuse({"--compare": compare or None, **{
-            option: given.get(option) for option in (
-                "--metapaths", "--svg", "--parts")}},
-            "no effect on --cluster, whose file says how many machines have a partition each; "
-            "leave one of them out")
+            option: given.get(option) for option in ("--metapaths", "--svg")}},
+            "no effect on --cluster; leave one of them out")
         _estimate(opened, registry, options, work, machines, settings, as_json)
         return
     refuse({"--model": machines.model, "--train-nodes": machines.train_nodes},
@@ -181,7 +179,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     from dgl_heta.planning.workload import DEFAULT_HOPS, MODELS, Workload
     from dgl_heta.report.console_tables import show_estimates
 
-    own = opened.plan if not options.given() else None
+    own = opened.plan if not options.given().keys() - {"--parts"} else None
     hops = options.hops if options.hops is not None else (
         opened.plan.hops if opened.plan else DEFAULT_HOPS)
     model = machines.model or Workload.model
@@ -189,6 +187,10 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
         raise InputError(f"--model is '{model}'; it must be one of {', '.join(MODELS)}")
     assert machines.cluster is not None
     cluster = Cluster.load(machines.cluster)
+    if options.parts not in (None, cluster.machines):
+        raise InputError(f"--parts is {options.parts}, but {machines.cluster} has "
+                         f"{cluster.machines} machines, with a partition each; leave --parts out, "
+                         "or say the same")
     coefficients = Coefficients.load(Path(cluster.coefficients) if cluster.coefficients else None)
     workload = work.workload(settings, hops)
     workload = replace(

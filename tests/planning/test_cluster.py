@@ -235,8 +235,13 @@ def test_without_replication_partitions_run_each_edge_once_and_fit_a_limit(plan,
     assert max(load.memory for load in loads) <= 1_300_000_000
 
 
+def test_as_many_parts_as_machines_may_be_said(plan, tmp_path):
+    assert plan("--cluster", tmp_path / "c.toml", "--parts", 2)[:2] == plan(
+        "--cluster", tmp_path / "c.toml")[:2]
+
+
 @pytest.mark.parametrize(("args", "words"), [
-    (["--parts", 2], "--parts has no effect on --cluster"),
+    (["--parts", 3], "c.toml has 2 machines, with a partition each; leave --parts out"),
     (["--compare"], "--compare has no effect"),
     (["--svg", "x.svg"], "--svg has no effect"),
     (["--model", "gin"], "it must be one of rgcn, rgat, hgt"),
