@@ -6,6 +6,7 @@ import ctypes
 import math
 import re
 import resource
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +37,9 @@ def no_memory(error: BaseException | None) -> str | None:
 
 def give_back() -> None:
     """Give memory that was freed back to the system. glibc keeps arrays of up to 32 MB, one for
-    each round of a loop if something small lies between them."""
+    each round of a loop if something small lies between them, and Arrow's pool what it once had."""
+    if (arrow := sys.modules.get("pyarrow")) is not None:
+        arrow.default_memory_pool().release_unused()
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 

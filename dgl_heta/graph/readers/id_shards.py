@@ -19,6 +19,7 @@ import numpy as np
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.readers.column_values import arrow, repeated
 from dgl_heta.system.jit import late_kernel
+from dgl_heta.system.memory import give_back
 
 _MOST_SHARDS = 256
 
@@ -111,7 +112,7 @@ class IdShards:
 
     def __init__(self, directory: Path, size: int, memory: int) -> None:
         directory.mkdir()
-        self._batch = memory // 16
+        self._batch = memory // 32
         shards = range(min(1 + 8 * size // memory, _MOST_SHARDS))
         self._known = [TextFile(directory / f"known-{i}") for i in shards]
         self._numbers = [ArrayFile(directory / f"numbers-{i}", np.int64) for i in shards]
@@ -154,6 +155,7 @@ class IdShards:
             for batch in asked.batches(self._batch):
                 ids = pc.unique(pa.chunked_array([ids, pc.unique(batch)]))
             known.append(ids.take(pc.array_sort_indices(ids)))
+            give_back()
         runs = [known.batches(self._batch // len(self._known)) for known in self._known]
         heads: list[Any] = [next(run, None) for run in runs]
         while left := [head for head in heads if head is not None]:
@@ -181,6 +183,7 @@ class IdShards:
                     answers.append(found[places.to_numpy(zero_copy_only=False)])
             for file in (known, asked):
                 file.remove()
+            give_back()
         counts = np.array(self._counts).reshape(len(self._counts), len(self._known))
         self._begins = np.cumsum(counts, 0) - counts
 
