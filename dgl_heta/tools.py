@@ -132,8 +132,8 @@ if TYPE_CHECKING:
     from dgl_heta.report.metrics_log import log_line
     from dgl_heta.sampling.blocks import Block, InEdges, MiniBatch, RelationBlock
     from dgl_heta.settings import load_settings, section_name
+    from dgl_heta.store.source_checks import check_source
     from dgl_heta.store.structure import changed
-    from dgl_heta.store.writer import check_source
     from dgl_heta.system.atomic_files import new_directory, replacing, write_atomic
     from dgl_heta.system.checksums import (
         agrees,

@@ -183,7 +183,7 @@ def _builders(timeout_s: float) -> Builders:
 
     if workers() == 1:
         return ALONE
-    from dgl_heta.launch.building import WorkerBuilders
+    from dgl_heta.launch.worker_builders import WorkerBuilders
 
     return WorkerBuilders.of_scheduler(timeout_s)
 
@@ -206,7 +206,7 @@ def _show_statistics(statistics: Mapping[str, Any]) -> None:
 def _check(source: GraphSource | None, directory: Path, overwrite: bool) -> None:
     """Find what can be known to be wrong before edges are read."""
     if source is not None:
-        from dgl_heta.store.writer import check_source
+        from dgl_heta.store.source_checks import check_source
 
         check_source(source)
     if directory.exists() and not overwrite:

@@ -23,9 +23,10 @@ from dgl_heta.planning.plan import Plan
 from dgl_heta.store import Store
 from dgl_heta.store.builders import ALONE, Builders
 from dgl_heta.store.manifest import FILE_NAME as MANIFEST_FILE
+from dgl_heta.store.source_checks import check_source
 from dgl_heta.store.staged import FILE_NAME as STAGED_FILE
 from dgl_heta.store.staged import plan_sum
-from dgl_heta.store.writer import Progress, check_source, fill_store
+from dgl_heta.store.writer import Progress, fill_store
 from dgl_heta.system.atomic_files import failures_told, new_directory
 from dgl_heta.system.remote_files import RemotePath, file_path
 

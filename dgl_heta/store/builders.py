@@ -90,8 +90,8 @@ class Builders:
         """
         first, *others = self.gather(facts)
         for rank, other in enumerate(others, start=1):
-            for what, fact in first.items():
-                if fact != other.get(what):
+            for what in {**first, **other}:
+                if first.get(what) != other.get(what):
                     raise InputError(f"worker {rank} has another {what} than worker 0; all workers "
                                      "must be started alike, on the same graph")
 

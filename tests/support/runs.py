@@ -13,6 +13,24 @@ from safetensors.numpy import load_file
 from dgl_heta.planning.making import make_plan
 from tests.support.plans import MAG
 
+ENDED_IN_STEP_3 = """
+import os, signal, sys
+import dgl_heta
+
+graph, run_dir, *settings = sys.argv[1:]
+
+def report(event):
+    if [event["event"], event.get("epoch"), event.get("step")] == ["step", 2, 3]:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+try:
+    dgl_heta.train(graph, run_dir, settings=settings, report=report)
+except dgl_heta.HetaError as error:
+    print(error, file=sys.stderr)
+    sys.exit(error.exit_status)
+"""
+"""A program that trains and gets SIGTERM in the third step of the second epoch."""
+
 
 def epoch(number: int, **changes: Any) -> dict[str, Any]:
     return {

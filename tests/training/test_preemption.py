@@ -14,26 +14,11 @@ from dgl_heta.store import write_store
 from dgl_heta.training.checkpoint_files import check_checkpoints
 from tests.support import warm
 from tests.support.graphs import academic
-from tests.support.runs import assert_same_training
+from tests.support.runs import ENDED_IN_STEP_3, assert_same_training
 from tests.support.waiting import PATIENCE
 
 SETTINGS = ["partition.parts=2", "model.hidden=8", "model.dropout=0.5", "train.fanouts=3,3",
             "train.batch_size=2", "train.threads=1", "train.epochs=2"]
-PROGRAM = """
-import os, signal, sys
-import dgl_heta
-
-graph, run_dir, *settings = sys.argv[1:]
-
-def report(event):
-    if [event["event"], event.get("epoch"), event.get("step")] == ["step", 2, 3]:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-try:
-    dgl_heta.train(graph, run_dir, settings=settings, report=report)
-except dgl_heta.HetaError as error:
-    sys.exit(f"{error.exit_status} {error}")
-"""
 
 
 def train(graph: Path, run_dir: Path, *more: str, **env: str) -> str:
@@ -50,13 +35,13 @@ def test_a_run_goes_on_within_the_epoch_in_which_sigterm_ended_it(tmp_path: Path
     store, whole, run = tmp_path / "store", tmp_path / "whole", tmp_path / "run"
     write_store(academic(papers=120), store)
     train(store, whole, "--auto-resume")
-    stopped = subprocess.run([warm.python(), "-c", PROGRAM, store, run, *SETTINGS],
+    stopped = subprocess.run([warm.python(), "-c", ENDED_IN_STEP_3, store, run, *SETTINGS],
                              capture_output=True, text=True, timeout=PATIENCE)
     (folder,) = run.glob("checkpoints/epoch-00001-step-*")
     steps = int(folder.name.rpartition("-")[2])
     assert 3 <= steps < 18
-    assert stopped.stderr == (
-        f"143 interrupted; epoch 1 and {steps} steps of epoch 2 are saved: go on by the same "
+    assert (stopped.returncode, stopped.stderr) == (
+        143, f"interrupted; epoch 1 and {steps} steps of epoch 2 are saved: go on by the same "
         f"command with --resume --run-dir {run}\n")
     fewer = shutil.copytree(run, tmp_path / "fewer")
     damaged = shutil.copytree(run, tmp_path / "damaged")

@@ -15,26 +15,12 @@ from safetensors.numpy import load_file
 from dgl_heta.store import write_store
 from tests.support import warm
 from tests.support.graphs import academic
+from tests.support.runs import ENDED_IN_STEP_3
 from tests.support.waiting import PATIENCE
 
 # Authors and institutions have learnable rows; of sampled neighbours, 12 steps an epoch.
 SETTINGS = ["model.hidden=8", "train.fanouts=3,3", "train.global_batch_size=6", "train.threads=1",
             "train.dtype=float64", "train.epochs=3", "run.prove=off"]
-STOPPED = """
-import os, signal, sys
-import dgl_heta
-
-graph, run_dir, *settings = sys.argv[1:]
-
-def report(event):
-    if [event["event"], event.get("epoch"), event.get("step")] == ["step", 2, 3]:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-try:
-    dgl_heta.train(graph, run_dir, settings=settings, report=report)
-except dgl_heta.HetaError as error:
-    sys.exit(error.exit_status)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +94,8 @@ def test_a_run_goes_on_with_other_workers(
     run = tmp_path / "run"
     if within:
         stopped = subprocess.run(
-            [warm.python(), "-c", STOPPED, store, run, *SETTINGS, f"partition.parts={before}"],
+            [warm.python(), "-c", ENDED_IN_STEP_3, store, run, *SETTINGS,
+             f"partition.parts={before}"],
             capture_output=True, text=True, timeout=PATIENCE)
         assert stopped.returncode == 128 + signal.SIGTERM, stopped.stderr
         assert list(run.glob("checkpoints/epoch-00001-step-*"))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -84,7 +85,7 @@ class TextForm:
     decimal: str = "."
 
 
-class ColumnFile:
+class ColumnFile(ABC):
     """A file with columns, which is read in Arrow's batches.
 
     Attributes
@@ -117,9 +118,9 @@ class ColumnFile:
                 batches, rows = [], 0
         yield self._joined(batches, names)
 
+    @abstractmethod
     def _batches(self, names: Sequence[str]) -> Iterator[Any]:
         """Some columns as the file has them, whose size was checked."""
-        raise NotImplementedError
 
     def _joined(self, batches: list[Any], names: Sequence[str]) -> list[Any]:
         return _validated(self._path, batches, self._schema, names)

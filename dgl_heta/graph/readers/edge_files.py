@@ -51,7 +51,8 @@ from dgl_heta.graph.readers.array_files import (
 from dgl_heta.graph.readers.arrays import node_array, node_task
 from dgl_heta.graph.readers.column_files import ENDINGS, TextForm
 from dgl_heta.graph.readers.columns import Labels, task_columns
-from dgl_heta.graph.readers.named import ALL, Column, EdgeTables, NamedNodes
+from dgl_heta.graph.readers.edge_tables import ALL, Column, EdgeTables
+from dgl_heta.graph.readers.named import NamedNodes
 from dgl_heta.graph.readers.sizes import parse_json, read_text
 from dgl_heta.graph.readers.splits import masks_of
 from dgl_heta.graph.readers.table_features import table_features

@@ -14,7 +14,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -24,58 +23,22 @@ import numpy as np
 from dgl_heta.errors import InputError, listing, nearest, quoted
 from dgl_heta.graph.node_ids import NodeIds
 from dgl_heta.graph.readers.column_values import arrow, first
+from dgl_heta.graph.readers.edge_tables import (
+    ALL,
+    AS_TYPE,
+    Column,
+    EdgeTables,
+    by_relation,
+    groups,
+)
 from dgl_heta.graph.readers.id_shards import ArrayFile, IdShards, TextFile, mapped
 from dgl_heta.graph.readers.table_reader import Table
 from dgl_heta.graph.schema import Relation
 from dgl_heta.graph.source import EdgeArrays
 from dgl_heta.system.leftovers import scratch_directory
+from dgl_heta.system.memory import give_back
 
-ALL = "*"
-"""As a node type: the one whose table has the id."""
 MB = 1 << 20
-_AS_TYPE, _AS_RELATION = " as node type", " as relation"
-
-
-@dataclass(frozen=True)
-class Column:
-    """A name that is another in each row of a table: what this column says."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class EdgeTables:
-    """Edges in the rows of some tables: of one relation, or of as many as their columns name.
-
-    `columns` are those of the ids of sources and destinations, where somebody has said so.
-    """
-
-    src: str | Column
-    etype: str | Column
-    dst: str | Column
-    tables: Sequence[Table]
-    columns: Sequence[str] | None = None
-
-    def ends(self, table: Table) -> tuple[tuple[str | Column, str], tuple[str | Column, str]]:
-        """Type and column of the sources in a table, and of the destinations."""
-        src, dst = _edge_columns(table, self.columns)
-        return (self.src, src), (self.dst, dst)
-
-    def pieces(self, table: Table) -> Iterator[Table]:
-        """A table with the columns of its edges."""
-        names = {column: "" for _, column in self.ends(table)}
-        names |= {name.name: use for name, use in (
-            (self.src, _AS_TYPE), (self.dst, _AS_TYPE), (self.etype, _AS_RELATION))
-            if isinstance(name, Column)}
-        for name, use in names.items():
-            table.check(name, use)
-        return table.pieces([*names])
-
-    def relations(self, piece: Table) -> list[tuple[Relation, Any]]:
-        """The relations in a piece, and the rows of each; :data:`ALL` is a type here."""
-        return [*_by_relation(_names(piece, self.src, _AS_TYPE),
-                              _names(piece, self.etype, _AS_RELATION),
-                              _names(piece, self.dst, _AS_TYPE))]
 
 
 class _Piece(NamedTuple):
@@ -227,6 +190,7 @@ class NamedNodes(IdColumns):
                                   for relation, _ in groups], np.int32),
                         np.array([len(sides[0][1][rows]) for _, rows in groups]),
                         [questions for questions, _ in sides]))
+                    give_back()
         return named
 
     def _ask(self, piece: Table, end: str | Column, column: str, counts: Mapping[str, int],
@@ -245,10 +209,10 @@ class NamedNodes(IdColumns):
 
         if isinstance(end, str):
             return questions, value(end, piece)
-        types, codes = piece.codes(end.name, _AS_TYPE)
+        types, codes = piece.codes(end.name, AS_TYPE)
         named.update(types)
         values = np.zeros(len(codes), np.int64)
-        for code, rows in _groups(codes):
+        for code, rows in groups(codes):
             if types[code] not in counts and not is_open:
                 raise InputError(f"{piece.at(rows[0])}: column '{end.name}' is "
                                  f"{quoted(types[code])}, which is no node type; node types: "
@@ -319,7 +283,7 @@ class NamedNodes(IdColumns):
             (sources, of_src, src), (destinations, of_dst, dst) = (
                 self._typed(ntype, numbers)
                 for ntype, numbers in ((relation.src, src), (relation.dst, dst)))
-            for one, rows in _by_relation((sources, of_src), ([relation.etype], np.zeros(1, int)),
+            for one, rows in by_relation((sources, of_src), ([relation.etype], np.zeros(1, int)),
                                           (destinations, of_dst)):
                 yield one, src[rows], dst[rows]
 
@@ -397,57 +361,3 @@ class NamedNodes(IdColumns):
     @cached_property
     def _scratch(self) -> Path:
         return self._reading.enter_context(scratch_directory(None, "dgl-heta-ids"))
-
-
-def _names(table: Table, name: str | Column, use: str) -> tuple[list[str], np.ndarray]:
-    """The names that rows have, and which of them each has; for one name for all, a single 0."""
-    return ([name], np.zeros(1, np.int64)) if isinstance(name, str) else table.codes(name.name, use)
-
-
-def _groups(codes: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Each code that rows have, and its rows, ascending."""
-    order = np.argsort(codes, kind="stable")
-    ends = np.flatnonzero(np.diff(codes[order])) + 1
-    for rows in np.split(order, ends) if len(order) else ():
-        yield int(codes[rows[0]]), rows
-
-
-Names = tuple[list[str], np.ndarray]
-"""Names, and which of them each row has, or one 0 for all rows."""
-
-
-def _by_relation(sources: Names, etypes: Names, destinations: Names
-                 ) -> Iterator[tuple[Relation, Any]]:
-    """The relations that rows are of, with the rows of each, ascending; a slice of all for one."""
-    sizes = len(sources[0]), len(destinations[0])
-    if len(etypes[0]) * sizes[0] * sizes[1] == 1:
-        yield Relation(sources[0][0], etypes[0][0], destinations[0][0]), slice(None)
-        return
-    codes = (etypes[1] * sizes[0] + sources[1]) * sizes[1] + destinations[1]
-    for code, rows in _groups(codes):
-        code, of_dst = divmod(code, sizes[1])
-        of_etype, of_src = divmod(code, sizes[0])
-        yield Relation(sources[0][of_src], etypes[0][of_etype], destinations[0][of_dst]), rows
-
-
-def _edge_columns(table: Table, given: Sequence[str] | None) -> tuple[str, str]:
-    """The columns of a table of edges that hold their ends.
-
-    They are those that are given, else `src` and `dst`, else a Parquet or Arrow file's only two.
-    A CSV must name them, because a file without a header begins with an edge.
-
-    Raises
-    ------
-    InputError
-        The table has no such columns.
-    """
-    if given is not None:
-        return given[0], given[1]
-    if {"src", "dst"} <= set(table.names):
-        return "src", "dst"
-    if len(table.own_names) == 2 and not table.is_text:
-        return table.own_names[0], table.own_names[1]
-    begins = "'s first line names" if table.is_text else " has"
-    raise InputError(f"{table.path}{begins} columns {', '.join(map(quoted, table.names[:8]))}; "
-                     "edges are in columns src and dst, or say which by \"columns\": "
-                     "[\"…\", \"…\"] beside \"files\"")

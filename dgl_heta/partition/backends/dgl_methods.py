@@ -20,8 +20,9 @@ from dgl_heta.partition.request import PartitionRequest, PartitionResult
 from dgl_heta.planning.making import check_parts
 from dgl_heta.store import Store
 from dgl_heta.store.csc import count_in_degrees
+from dgl_heta.store.source_checks import check_source
 from dgl_heta.store.structure import copied
-from dgl_heta.store.writer import Progress, check_source
+from dgl_heta.store.writer import Progress
 from dgl_heta.system.atomic_files import new_directory
 from dgl_heta.system.optional import optional
 from dgl_heta.system.patching import plain
