@@ -48,7 +48,7 @@ _LAZY = {
     # graphs and partitions
     "MASKS": "dgl_heta.graph.source",
     "check_archive": "dgl_heta.graph.readers.sizes",
-    "check_source": "dgl_heta.store.writer",
+    "check_source": "dgl_heta.store.source_checks",
     "changed": "dgl_heta.store.structure",
     "NodeShape": "dgl_heta.graph.datasets.synthetic",
     "RelationShape": "dgl_heta.graph.datasets.synthetic",
