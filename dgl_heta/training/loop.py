@@ -56,6 +56,13 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
     PreemptedError
         SIGTERM came to a worker; a checkpoint is written.
     """
+    # Before the first collective: when one worker's log is there, no other is ended by SIGTERM.
+    with Preemption(engine.world) as preemption:
+        return _train(engine, run_dir, settings, registry, resume, report, preemption)
+
+
+def _train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, resume: bool,
+           report: Report, preemption: Preemption) -> dict[str, Any]:
     first, rank = engine.rank == 0, engine.rank
     _check_seeds(engine)
     identity = Identity.of(engine, settings)
@@ -69,8 +76,7 @@ def train(engine: Engine, run_dir: Path, settings: Settings, registry: Plugins, 
         write_atomic(log, "".join(log_line(record.to_json()) for record in history))
     registry.hook.dgl_heta_run_started(run_dir=run_dir, rank=rank, settings=settings.model_dump())
     own: list[OwnEpoch] = []
-    with (Loggers(registry, settings, run_dir, start, first) as logs,
-          Preemption(engine.world) as preemption):
+    with Loggers(registry, settings, run_dir, start, first) as logs:
         for epoch in range(start + 1, settings.train.epochs + 1):
             if stopped:
                 break

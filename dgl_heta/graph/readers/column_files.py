@@ -32,7 +32,7 @@ from dgl_heta.graph.readers.whole_numbers import file_blocks
 TEXT_ENDINGS = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".txt", ".txt.gz")
 ENDINGS = (*TEXT_ENDINGS, ".parquet", ".arrow", ".feather")
 DELIMITERS = ",;\t|"
-PIECE = 1 << 17
+PIECE = 1 << 16
 """Rows that are read at a time, where not all are."""
 LONGEST_ROW = 1 << 24
 """Bytes of a row of a CSV, the first line too."""

@@ -113,7 +113,7 @@ class IdShards:
     def __init__(self, directory: Path, size: int, memory: int) -> None:
         directory.mkdir()
         self._batch = memory // 32
-        shards = range(min(1 + 8 * size // memory, _MOST_SHARDS))
+        shards = range(min(1 + 24 * size // memory, _MOST_SHARDS))
         self._known = [TextFile(directory / f"known-{i}") for i in shards]
         self._numbers = [ArrayFile(directory / f"numbers-{i}", np.int64) for i in shards]
         self._asked = [TextFile(directory / f"asked-{i}") for i in shards]
