@@ -54,6 +54,9 @@ _LAZY = {
     "read_hetero_data": "dgl_heta.graph.readers.pyg",
     "partition_graph": "dgl_heta.partition.dgl",
     "train": "dgl_heta.launch.jobs.from_python",
+    "open_partition": "dgl_heta.launch.jobs.from_python",
+    "Partition": "dgl_heta.training.own_loop",
+    "distribute": "dgl_heta.training.distributed",
     "BlockModel": "dgl_heta.models",
     "Edges": "dgl_heta.models",
     "HGNN": "dgl_heta.models",
@@ -93,6 +96,7 @@ __all__ = [
     "ModelProvider",
     "ModelSpec",
     "ModuleWrapper",
+    "Partition",
     "PartitionBackend",
     "PartitionRequest",
     "PartitionResult",
@@ -114,11 +118,13 @@ __all__ = [
     "all_seeds",
     "as_source",
     "disable",
+    "distribute",
     "enable",
     "hookimpl",
     "load_model",
     "make_plan",
     "open_edges",
+    "open_partition",
     "partition_graph",
     "read_hetero_data",
     "read_saved",
@@ -162,7 +168,7 @@ if TYPE_CHECKING:
         WrappedModule,
     )
     from dgl_heta.hooks.specs import hookimpl
-    from dgl_heta.launch.jobs.from_python import train
+    from dgl_heta.launch.jobs.from_python import open_partition, train
     from dgl_heta.models import HGNN, BlockModel, Edges, HGNNLayer, ModelSpec, slot
     from dgl_heta.partition.backends.metatree_backend import MetatreeBackend
     from dgl_heta.partition.dgl import partition_graph
@@ -171,6 +177,8 @@ if TYPE_CHECKING:
     from dgl_heta.planning.plan import Plan
     from dgl_heta.store import Store, write_store
     from dgl_heta.store.reader import as_source
+    from dgl_heta.training.distributed import distribute
+    from dgl_heta.training.own_loop import Partition
     from dgl_heta.training.trained_model import load_model
 
 

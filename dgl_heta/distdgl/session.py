@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from dgl_heta.comm.collectives import Comm, Traffic
 from dgl_heta.comm.exchange_dtype import wire_dtype
-from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.collective_order import CollectiveOrder
 from dgl_heta.distdgl.autograd.loss_scope import LossScope
 from dgl_heta.distdgl.batch_ids import IdRegistry
@@ -37,6 +36,7 @@ from dgl_heta.nn import use_kernel
 from dgl_heta.partition.directory import open_partition
 from dgl_heta.planning.plan import Plan
 from dgl_heta.planning.shared_rows import share_rows_as_partitioned
+from dgl_heta.raf.backward_end import BackwardEnd
 from dgl_heta.raf.chain import Chain
 from dgl_heta.raf.exchange import GroupExchange
 from dgl_heta.sampling.blocks import Block

@@ -111,7 +111,7 @@ class LearnableFeatures:
                  keepers: Mapping[str, Sequence[int]] | None = None) -> None:
         if mode not in MODES:
             raise InputError(f"learnable mode '{mode}' is unknown; known are {', '.join(MODES)}")
-        self._world, self._adam = world, adam or AdamSettings()
+        self._world, self.adam = world, adam or AdamSettings()
         self.width, self.dtype, self.mode = width, dtype, mode
         self.counts = dict(counts)
         self.local: dict[str, Table] = {}
@@ -163,13 +163,19 @@ class LearnableFeatures:
             asked = self._rows_of(route.asked)
             answered = route.answer(self.owned.read(asked, _CPU))
             rows.update(zip(sizes, answered.split(list(sizes.values()))))
-            self._step = _Step(route, asked, tuple(sizes)) if train else None
-        self._nodes = nodes
+            if train:
+                self._step = _Step(route, asked, tuple(sizes))
         # Leaves, so that autograd stops here: gradients of rows leave the graph and go to the
         # owners, and no table is ever a parameter of the model.
         leaves = {t: move(x, device).requires_grad_(train) for t, x in rows.items()}
-        self._leaves = leaves if train else {}
+        if train:  # what is read to evaluate leaves the gradients of a step that is not over alone
+            self._nodes, self._leaves = nodes, leaves
         return leaves
+
+    @property
+    def pending(self) -> bool:
+        """Whether rows that were read to train have a gradient that no :meth:`update` took."""
+        return any(leaf.grad is not None for leaf in self._leaves.values())
 
     def update(self) -> None:
         """One optimizer step from the gradients of the rows read last.
@@ -186,18 +192,18 @@ class LearnableFeatures:
                 if ntype in self._repeated:
                     rows, sums = sum_rows(rows, to_memory(grads).numpy(), self._repeated[ntype])
                     grads = torch.from_numpy(sums)
-                table.update(rows, grads, scale, self._adam)
+                table.update(rows, grads, scale, self.adam)
             else:
                 # A step without rows counts all the same: Adam's bias correction is of the table's
                 # steps, and on one process every batch is one.
-                table.update(np.empty(0, np.int64), self._no_rows(), scale, self._adam)
+                table.update(np.empty(0, np.int64), self._no_rows(), scale, self.adam)
         if self._step is not None and self.owned is not None:
             # In the order of `read`, whose route is used again backwards; a type whose rows got no
             # gradient sends zeros, as the owner waits for its rows.
             grads = torch.cat([self._no_rows(), *(self._grad(t) for t in self._step.ntypes)])
             arrived = self._step.route.deliver(grads)
             unique, sums = sum_rows(self._step.asked, arrived.numpy(), self._slots)
-            self.owned.update(unique, torch.from_numpy(sums), scale, self._adam)
+            self.owned.update(unique, torch.from_numpy(sums), scale, self.adam)
         self._leaves, self._step = {}, None
 
     def _no_rows(self) -> Tensor:

@@ -14,20 +14,21 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from dgl_heta.comm.collectives import Comm
 from dgl_heta.errors import InputError, several
 from dgl_heta.features import LearnableFeatures
 from dgl_heta.features.learnable import Place, Table
 from dgl_heta.features.row_table import BLOCK
+from dgl_heta.hooks.protocols import WrappedModule
 from dgl_heta.raf.wrapper import GradientSync
 from dgl_heta.system.checksums import write_signed
 from dgl_heta.training import checkpoint_files as files
-from dgl_heta.training.engine import Engine
 from dgl_heta.training.optimizers import load_state, state_tensors
 from dgl_heta.training.preemption import Position
 from dgl_heta.training.recorded import best_epoch
@@ -37,7 +38,18 @@ from dgl_heta.training.table_files import PARTS, mapped_tensors, write_tables, w
 log = logging.getLogger("dgl_heta")
 
 
-def save_checkpoint(engine: Engine, run_dir: Path, at: Position, best: dict[str, Any],
+class Trained(Protocol):
+    """What a worker trains: an engine, or the model of a loop of one's own."""
+
+    rank: int
+    world: Comm
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    learnable: LearnableFeatures
+    wrapped: WrappedModule
+
+
+def save_checkpoint(engine: Trained, run_dir: Path, at: Position, best: dict[str, Any],
                     identity: Identity, progress: Mapping[str, Tensor] | None = None) -> None:
     """Write a checkpoint and drop those but it, the last of a whole epoch and the best.
 
@@ -69,7 +81,7 @@ def save_checkpoint(engine: Engine, run_dir: Path, at: Position, best: dict[str,
                 shutil.rmtree(files.folder_of(run_dir, old), ignore_errors=True)
 
 
-def load_checkpoint(engine: Engine, run_dir: Path, at: Position, identity: Identity
+def load_checkpoint(engine: Trained, run_dir: Path, at: Position, identity: Identity
                     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Restore model, optimizers and learnable features; returns the checkpoint's note, and what
     else the epoch goes on from.
@@ -179,7 +191,7 @@ class _Shards:
                 yield rank, there, first, last
 
 
-def latest_position(engine: Engine, run_dir: Path, identity: Identity) -> Position:
+def latest_position(engine: Trained, run_dir: Path, identity: Identity) -> Position:
     """The last position that every worker has a complete checkpoint of.
 
     Raises
@@ -196,7 +208,7 @@ def latest_position(engine: Engine, run_dir: Path, identity: Identity) -> Positi
     return at
 
 
-def _latest(engine: Engine, run_dir: Path, identity: Identity) -> tuple[Position, str]:
+def _latest(engine: Trained, run_dir: Path, identity: Identity) -> tuple[Position, str]:
     """The last position that a worker can go on from, and what speaks against it, or else ""."""
     wrong, rank = "", engine.rank
     for at in reversed(files.positions(run_dir)):
@@ -206,8 +218,8 @@ def _latest(engine: Engine, run_dir: Path, identity: Identity) -> tuple[Position
             continue  # it was killed before it had saved this one
         if not identity.same_workers(note) and not isinstance(engine.wrapped, GradientSync):
             return at, (f"the checkpoint in {run_dir} was made with another plan, and by train."
-                        f"wrapper = {engine.settings.train.wrapper}, whose workers differ; resume "
-                        "with the same partition, or start in a new run directory")
+                        f"wrapper = {identity.settings['train']['wrapper']}, whose workers differ; "
+                        "resume with the same partition, or start in a new run directory")
         if differs := identity.difference(note):
             return at, (f"the checkpoint in {run_dir} was made with {differs}; resume with the "
                         "same, or start in a new run directory")

@@ -6,46 +6,28 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.comm.sampled_rows import delivery
-from dgl_heta.errors import HetaError, InputError
-from dgl_heta.features import LearnableFeatures, StaticFeatures
-from dgl_heta.graph.schema import Relation
-from dgl_heta.hooks.protocols import BatchSource, InputReader, ModuleWrapper, WrapContext
+from dgl_heta.comm.collectives import Comm
+from dgl_heta.errors import InputError
+from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
 from dgl_heta.models import ModelSpec
 from dgl_heta.nn.precision import mixed_precision, widened
-from dgl_heta.planning.plan import Plan
 from dgl_heta.raf.wrapper import RafModule
 from dgl_heta.report.epoch_records import STAGES
 from dgl_heta.sampling.blocks import MiniBatch
-from dgl_heta.sampling.sampler import Deliver
 from dgl_heta.sampling.sampling_kernels import hash_key
-from dgl_heta.sampling.seeds import SeedShares, join_seeds
-from dgl_heta.sampling.stages import Making
-from dgl_heta.settings import Settings
-from dgl_heta.store import Store
-from dgl_heta.training.fetching import Fetching
+from dgl_heta.training.batches import Batches, Sampler, closing
 from dgl_heta.training.metrics import Tally
 from dgl_heta.training.optimizers import Schedule, make_optimizer
 from dgl_heta.training.tasks import Step, TrainingTask
+from dgl_heta.training.worker_partition import WorkerPartition
 
 _EVAL_STEPS = 1 << 40  # step numbers of evaluation, far from those of training
-
-
-class Sampler(Protocol):
-    """Makes the blocks of a step; see :meth:`NeighborSampler.sample`."""
-
-    def sample(self, seeds: Mapping[str, np.ndarray],
-               shares: Mapping[str, SeedShares] | None = None, step: int = 0,
-               without: Mapping[Relation, np.ndarray] | None = None,
-               deliver: Deliver | None = None) -> MiniBatch: ...
 
 
 class Caches(Protocol):
@@ -82,45 +64,6 @@ class Prover(Protocol):
         """Compare a step with the plain way, before its backward pass."""
 
 
-@dataclass(frozen=True)
-class Workers:
-    """The workers of a run, as one of them sees them.
-
-    Attributes
-    ----------
-    rank, local : this worker, and the number of workers on its machine.
-    world, group : all workers, and those of this worker's model-parallel group.
-    sampling : the group with process groups of its own, for what workers agree on when they
-        sample: another thread may do so while this one trains.
-    traffic : what was sent over `world` and `group`, and over `sampling`.
-    """
-
-    rank: int
-    local: int
-    device: torch.device
-    world: Comm
-    group: Comm
-    sampling: Comm
-    traffic: tuple[Traffic, Traffic]
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Where a batch's input features come from.
-
-    Attributes
-    ----------
-    static, learnable : rows of types with features and of the others.
-    precomputed : what some models read instead of both.
-    fits : whether all that is in files fits into memory.
-    """
-
-    static: StaticFeatures
-    learnable: LearnableFeatures
-    precomputed: InputReader | None
-    fits: bool
-
-
 class Engine:
     """Trains one model on one worker, in step with the others.
 
@@ -128,7 +71,7 @@ class Engine:
 
     Parameters
     ----------
-    plan : the one that the workers follow, each its partition of its rank.
+    part : the partition that this worker trains on.
     samplers : of training and of evaluation.
     wrapper : keeps the model's parameters equal on all workers.
     """
@@ -137,27 +80,24 @@ class Engine:
     caches: Caches | None = None
     proof: Prover | None = None
 
-    def __init__(self, store: Store, plan: Plan, settings: Settings, task: TrainingTask,
-                 spec: ModelSpec, workers: Workers, samplers: tuple[Sampler, Sampler],
-                 source: BatchSource, inputs: Inputs, model: nn.Module, wrapper: ModuleWrapper
+    def __init__(self, part: WorkerPartition, task: TrainingTask, spec: ModelSpec,
+                 samplers: tuple[Sampler, Sampler], model: nn.Module, wrapper: ModuleWrapper
                  ) -> None:
-        self.store, self.plan, self.settings = store, plan, settings
+        self.part, self.store, self.plan, self.settings = part, part.store, part.plan, part.settings
         self.task, self.spec, self.model = task, spec, model
         task.use(model)
-        self.rank, self.local_workers, self.device = workers.rank, workers.local, workers.device
-        self.world, self.group, self._traffic = workers.world, workers.group, workers.traffic
+        self.rank, self.local_workers, self.device = part.rank, part.local, part.device
+        self.world, self.group = part.world, part.group
+        self.static, self.learnable = part.static, part.learnable
+        self.precomputed, self.fits = part.precomputed, part.fits
         self._sampler, self._eval_sampler = samplers
-        self._source, self._wrapper = source, wrapper
-        self.static, self.learnable = inputs.static, inputs.learnable
-        self.precomputed, self.fits = inputs.precomputed, inputs.fits
-        self._fetching = Fetching(self.static, self.precomputed, self.device)
+        self.loading, self._wrapper = Batches(part, task), wrapper
         self.wrapped = wrapper.wrap(RafModule(model, self.group),
                                     WrapContext(self.world, self.group, self.owned))
-        self.optimizer = make_optimizer(model.parameters(), settings.train)
-        self.schedule = (Schedule(self.optimizer, settings.train)
-                         if settings.train.schedule is not None else None)
+        self.optimizer = make_optimizer(model.parameters(), part.settings.train)
+        self.schedule = (Schedule(self.optimizer, part.settings.train)
+                         if part.settings.train.schedule is not None else None)
         self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        self.making = Making(("sample", "fetch"))
 
     @property
     def in_step(self) -> bool:
@@ -168,22 +108,22 @@ class Engine:
     def ahead(self) -> dict[str, dict[str, float]] | None:
         """Of batches made ahead of time, per stage the seconds that it `worked` for them since the
         epoch began, and those that this worker `waited` for it; None if none are made ahead."""
-        return self.making.seconds if self._source.ahead else None
+        return self.loading.making.seconds if self.part.source.ahead else None
 
     @property
     def sent(self) -> Counter[str]:
         """Bytes that this worker has sent since the epoch began, by cause."""
-        return sum((traffic.bytes for traffic in self._traffic), Counter())
+        return sum((traffic.bytes for traffic in self.part.traffic), Counter())
 
     @property
     def waited(self) -> float:
         """Seconds that it has waited for others, while nothing else was done."""
-        training, sampling = self._traffic
-        return training.seconds + (0.0 if self._source.ahead else sampling.seconds)
+        training, sampling = self.part.traffic
+        return training.seconds + (0.0 if self.part.source.ahead else sampling.seconds)
 
     def reset_traffic(self) -> None:
         """Count from zero."""
-        for traffic in self._traffic:
+        for traffic in self.part.traffic:
             traffic.reset()
 
     def start_epoch(self, epoch: int, done: int = 0) -> None:
@@ -194,7 +134,7 @@ class Engine:
         begun = [done] if done else []
         torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank, *begun) % 2**63)
         self.seconds = dict.fromkeys(STAGES, 0.0)
-        self.making.reset()
+        self.loading.making.reset()
         self.reset_traffic()
         if self.caches is not None:
             self.caches.reset()
@@ -220,21 +160,22 @@ class Engine:
                 ) -> Iterator[MiniBatch]:
         """This worker's batches of some steps, whose numbers start from `first`."""
         sampler = self._eval_sampler if evaluate else self._sampler
-        batches = self.making.start(
-            # Where sampling is a collective, batches are sampled in their order, by one thread.
-            self._source, len(steps), self.plan.exchanges_while_sampling,
-            {"sample": lambda index: self._batch(sampler, steps[index], first + index),
-             "fetch": self._fetching.fetch})
-        with self._fetching.of_pass(), _closed(batches):
-            for _ in steps:
-                yield self._next(batches)
+        making = self.loading.making
+        before = dict(making.waited)
+        batches = self.loading.of_steps(sampler, steps, first)
+        with closing(batches):
+            for batch in batches:
+                for stage, seconds in making.waited.items():
+                    self.seconds[stage] += seconds - before[stage]
+                before = dict(making.waited)
+                yield batch
 
     def train(self, steps: Sequence[Step], first: int, done: int = 0) -> Iterator[Tensor]:
         """Take optimizer steps, with numbers from `first` on, but the `done` ones at their
         beginning; yields the statistics of each."""
         left = steps[done:]
         batches = self.batches(left, first + done)
-        with _closed(batches):
+        with closing(batches):
             for number, (step, batch) in enumerate(zip(left, batches), first + done):
                 due = self.proof is not None and self.proof.due(number, len(steps))
                 yield self.train_step(step, batch, number if due else None)
@@ -277,15 +218,13 @@ class Engine:
 
     def sample(self, step: Step, number: int) -> MiniBatch:
         """This worker's blocks for a step; `number` differs from step to step."""
-        return self._batch(self._sampler, step, number).to(self.device)
+        return self.loading.of_step(self._sampler, step, number)
 
     def sample_again(self, parts: Sequence[Mapping[str, np.ndarray]], step: Step, number: int,
                      group: Comm) -> MiniBatch:
         """The blocks of a step for other seeds, those of each worker of the group, by process
         groups that no batch is made with meanwhile."""
-        return self._sampler.sample(
-            *join_seeds(parts, self.group.rank), number, self.task.without(step),
-            delivery(self.store, group) if self.plan.offloaded else None).to(self.device)
+        return self.loading.again(self._sampler, parts, step, number, group)
 
     def loss(self, outputs: dict[str, Tensor], step: Step) -> tuple[Tensor, Tensor]:
         """`(loss, statistics)` of this worker's share of a step.
@@ -293,7 +232,7 @@ class Engine:
         The loss is scaled so that averaging gradients over the step's workers gives the gradient
         of one process whatever the workers' shares are.
         """
-        return self.task.loss(outputs, step, *self._share(step))
+        return self.task.loss(outputs, step, *self.part.share(step))
 
     @torch.no_grad()
     def evaluate(self, split: str, tallies: Mapping[str, Tally] | None = None
@@ -308,7 +247,7 @@ class Engine:
         totals, steps = None, self.task.steps(
             split, 0, self.settings.train.step_size(self.world.size))
         batches = self.batches(steps, _EVAL_STEPS, evaluate=True)
-        with _closed(batches):
+        with closing(batches):
             for step, batch in zip(steps, batches):
                 outputs = self.forward(batch, self.inputs(batch, train=False))
                 _, statistics = self.loss(outputs, step)
@@ -316,7 +255,7 @@ class Engine:
                 statistics = torch.cat([statistics, statistics.new_tensor([wrong])])
                 totals = statistics if totals is None else totals + statistics
                 if tallies:
-                    self.task.observe(tallies, outputs, step, *self._share(step))
+                    self.task.observe(tallies, outputs, step, *self.part.share(step))
         for tally in (tallies or {}).values():
             tally.gather(self.world)
         if totals is None:
@@ -336,17 +275,10 @@ class Engine:
         return self.world.all_reduce(totals, cause="control").tolist()
 
     def inputs(self, batch: MiniBatch, train: bool) -> dict[str, Tensor]:
-        """Input features of a batch; learnable ones are leaves when training.
-
-        Called when the step before has updated them: they are read now, static ones maybe earlier.
-        """
-        if self.precomputed is not None:
-            return self._fetching.rows(batch)
-        if self.caches is not None:
+        """Input features of a batch, see :meth:`Batches.rows`; caches count them."""
+        if self.caches is not None and self.precomputed is None:
             self.caches.count(batch.input_nodes)
-        rows = self._fetching.rows(batch)
-        rows.update(self.learnable.read(batch.input_nodes, self.device, train))
-        return {t: rows[t] for t in batch.input_nodes}
+        return self.loading.rows(batch, train)
 
     @contextmanager
     def timed(self, stage: str) -> Iterator[None]:
@@ -365,38 +297,7 @@ class Engine:
                              "return some of its argument's ids, each once")
         return ids.astype(np.int64)
 
-    def _share(self, step: Step) -> tuple[int, int]:
-        """Which worker of how many this one is in a step."""
-        return (0, 1) if step.own else (self.rank, self.world.size)
-
-    def _batch(self, sampler: Sampler, step: Step, number: int) -> MiniBatch:
-        """The blocks of this worker's group's part of a step."""
-        shares = [self._share(step)] if self.group.size == 1 else [
-            (rank, self.world.size) for rank in self.group.ranks]
-        seeds, sharing = join_seeds([self.task.seeds(step, *share) for share in shares],
-                                    self.group.rank)
-        return sampler.sample(seeds, sharing, number, self.task.without(step))
-
-    def _next(self, batches: Iterator[MiniBatch]) -> MiniBatch:
-        before = dict(self.making.waited)
-        batch: MiniBatch | None = self.making.next(batches)
-        for stage, seconds in self.making.waited.items():
-            self.seconds[stage] += seconds - before[stage]
-        if batch is None:
-            raise HetaError(f"batch source '{self._source.name}' gave fewer batches than there "
-                            "are steps; it must give one for each")
-        return self._fetching.arrive(batch)
-
 
 def not_finite(rows: Tensor) -> int:
     """Rows with a number that is NaN or infinite."""
     return int((~rows.isfinite().flatten(1).all(1)).sum())
-
-
-@contextmanager
-def _closed(batches: Iterator[MiniBatch]) -> Iterator[None]:
-    """Let a source clean up at the end, if it is a generator."""
-    try:
-        yield
-    finally:
-        getattr(batches, "close", lambda: None)()

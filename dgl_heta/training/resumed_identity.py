@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dgl_heta.errors import listing
+from dgl_heta.planning.plan import Plan
 from dgl_heta.settings import Settings
+from dgl_heta.store import Store
 from dgl_heta.system.checksums import file_sum
 from dgl_heta.training.engine import Engine
 
@@ -61,19 +63,25 @@ class Identity:
             for name, before in known.items():
                 if sections[section][name] == before:
                     del sections[section][name]
-        plan = engine.plan.to_json()
-        for entry in plan.get("ownership", ()):
-            del entry["file"]  # its content counts, not where it lies
-        sums = engine.store.manifest.to_json()["sha256"]
-        content = [sums, plan, *sections.values()]
         own = {name: given for name, given in settings.plugins.items()
                if name not in (settings.train.batches, *settings.run.loggers)}
+        return cls.from_sections(engine.store, engine.plan, sections, own)
+
+    @classmethod
+    def from_sections(cls, store: Store, plan: Plan, sections: dict[str, dict[str, Any]],
+                      own: Mapping[str, Mapping[str, Any]]) -> Identity:
+        """That of a graph, a plan and settings; `own` are those of plugins."""
+        planned = plan.to_json()
+        for entry in planned.get("ownership", ()):
+            del entry["file"]  # its content counts, not where it lies
+        sums = store.manifest.to_json()["sha256"]
+        content = [sums, planned, *sections.values()]
         if own:
             content.append(own)
-        return cls(_sum(sums), _sum(plan), {**sections, **{f"plugins.{name}": dict(given)
-                                                           for name, given in own.items()}},
-                   _sum(content), {"targets": list(engine.plan.targets),
-                                   "metapaths": plan["metapaths"]}, engine.plan.num_parts)
+        return cls(_sum(sums), _sum(planned), {**sections, **{f"plugins.{name}": dict(given)
+                                                              for name, given in own.items()}},
+                   _sum(content), {"targets": list(plan.targets),
+                                   "metapaths": planned["metapaths"]}, plan.num_parts)
 
     def to_json(self) -> dict[str, Any]:
         return {"fingerprint": self.mark, "graph": self.graph, "plan": self.plan,

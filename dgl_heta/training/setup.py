@@ -3,39 +3,34 @@
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from dgl_heta.comm.collectives import Traffic, everyone, init_workers, make_comms
-from dgl_heta.comm.exchange_dtype import wire_dtype
-from dgl_heta.comm.machines import join_machine, machine_name
-from dgl_heta.comm.sampled_rows import agreement, delivery
 from dgl_heta.errors import InputError, several
-from dgl_heta.features import LearnableFeatures, StaticFeatures
-from dgl_heta.features.disk_tables import DiskTables, memory_tables
-from dgl_heta.features.row_optimizers import AdamSettings
-from dgl_heta.features.row_table import RowTable
 from dgl_heta.hooks.manager import Plugins
 from dgl_heta.hooks.protocols import InputReader, InputsContext, ModelInputs, ModuleWrapper
 from dgl_heta.models import ModelProvider, ModelSpec, find_model
 from dgl_heta.models.hgnn import attends
 from dgl_heta.nn import use_kernel
 from dgl_heta.planning.plan import Plan
-from dgl_heta.sampling.sampler import NeighborSampler
-from dgl_heta.sampling.sampling_scope import SamplingScope
 from dgl_heta.sampling.seed_blocks import SeedBlocks
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
-from dgl_heta.system.memory import fit_in_memory
 from dgl_heta.training import optimizers
-from dgl_heta.training.device import choose_device
-from dgl_heta.training.engine import Engine, Inputs, Sampler, Workers
+from dgl_heta.training.batches import Sampler
+from dgl_heta.training.engine import Engine
 from dgl_heta.training.step_proof import StepProof
 from dgl_heta.training.tasks import TrainingTask, make_task
+from dgl_heta.training.worker_partition import (
+    WorkerPartition,
+    Workers,
+    dtype_of,
+    join,
+    rows_of,
+)
 
 log = logging.getLogger("dgl_heta")
 PRECOMPUTED = "averages"
@@ -73,13 +68,13 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
             raise InputError(f"with train.wrapper = {train.wrapper} each worker takes steps of its "
                              "own, so train.global_batch_size means nothing; set train.batch_size")
         _check_apart(store, plan, settings)
-    inputs = _inputs(store, plan, settings, workers, spec, task,
-                     _precomputed(provider, plugins), scratch, trained)
+    part = WorkerPartition(store, plan, settings, source, workers, rows_of(
+        store, plan, settings, workers, plan.targets if plan.metapaths or task.held_out else (),
+        _reader(store, plan, settings, workers, spec, _precomputed(provider, plugins), scratch),
+        scratch, trained))
     torch.manual_seed(train.seed % 2**63)
-    model = provider.build(spec).to(workers.device, _dtype(settings))
-    samplers = _samplers(store, plan, settings, workers, task, inputs.precomputed, attends(model))
-    engine = Engine(store, plan, settings, task, spec, workers, samplers, source, inputs, model,
-                    wrapper)
+    model = provider.build(spec).to(part.device, dtype_of(settings))
+    engine = Engine(part, task, spec, _samplers(part, task, attends(model)), model, wrapper)
     if any(len(ranks) > 1 for ranks in plan.groups):
         engine.proof = StepProof(engine, wrapper, workers.traffic[0])
     return engine
@@ -133,88 +128,27 @@ def check(store: Store, plan: Plan, settings: Settings, plugins: Plugins
     return task, spec, provider
 
 
-def join(plan: Plan, settings: Settings) -> Workers:
-    """Meet the other workers, and form the plan's groups."""
-    train = settings.train
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    if size != plan.num_parts:
-        raise InputError(f"{size} workers were started for {plan.num_parts} "
-                         "partitions and trainers; start one worker for each trainer of each "
-                         "partition")
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(train.threads or max(_cores() // local, 1))
-    init_workers("gloo", settings.run.timeout_s)
-    training, sampling = Traffic(), Traffic()
-    device = choose_device(train.device, everyone(training))
-    world, group = make_comms(plan, training, settings.run.timeout_s,
-                              wire=wire_dtype(settings.train.exchange_dtype), device=device)
-    if world.size > 1 and train.learnable == "exact":
-        join_machine(world, world.all_gather_json(machine_name(), "control"),
-                     settings.run.timeout_s)
-    apart = (make_comms(plan, sampling, settings.run.timeout_s, apart=True)[1]
-             if plan.exchanges_while_sampling else group)
-    return Workers(int(os.environ.get("RANK", "0")), local, device, world, group, apart,
-                   (training, sampling))
+def _reader(store: Store, plan: Plan, settings: Settings, workers: Workers, spec: ModelSpec,
+            precomputed: ModelInputs | None, scratch: Path | None) -> InputReader | None:
+    """What reads that which a model computes before training, where it does."""
+    if precomputed is None:
+        return None
+    if scratch is None:
+        raise InputError(f"model '{settings.model.name}' needs a directory for its inputs")
+    return precomputed.open(InputsContext(store, plan, settings, spec, scratch / PRECOMPUTED,
+                                          workers.world, workers.rank))
 
 
-def _inputs(store: Store, plan: Plan, settings: Settings, workers: Workers, spec: ModelSpec,
-            task: TrainingTask, precomputed: ModelInputs | None, scratch: Path | None,
-            trained: Mapping[str, torch.Tensor] | None) -> Inputs:
-    """Where this worker's input features come from."""
-    train, model, dtype = settings.train, settings.model, _dtype(settings)
-    if scratch is None and (precomputed is not None or settings.cache.tables == "disk"):
-        raise InputError(f"model '{model.name}' needs a directory for its inputs"
-                         if precomputed is not None
-                         else "cache.tables = disk needs a directory for the tables")
-    reader = None
-    if precomputed is not None and scratch is not None:
-        reader = precomputed.open(InputsContext(
-            store, plan, settings, spec, scratch / PRECOMPUTED, workers.world, workers.rank))
-    own = plan.partitions[workers.rank].node_types
-    used = {t for p in plan.partitions for t in p.node_types}
-    featureless = [t for t in store.schema.node_types
-                   if t in used and not store.has_array(t, "feat") and reader is None]
-    tables = 0  # bytes on disk, at most
-    if settings.cache.tables == "disk" and trained is None:
-        tables = 3 * model.hidden * dtype.itemsize * sum(
-            store.schema.node_counts[t] for t in featureless if t in own)
-    rows = sum(store.array(t, "feat").nbytes for t in own if store.has_array(t, "feat"))
-    fits = fit_in_memory(workers.local * (rows + tables))  # all that is in files
-    make: Callable[[str, int, int, torch.dtype], RowTable] = memory_tables
-    if tables and scratch is not None:
-        make = DiskTables(scratch, fits)
-    static = StaticFeatures(store, own, dtype, workers.device, settings.cache.reads, fits)
-    if trained is not None:  # without moments, as nothing is updated
-        learnable = LearnableFeatures({}, {}, model.hidden, dtype, workers.world)
-        learnable.local.update({t: RowTable(rows, rows, rows) for t, rows in trained.items()})
-        return Inputs(static, learnable, reader, fits)
-    twice = {*(plan.targets if plan.metapaths or task.held_out else ()),
-             *(r.dst for r in plan.offloaded)}
-    learnable = LearnableFeatures(
-        {t: store.schema.node_counts[t] for t in featureless},
-        {t: plan.users(t) for t in featureless},
-        model.hidden, dtype, workers.world, train.learnable, AdamSettings(train.sparse_lr),
-        train.seed, sorted(twice), make, {t: plan.keepers(t) for t in featureless})
-    return Inputs(static, learnable, reader, fits)
-
-
-def _samplers(store: Store, plan: Plan, settings: Settings, workers: Workers,
-              task: TrainingTask, precomputed: InputReader | None, reads_remote: bool
+def _samplers(part: WorkerPartition, task: TrainingTask, reads_remote: bool
               ) -> tuple[Sampler, Sampler]:
     """The samplers of training and of evaluation."""
-    if precomputed is not None:
-        blocks = SeedBlocks(precomputed.parts)
+    if part.precomputed is not None:
+        blocks = SeedBlocks(part.precomputed.parts)
         return blocks, blocks
-    train, scope = settings.train, SamplingScope.of(plan, workers.rank)
-
-    def sampler(fanouts: list[int]) -> NeighborSampler:
-        return NeighborSampler(store, scope, fanouts, train.seed, train.seed_states,
-                               agreement(store, workers.sampling), task.held_out,
-                               train.sampling_threads or torch.get_num_threads(),
-                               delivery(store, workers.sampling), reads_remote)
-
-    training = sampler(train.fanouts)
-    return training, training if train.eval_fanouts is None else sampler(train.eval_fanouts)
+    train = part.settings.train
+    training = part.sampler(train.fanouts, task.held_out, reads_remote)
+    return training, (training if train.eval_fanouts is None else
+                      part.sampler(train.eval_fanouts, task.held_out, reads_remote))
 
 
 def _check_apart(store: Store, plan: Plan, settings: Settings) -> None:
@@ -260,14 +194,3 @@ def _precomputed(provider: ModelProvider, plugins: Plugins) -> ModelInputs | Non
     """The inputs that a model reads in place of sampled blocks, if it names some."""
     name = getattr(provider, "precomputed", None)
     return plugins.get("model inputs", name) if name else None
-
-
-def _cores() -> int:
-    """CPU cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-def _dtype(settings: Settings) -> torch.dtype:
-    return torch.float64 if settings.train.dtype == "float64" else torch.float32

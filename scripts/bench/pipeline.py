@@ -58,7 +58,7 @@ def child(job: dict[str, Any]) -> None:
             found[source].append({
                 "seconds": (time.perf_counter() - started) / len(steps), "losses": losses,
                 **{name: {stage: value / len(steps) for stage, value in getattr(
-                    engine.making, name).items()} for name in ("worked", "waited")}})
+                    engine.loading.making, name).items()} for name in ("worked", "waited")}})
     print(json.dumps({"steps": len(steps), "runs": {s: runs[1:] for s, runs in found.items()}}))
     sys.stdout.flush()
     os._exit(0)

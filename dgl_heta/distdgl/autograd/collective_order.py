@@ -25,9 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm
-from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.partial_gradients import below_merges, check_inputs
 from dgl_heta.distdgl.refusals import refuse
+from dgl_heta.raf.backward_end import BackwardEnd
 from dgl_heta.raf.chain import Chain, LinkId, Watch, links_of, reached_by_rows, walk
 from dgl_heta.sampling.blocks import Block
 from dgl_heta.system.nested import of_type

@@ -24,7 +24,6 @@ from dgl.distributed.optim.pytorch.sparse_optim import DistSparseGradOptimizer
 from torch import Tensor, nn
 
 from dgl_heta.comm.collectives import Comm, Traffic
-from dgl_heta.distdgl.autograd.backward_end import BackwardEnd
 from dgl_heta.distdgl.autograd.partial_gradients import check_hooks, mark, unmark
 from dgl_heta.distdgl.blocks.raf_block import RafBlock
 from dgl_heta.distdgl.loading.epochs import Epochs
@@ -37,6 +36,7 @@ from dgl_heta.distdgl.training import ddp_options, ending
 from dgl_heta.distdgl.training.ddp_options import on_device, on_wrapped, take_options
 from dgl_heta.distdgl.versions import homes
 from dgl_heta.hooks.protocols import ModuleWrapper, WrapContext
+from dgl_heta.raf.backward_end import BackwardEnd
 from dgl_heta.system.nested import of_type
 from dgl_heta.system.patching import patch_all, plain
 

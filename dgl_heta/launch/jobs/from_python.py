@@ -1,4 +1,4 @@
-"""`dgl_heta.train`: what `dgl-heta train` does, from Python."""
+"""Training from Python: what `dgl-heta train` does, and a partition for a loop of one's own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import Any, overload
 
 from dgl_heta.errors import InputError
 from dgl_heta.hooks.manager import plugins
+from dgl_heta.launch.jobs.choices import check_staged, open_for, plan_for
 from dgl_heta.launch.jobs.seed_runs import SeedsResult, seeds_of, train_seeds
 from dgl_heta.launch.jobs.training import TrainingJob, TrainingResult
-from dgl_heta.launch.scheduler import is_worker
+from dgl_heta.launch.scheduler import adopt, is_worker, workers
+from dgl_heta.nn import use_kernel
+from dgl_heta.partition.directory import is_partition
+from dgl_heta.training.own_loop import Partition
+from dgl_heta.training.setup import with_trainers
+from dgl_heta.training.worker_partition import join, rows_of
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -65,3 +71,45 @@ def train(graph: str | Path, run_dir: str | Path | None = None, *, model: str | 
     result = job.run(directory, resume=resume, report=report)
     assert result is not None
     return result
+
+
+def open_partition(directory: str | Path, settings: Iterable[str] = (),
+                   config: str | Path | None = None) -> Partition:
+    """Open a partition as the worker that torchrun or srun has started, and meet the others.
+
+    Without them it is the only worker, of a partition of one part.
+
+    Parameters
+    ----------
+    directory : of a partition, staged or not.
+    settings : "section.key=value", as by --set; stronger than the file `config`. Of `train` those
+        of devices, dtypes, sampling and learnable rows count, of `model` its sizes, where the model
+        is built from :meth:`Partition.spec`.
+
+    Raises
+    ------
+    InputError
+        No partition, or one for another number of workers; settings that it was not made for; a
+        scheduler's variables that contradict each other.
+    """
+    if not isinstance(directory, str | Path):
+        raise InputError(f"a partition is a directory, not {type(directory).__name__}; write it by "
+                         "`dgl-heta partition` or dgl_heta.write_store and open that")
+    if not is_partition(Path(directory)):
+        raise InputError(f"{directory} is no partition; make one: dgl-heta partition GRAPH --out "
+                         f"{directory} --target TYPE --parts {workers()}")
+    adopt()
+    overrides = [settings] if isinstance(settings, str) else [*settings]
+    opened, chosen, registry = open_for(str(directory), Path(config) if config else None, overrides,
+                                        plugins())
+    if opened.task is None and chosen.task.targets is None and opened.plan is not None:
+        task = chosen.task.model_copy(update={"targets": list(opened.plan.targets)})
+        chosen = chosen.model_copy(update={"task": task})
+    plan, store, train = plan_for(opened, chosen, registry), opened.store, chosen.train
+    check_staged(store, plan, train.trainers)
+    assert store is not None
+    plan = with_trainers(registry.get("module wrapper", train.wrapper).plan(plan), train.trainers)
+    use_kernel(registry.get("aggregation kernel", train.kernel))
+    met = join(plan, chosen)
+    return Partition(store, plan, chosen, registry.get("batch source", train.batches), met,
+                     rows_of(store, plan, chosen, met))

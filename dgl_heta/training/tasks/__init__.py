@@ -12,11 +12,11 @@ from dgl_heta.settings import Settings, TaskSettings
 from dgl_heta.store import Store
 from dgl_heta.training.metrics import check_names
 from dgl_heta.training.tasks.link import LinkPrediction, named_reverses, predicted
-from dgl_heta.training.tasks.node import NodePrediction, NodeStep
+from dgl_heta.training.tasks.node import NodePrediction, NodeStep, chosen, node_steps, stored_labels
 from dgl_heta.training.tasks.task import SPLITS, Step, TrainingTask
 
 __all__ = ["SPLITS", "LinkPrediction", "NodePrediction", "NodeStep", "Step", "TrainingTask",
-           "make_task", "resolve"]
+           "chosen", "make_task", "node_steps", "resolve", "stored_labels"]
 
 
 def resolve(task: TaskSettings, known: Task | None, schema: Schema,

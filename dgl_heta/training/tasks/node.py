@@ -38,6 +38,28 @@ class NodeStep:
         return sum(map(len, self.nodes.values()))
 
 
+def node_steps(ids: Mapping[str, np.ndarray], size: int, shuffle: tuple[int, int] | None,
+               own: bool = False) -> list[Step]:
+    """Steps over the nodes of some types, `size` of all types together in each.
+
+    Parameters
+    ----------
+    shuffle : the seed and the epoch that an order follows from; None leaves the nodes as they are.
+    own : whether they are one worker's own steps.
+    """
+    if shuffle is not None:
+        ids = {t: np.array(nodes) for t, nodes in ids.items()}
+        for index, nodes in enumerate(ids.values()):
+            np.random.default_rng([*shuffle] + [index] * (index > 0)).shuffle(nodes)
+    count = -(-sum(map(len, ids.values())) // size)
+    if len(ids) == 1:
+        ((ntype, nodes),) = ids.items()
+        return [NodeStep({ntype: nodes[i * size:(i + 1) * size]}, own) for i in range(count)]
+    # Every type has its part in every step, and every node is a seed once an epoch.
+    return [NodeStep({t: n[len(n) * i // count:len(n) * (i + 1) // count]
+                      for t, n in ids.items()}, own) for i in range(count)]
+
+
 class NodePrediction:
     """Classification (single or multi label) or regression of nodes of one or several types.
 
@@ -77,23 +99,11 @@ class NodePrediction:
         pass
 
     def steps(self, split: str, epoch: int, size: int, owned: Owned | None = None) -> list[Step]:
-        ids, own = {}, owned is not None
-        for index, ntype in enumerate(self.targets):
-            nodes = self._nodes(ntype, split)
-            if owned is not None:
-                nodes = np.array(owned(nodes))
-            if split == "train":
-                key = [self._seed, epoch] + [index] * (index > 0)
-                np.random.default_rng(key).shuffle(nodes)
-            ids[ntype] = nodes
-        total = sum(map(len, ids.values()))
-        count = -(-total // size)
-        if len(ids) == 1:
-            ((ntype, all_of),) = ids.items()
-            return [NodeStep({ntype: all_of[i * size:(i + 1) * size]}, own) for i in range(count)]
-        # Every type has its part in every step, and every node is a seed once an epoch.
-        return [NodeStep({t: n[len(n) * i // count:len(n) * (i + 1) // count]
-                          for t, n in ids.items()}, own) for i in range(count)]
+        ids = {t: self._nodes(t, split) for t in self.targets}
+        if owned is not None:
+            ids = {t: np.array(owned(nodes)) for t, nodes in ids.items()}
+        return node_steps(ids, size, (self._seed, epoch) if split == "train" else None,
+                          owned is not None)
 
     def seeds(self, step: Step, worker: int, workers: int) -> dict[str, np.ndarray]:
         assert isinstance(step, NodeStep)

@@ -148,14 +148,14 @@ def test_rows_that_a_step_changes_are_read_after_it(store: Path, plugins: Plugin
 def test_an_error_while_sampling_ends_training_with_its_message(
         store: Path, plugins: Plugins, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(store, plugins, tmp_path, "pipeline")
-    sample, steps = engine._batch, engine.steps("train")
+    sample, steps = engine.loading.sampled, engine.steps("train")
 
     def fails(sampler: Any, step: Any, number: int) -> MiniBatch:
         if number == 4:
             raise OSError("the disk is gone")
         return sample(sampler, step, number)
 
-    monkeypatch.setattr(engine, "_batch", fails)
+    monkeypatch.setattr(engine.loading, "sampled", fails)
     training = engine.train(steps, 0)
     assert len([next(training) for _ in range(4)]) == 4
     with pytest.raises(OSError, match="the disk is gone"):

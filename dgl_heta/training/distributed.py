@@ -1,0 +1,156 @@
+"""A model in a training loop of one's own: merged over its group, its gradients averaged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from dgl_heta.comm.collectives import Comm
+from dgl_heta.errors import HetaError, InputError
+from dgl_heta.features import LearnableFeatures
+from dgl_heta.hooks.protocols import WrapContext, WrappedModule
+from dgl_heta.nn.precision import mixed_precision, widened
+from dgl_heta.raf.backward_end import BackwardEnd
+from dgl_heta.raf.wrapper import GradientSync, RafModule
+from dgl_heta.training.checkpoint import (
+    Trained,
+    latest_position,
+    load_checkpoint,
+    save_checkpoint,
+)
+from dgl_heta.training.loader import Batch
+from dgl_heta.training.preemption import Position, generators, set_generators
+from dgl_heta.training.resumed_identity import Identity
+from dgl_heta.training.worker_partition import WorkerPartition
+
+
+@dataclass
+class _Trained:
+    """What a checkpoint is of; see :class:`dgl_heta.training.checkpoint.Trained`."""
+
+    rank: int
+    world: Comm
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    learnable: LearnableFeatures
+    wrapped: WrappedModule
+
+
+class DistributedModel(nn.Module):
+    """A model on one worker, in step with the others; :func:`distribute` makes one.
+
+    When a backward pass ends, the gradients of all workers are averaged.
+
+    Attributes
+    ----------
+    module : the model as it was given. Its parameters are the same on all workers, so its
+        `state_dict()` is the whole model's.
+    """
+
+    def __init__(self, module: nn.Module, part: WorkerPartition) -> None:
+        super().__init__()
+        self.module = module.to(part.device)
+        for state in (*module.parameters(), *module.buffers()):
+            if part.world.size > 1 and state.numel():
+                part.world.broadcast(state.data, "control")
+        self._part, self._mixed = part, part.settings.train.autocast == "bfloat16"
+        # In a list: parameters of what is wrapped are those of `module`.
+        self._raf = [RafModule(module, part.group)]
+        self.wrapped = GradientSync(self._raf[0], WrapContext(part.world, part.group, lambda: 0))
+        self._backward, self._passes = BackwardEnd(), 0
+        self._backward.actions.append(self._averaged)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        """The model's outputs for this worker's own seeds, per target type.
+
+        All workers must call it alike. The module is called with the batch's blocks and the rows of
+        its input nodes.
+        """
+        if not isinstance(batch, Batch):
+            raise InputError(f"a distributed model takes a batch of part.loader(…), not "
+                             f"{type(batch).__name__}")
+        train = self.training and torch.is_grad_enabled()
+        if train and self._passes:
+            raise HetaError("a training batch was given before the backward pass of the one before "
+                            "it; use torch.no_grad() or model.eval() to compute without one")
+        rows = batch.inputs(train)
+        with mixed_precision(self._part.device, self._mixed):
+            outputs = {t: widened(x) for t, x in self._raf[0](batch.mini_batch(), rows).items()}
+        if train:
+            self._passes = 1
+            for out in outputs.values():
+                if out.requires_grad:
+                    out.register_hook(self._heard)
+        return outputs
+
+    def save(self, directory: str | Path, optimizer: torch.optim.Optimizer, epoch: int) -> None:
+        """Write a checkpoint after an epoch, and drop the ones before it.
+
+        Every worker writes its own shard, with its learnable rows and their moments. All call it.
+        """
+        run_dir = Path(directory)
+        run_dir.mkdir(parents=True, exist_ok=True)
+        save_checkpoint(self._trained(optimizer), run_dir, Position(epoch), {}, self._identity(),
+                        generators(self._part.device))
+
+    def resume(self, directory: str | Path, optimizer: torch.optim.Optimizer) -> int:
+        """Go on from the last checkpoint of a directory; returns the epochs that it has, or 0 where
+        there is none. All workers call it; they may be more or fewer than those that saved it.
+
+        Raises
+        ------
+        InputError
+            The checkpoint is of another graph, other targets or another model, or damaged.
+        """
+        trained, identity = self._trained(optimizer), self._identity()
+        at = latest_position(trained, Path(directory), identity)
+        if any(at):
+            _, states = load_checkpoint(trained, Path(directory), at, identity)
+            set_generators(states, self._part.device)
+        return at.epoch
+
+    def _trained(self, optimizer: torch.optim.Optimizer) -> Trained:
+        part = self._part
+        return _Trained(part.rank, part.world, self.module, optimizer, part.learnable, self.wrapped)
+
+    def _identity(self) -> Identity:
+        # How many seeds a step has is the loop's own, so it may differ.
+        train = self._part.settings.train
+        return Identity.from_sections(self._part.store, self._part.plan, {"train": {
+            "dtype": train.dtype, "learnable": train.learnable, "wrapper": train.wrapper,
+            "global_batch_size": 1}}, {})
+
+    def _heard(self, grad: Tensor) -> None:
+        self._backward.under_way()
+
+    def _averaged(self) -> None:
+        """At the end of a backward pass, before any optimizer's step."""
+        if self._passes:
+            self._passes = 0
+            self.wrapped.after_backward()
+
+
+def distribute(model: nn.Module, part: WorkerPartition) -> DistributedModel:
+    """A model that trains on a partition, in step with the other workers.
+
+    Parameters
+    ----------
+    model : called as `model(batch, inputs)` with a :class:`~dgl_heta.sampling.blocks.MiniBatch` and
+        the rows of its input nodes per type; returns the rows of the own seeds per target type. It
+        merges relations by :class:`~dgl_heta.nn.CrossRelation`, as a
+        :class:`~dgl_heta.BlockModel` of an :class:`~dgl_heta.HGNNLayer` does. All workers have the
+        parameters of worker 0 afterwards.
+    part : from :func:`dgl_heta.open_partition`.
+
+    Raises
+    ------
+    InputError
+        Several workers need each other in a step, and the model does not merge relations.
+    """
+    if not isinstance(part, WorkerPartition):
+        raise InputError(f"a partition is needed, not {type(part).__name__}; open one by "
+                         "dgl_heta.open_partition(directory)")
+    return DistributedModel(model, part)

@@ -1,0 +1,209 @@
+"""Batches for a training loop of one's own: the same draws as those of `dgl-heta train`."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dgl_heta.comm.collectives import make_comms
+from dgl_heta.errors import HetaError, InputError, listing, several
+from dgl_heta.features.row_files import move
+from dgl_heta.graph.schema import Relation
+from dgl_heta.sampling.blocks import Block, MiniBatch
+from dgl_heta.training.batches import Batches, closing
+from dgl_heta.training.tasks import SPLITS, NodeStep, Step, node_steps
+from dgl_heta.training.tasks.task import share_of
+from dgl_heta.training.worker_partition import WorkerPartition
+
+Ids = np.ndarray | Tensor | Sequence[int]
+_UNSHUFFLED = 1 << 40  # their draws are of no epoch, those of `dgl-heta train` when it evaluates
+
+
+class Batch:
+    """What this worker has of a step: its seeds, their neighbourhood, its input rows, its labels.
+
+    Attributes
+    ----------
+    blocks : the message flow, input side first; see :class:`dgl_heta.sampling.blocks.Block`.
+    input_nodes : ids of the nodes whose features are read, int64, per node type.
+    seeds : ids of this worker's own seeds, int64, per target type. What the model returns is for
+        them, in this order.
+    """
+
+    def __init__(self, part: WorkerPartition, mini: MiniBatch, step: NodeStep, source: Batches
+                 ) -> None:
+        self._part, self._mini, self._source = part, mini, source
+        self._sizes = {t: len(nodes) for t, nodes in step.nodes.items()}
+        self.blocks: list[Block] = mini.blocks
+        self.input_nodes, self.seeds = mini.input_nodes, mini.own_seeds
+
+    @cached_property
+    def labels(self) -> dict[str, Tensor]:
+        """The labels of the own seeds, per target type, on the model's device."""
+        return {t: move(torch.from_numpy(self._part.labels(t).rows(ids)), self._part.device)
+                for t, ids in self.seeds.items()}
+
+    def inputs(self, train: bool) -> dict[str, Tensor]:
+        """The rows of the input nodes, per node type: those with features, and learnable ones,
+        which with `train` are leaves that collect gradients.
+
+        All workers must call it in every step. :class:`DistributedModel` does.
+
+        Raises
+        ------
+        HetaError
+            Learnable rows of an earlier batch have gradients that no step has taken.
+        """
+        if train and self._part.learnable.pending:
+            raise HetaError("learnable rows of the batch before have gradients that nothing took; "
+                            "call step() of part.row_optimizer() after each backward pass")
+        return self._source.rows(self._mini, train)
+
+    def mean(self, losses: Tensor, ntype: str | None = None) -> Tensor:
+        """This worker's part of the mean of a step's losses, over the seeds of all workers.
+
+        The mean of the workers' parts, which is what gradients are averaged to, is that mean,
+        whatever number of seeds each worker has.
+
+        Parameters
+        ----------
+        losses : one for each own seed of the type, (own seeds, …); may be empty.
+        ntype : the target type; needed where there are several.
+        """
+        if ntype is None:
+            (ntype,) = self._sizes if len(self._sizes) == 1 else (None,)
+        if ntype not in self._sizes:
+            raise InputError(f"a batch has seeds of {listing(self._sizes)}; say of which the "
+                             "losses are, as in batch.mean(losses, 'paper')")
+        if len(losses) != len(self.seeds[ntype]):
+            raise InputError(f"{several(len(losses), 'loss')} for {len(self.seeds[ntype])} own "
+                             f"seeds of '{ntype}'; give one for each (reduction='none')")
+        each = losses[0].numel() if len(losses) else max(losses[:0].numel(), 1)
+        return losses.sum() * (self._part.world.size / max(self._sizes[ntype] * each, 1))
+
+    def mini_batch(self) -> MiniBatch:
+        """The batch as models of this package take it."""
+        return self._mini
+
+
+class Loader:
+    """Batches over nodes; iterate over it, once for each epoch.
+
+    All workers make the same loaders, in the same order, and take their batches alike: a step is of
+    all of them, with a share of its seeds for each. Iterating again goes on to the next epoch.
+
+    :meth:`dgl_heta.Partition.loader` makes one.
+    """
+
+    def __init__(self, part: WorkerPartition, seeds: str | Ids | Mapping[str, Ids],
+                 fanouts: Sequence[int], batch_size: int, shuffle: bool | None, seed: int | None
+                 ) -> None:
+        self._part, self._epoch = part, 1
+        self._ids = _ids(part, seeds)
+        self._shuffle = seeds == "train" if shuffle is None else shuffle
+        self._seed = part.settings.train.seed if seed is None else seed
+        if len(fanouts) != part.plan.hops:
+            raise InputError(f"{several(len(fanouts), 'fanout')} for a partition of "
+                             f"{several(part.plan.hops, 'hop')}; give one for each layer of the "
+                             "model, and partition for as many (--hops)")
+        if any(not isinstance(f, int) or f < -1 or f == 0 for f in fanouts):
+            raise InputError(f"fanouts are {list(fanouts)}; each must be a number of edges, or -1 "
+                             "for all")
+        if batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; it must be 1 at least")
+        self._size = batch_size * part.world.size
+        _same(part, {
+            "seeds": {t: [len(ids), zlib.crc32(np.ascontiguousarray(ids).data)]
+                      for t, ids in self._ids.items()},
+            "fanouts": list(fanouts), "batch_size": batch_size, "shuffle": self._shuffle,
+            "seed": self._seed})
+        apart = None
+        if part.plan.exchanges_while_sampling and part.source.ahead:
+            # Several loaders may sample at once, each by a thread of its own: what workers agree on
+            # must not meet in one process group.
+            _, apart = make_comms(part.plan, part.traffic[1], part.settings.run.timeout_s,
+                                  apart=True)
+        self._sampler = part.sampler(fanouts, seed=self._seed, apart=apart)
+        self._batches = Batches(part, self)
+
+    def __len__(self) -> int:
+        return -(-sum(map(len, self._ids.values())) // self._size)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is of this epoch, from 1 on; its order and its draws follow from it.
+        """
+        if epoch < 0:
+            raise InputError(f"epoch is {epoch}; it must be 0 or more")
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        if not self._shuffle:  # the same batches each time
+            return self._pass(node_steps(self._ids, self._size, None), _UNSHUFFLED)
+        epoch, self._epoch = self._epoch, self._epoch + 1
+        return self._pass(node_steps(self._ids, self._size, (self._seed, epoch)), epoch << 20)
+
+    def _pass(self, steps: Sequence[Step], first: int) -> Iterator[Batch]:
+        batches = self._batches.of_steps(self._sampler, steps, first)
+        with closing(batches):
+            for step, mini in zip(steps, batches):
+                assert isinstance(step, NodeStep)
+                yield Batch(self._part, mini, step, self._batches)
+
+    def seeds(self, step: NodeStep, worker: int, workers: int) -> dict[str, np.ndarray]:
+        """The seeds of a worker's share of a step."""
+        return {t: share_of(nodes, worker, workers) for t, nodes in step.nodes.items()}
+
+    def without(self, step: NodeStep) -> Mapping[Relation, np.ndarray] | None:
+        """The edges that must not carry messages: none."""
+
+
+def _ids(part: WorkerPartition, seeds: str | Ids | Mapping[str, Ids]) -> dict[str, np.ndarray]:
+    """The nodes that a loader is about, per target type, in the plan's order."""
+    targets = part.plan.targets
+    if isinstance(seeds, str):
+        if seeds not in SPLITS:
+            raise InputError(f"'{seeds}' is no split; splits are {listing(SPLITS)}; or give the "
+                             "ids of nodes")
+        return {t: part.split(t, seeds) for t in targets}
+    if not isinstance(seeds, Mapping):
+        if len(targets) > 1:
+            raise InputError(f"the partition has targets {listing(targets)}; give the ids of each, "
+                             "as {'paper': ids}")
+        seeds = {targets[0]: seeds}
+    if others := [t for t in seeds if t not in targets]:
+        raise InputError(f"the partition was made for target {listing(targets)}, not for "
+                         f"'{others[0]}'; partition the graph with --target {others[0]}")
+    return {t: _checked(part, t, seeds.get(t, ())) for t in targets}
+
+
+def _checked(part: WorkerPartition, ntype: str, ids: Ids) -> np.ndarray:
+    array = np.asarray(ids.cpu() if isinstance(ids, Tensor) else ids)
+    if not array.size:
+        array = array.astype(np.int64)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise InputError(f"seeds of '{ntype}' are {array.dtype}{list(array.shape)}; give their "
+                         "ids, whole numbers (nodes,)")
+    count = part.store.schema.node_counts[ntype]
+    if array.size and not 0 <= array.min() <= array.max() < count:
+        raise InputError(f"seeds of '{ntype}' are from {array.min()} to {array.max()}, but its "
+                         f"nodes are 0 to {count - 1}")
+    if len(np.unique(array)) != len(array):
+        raise InputError(f"a seed of '{ntype}' is given twice; give each node once")
+    return array.astype(np.int64)
+
+
+def _same(part: WorkerPartition, given: dict[str, object]) -> None:
+    """Refuse, on all workers alike, loaders that differ between them."""
+    every = part.world.all_gather_json(given, "control")
+    for name in given:
+        for rank, other in enumerate(every):
+            if other[name] != every[0][name]:
+                what = "other ids" if name == "seeds" else f"{other[name]}"
+                raise InputError(f"worker {rank} made a loader with {name} = {what}, worker 0 with "
+                                 f"{'its own' if name == 'seeds' else every[0][name]}; all workers "
+                                 "must make it alike")

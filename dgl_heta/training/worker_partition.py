@@ -1,0 +1,229 @@
+"""One worker's partition, open: its rows, its share of the sampling, the workers beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dgl_heta.comm.collectives import Comm, Traffic, everyone, init_workers, make_comms
+from dgl_heta.comm.exchange_dtype import wire_dtype
+from dgl_heta.comm.machines import join_machine, machine_name
+from dgl_heta.comm.sampled_rows import agreement, delivery
+from dgl_heta.errors import InputError
+from dgl_heta.features import LearnableFeatures, StaticFeatures
+from dgl_heta.features.disk_tables import DiskTables, memory_tables
+from dgl_heta.features.row_optimizers import AdamSettings
+from dgl_heta.features.row_table import RowTable
+from dgl_heta.graph.labels import NodeLabels
+from dgl_heta.hooks.protocols import BatchSource, InputReader
+from dgl_heta.planning.plan import Plan
+from dgl_heta.sampling.held_out import HeldOut
+from dgl_heta.sampling.sampler import NeighborSampler
+from dgl_heta.sampling.sampling_scope import SamplingScope
+from dgl_heta.settings import Settings, TaskSettings
+from dgl_heta.store import Store
+from dgl_heta.system.memory import fit_in_memory
+from dgl_heta.training.device import choose_device
+from dgl_heta.training.tasks import SPLITS, Step, chosen, resolve, stored_labels
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers of a run, as one of them sees them.
+
+    Attributes
+    ----------
+    rank, local : this worker, and the number of workers on its machine.
+    world, group : all workers, and those of this worker's model-parallel group.
+    sampling : the group with process groups of its own, for what workers agree on when they
+        sample: another thread may do so while this one trains.
+    traffic : what was sent over `world` and `group`, and over `sampling`.
+    """
+
+    rank: int
+    local: int
+    device: torch.device
+    world: Comm
+    group: Comm
+    sampling: Comm
+    traffic: tuple[Traffic, Traffic]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where a batch's input features come from.
+
+    Attributes
+    ----------
+    static, learnable : rows of types with features and of the others.
+    precomputed : what some models read instead of both.
+    fits : whether all that is in files fits into memory.
+    """
+
+    static: StaticFeatures
+    learnable: LearnableFeatures
+    precomputed: InputReader | None
+    fits: bool
+
+
+class WorkerPartition:
+    """A partition as the worker that trains on it sees it.
+
+    Attributes
+    ----------
+    plan : the one that the workers follow, each its partition of its rank.
+    source : makes batches, ahead of time or not.
+    rank, local, device, world, group, sampling, traffic : as of :class:`Workers`.
+    static, learnable, precomputed, fits : as of :class:`Rows`.
+    """
+
+    def __init__(self, store: Store, plan: Plan, settings: Settings, source: BatchSource,
+                 workers: Workers, rows: Rows) -> None:
+        self.store, self.plan, self.settings, self.source = store, plan, settings, source
+        self.rank, self.local, self.device = workers.rank, workers.local, workers.device
+        self.world, self.group, self.sampling = workers.world, workers.group, workers.sampling
+        self.traffic = workers.traffic
+        self.static, self.learnable = rows.static, rows.learnable
+        self.precomputed, self.fits = rows.precomputed, rows.fits
+
+    @cached_property
+    def _task(self) -> TaskSettings:
+        known = self.store.manifest.task
+        return resolve(self.settings.task, known, self.store.schema, self.store.manifest.info)
+
+    def labels(self, ntype: str) -> NodeLabels:
+        """The labels of a target type.
+
+        Raises
+        ------
+        InputError
+            It has none, or they are not of the task's kind.
+        """
+        return stored_labels(self.store, ntype, self._task)
+
+    def split(self, ntype: str, name: str) -> np.ndarray:
+        """The nodes of a target type that a mask chooses, ascending, int64: of those that have
+        labels, where there are any.
+
+        Parameters
+        ----------
+        name : "train", "val" or "test".
+
+        Raises
+        ------
+        InputError
+            There is no such mask.
+        """
+        if not self.store.has_array(ntype, SPLITS[name]):
+            raise InputError(f"node type '{ntype}' has no array '{SPLITS[name]}'; give the ids of "
+                             "nodes in place of a split")
+        nodes = chosen(self.store.array(ntype, SPLITS[name]))
+        known = self.store.has_array(ntype, str(self._task.label))
+        return self.labels(ntype).labelled(nodes) if known else nodes
+
+    def share(self, step: Step) -> tuple[int, int]:
+        """Which worker of how many this one is in a step."""
+        return (0, 1) if step.own else (self.rank, self.world.size)
+
+    def sampler(self, fanouts: Sequence[int], held_out: HeldOut | None = None,
+                reads_remote: bool = True, seed: int | None = None, apart: Comm | None = None
+                ) -> NeighborSampler:
+        """A sampler of this partition's part of neighbourhoods.
+
+        Parameters
+        ----------
+        fanouts, held_out, seed, reads_remote : as for :class:`NeighborSampler`; the seed is by
+            default that of the settings.
+        apart : the group by which workers agree, in place of `sampling`.
+        """
+        train, comm = self.settings.train, apart or self.sampling
+        return NeighborSampler(
+            self.store, SamplingScope.of(self.plan, self.rank), list(fanouts),
+            train.seed if seed is None else seed, train.seed_states, agreement(self.store, comm),
+            held_out, train.sampling_threads or torch.get_num_threads(),
+            delivery(self.store, comm), reads_remote)
+
+
+def join(plan: Plan, settings: Settings) -> Workers:
+    """Meet the other workers, and form the plan's groups."""
+    train = settings.train
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size != plan.num_parts:
+        raise InputError(f"{size} workers were started for {plan.num_parts} "
+                         "partitions and trainers; start one worker for each trainer of each "
+                         "partition")
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    torch.set_num_threads(train.threads or max(cores() // local, 1))
+    init_workers("gloo", settings.run.timeout_s)
+    training, sampling = Traffic(), Traffic()
+    device = choose_device(train.device, everyone(training))
+    world, group = make_comms(plan, training, settings.run.timeout_s,
+                              wire=wire_dtype(settings.train.exchange_dtype), device=device)
+    if world.size > 1 and train.learnable == "exact":
+        join_machine(world, world.all_gather_json(machine_name(), "control"),
+                     settings.run.timeout_s)
+    apart = (make_comms(plan, sampling, settings.run.timeout_s, apart=True)[1]
+             if plan.exchanges_while_sampling else group)
+    return Workers(int(os.environ.get("RANK", "0")), local, device, world, group, apart,
+                   (training, sampling))
+
+
+def rows_of(store: Store, plan: Plan, settings: Settings, workers: Workers,
+            repeated: Collection[str] = (), reader: InputReader | None = None,
+            scratch: Path | None = None, trained: Mapping[str, torch.Tensor] | None = None
+            ) -> Rows:
+    """The rows that a worker reads, once it has joined the others.
+
+    Parameters
+    ----------
+    repeated : node types of which a batch can name a node twice.
+    reader : reads what a model has computed before training.
+    scratch : directory for tables on disk.
+    trained : learnable features that are only read, by node type.
+    """
+    train, width, dtype = settings.train, settings.model.hidden, dtype_of(settings)
+    if scratch is None and settings.cache.tables == "disk":
+        raise InputError("cache.tables = disk needs a directory for the tables")
+    own = plan.partitions[workers.rank].node_types
+    used = {t for p in plan.partitions for t in p.node_types}
+    featureless = [t for t in store.schema.node_types
+                   if t in used and not store.has_array(t, "feat") and reader is None]
+    tables = 0  # bytes on disk, at most
+    if settings.cache.tables == "disk" and trained is None:
+        tables = 3 * width * dtype.itemsize * sum(
+            store.schema.node_counts[t] for t in featureless if t in own)
+    rows = sum(store.array(t, "feat").nbytes for t in own if store.has_array(t, "feat"))
+    fits = fit_in_memory(workers.local * (rows + tables))  # all that is in files
+    make: Callable[[str, int, int, torch.dtype], RowTable] = memory_tables
+    if tables and scratch is not None:
+        make = DiskTables(scratch, fits)
+    static = StaticFeatures(store, own, dtype, workers.device, settings.cache.reads, fits)
+    if trained is not None:  # without moments, as nothing is updated
+        learnable = LearnableFeatures({}, {}, width, dtype, workers.world)
+        learnable.local.update({t: RowTable(rows, rows, rows) for t, rows in trained.items()})
+    else:
+        learnable = LearnableFeatures(
+            {t: store.schema.node_counts[t] for t in featureless},
+            {t: plan.users(t) for t in featureless},
+            width, dtype, workers.world, train.learnable, AdamSettings(train.sparse_lr),
+            train.seed, sorted({*repeated, *(r.dst for r in plan.offloaded)}), make,
+            {t: plan.keepers(t) for t in featureless})
+    return Rows(static, learnable, reader, fits)
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def dtype_of(settings: Settings) -> torch.dtype:
+    """The dtype of parameters and rows."""
+    return torch.float64 if settings.train.dtype == "float64" else torch.float32
