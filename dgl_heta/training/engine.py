@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +30,7 @@ from dgl_heta.sampling.seeds import SeedShares, join_seeds
 from dgl_heta.sampling.stages import Making
 from dgl_heta.settings import Settings
 from dgl_heta.store import Store
+from dgl_heta.system.device_seconds import DeviceSeconds
 from dgl_heta.training.fetching import Fetching
 from dgl_heta.training.metrics import Tally
 from dgl_heta.training.optimizers import Schedule, make_optimizer
@@ -156,13 +156,18 @@ class Engine:
         self.optimizer = make_optimizer(model.parameters(), settings.train)
         self.schedule = (Schedule(self.optimizer, settings.train)
                          if settings.train.schedule is not None else None)
-        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self._spent = {stage: DeviceSeconds() for stage in STAGES}
         self.making = Making(("sample", "fetch"))
 
     @property
     def in_step(self) -> bool:
         """True if all workers take the same number of steps, so that they may meet after each."""
         return not self._wrapper.uneven_steps
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds since the epoch began, by stage."""
+        return {stage: spent.total for stage, spent in self._spent.items()}
 
     @property
     def ahead(self) -> dict[str, dict[str, float]] | None:
@@ -193,7 +198,7 @@ class Engine:
         # same.
         begun = [done] if done else []
         torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank, *begun) % 2**63)
-        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._spent = {stage: DeviceSeconds() for stage in STAGES}
         self.making.reset()
         self.reset_traffic()
         if self.caches is not None:
@@ -348,14 +353,9 @@ class Engine:
         rows.update(self.learnable.read(batch.input_nodes, self.device, train))
         return {t: rows[t] for t in batch.input_nodes}
 
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> AbstractContextManager[None]:
         """Add the seconds of the body to a stage."""
-        start = time.perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # copies ahead go on
-        self.seconds[stage] += time.perf_counter() - start
+        return self._spent[stage].timed(self.device)
 
     def _owned(self, nodes: np.ndarray) -> np.ndarray:
         ids = np.asarray(self._wrapper.owned(nodes, self.rank, self.world.size))
@@ -381,7 +381,7 @@ class Engine:
         before = dict(self.making.waited)
         batch: MiniBatch | None = self.making.next(batches)
         for stage, seconds in self.making.waited.items():
-            self.seconds[stage] += seconds - before[stage]
+            self._spent[stage].add(seconds - before[stage])
         if batch is None:
             raise HetaError(f"batch source '{self._source.name}' gave fewer batches than there "
                             "are steps; it must give one for each")
