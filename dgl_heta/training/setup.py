@@ -75,6 +75,9 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
         _check_apart(store, plan, settings)
     inputs = _inputs(store, plan, settings, workers, spec, task,
                      _precomputed(provider, plugins), scratch, trained)
+    policy = settings.cache.policy_on(workers.device.type == "cuda" and inputs.precomputed is None)
+    settings = settings.model_copy(
+        update={"cache": settings.cache.model_copy(update={"policy": policy})})
     torch.manual_seed(train.seed % 2**63)
     model = provider.build(spec).to(workers.device, _dtype(settings))
     samplers = _samplers(store, plan, settings, workers, task, inputs.precomputed, attends(model))

@@ -130,7 +130,7 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
             update={"epochs": epochs})})
         engine = build_engine(store, plan, longer, plugins, run_dir)
         caches.attach(engine, plugins, run_dir / "profiles")
-        summary = train(engine, run_dir, longer, plugins, resume=epochs > 1, report=step)
+        summary = train(engine, run_dir, engine.settings, plugins, resume=epochs > 1, report=step)
         if epochs == 1:
             found = {"device": str(engine.device),
                      "proved": engine.proof.proved if engine.proof else 0,
@@ -140,7 +140,7 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
                      if engine.caches else 0}
     sampled = settings.task.relation is None  # what links need is predicted layer by layer, on CPUs
     return {**found, "losses": step.losses, "counts": step.counted,
-            "seconds": step.seconds,
+            "seconds": step.seconds, "policy": summary["settings"]["cache"]["policy"],
             "scores": [summary["val_acc"], summary["test_acc"]],
             "predicted": _predicted(job, engine, plugins, run_dir) if sampled else []}
 
