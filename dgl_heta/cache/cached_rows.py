@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -68,6 +68,9 @@ class CachedRows:
                                            self.source.array, ids)
                 self.hits += hits
                 return torch.from_numpy(rows)
+        if self.devices == (device,) and self.slots.complete:
+            self.hits += len(ids)
+            return self.copies[0].index_select(0, move(torch.from_numpy(ids), device))
         places, slots, misses = self.slots.split(ids)
         self.hits += len(places)
         if self.devices == (CPU,) and device == CPU and self.dtype.isnative:
@@ -78,7 +81,7 @@ class CachedRows:
             return torch.from_numpy(rows)
         out = torch.empty((len(ids), self.shape[1]), dtype=self.copies[0].dtype, device=device)
         missed = ids[misses]
-        wait = self._staging.put(out, misses, self.source.read(missed))
+        wait = self._staging.put(out, misses, lambda: self.source.read(missed, device))
         for index, copy in enumerate(self.copies):
             here = slice(None) if len(self.copies) == 1 else ids[places] % len(self.copies) == index
             where = move(torch.from_numpy(places[here]), device)
@@ -99,39 +102,28 @@ class CachedRows:
 
 
 class Staging:
-    """Moves rows that were missed to a device: pinned memory, on a stream of its own."""
+    """Moves rows that were missed to a device; to a GPU on a stream of its own."""
 
     def __init__(self) -> None:
-        self._pinned: Tensor | None = None
-        self._free: torch.cuda.Event | None = None
         self._stream: torch.cuda.Stream | None = None
 
-    def put(self, out: Tensor, places: np.ndarray, rows: Tensor) -> Wait:
-        """`out[places] = rows`; call the result before `out` is used.
+    def put(self, out: Tensor, places: np.ndarray, read: Callable[[], Tensor]) -> Wait:
+        """`out[places] = read()`, rows on the same device; call the result before `out` is used.
 
         On a GPU the copy runs beside what the caller does until then.
         """
         if out.device.type != "cuda":
-            out.index_copy_(0, torch.from_numpy(places).to(out.device), rows.to(out.device))
+            out.index_copy_(0, torch.from_numpy(places).to(out.device), read())
             return Wait()
         if not len(places):
             return Wait()
         if self._stream is None:
             self._stream = torch.cuda.Stream(out.device)
-        if self._free is not None:
-            self._free.synchronize()  # of the copy before this one
-        if self._pinned is None or self._pinned.numel() < rows.numel():
-            self._pinned = torch.empty(rows.numel() * 5 // 4, dtype=rows.dtype, pin_memory=True)
-        staged = self._pinned[:rows.numel()].view(rows.shape)
-        staged.copy_(rows)
-        current = torch.cuda.current_stream(out.device)
-        self._stream.wait_stream(current)  # `out` was allocated there
+        self._stream.wait_stream(torch.cuda.current_stream(out.device))  # `out` was allocated there
         with torch.cuda.stream(self._stream):
-            where = move(torch.from_numpy(places), out.device)
-            out.index_copy_(0, where, staged.to(out.device, non_blocking=True))
-            self._free = self._stream.record_event()
+            out.index_copy_(0, move(torch.from_numpy(places), out.device), read())
         out.record_stream(self._stream)
-        return Wait(self._free, out.device)
+        return Wait(self._stream.record_event(), out.device)
 
 
 class Wait:

@@ -34,6 +34,7 @@ class CachedTable:
     table : all rows.
     ids, devices, replacement : as for :class:`dgl_heta.cache.cached_rows.CachedRows`.
     starts : first rows of the ranges to count reads of, ascending from 0.
+    copies : per device memory for the copies (rows, 3 width); default: new.
 
     Attributes
     ----------
@@ -41,15 +42,17 @@ class CachedTable:
     """
 
     def __init__(self, table: RowTable, ids: np.ndarray, devices: Sequence[torch.device] = (CPU,),
-                 replacement: str | None = None, starts: Sequence[int] = (0,)) -> None:
+                 replacement: str | None = None, starts: Sequence[int] = (0,),
+                 copies: Sequence[Tensor] | None = None) -> None:
         self.table, self.devices = table, tuple(devices)
         self.shape, self.dtype = table.shape, table.dtype
         self.width = table.shape[1]
         self.slots = Slots(table.shape[0], ids, len(self.devices), replacement)
         self._starts = np.asarray(starts, np.int64)
         self.rows, self.hits = np.zeros((2, len(starts)), np.int64)
-        self.copies = [torch.empty((len(rows_on), 3 * self.width), dtype=self.dtype, device=d)
-                       for rows_on, d in zip(self.slots.rows, self.devices)]
+        self.copies = copies or [
+            torch.empty((len(rows_on), 3 * self.width), dtype=self.dtype, device=d)
+            for rows_on, d in zip(self.slots.rows, self.devices)]
         self._fill()
         self._staging = Staging()
 
@@ -94,7 +97,7 @@ class CachedTable:
             total += np.bincount(ranges, minlength=len(total))
         out_rows = torch.empty((len(ids), self.width), dtype=self.dtype, device=device)
         missed = ids[misses]
-        wait = self._staging.put(out_rows, misses, self.table.read(missed, CPU))
+        wait = self._staging.put(out_rows, misses, lambda: self.table.read(missed, device))
         for where, rows, copy in self._by_device(ids[places], slots):
             out_rows.index_copy_(0, move(torch.from_numpy(places[where]), device),
                                  copy[:, :self.width].index_select(0, rows).to(device))
@@ -116,7 +119,9 @@ class CachedTable:
                         *state, *constants)
             return
         places, slots, misses = self.slots.split(rows)
-        missed = to_memory(grads[move(torch.from_numpy(misses), grads.device)]).contiguous()
+        missed = torch.empty((0, self.width), dtype=self.dtype)
+        if len(misses):
+            missed = to_memory(grads[move(torch.from_numpy(misses), grads.device)]).contiguous()
         for where, taken, copy in self._by_device(rows[places], slots):
             here = move(torch.from_numpy(places[where]), grads.device)
             some = grads.index_select(0, here).to(copy.device)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from dgl_heta.comm.exchange_dtype import is_rounded, packed, unpacked
 from dgl_heta.errors import EXIT_PEER, HetaError
 from dgl_heta.graph.schema import Relation
 from dgl_heta.planning.plan import Plan
+from dgl_heta.system.device_seconds import DeviceSeconds
 
 _OPS = {"sum": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN,
         "or": dist.ReduceOp.BOR}
@@ -42,12 +42,16 @@ class Traffic:
     """
 
     def __init__(self) -> None:
-        self.bytes: Counter[str] = Counter()
-        self.seconds = 0.0
+        self.reset()
 
     def reset(self) -> None:
-        self.bytes.clear()
-        self.seconds = 0.0
+        self.bytes: Counter[str] = Counter()
+        self.waited = DeviceSeconds()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds that it waited; on a GPU waits until it has come to the last of them."""
+        return self.waited.total
 
 
 class Comm:
@@ -209,11 +213,9 @@ class Comm:
 
     @contextmanager
     def _watched(self, cause: str, size: int, device: torch.device) -> Iterator[None]:
-        if device.type == "cuda":  # what is computed there before is no waiting for others
-            torch.cuda.current_stream(device).synchronize()
-        start = time.perf_counter()
         try:
-            yield
+            with self.traffic.waited.timed(device):
+                yield
         except RuntimeError as error:
             raise PeerLostError(
                 f"worker {dist.get_rank()} lost another worker of {list(self.ranks)} while "
@@ -221,7 +223,6 @@ class Comm:
             ) from error
         # Counted after the collective: one that failed has sent nobody knows how much, and ends the
         # run.
-        self.traffic.seconds += time.perf_counter() - start
         self.traffic.bytes[cause] += size
 
 

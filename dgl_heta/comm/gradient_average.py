@@ -88,13 +88,13 @@ class GradientAverage:
         """Send and take in the gradients that one worker alone has; returns who has which."""
         sizes = [sum(p.numel() for p, owner in zip(params, self.owners) if owner == rank)
                  for rank in range(world.size)]
-        flags = torch.tensor([p.grad is not None for p in params], dtype=_dtype(params),
-                             device=params[0].device)
+        flags = _flags(params)
         own = [p for p, owner in zip(params, self.owners) if owner == world.rank]
         gathered = world.all_gather_rows(
             torch.cat([flags, *(_flat(p).to(flags.dtype) for p in own)]),
             [len(params) + size for size in sizes], "gradients")
-        pieces = gathered.split([len(params) + size for size in sizes])
+        # The mean over all workers, though one alone has it: the others count as zeros.
+        pieces = (gathered / world.size).split([len(params) + size for size in sizes])
         everyone = torch.stack([piece[:len(params)] for piece in pieces], 1).tolist()
         users = [[rank for rank, has in enumerate(of) if has] for of in everyone]
         reached = [len(params)] * world.size
@@ -103,9 +103,7 @@ class GradientAverage:
                 continue
             start, reached[owner] = reached[owner], reached[owner] + param.numel()
             if used == [owner]:
-                sent = pieces[owner][start:reached[owner]].view_as(param)
-                # The mean over all workers, though one alone has it: the others count as zeros.
-                param.grad = (sent / world.size).to(param.dtype)
+                param.grad = pieces[owner][start:reached[owner]].view_as(param).to(param.dtype)
         return users
 
     @staticmethod
@@ -118,13 +116,20 @@ class GradientAverage:
     @staticmethod
     def _all_reduce(params: Sequence[nn.Parameter], world: Comm) -> None:
         """All at once, with who has which."""
-        used = torch.tensor([p.grad is not None for p in params], dtype=_dtype(params),
-                            device=params[0].device)
-        flat = world.all_reduce(torch.cat([*(_flat(p) for p in params), used]), cause="gradients")
+        flat = world.all_reduce(torch.cat([*map(_flat, params), _flags(params)]),
+                                cause="gradients")
         _spread(params, flat[:-len(params)] / world.size)
         for param, count in zip(params, flat[-len(params):].tolist()):
             if not count:
                 param.grad = None
+
+
+def _flags(params: Sequence[nn.Parameter]) -> Tensor:
+    """Whether each parameter has a gradient, as numbers beside the gradients."""
+    device = params[0].device
+    flags = torch.tensor([p.grad is not None for p in params], dtype=_dtype(params),
+                         pin_memory=device.type == "cuda")
+    return flags.to(device, non_blocking=True)
 
 
 def _flat(param: nn.Parameter) -> Tensor:
@@ -133,7 +138,7 @@ def _flat(param: nn.Parameter) -> Tensor:
 
 def _spread(params: Sequence[nn.Parameter], flat: Tensor) -> None:
     for param, piece in zip(params, flat.split([p.numel() for p in params])):
-        param.grad = piece.view_as(param).to(param.dtype, copy=True)
+        param.grad = piece.view_as(param).to(param.dtype)
 
 
 def _dtype(params: Sequence[nn.Parameter]) -> torch.dtype:

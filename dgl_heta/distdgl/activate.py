@@ -41,7 +41,7 @@ def enable(config: str | Path | None = None, *, settings: Iterable[str] = ()) ->
     # All names now, not when they are first used: a typing error ends the script at its first line.
     for kind, name in (("partition backend", chosen.partition.method),
                        ("module wrapper", chosen.train.wrapper),
-                       ("cache policy", chosen.cache.policy),
+                       ("cache policy", chosen.cache.policy_on(False)),
                        ("aggregation kernel", chosen.train.kernel),
                        ("batch source", chosen.train.batches)):
         known.get(kind, name)

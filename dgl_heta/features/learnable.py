@@ -72,6 +72,16 @@ class Table(Protocol):
     def load(self, blocks: Iterable[Mapping[str, Tensor]], step: int) -> None: ...
 
 
+class NearTables(Protocol):
+    """Tables on a GPU, which are read together and stepped together."""
+
+    @property
+    def tables(self) -> Mapping[str, Table]: ...
+    def read(self, ids: Mapping[str, np.ndarray]) -> dict[str, Tensor]: ...
+    def update(self, ids: Mapping[str, np.ndarray], grads: Mapping[str, Tensor], scale: float,
+               adam: AdamSettings) -> None: ...
+
+
 class Place(NamedTuple):
     """Rows `low … high - 1` of a type, in a table from its row `start` on."""
 
@@ -101,6 +111,7 @@ class LearnableFeatures:
     ----------
     local : node type → table of those types that this worker has for itself.
     owned : table of the rows of shared types that this worker owns, type after type.
+    near : those tables of `local` that are on a GPU, if there are some.
     """
 
     def __init__(self, counts: Mapping[str, int], users: Mapping[str, Sequence[int]], width: int,
@@ -115,6 +126,7 @@ class LearnableFeatures:
         self.width, self.dtype, self.mode = width, dtype, mode
         self.counts = dict(counts)
         self.local: dict[str, Table] = {}
+        self.near: NearTables | None = None
         self._shared: dict[str, _Shared] = {}
         for ntype, count in counts.items():
             ranks = tuple(users[ntype])
@@ -150,9 +162,11 @@ class LearnableFeatures:
 
         In `exact` mode every worker must call it in every step, also without such nodes.
         """
-        rows = {}
+        rows: dict[str, Tensor] = {}
+        if self.near is not None:
+            rows = self.near.read({t: nodes[t] for t in self.near.tables if t in nodes})
         for ntype, table in self.local.items():
-            if ntype in nodes:
+            if ntype in nodes and ntype not in rows:
                 rows[ntype] = table.read(nodes[ntype], device)
         if self._shared:
             assert self.owned is not None
@@ -185,18 +199,17 @@ class LearnableFeatures:
         # The one place where gradients of rows are divided, by all workers, as those of dense
         # parameters are: what arrives are sums.
         scale = 1.0 / self._world.size
+        steps = {t: self._gradients(t) for t in self.local}
+        near = self.near.tables if self.near is not None else {}
+        if self.near is not None:
+            own = {t: steps[t] for t in near if len(steps[t][0])}
+            self.near.update({t: rows for t, (rows, _) in own.items()},
+                             {t: grads for t, (_, grads) in own.items()}, scale, self.adam)
         for ntype, table in self.local.items():
-            leaf = self._leaves.get(ntype)
-            if leaf is not None and leaf.grad is not None:
-                rows, grads = self._nodes[ntype], leaf.grad
-                if ntype in self._repeated:
-                    rows, sums = sum_rows(rows, to_memory(grads).numpy(), self._repeated[ntype])
-                    grads = torch.from_numpy(sums)
-                table.update(rows, grads, scale, self.adam)
-            else:
+            if ntype not in near:
                 # A step without rows counts all the same: Adam's bias correction is of the table's
                 # steps, and on one process every batch is one.
-                table.update(np.empty(0, np.int64), self._no_rows(), scale, self.adam)
+                table.update(*steps[ntype], scale, self.adam)
         if self._step is not None and self.owned is not None:
             # In the order of `read`, whose route is used again backwards; a type whose rows got no
             # gradient sends zeros, as the owner waits for its rows.
@@ -205,6 +218,22 @@ class LearnableFeatures:
             unique, sums = sum_rows(self._step.asked, arrived.numpy(), self._slots)
             self.owned.update(unique, torch.from_numpy(sums), scale, self.adam)
         self._leaves, self._step = {}, None
+
+    def _gradients(self, ntype: str) -> tuple[np.ndarray, Tensor]:
+        """Rows of a type that were read last, each once, and their gradients; none if it got none.
+        """
+        leaf = self._leaves.get(ntype)
+        if leaf is None or leaf.grad is None:
+            return np.empty(0, np.int64), self._no_rows()
+        rows, grads = self._nodes[ntype], leaf.grad
+        if ntype not in self._repeated:
+            return rows, grads
+        if grads.device.type == "cuda":
+            rows, places = np.unique(rows, return_inverse=True)
+            return rows, grads.new_zeros((len(rows), self.width)).index_add_(
+                0, move(torch.from_numpy(places), grads.device), grads)
+        rows, sums = sum_rows(rows, grads.numpy(), self._repeated[ntype])
+        return rows, torch.from_numpy(sums)
 
     def _no_rows(self) -> Tensor:
         return torch.empty((0, self.width), dtype=self.dtype)

@@ -115,7 +115,7 @@ def cached_step(rows, slots, grads, cached, value, first, second, scale, rate, k
 
 
 def step_by_operators(state: Tensor, grads: Tensor, constants: tuple[Any, ...]) -> Tensor:
-    """The same step of rows `[value | first | second]` by PyTorch operators, for GPUs.
+    """The same step of rows `[value | first | second]`, in place, by PyTorch operators, for GPUs.
 
     One rounding per operation, in the order of :func:`fused_step`, so the bits are the same where
     operators round correctly. PyTorch's square root on CPUs does not (MKL, up to one unit).
@@ -123,11 +123,11 @@ def step_by_operators(state: Tensor, grads: Tensor, constants: tuple[Any, ...]) 
     # Floats, not NumPy scalars; an operator rounds them to the tensors' type.
     scale, rate, keep1, keep2, eps = map(float, constants)
     value, first, second = state.chunk(3, 1)
-    grads = grads * scale
-    first = first + (grads - first) * keep1
-    second = second + (grads * grads - second) * keep2
-    value = value - first * rate / (second.sqrt() + eps)
-    return torch.cat([value, first, second], 1)
+    grads = grads if scale == 1 else grads * scale
+    first += (grads - first) * keep1
+    second += (grads * grads - second) * keep2
+    value -= first * rate / (second.sqrt() + eps)
+    return state
 
 
 @kernel

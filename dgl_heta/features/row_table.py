@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgl_heta.features.row_files import CPU, move, to_memory
-from dgl_heta.features.row_kernels import gather_rows
+from dgl_heta.features.row_files import CPU, to_memory
+from dgl_heta.features.row_kernels import gather_rows, gather_to
 from dgl_heta.features.row_optimizers import AdamSettings, fused_step
 
 BLOCK = 2**13  # rows of a table that are moved at a time
@@ -52,7 +52,11 @@ class RowTable:
         """Values of the rows `ids` (int64, in range), in their order."""
         if self.prefetch is not None:
             self.prefetch(ids)
-        return move(torch.from_numpy(gather_rows(self.value.numpy(), ids)), device)
+        if device.type != "cuda":
+            return torch.from_numpy(gather_rows(self.value.numpy(), ids)).to(device)
+        rows = torch.empty((len(ids), self.shape[1]), dtype=self.dtype, pin_memory=True)
+        gather_to(self.value.numpy(), ids, rows.numpy(), np.arange(len(ids)))
+        return rows.to(device, non_blocking=True)
 
     def blocks(self) -> Iterator[dict[str, Tensor]]:
         """All rows, in order, a block of value, first and second moment at a time."""

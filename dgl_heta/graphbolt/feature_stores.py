@@ -30,14 +30,14 @@ class _Unpatched:
 def cached(store: Any, read: Callable[..., Any]) -> Any:
     """Return the cached store before a store, made at its first read; None where none is wanted."""
     cache = selected().cache
-    if cache.policy == "none":
+    if (policy := cache.policy_on(False)) == "none":
         return None
     before = store.__dict__.get("heta")
     # A copy of a store (`store.to(device)`) has its attributes, but features of its own, which need
     # a cache of their own.
     if before is None or before[0] is not store._features:
         store_of_copies = CachedFeatureStore(
-            _Unpatched(store, read), plugins().get("cache policy", cache.policy), cache.capacity_mb,
+            _Unpatched(store, read), plugins().get("cache policy", policy), cache.capacity_mb,
             batches=cache.batches, gate=cache.gate)
         before = store.__dict__["heta"] = (store._features, store_of_copies)
         atexit.register(store_of_copies.cache.tell)

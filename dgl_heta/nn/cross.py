@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from dgl_heta.errors import InputError
+from dgl_heta.features.row_files import move
 from dgl_heta.graph.schema import Relation
 from dgl_heta.nn.joined import elementwise
 from dgl_heta.nn.kernels import kernel_in_use
@@ -309,8 +310,8 @@ def stacked(exchange: Exchange, block: Block, ntype: str, parts: Sequence[Part],
         merged = merged.view(len(merged), count, width)
     else:
         merged = exchange.gather_columns(
-            rows_of[:seeds] if own == claimed else rows_of[:seeds, claimed], layout, block,
-            ntype)
+            rows_of[:seeds] if own == claimed else _chosen(rows_of[:seeds], claimed), layout,
+            block, ntype)
         merged = torch.cat([merged, rows_of[seeds:]]) if seeds < rows else merged
     if columns is not None:
         return combine(merged, ())
@@ -327,4 +328,8 @@ def _columns(stacked: Tensor, column_of: dict[Relation, int], relations: tuple[R
              ) -> Tensor:
     """The columns of some relations, in their order; the tensor itself where these are all."""
     chosen = [column_of[r] for r in relations]
-    return stacked if chosen == list(range(stacked.shape[1])) else stacked[:, chosen]
+    return stacked if chosen == list(range(stacked.shape[1])) else _chosen(stacked, chosen)
+
+
+def _chosen(stacked: Tensor, columns: Sequence[int]) -> Tensor:
+    return stacked.index_select(1, move(torch.tensor(columns), stacked.device))

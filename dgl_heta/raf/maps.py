@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from dgl_heta.comm.collectives import Comm
+from dgl_heta.features.row_files import move
 from dgl_heta.raf.chain import Carry
 from dgl_heta.sampling.blocks import RemoteDestinations
 from dgl_heta.sampling.seeds import SeedReads, SeedShares
@@ -238,7 +239,7 @@ class ColumnGather:
     def __init__(self, group: Comm, shares: SeedShares, layout: Sequence[Sequence[int]], own: bool
                  ) -> None:
         self._group, self._shares, self._own = group, shares, own
-        self._layout, self._columns = layout, [len(columns) for columns in layout]
+        self._columns = [len(columns) for columns in layout]
         order = [c for columns in layout for c in columns]
         self._order = torch.tensor(order) if order != list(range(len(order))) else None
         """The columns as they arrive, one worker's after the other's; None if that is in order."""
@@ -258,16 +259,16 @@ class ColumnGather:
         out = torch.cat([piece.view(rows, count, width) for piece, count in zip(
             arrived.split([rows * count * width for count in self._columns]), self._columns)], 1)
         if self._order is not None:
-            out = out[:, torch.argsort(self._order)]
+            out = out.index_select(1, move(torch.argsort(self._order), out.device))
         return out if self._own else shares.local(out)
 
     def adjoint(self, grad: Tensor, carry: Carry) -> Tensor:
         """(rows, all columns, D) to (seeds, own columns, D)."""
         group, shares, width = carry(self._group), self._shares, grad.shape[2]
         grad = grad if self._own else shares.canonical(grad)
-        of_each = (grad.split(self._columns, 1) if self._order is None
-                   else [grad[:, columns] for columns in self._layout])
-        pieces = torch.cat([piece.reshape(-1) for piece in of_each])
+        if self._order is not None:
+            grad = grad.index_select(1, move(self._order, grad.device))
+        pieces = torch.cat([piece.reshape(-1) for piece in grad.split(self._columns, 1)])
         send = [len(grad) * count * width for count in self._columns]
         columns = self._columns[group.rank]
         if self._own:

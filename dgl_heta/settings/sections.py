@@ -255,10 +255,15 @@ class TrainSettings(_Section):
         return value
 
 
+ON_GPUS = "miss_penalty"
+"""The cache policy that `auto` stands for on GPUs."""
+
+
 class CacheSettings(_Section):
     """Which feature rows stay in faster memory: a GPU's, or RAM in front of files."""
 
-    policy: str = Field("none", description="cache policy (see `dgl-heta plugins`)")
+    policy: str = Field("auto", description="cache policy (see `dgl-heta plugins`); auto: "
+                        "miss_penalty where dgl-heta train computes on GPUs, elsewhere none")
     capacity_mb: float | None = Field(
         None, ge=0, description="capacity per device; default: 4,000, at most half of what is free")
     epochs: float = Field(0.5, gt=0, le=100, description="epochs of pre-sampling to count visits "
@@ -275,6 +280,10 @@ class CacheSettings(_Section):
                                 "--out`); default: with the partition or the store")
     gate: bool = Field(True, description="do not cache types of which a miss was measured to cost "
                        "nothing; false caches them all the same")
+
+    def policy_on(self, gpu: bool) -> str:
+        """The policy's name, with what `auto` stands for on GPUs and elsewhere."""
+        return self.policy if self.policy != "auto" else ON_GPUS if gpu else "none"
 
     @model_validator(mode="before")
     @classmethod

@@ -19,6 +19,7 @@ import torch
 
 from dgl_heta.cache.cached_rows import CPU, CachedRows
 from dgl_heta.cache.cached_table import CachedTable
+from dgl_heta.cache.device_tables import DeviceTables
 from dgl_heta.cache.penalties import (
     SAMPLE_BYTES,
     Access,
@@ -34,6 +35,7 @@ from dgl_heta.features.row_kernels import count_ids
 from dgl_heta.features.row_optimizers import AdamSettings
 from dgl_heta.features.row_table import RowTable
 from dgl_heta.hooks.manager import Plugins
+from dgl_heta.settings.sections import ON_GPUS
 from dgl_heta.store.structure import check_range
 from dgl_heta.system.memory import capacity_bytes
 from dgl_heta.training.engine import Engine
@@ -180,7 +182,7 @@ class Profiler:
         table = engine.learnable.local.get(ntype, engine.learnable.owned)
         assert isinstance(table, RowTable)
         low = engine.learnable.owned_ranges().get(ntype, (0, 0, 0))[1]
-        if engine.device == CPU and table.evict is None:
+        if self._device(ntype) == CPU and table.evict is None:
             return Penalty(row_bytes, {})  # where the cache would be
         rows = min(self.sizes[ntype], max(SAMPLE_BYTES // max(row_bytes, 1), 1))
         near = RowTable(torch.zeros((rows, engine.learnable.width), dtype=table.dtype))
@@ -219,6 +221,30 @@ class FeatureCaches:
         if not self.capacity:
             self.notes.append("cache.capacity_mb is 0: nothing is cached")
             return
+        chosen = self._whole(policy, profiler)
+        if chosen is None:
+            chosen = self._chosen(policy, profiler)
+        self._attach(chosen, getattr(policy, "replacement", None))
+        self.seconds = time.perf_counter() - start
+
+    def _whole(self, policy: CachePolicy, profiler: Profiler) -> dict[str, np.ndarray] | None:
+        """All rows that may be on the GPU, if all workers have room for theirs: then there is
+        nothing to count, to measure and to choose."""
+        engine, cache = self._engine, self._engine.settings.cache
+        if (engine.device == CPU or policy.name != ON_GPUS or cache.profile
+                or cache.tables == "disk"):
+            return None
+        shared = engine.learnable.owned_ranges()
+        rows = {t: 0 if t in shared else count for t, count in profiler.sizes.items()}
+        fits = sum(count * self.row_bytes[t] for t, count in rows.items()) <= self.capacity
+        # Together, as workers also count visits together.
+        if not engine.world.all_reduce(torch.tensor([float(fits)]), "min", "control").item():
+            return None
+        return {t: np.arange(count) for t, count in rows.items()}
+
+    def _chosen(self, policy: CachePolicy, profiler: Profiler) -> Mapping[str, np.ndarray]:
+        """The rows that the policy chooses by visits and penalties."""
+        engine, cache = self._engine, self._engine.settings.cache
         visits, penalties = profiler.visits(), profiler.penalties()
         self.penalties = {t: penalties[t].at(visits.per_batch(t)) for t in profiler.sizes}
         if not cache.gate:
@@ -227,9 +253,7 @@ class FeatureCaches:
             where = f" on worker {engine.rank}" if engine.world.size > 1 else ""
             self.notes.append(f"not cached{where}, because reading from the cache was measured to "
                               f"be no faster (cache.gate): {', '.join(free)}")
-        chosen = choose(policy, visits.counts, self.row_bytes, self.penalties, self.capacity)
-        self._attach(chosen, getattr(policy, "replacement", None))
-        self.seconds = time.perf_counter() - start
+        return choose(policy, visits.counts, self.row_bytes, self.penalties, self.capacity)
 
     def _attach(self, chosen: Mapping[str, np.ndarray], replacement: str | None) -> None:
         engine, learnable = self._engine, self._engine.learnable
@@ -238,11 +262,16 @@ class FeatureCaches:
                 cached = CachedRows(source, chosen[ntype], [engine.device], replacement)
                 engine.static.readers[ntype] = cached
                 self._cached[ntype] = cached, 0
-        for ntype, table in learnable.local.items():
-            if len(chosen[ntype]) and isinstance(table, RowTable):
-                learnable.local[ntype] = cached_table = CachedTable(
-                    table, chosen[ntype], [engine.device], replacement)
-                self._cached[ntype] = cached_table, 0
+        tables = {t: table for t, table in learnable.local.items()
+                  if len(chosen[t]) and isinstance(table, RowTable)}
+        near = {t: table for t, table in tables.items()
+                if engine.device != CPU and len(chosen[t]) == table.shape[0]}
+        if near:
+            learnable.near = DeviceTables(near, engine.device)
+        for ntype, table in tables.items():
+            cached_table = (learnable.near.tables[ntype] if ntype in near else CachedTable(
+                table, chosen[ntype], [engine.device], replacement))
+            learnable.local[ntype], self._cached[ntype] = cached_table, (cached_table, 0)
         ranges = {t: owned for t, owned in learnable.owned_ranges().items() if owned[2]}
         ids = [chosen[t] + start for t, (_, start, _) in ranges.items()]
         if sum(map(len, ids)) and isinstance(learnable.owned, RowTable):

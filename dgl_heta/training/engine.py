@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from dgl_heta.raf.wrapper import RafModule
 from dgl_heta.report.epoch_records import STAGES
 from dgl_heta.sampling.blocks import MiniBatch
 from dgl_heta.sampling.sampling_kernels import hash_key
+from dgl_heta.system.device_seconds import DeviceSeconds
 from dgl_heta.training.batches import Batches, Sampler, closing
 from dgl_heta.training.metrics import Tally
 from dgl_heta.training.optimizers import Schedule, make_optimizer
@@ -97,12 +97,17 @@ class Engine:
         self.optimizer = make_optimizer(model.parameters(), part.settings.train)
         self.schedule = (Schedule(self.optimizer, part.settings.train)
                          if part.settings.train.schedule is not None else None)
-        self.seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self._spent = {stage: DeviceSeconds() for stage in STAGES}
 
     @property
     def in_step(self) -> bool:
         """True if all workers take the same number of steps, so that they may meet after each."""
         return not self._wrapper.uneven_steps
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds since the epoch began, by stage."""
+        return {stage: spent.total for stage, spent in self._spent.items()}
 
     @property
     def ahead(self) -> dict[str, dict[str, float]] | None:
@@ -133,7 +138,7 @@ class Engine:
         # same.
         begun = [done] if done else []
         torch.manual_seed(hash_key(self.settings.train.seed, epoch, self.rank, *begun) % 2**63)
-        self.seconds = dict.fromkeys(STAGES, 0.0)
+        self._spent = {stage: DeviceSeconds() for stage in STAGES}
         self.loading.making.reset()
         self.reset_traffic()
         if self.caches is not None:
@@ -166,7 +171,7 @@ class Engine:
         with closing(batches):
             for batch in batches:
                 for stage, seconds in making.waited.items():
-                    self.seconds[stage] += seconds - before[stage]
+                    self._spent[stage].add(seconds - before[stage])
                 before = dict(making.waited)
                 yield batch
 
@@ -280,14 +285,9 @@ class Engine:
             self.caches.count(batch.input_nodes)
         return self.loading.rows(batch, train)
 
-    @contextmanager
-    def timed(self, stage: str) -> Iterator[None]:
+    def timed(self, stage: str) -> AbstractContextManager[None]:
         """Add the seconds of the body to a stage."""
-        start = time.perf_counter()
-        yield
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()  # copies ahead go on
-        self.seconds[stage] += time.perf_counter() - start
+        return self._spent[stage].timed(self.device)
 
     def _owned(self, nodes: np.ndarray) -> np.ndarray:
         ids = np.asarray(self._wrapper.owned(nodes, self.rank, self.world.size))

@@ -276,7 +276,7 @@ def _epoch(engine: Engine, epoch: int, run_dir: Path, own: list[OwnEpoch], repor
     seconds = time.perf_counter() - started
     if engine.proof:
         seconds -= engine.proof.seconds - proving
-    sent, waiting, stages, ahead = engine.sent, engine.waited, dict(engine.seconds), engine.ahead
+    sent, waiting, stages, ahead = engine.sent, engine.waited, engine.seconds, engine.ahead
     del sent["proof"]  # of single steps
     own.append(OwnEpoch(seconds, waiting, float(sum(sent.values()))))
     cached = None if engine.caches is None else engine.caches.counted()

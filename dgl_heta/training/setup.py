@@ -68,10 +68,13 @@ def build_engine(store: Store, plan: Plan, settings: Settings, plugins: Plugins,
             raise InputError(f"with train.wrapper = {train.wrapper} each worker takes steps of its "
                              "own, so train.global_batch_size means nothing; set train.batch_size")
         _check_apart(store, plan, settings)
+    reader = _reader(store, plan, settings, workers, spec, _precomputed(provider, plugins), scratch)
+    policy = settings.cache.policy_on(workers.device.type == "cuda" and reader is None)
+    settings = settings.model_copy(
+        update={"cache": settings.cache.model_copy(update={"policy": policy})})
     part = WorkerPartition(store, plan, settings, source, workers, rows_of(
         store, plan, settings, workers, plan.targets if plan.metapaths or task.held_out else (),
-        _reader(store, plan, settings, workers, spec, _precomputed(provider, plugins), scratch),
-        scratch, trained))
+        reader, scratch, trained))
     torch.manual_seed(train.seed % 2**63)
     model = provider.build(spec).to(part.device, dtype_of(settings))
     engine = Engine(part, task, spec, _samplers(part, task, attends(model)), model, wrapper)

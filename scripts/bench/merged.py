@@ -109,7 +109,6 @@ def measure(store: Store, model: str, args: argparse.Namespace) -> dict[str, Any
         for name, engine in engines.items():
             use_kernel(kernels[name])
             batch = engine.sample(step, turn)
-            engine.seconds = dict.fromkeys(engine.seconds, 0.0)
             inner, whole = stopped(engine)
             started = time.process_time()
             statistics_of = engine.train_step(step, batch)

@@ -101,6 +101,7 @@ class Step:
         self._ends = ends
         self.losses: list[float] = []
         self.counted: dict[str, Any] = {}
+        self.seconds: dict[str, float] = {}
 
     def __call__(self, event: dict[str, Any]) -> None:
         if event["event"] == "step":
@@ -110,6 +111,8 @@ class Step:
             if event["step"] == 2:  # the first one is proved
                 self.counted = COUNTS.to_json()
             COUNTS.clear()
+        elif event["event"] == "epoch":
+            self.seconds = event["seconds"]
 
 
 def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
             update={"epochs": epochs})})
         engine = build_engine(store, plan, longer, plugins, run_dir)
         caches.attach(engine, plugins, run_dir / "profiles")
-        summary = train(engine, run_dir, longer, plugins, resume=epochs > 1, report=step)
+        summary = train(engine, run_dir, engine.settings, plugins, resume=epochs > 1, report=step)
         if epochs == 1:
             found = {"device": str(engine.device),
                      "proved": engine.proof.proved if engine.proof else 0,
@@ -137,6 +140,7 @@ def _case(job: dict[str, Any], name: str, base: dict[str, Any]) -> dict[str, Any
                      if engine.caches else 0}
     sampled = settings.task.relation is None  # what links need is predicted layer by layer, on CPUs
     return {**found, "losses": step.losses, "counts": step.counted,
+            "seconds": step.seconds, "policy": summary["settings"]["cache"]["policy"],
             "scores": [summary["val_acc"], summary["test_acc"]],
             "predicted": _predicted(job, engine, plugins, run_dir) if sampled else []}
 

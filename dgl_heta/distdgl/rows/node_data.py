@@ -138,7 +138,7 @@ def open_graph(graph: Any) -> None:
     """Note the node data of a graph that DGL partitioned, which may be cached from now on."""
     names = state_of(_Cached).names
     names.clear()
-    if selected().cache.policy == "none":
+    if selected().cache.policy_on(False) == "none":
         return
     data = graph._ndata_store
     tables = [data] if len(graph.ntypes) == 1 else [data[t] for t in graph.ntypes]
@@ -148,12 +148,12 @@ def open_graph(graph: Any) -> None:
 def _cache_in_force() -> ObservingCache | None:
     """Return the cache of this process, made at the first call; None where none is wanted."""
     state, cache = state_of(_Cached), selected().cache
-    if cache.policy == "none":
+    if (policy := cache.policy_on(False)) == "none":
         return None
     if state.cache is None:
         sharers = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         state.cache = ObservingCache(
-            plugins().get("cache policy", cache.policy),
+            plugins().get("cache policy", policy),
             capacity_bytes(cache.capacity_mb, _CPU, sharers),
             batches=cache.batches, gate=cache.gate)
         atexit.register(state.cache.tell)

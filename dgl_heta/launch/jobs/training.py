@@ -94,7 +94,7 @@ class TrainingJob:
         for kind, name in (("module wrapper", settings.train.wrapper),
                            ("aggregation kernel", settings.train.kernel),
                            ("batch source", settings.train.batches),
-                           ("cache policy", settings.cache.policy)):
+                           ("cache policy", settings.cache.policy_on(True))):
             registry.get(kind, name)
         for name in settings.run.loggers:
             registry.get("logger", name).check()
@@ -277,12 +277,13 @@ class TrainingJob:
 def _check_cache(settings: Settings, workers: int) -> None:
     """Check what can be known of a cache before workers start."""
     cache = settings.cache
-    if cache.policy == "none":
+    gpu = settings.train.device != "cpu" and torch.cuda.is_available()
+    if cache.policy_on(gpu) == "none":
         return
     if cache.profile and not Path(cache.profile).is_dir():
         raise InputError(f"cache.profile: there is no directory {cache.profile}; make a profile "
                          "with `dgl-heta profile --out`, or leave the setting out")
-    if settings.train.device == "cpu" or not torch.cuda.is_available():
+    if not gpu:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", workers))
         capacity_bytes(cache.capacity_mb, torch.device("cpu"), local)
 

@@ -36,6 +36,7 @@ def pretend() -> Iterator[None]:
     """Let this process see the GPUs that CUDA_VISIBLE_DEVICES names (8 at most); for the body, and
     threads that are started in it, tensors can be made there."""
     import torch._dynamo  # looks at the classes of torch.cuda when it is imported
+    from torch.nn.utils import clip_grad
     from torch.optim import optimizer
 
     library().pretend()
@@ -64,6 +65,7 @@ def pretend() -> Iterator[None]:
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     if hasattr(optimizer, "_foreach_supported_types"):
         optimizer._foreach_supported_types.append(device.OnDevice)
+    clip_grad._has_foreach_support = lambda tensors, device: True  # type: ignore[assignment]
     threading.Thread.run = _pretending(threading.Thread.run)  # type: ignore[method-assign]
     collectives.install()
     with device.Pretending():

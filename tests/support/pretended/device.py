@@ -232,7 +232,7 @@ def _launched(func: Any, name: str, args: Any, kwargs: dict[str, Any], tensors: 
         return made
     written = _written(func, args, kwargs)
     if name not in VIEWS:
-        COUNTS.kernels[name] += 1
+        COUNTS.kernel(name)
     if written:
         own = [x.host for x in written]
         rows = frozenset(_host(args[2]).tolist()) if name == "index_copy_" else None

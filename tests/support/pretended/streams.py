@@ -13,6 +13,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -57,12 +58,17 @@ class Event:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._times: dict[int, int] = {}
+        self._recorded = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
         number = (stream or current_stream()).number
         with _lock:
             _tick(number)
             self._times = dict(_times[number])
+        self._recorded = perf_counter()
+
+    def elapsed_time(self, end: Event) -> float:
+        return 1000 * (end._recorded - self._recorded)
 
     def wait(self, stream: Stream | None = None) -> None:
         (stream or current_stream()).wait_event(self)

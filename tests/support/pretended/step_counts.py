@@ -1,0 +1,82 @@
+"""What training steps of a partition ask of a GPU that is not there.
+
+    python -m tests.support.pretended.step_counts PARTITION [--device cpu] [SECTION.KEY=VALUE …]
+
+Trains some steps on one worker and prints means of a step: rows that were read; kernels, waits of
+the host, bytes up and down, the last two by line. With `--device cpu` it prints milliseconds by
+stage on this machine instead: on a pretended GPU times say nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from collections import Counter
+from contextlib import nullcontext
+from pathlib import Path
+
+from torch import Tensor
+
+from dgl_heta.hooks.manager import Plugins
+from dgl_heta.partition.directory import open_partition
+from dgl_heta.sampling.blocks import MiniBatch
+from dgl_heta.settings import load_settings
+from dgl_heta.training import caches
+from dgl_heta.training.setup import build_engine
+from tests.support.pretended import pretend
+from tests.support.pretended.counts import COUNTS
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__,
+                                      formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("partition", type=Path)
+    options.add_argument("settings", nargs="*")
+    options.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
+    options.add_argument("--steps", type=int, default=5)
+    args = options.parse_args()
+    os.environ["CUDA_VISIBLE_DEVICES"] = "0"
+    with (pretend() if args.device == "cuda" else nullcontext(),
+          tempfile.TemporaryDirectory() as scratch):
+        _train(args, Path(scratch))
+
+
+def _train(args: argparse.Namespace, scratch: Path) -> None:
+    store, plan = open_partition(args.partition)
+    settings = load_settings(None, [f"train.device={args.device}", "run.prove=off",
+                                    *args.settings], {})
+    plugins = Plugins().configured(settings)
+    engine = build_engine(store, plan, settings, plugins, scratch)
+    caches.attach(engine, plugins, scratch / "profiles")
+    read: Counter[str] = Counter()
+    inputs = engine.inputs
+
+    def counted(batch: MiniBatch, train: bool) -> dict[str, Tensor]:
+        read.update({t: len(ids) for t, ids in batch.input_nodes.items()})
+        return inputs(batch, train)
+
+    engine.inputs = counted  # type: ignore[method-assign]
+    for first in (True, False):  # the first step compiles
+        engine.start_epoch(1)
+        COUNTS.clear()
+        read.clear()
+        steps = engine.steps("train", 1)[:1 if first else args.steps]
+        for _ in engine.train(steps, int(not first)):
+            pass
+    per_step = {"rows": read}
+    if args.device == "cuda":
+        per_step |= {"up": COUNTS.up, "down": COUNTS.down,
+                     "waits": Counter({" ".join(key): n for key, n in COUNTS.syncs.items()})}
+        print(f"kernels: {COUNTS.kernels.total() / args.steps:,.0f}")
+    for what, counts in per_step.items():
+        print(f"{what}: {counts.total() / args.steps:,.0f}")
+        for name, count in counts.most_common():
+            print(f"    {count / args.steps:13,.0f}  {name}")
+    if args.device == "cpu":
+        for stage, seconds in engine.seconds.items():
+            print(f"{stage}: {1000 * seconds / args.steps:.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
