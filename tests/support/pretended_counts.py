@@ -17,6 +17,7 @@ on a GPU. It needs what the pretended device needs: torch 2.2 and a C++ compiler
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import tempfile
 from pathlib import Path
@@ -118,6 +119,7 @@ def counted(store: Store, model: str, kernel: str, moved: Moved) -> dict[str, in
     engine.start_epoch(1)
     steps = engine.steps("train", 1)
     for number in range(2):
+        gc.collect()  # what engines before held
         COUNTS.clear()
         held, moved.bytes, moved.most = moved.live, 0, moved.live
         step = steps[number % len(steps)]
