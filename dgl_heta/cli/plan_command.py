@@ -197,7 +197,7 @@ def _estimate(opened: GraphInput, registry: Plugins, options: PlanOptions, work:
     if cluster.gpu is not None:
         registry.get("cache policy", settings.cache.policy)
         check(cluster.gpu, settings)
-    coefficients = Coefficients.load(Path(cluster.coefficients) if cluster.coefficients else None)
+    coefficients = Coefficients.load(cluster.coefficients)
     workload = work.workload(settings, hops)
     workload = replace(
         workload, model=model, fanouts=workload.fanouts_of(hops),

@@ -67,9 +67,9 @@ class Coefficients(_File):
         return [*beyond, *(["a plan without replication"] if plan.replication == "none" else [])]
 
     @classmethod
-    def load(cls, path: Path | None = None) -> Coefficients:
+    def load(cls, path: str | Path | None = None) -> Coefficients:
         """From a file of fit_cost.py; default: those that dgl-heta comes with."""
-        path = path or Path(__file__).with_name("coefficients.json")
+        path = Path(path or Path(__file__).with_name("coefficients.json"))
         read = _read(cls, read_json(path, "coefficients"), f"coefficients {path}")
         if set(read.seconds) != set(UNITS) or min(read.seconds.values()) < 0:
             raise InputError(f"coefficients {path}: 'seconds' must have a number, 0 or more, for "
@@ -202,8 +202,7 @@ def estimate(plan: Plan, work: Workload, cluster: Cluster,
     InputError
         A plan for another number of machines.
     """
-    coefficients = coefficients or Coefficients.load(
-        Path(cluster.coefficients) if cluster.coefficients else None)
+    coefficients = coefficients or Coefficients.load(cluster.coefficients)
     cut = coefficients.metis_cut if cluster.metis_cut is None else cluster.metis_cut
     steps, seeds = work.epoch(plan.schema, plan.targets, cluster.machines * cluster.trainers)
     loads_of = {

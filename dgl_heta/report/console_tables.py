@@ -48,7 +48,8 @@ def show_estimates(systems: Sequence[Estimate], coefficients: Coefficients, what
 def show_on_gpus(systems: Sequence[Estimate], gpu: Mapping[str, Any], out: Console) -> None:
     """Steps on GPUs; `gpu` says what they were forecast with."""
     found = {one.system: one.gpu for one in systems if one.gpu}
-    rows = table("a step on GPUs", *found, title="On paper, not measured", right=[*found])
+    rows = table(f"a step on a GPU of {gpu['memory_gb']:g} GB for each trainer", *found,
+                 title="On paper, not measured", right=[*found])
     times = [{**one["stages"], "together": one["seconds_per_step"],
               "together, sampled ahead": one["pipelined"]} for one in found.values()]
     for stage in times[0]:

@@ -1,6 +1,6 @@
 """Kernels of a training step, the bytes that they move and hold, on a GPU that is pretended.
 
-    python -m tests.support.pretended_counts                                    # five minutes
+    python -m tests.support.gpu_coefficients                                    # five minutes
 
 One worker, two layers, the second step of each graph, model and kernel. By model and kernel
 
